@@ -1,0 +1,187 @@
+"""Every error a stack raises on purpose, and how each is shown to a client.
+
+StackError
+├── InvalidRequest            400  the request itself is wrong; `param` names the field
+│   ├── Unsupported           400  well-formed, but not offered here
+│   └── ContextLengthExceeded 400  the prompt does not fit the model
+├── Unauthorized              401  no key, or a wrong one
+├── PermissionDenied          403  this caller may not (a foreign Host or Origin, for one)
+├── NotFound                  404  no such object, or one of another tenant
+│   └── ModelNotFound         404  no provider serves that model
+├── MethodNotAllowed          405
+├── PayloadTooLarge           413
+├── UnsupportedMediaType      415
+├── RateLimited               429  `retry_after_s` when known
+├── UpstreamError             502  what we depend on answered wrongly or not at all
+│   └── UpstreamTimeout       504  it took too long; the message says which limit
+├── StoreUnavailable          503  the KVStore cannot be reached or cannot write
+├── Overloaded                503  shed before harm; retry later
+├── ToolFailed                502  a tool could not do its work; told to the model, not to the client
+└── ConfigError                    start-up only, never reaches HTTP
+"""
+
+from typing import Any, ClassVar, Literal
+
+from openai.types.responses import ResponseError
+
+FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+
+
+class StackError(Exception):
+    """An error with a message that is safe and useful to show to the caller."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: str | None = None
+    failure_code: ClassVar[FailureCode] = "server_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(StackError):
+    """The request is wrong and will stay wrong."""
+
+    status = 400
+    type = "invalid_request_error"
+    failure_code = "invalid_prompt"
+
+
+class Unsupported(InvalidRequest):
+    """The request is legal in the API, and this stack does not offer what it asks."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and answer do not fit into the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthorized(StackError):
+    """No API key, or one that is not known."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class PermissionDenied(StackError):
+    """The caller is known and may not do this."""
+
+    status = 403
+    type = "permission_error"
+
+
+class NotFound(StackError):
+    """No such object for this tenant."""
+
+    status = 404
+    type = "invalid_request_error"
+    failure_code = "invalid_prompt"
+
+
+class ModelNotFound(NotFound):
+    """No provider serves the model."""
+
+    code = "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"The model '{model}' does not exist.", param="model")
+
+
+class MethodNotAllowed(StackError):
+    """The path exists, but not for this method."""
+
+    status = 405
+    type = "invalid_request_error"
+
+
+class PayloadTooLarge(StackError):
+    """The body is larger than the server's limit."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class UnsupportedMediaType(StackError):
+    """The body is not application/json."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+
+class RateLimited(StackError):
+    """A limit of ours or of the upstream's was reached."""
+
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+    failure_code = "rate_limit_exceeded"
+
+
+class UpstreamError(StackError):
+    """An inference server or another service answered wrongly, or not at all."""
+
+    status = 502
+
+
+class UpstreamTimeout(UpstreamError):
+    """An upstream took longer than a limit of the config; the message names the limit."""
+
+    status = 504
+
+
+class StoreUnavailable(StackError):
+    """The KVStore cannot be reached, is too slow or cannot write."""
+
+    status = 503
+    code = "storage_unavailable"
+
+
+class Overloaded(StackError):
+    """The server refuses work it could not do well."""
+
+    status = 503
+    code = "overloaded"
+
+
+class ToolFailed(StackError):
+    """A tool could not do its work. The message is written for the model and holds no secret."""
+
+    status = 502
+
+
+class ConfigError(Exception):
+    """The run config or the environment is wrong. The message names the file, the path in it and the remedy."""
+
+
+def internal_error(request_id: str) -> StackError:
+    """What a client is shown instead of a bug's own text."""
+    return StackError(f"The server had an error while processing your request. Request id: {request_id}.")
+
+
+def error_to_body(error: StackError) -> dict[str, Any]:
+    """OpenAI's error body; all four keys are always there."""
+    detail = {"message": error.message[:1024], "type": error.type, "param": error.param, "code": error.code}
+    return {"error": detail}
+
+
+def error_to_failure(error: StackError) -> ResponseError:
+    """The `error` of a failed response; its code is one of the closed list of the API."""
+    return ResponseError(code=error.failure_code, message=error.message[:1024])

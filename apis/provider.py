@@ -1,0 +1,26 @@
+"""Provider: what every concrete implementation of an API is."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Provider:
+    """One class per backend, described once: its nested `Config` and its constructor's typed arguments.
+
+    The constructor takes `config: Config` and, by annotation, the APIs it builds on: `inference: Inference` is the
+    stack's own, `tools: ToolRuntime | None` may be absent from a run config, and `providers: Mapping[str, Inference]`
+    is built from the field of that name in the provider's own Config. Construction does no I/O and starts nothing.
+    """
+
+    class Config(BaseModel):
+        """Fields of the provider's section in a run config. Secrets are `SecretStr`, units are in the names."""
+
+        model_config = ConfigDict(extra="forbid", frozen=True)
+
+    async def start(self) -> None:
+        """Open connections and processes. Runs once, on the serving event loop, after all it depends on has started.
+
+        Raises ConfigError where the config cannot work; then nothing is left open.
+        """
+
+    async def close(self) -> None:
+        """Release everything `start` opened; safe to call when `start` failed or never ran."""

@@ -1,0 +1,23 @@
+"""PROVIDERS: every provider a run config may name. Adding one is one new file and one new line here."""
+
+from typing import Final
+
+PROVIDERS: Final[dict[str, dict[str, str]]] = {
+    "inference": {
+        "llama_cpp": "providers.inference.llama_cpp:LlamaCpp",
+        "router": "providers.inference.router:Router",
+        "scripted": "providers.inference.scripted:Scripted",
+        "vllm": "providers.inference.vllm:VLLM",
+    },
+    "kv_store": {
+        "memory": "providers.kv_store.memory:Memory",
+        "redis": "providers.kv_store.redis:Redis",
+        "sqlite": "providers.kv_store.sqlite:SQLite",
+    },
+    "responses": {
+        "loop": "providers.responses.loop:Loop",
+    },
+    "tool_runtime": {
+        "exa": "providers.tool_runtime.exa:Exa",
+    },
+}

@@ -1,0 +1,1 @@
+"""Chat models: local engines, remote servers, and what is made of several."""

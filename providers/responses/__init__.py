@@ -1,0 +1,1 @@
+"""The Responses API as a loop of chat completions and tool calls."""

@@ -1,0 +1,1 @@
+"""Tools that the server runs itself: one file per type of tool."""
