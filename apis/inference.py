@@ -364,5 +364,3 @@ class Inference(Provider, ABC):
     @abstractmethod
     async def count_tokens(self, request: ChatRequest) -> int:
         """The prompt's length in tokens as the model would see it. Raises Unsupported where that cannot be known."""
-
-

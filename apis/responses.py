@@ -1,0 +1,254 @@
+"""Responses: the API of the mission, and the request it takes. What it gives are the openai SDK's own types."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Any, Literal
+
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
+
+from apis.inference import Effort, Grammar, JsonObjectFormat, JsonSchema, Sampling, TextFormat, TextFormatInput, Wire
+from apis.items import Item, text_or_list
+from apis.provider import Provider
+
+DeclaredName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+class FunctionTool(Wire):
+    """A function the client runs. `strict` holds the model to the schema where the engine can."""
+
+    type: Literal["function"]
+    name: DeclaredName
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+    strict: bool | None = None
+
+
+class GrammarFormat(Grammar):
+    type: Literal["grammar"]
+
+
+class CustomTool(Wire):
+    """A tool the client runs on free text, or on text of a grammar."""
+
+    type: Literal["custom"]
+    name: DeclaredName
+    description: str | None = None
+    format: Annotated[TextFormatInput | GrammarFormat, Field(discriminator="type")] | None = None
+
+
+class SearchFilters(Wire):
+    allowed_domains: list[Annotated[str, Field(min_length=1, max_length=253)]] | None = Field(None, max_length=100)
+    blocked_domains: list[Annotated[str, Field(min_length=1, max_length=253)]] | None = Field(None, max_length=100)
+
+
+class UserLocation(Wire):
+    type: Literal["approximate"] | None = None
+    city: str | None = None
+    country: str | None = Field(None, pattern=r"^[A-Za-z]{2}$")
+    region: str | None = None
+    timezone: str | None = None
+
+
+class WebSearchTool(Wire):
+    """The web search, in all its spellings. With `external_web_access: false` nothing live is fetched."""
+
+    type: Literal[
+        "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "browser_search"
+    ]
+    filters: SearchFilters | None = None
+    search_context_size: Literal["low", "medium", "high"] | None = None
+    user_location: UserLocation | None = None
+    external_web_access: bool | None = None
+    search_content_types: list[Literal["text", "image"]] | None = None
+
+
+Tool = Annotated[FunctionTool | CustomTool | WebSearchTool, Field(discriminator="type")]
+
+
+class ChosenFunction(Wire):
+    type: Literal["function"]
+    name: str
+
+
+class ChosenCustom(Wire):
+    type: Literal["custom"]
+    name: str
+
+
+class ChosenHosted(Wire):
+    type: Literal["web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"]
+
+
+ChosenTool = Annotated[ChosenFunction | ChosenCustom | ChosenHosted, Field(discriminator="type")]
+
+
+class AllowedTools(Wire):
+    """Of all the declared tools, only these may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[ChosenTool] = Field(min_length=1, max_length=128)
+
+
+def _choice_tag(value: Any) -> str:
+    return "mode" if isinstance(value, str) else "tool"
+
+
+ToolChoiceMode = Literal["none", "auto", "required"]
+ToolChoice = Annotated[
+    Annotated[ToolChoiceMode, Tag("mode")]
+    | Annotated[
+        Annotated[ChosenFunction | ChosenCustom | ChosenHosted | AllowedTools, Field(discriminator="type")], Tag("tool")
+    ],
+    Discriminator(_choice_tag),
+]
+
+
+class JsonSchemaFormat(JsonSchema):
+    """The answer is JSON of this schema."""
+
+    type: Literal["json_schema"]
+
+
+TextFormatOption = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class TextOptions(Wire):
+    format: TextFormatOption | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(Wire):
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: str | None = None
+
+
+class StreamOptions(Wire):
+    include_obfuscation: bool | None = None
+
+
+Includable = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+
+
+Input = Annotated[
+    Annotated[Annotated[str, Field(max_length=10 * 2**20)], Tag("text")]
+    | Annotated[Annotated[list[Item], Field(max_length=100_000)], Tag("list")],
+    Discriminator(text_or_list),
+]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class CreateResponse(Sampling):
+    """A request for a response. Null means unset; unknown fields are dropped.
+
+    Beside OpenAI's own fields it takes those of `Sampling`, `cache_salt` and `priority`, which the engines here have.
+    Fields that are read but refused (`UNSUPPORTED`) are here so that the refusal can name them.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    model: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")
+    input: Input | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = Field(None, min_length=1, max_length=256)
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    include: list[Includable] | None = None
+    tools: list[Tool] | None = Field(None, max_length=128)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = Field(None, ge=1, le=2**31 - 1)
+    max_output_tokens: int | None = Field(None, ge=16, le=2**31 - 1)
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
+    safety_identifier: str | None = Field(None, max_length=128)
+    prompt_cache_key: str | None = Field(None, max_length=256)
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    user: str | None = Field(None, max_length=512)
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
+
+    background: bool | None = None
+    conversation: JsonValue = None
+    prompt: JsonValue = None
+    context_management: JsonValue = None
+    moderation: JsonValue = None
+
+
+UNSUPPORTED = ("conversation", "prompt", "context_management", "moderation")
+"""Fields of OpenAI's API that this stack does not offer: any value but null is refused by name."""
+
+
+class InputItemsPage(Wire):
+    """Which of a response's input items to list."""
+
+    after: str | None = None
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+
+
+class ItemList(Wire):
+    """A page of items, in OpenAI's list shape; the ids are null on an empty page."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Responses(Provider, ABC):
+    """Responses made by models and tools, kept for as long as the store's retention says.
+
+    `tenant` owns what is made; another tenant's id is an unknown id, everywhere.
+    """
+
+    @abstractmethod
+    def create(self, request: CreateResponse, *, tenant: str) -> AsyncGenerator[Sequence[ResponseStreamEvent]]:
+        """Make a response, as batches of events that became ready together; the laws of the stream hold for all.
+
+        Raises InvalidRequest, NotFound or StoreUnavailable before the first event. After it, a failure is told twice:
+        as the terminal `response.failed`, then by raising the StackError that caused it, so that whoever drains the
+        stream cannot take it for an answer. A terminal event of a stored response is in the store before it is
+        yielded. Closing the generator early stops the generation and stores what there is as `cancelled`.
+        """
+
+    @abstractmethod
+    async def get(self, response_id: str, *, tenant: str, include: Sequence[str] = ()) -> Response:
+        """The stored response, equal to what its terminal event carried. Raises NotFound."""
+
+    @abstractmethod
+    async def delete(self, response_id: str, *, tenant: str) -> None:
+        """Forget a response. Later turns that build on it keep their history. Raises NotFound."""
+
+    @abstractmethod
+    async def cancel(self, response_id: str, *, tenant: str) -> Response:
+        """Stop a background response. Raises NotFound; InvalidRequest for one that does not run in the background."""
+
+    @abstractmethod
+    async def input_items(self, response_id: str, page: InputItemsPage, *, tenant: str) -> ItemList:
+        """One page of the items that the request itself gave, newest first by default. Raises NotFound."""
+
+    @abstractmethod
+    async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
+        """Tokens of the prompt this request would make, its history and tools included."""

@@ -1,0 +1,238 @@
+"""Scripted: plays a script of answers. A real provider, for tests, demos and trying out clients without a model."""
+
+import asyncio
+import re
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from apis.errors import ModelNotFound, StackError, UpstreamError
+from apis.inference import (
+    ChatRequest,
+    Delta,
+    Finish,
+    FinishReason,
+    Inference,
+    Model,
+    Phase,
+    Reasoning,
+    Refusal,
+    Step,
+    Text,
+    TextPart,
+    ToolArguments,
+    ToolCallStart,
+    Usage,
+)
+from apis.provider import Provider
+
+_WORD = re.compile(r"\s*\S+")
+
+
+class Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Say(Line):
+    """Text, whole or in pieces: each piece is a step of its own."""
+
+    text: str | list[str]
+    phase: Phase | None = None
+
+
+class Think(Line):
+    reasoning: str | list[str]
+
+
+class Refuse(Line):
+    refusal: str | list[str]
+
+
+class CallTool(Line):
+    """A whole call. `arguments` is JSON text, or free text for a `custom` tool."""
+
+    call: str
+    arguments: str | list[str] = ""
+    id: str | None = None
+    custom: bool = False
+
+
+class Together(Line):
+    """Calls whose pieces interleave, as they do when a model writes them in parallel."""
+
+    calls: list[CallTool]
+
+
+class Wait(Line):
+    wait_s: float = Field(ge=0)
+
+
+class Stop(Line):
+    """Ends the turn; without it a turn ends by itself, with the reason that fits."""
+
+    finish: FinishReason
+    usage: dict[Literal["input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"], int] = {}
+
+
+class Break(Line):
+    """The turn breaks off here, as when an upstream dies."""
+
+    fail: str
+
+
+def _kind(value: Any) -> str | None:
+    keys: Any = cast(Any, value) if isinstance(value, dict) else vars(value)
+    return next(
+        (key for key in ("text", "reasoning", "refusal", "call", "calls", "wait_s", "finish", "fail") if key in keys),
+        None,
+    )
+
+
+AnyLine = Annotated[
+    Annotated[Say, Tag("text")]
+    | Annotated[Think, Tag("reasoning")]
+    | Annotated[Refuse, Tag("refusal")]
+    | Annotated[CallTool, Tag("call")]
+    | Annotated[Together, Tag("calls")]
+    | Annotated[Wait, Tag("wait_s")]
+    | Annotated[Stop, Tag("finish")]
+    | Annotated[Break, Tag("fail")],
+    Discriminator(_kind),
+]
+
+
+class Scripted(Inference):
+    """Each chat plays the next turn of the script, the first again after the last. Without a script it repeats what
+    the user said last, a word at a time. Tokens are counted as words."""
+
+    class Config(Provider.Config):
+        model: str = "scripted"
+        turns: list[list[AnyLine]] = Field(default_factory=list[list[AnyLine]])
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._played = 0
+        self.requests: deque[ChatRequest] = deque(maxlen=1000)
+        """What was asked, newest last."""
+        self.left_early = 0
+        """Chats that were closed before their Finish."""
+
+    async def models(self) -> Sequence[Model]:
+        return [Model(id=self._config.model, owned_by="stack", created=int(time.time()))]
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+        if request.model != self._config.model:
+            raise ModelNotFound(request.model)
+        self.requests.append(request)
+        turns = self._config.turns or [[Say(text=_WORD.findall(_last_words(request)))]]
+        lines = turns[self._played % len(turns)]
+        self._played += 1
+        player = _Player(count_words(request), request.max_completion_tokens)
+        try:
+            for line in lines:
+                if isinstance(line, Wait):
+                    await asyncio.sleep(line.wait_s)
+                for step in player.play(line):
+                    yield step
+                    await asyncio.sleep(0)
+                    if player.finished:
+                        return
+            yield (player.finish(),)
+        except GeneratorExit:
+            self.left_early += not player.finished
+            raise
+        except asyncio.CancelledError:
+            self.left_early += 1
+            raise
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        return count_words(request)
+
+
+class _Player:
+    """Turns lines into steps and counts what they cost."""
+
+    def __init__(self, input_tokens: int, max_tokens: int | None) -> None:
+        self.finished = False
+        self._input_tokens = input_tokens
+        self._left = max_tokens
+        self._output_tokens = 0
+        self._reasoning_tokens = 0
+        self._calls = 0
+
+    def play(self, line: AnyLine) -> list[Step]:
+        match line:
+            case Say():
+                return [self._step(Text(piece, phase=line.phase)) for piece in _pieces(line.text)]
+            case Think():
+                pieces = _pieces(line.reasoning)
+                self._reasoning_tokens += len(pieces)
+                return [self._step(Reasoning(piece)) for piece in pieces]
+            case Refuse():
+                return [self._step(Refusal(piece)) for piece in _pieces(line.refusal)]
+            case CallTool():
+                return self._play_calls([line])
+            case Together():
+                return self._play_calls(line.calls)
+            case Stop():
+                return [(self.finish(line.finish, line.usage),)]
+            case Break():
+                raise _broken(line.fail)
+            case Wait():
+                return []
+
+    def finish(self, reason: FinishReason | None = None, usage: dict[Any, int] | None = None) -> Finish:
+        self.finished = True
+        counted = {
+            "input_tokens": self._input_tokens,
+            "output_tokens": self._output_tokens,
+            "reasoning_tokens": self._reasoning_tokens,
+        }
+        return Finish(reason or ("tool_calls" if self._calls else "stop"), Usage(**{**counted, **(usage or {})}))
+
+    def _play_calls(self, calls: Sequence[CallTool]) -> list[Step]:
+        steps: list[Step] = []
+        ids: list[str] = []
+        for call in calls:
+            self._calls += 1
+            ids.append(call.id or f"call_{self._calls}")
+            steps.append(self._step(ToolCallStart(ids[-1], call.call, call.custom)))
+        written = [_pieces(call.arguments) for call in calls]
+        for position in range(max(map(len, written))):
+            for identity, pieces in zip(ids, written, strict=True):
+                if position < len(pieces):
+                    steps.append(self._step(ToolArguments(identity, pieces[position])))
+        return steps
+
+    def _step(self, delta: Delta) -> Step:
+        if self.finished:
+            return ()
+        self._output_tokens += 1
+        if self._left is not None and self._output_tokens >= self._left:
+            return delta, self.finish("length")
+        return (delta,)
+
+
+def _broken(message: str) -> StackError:
+    return UpstreamError(message)
+
+
+def _pieces(text: str | list[str]) -> list[str]:
+    return [text] if isinstance(text, str) else text
+
+
+def _last_words(request: ChatRequest) -> str:
+    for message in reversed(request.messages):
+        if message.role == "user" and message.content:
+            if isinstance(message.content, str):
+                return message.content
+            return " ".join(part.text for part in message.content if isinstance(part, TextPart))
+    return "..."
+
+
+def count_words(request: ChatRequest) -> int:
+    """The prompt's length, a word being a token."""
+    return sum(len(_WORD.findall(message.model_dump_json(include={"content"}))) for message in request.messages)

@@ -1,0 +1,93 @@
+"""What a request stands on: its own input items, made whole, and all that came before them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from apis.errors import NotFound
+from apis.inference import Message
+from apis.items import AssistantMessage, GivenMessage, Item, ItemReference
+from apis.responses import CreateResponse
+from providers.responses.history import ITEMS, History, Past
+from providers.responses.hosted.call import Told
+from providers.responses.ids import Ids
+from providers.responses.items import check_items, items_to_messages
+
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "web_search_call": "ws",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`given` are the request's own items, with references resolved; `told` is what all hosted calls gave, by item."""
+
+    past: Past
+    given: Sequence[Item]
+    told: dict[str, Told]
+    instructions: str | None
+
+    def messages(self, made: bytes = b"[]") -> list[Message]:
+        """The whole conversation for a model; `made` is the JSON of what the running response has put out so far."""
+        items = [*self.past.items, *self.given, *(ITEMS.validate_json(made) if made != b"[]" else ())]
+        messages = items_to_messages(items, self.told)
+        if self.instructions:
+            messages.insert(0, Message(role="developer", content=self.instructions))
+        return messages
+
+    def given_json(self, ids: Ids) -> bytes:
+        """The request's items as they are kept and listed: as they came, each with an id and a type."""
+        return orjson.dumps([_kept(item, ids) for item in self.given])
+
+
+async def read_conversation(request: CreateResponse, history: History, *, tenant: str) -> Conversation:
+    """Raises InvalidRequest or NotFound where the input, or what it refers to, is wrong."""
+    past = Past()
+    if request.previous_response_id is not None:
+        past = await history.past(request.previous_response_id, tenant=tenant)
+    told = dict(past.told)
+    if request.input is None or isinstance(request.input, str):
+        text = request.input
+        given: list[Item] = [] if text is None else [GivenMessage(type="message", role="user", content=text)]
+        return Conversation(past, given, told, request.instructions)
+    check_items(request.input)
+    given = []
+    for index, item in enumerate(request.input):
+        if isinstance(item, ItemReference) or item.type == "web_search_call":
+            stored = await history.item(item.id, tenant=tenant) if item.id else None
+            if isinstance(item, ItemReference) and stored is None:
+                raise NotFound(
+                    f"Item with id '{item.id}' not found. Items are not persisted when `store` is set to false.",
+                    param=f"input[{index}].id",
+                )
+            if stored is not None and stored[1] is not None and item.id:
+                told[item.id] = stored[1]
+            given.append(stored[0] if stored is not None and isinstance(item, ItemReference) else item)
+        else:
+            given.append(item)
+    return Conversation(past, given, told, request.instructions)
+
+
+def _kept(item: Item, ids: Ids) -> dict[str, Any]:
+    fields: dict[str, Any] = orjson.loads(item.model_dump_json(exclude_none=True))
+    fields.setdefault("type", "message")
+    if "id" not in fields:
+        fields["id"] = ids.item(_PREFIXES[fields["type"]])
+    match item:
+        case GivenMessage(content=str() as text):
+            fields["content"] = [{"type": "input_text", "text": text}]
+        case AssistantMessage(content=str() as text):
+            fields["content"] = [{"type": "output_text", "text": text, "annotations": []}]
+        case _:
+            pass
+    if not isinstance(item, ItemReference):
+        fields.setdefault("status", "completed")
+    return fields

@@ -1,0 +1,123 @@
+"""The response object: everything a request said, echoed whole, and what has become of it so far."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from openai.types.responses import Response, ResponseError, ResponseOutputItem, ResponseUsage
+from openai.types.responses.response import IncompleteDetails
+from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
+
+from apis.inference import Usage
+from apis.responses import CreateResponse, CustomTool, FunctionTool, Tool
+
+Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+def begin_response(request: CreateResponse, response_id: str) -> Response:
+    """The response as it begins: in progress, without output, every field present with its value or default."""
+    text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
+    reasoning = request.reasoning
+    response = Response.model_validate(
+        {
+            "id": response_id,
+            "object": "response",
+            "created_at": 0,
+            "status": "in_progress",
+            "completed_at": None,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": request.max_tool_calls,
+            "metadata": request.metadata or {},
+            "model": request.model,
+            "output": [],
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "presence_penalty": request.presence_penalty or 0.0,
+            "frequency_penalty": request.frequency_penalty or 0.0,
+            "previous_response_id": request.previous_response_id,
+            "prompt_cache_key": request.prompt_cache_key,
+            "prompt_cache_retention": request.prompt_cache_retention,
+            "reasoning": {
+                "effort": reasoning.effort if reasoning else None,
+                "summary": reasoning.summary if reasoning else None,
+            },
+            "safety_identifier": request.safety_identifier,
+            "service_tier": "default",
+            "store": request.store is not False,
+            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"},
+            "tool_choice": _echo_choice(request),
+            "tools": [_echo_tool(tool) for tool in request.tools or ()],
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "truncation": request.truncation or "disabled",
+            "usage": None,
+            "user": request.user,
+        }
+    )
+    # whole seconds as the API has them: the SDK's type is a float, which would be written with a fraction
+    return response.model_copy(update={"created_at": int(time.time())})
+
+
+def end_response(
+    response: Response,
+    status: Status,
+    output: Sequence[ResponseOutputItem],
+    usage: Usage,
+    *,
+    reason: Literal["max_output_tokens", "content_filter"] | None = None,
+    error: ResponseError | None = None,
+) -> Response:
+    """The response as it ended; usage is there whatever the ending."""
+    return response.model_copy(
+        update={
+            "status": status,
+            "output": [*output],
+            "usage": _usage(usage),
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "incomplete_details": IncompleteDetails(reason=reason) if reason else None,
+            "error": error,
+        }
+    )
+
+
+def add_usage(one: Usage, other: Usage) -> Usage:
+    """Usage over several turns: each counts its own prompt."""
+    return Usage(
+        input_tokens=one.input_tokens + other.input_tokens,
+        output_tokens=one.output_tokens + other.output_tokens,
+        cached_tokens=one.cached_tokens + other.cached_tokens,
+        reasoning_tokens=one.reasoning_tokens + other.reasoning_tokens,
+    )
+
+
+def _usage(usage: Usage) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=usage.input_tokens,
+        input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens, cache_write_tokens=0),
+        output_tokens=usage.output_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+        total_tokens=usage.input_tokens + usage.output_tokens,
+    )
+
+
+def _echo_choice(request: CreateResponse) -> Any:
+    choice = request.tool_choice
+    if choice is None or isinstance(choice, str):
+        return choice or "auto"
+    return choice.model_dump(exclude_none=True)
+
+
+def _echo_tool(tool: Tool) -> dict[str, Any]:
+    fields = tool.model_dump(exclude_none=True)
+    match tool:
+        case FunctionTool():
+            # these three are always there, for clients that hold the echo against a schema
+            return {"description": None, "parameters": None, **fields, "strict": bool(tool.strict)}
+        case CustomTool():
+            return {**fields, "format": fields.get("format") or {"type": "text"}}
+        case _:
+            return {**fields, "type": "web_search"} if tool.type == "browser_search" else fields

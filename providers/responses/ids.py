@@ -1,0 +1,34 @@
+"""Ids of responses and of the items in them. An item's id holds that of its response, so that it can be found."""
+
+import re
+import secrets
+
+_ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4,8}")
+
+
+class Ids:
+    """Mints the ids of one response: 128 random bits for it, and a running number for each item."""
+
+    __slots__ = ("_key", "_next", "response")
+
+    def __init__(self) -> None:
+        self._key = secrets.token_hex(16)
+        self._next = 0
+        self.response = f"resp_{self._key}"
+
+    def item(self, prefix: str) -> str:
+        """A new id, such as msg_…, for an item of this response."""
+        number = self._next
+        self._next = number + 1
+        return f"{prefix}_{self._key}{number:04x}"
+
+
+def call_id() -> str:
+    """A new id for a call whose model gave none."""
+    return f"call_{secrets.token_hex(16)}"
+
+
+def response_of(item_id: str) -> str | None:
+    """The response in which an item with this id was minted; None for an id that is not ours."""
+    found = _ITEM.fullmatch(item_id)
+    return f"resp_{found[1]}" if found else None

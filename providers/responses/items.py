@@ -1,0 +1,227 @@
+"""Responses items <-> chat messages. Pure functions.
+
+A model sees a conversation as messages: one assistant message holds the thought, the text and the calls of one answer,
+and each call's answer follows it. Items are finer: this file groups them, and refuses what cannot be grouped.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from apis.errors import InvalidRequest, Unsupported
+from apis.inference import (
+    Call,
+    CalledCustom,
+    CalledFunction,
+    CustomCall,
+    FileData,
+    FilePart,
+    FunctionCall,
+    ImagePart,
+    ImageUrl,
+    Message,
+    Part,
+    Phase,
+    TextPart,
+)
+from apis.items import (
+    AssistantMessage,
+    CustomToolCallItem,
+    CustomToolCallOutput,
+    FunctionCallItem,
+    FunctionCallOutput,
+    GivenContent,
+    GivenMessage,
+    InputFile,
+    InputImage,
+    InputText,
+    Item,
+    ItemReference,
+    OutputRefusal,
+    ReasoningItem,
+    WebSearchCallItem,
+)
+from providers.responses.hosted.call import Told
+
+
+def check_items(items: Sequence[Item]) -> None:
+    """Refuse, by index, what is legal in the API and not offered here, and ids that come twice."""
+    seen: set[str] = set()
+    for index, item in enumerate(items):
+        if isinstance(item, ItemReference):
+            continue
+        if item.id is not None and item.id in seen:
+            raise InvalidRequest(f"Duplicate item id '{item.id}'.", param=f"input[{index}].id", code="invalid_value")
+        if item.id is not None:
+            seen.add(item.id)
+        match item:
+            case GivenMessage(content=list() as parts):
+                _check_parts(parts, f"input[{index}].content")
+            case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
+                _check_parts(parts, f"input[{index}].output")
+            case _:
+                pass
+
+
+def items_to_messages(items: Iterable[Item], told: Mapping[str, Told]) -> list[Message]:
+    """The conversation as a model sees it. `told` holds, by item id, what hosted calls gave.
+
+    Raises InvalidRequest where a call has no output or an output no call.
+    """
+    grouping = _Grouping()
+    for item in items:
+        match item:
+            case GivenMessage(role=role, content=content):
+                grouping.flush()
+                grouping.messages.append(Message(role=role, content=_content(content)))
+            case AssistantMessage():
+                grouping.say(item)
+            case ReasoningItem():
+                grouping.think(item)
+            case FunctionCallItem():
+                if item.status != "incomplete":
+                    function = CalledFunction(name=item.name, arguments=item.arguments)
+                    grouping.call(FunctionCall(id=item.call_id, function=function))
+            case CustomToolCallItem():
+                if item.status != "incomplete":
+                    custom = CalledCustom(name=item.name, input=item.input)
+                    grouping.call(CustomCall(id=item.call_id, custom=custom))
+            case FunctionCallOutput() | CustomToolCallOutput():
+                grouping.answer(item.call_id, _content(item.output))
+            case WebSearchCallItem():
+                grouping.hosted(told.get(item.id or ""))
+            case ItemReference():
+                raise InvalidRequest(f"Item with id '{item.id}' not found.", param="input")
+    return grouping.finish()
+
+
+class _Grouping:
+    """The messages so far, and the assistant message being gathered."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._unanswered: dict[str, None] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._reasoning: list[str] = []
+        self._text: list[str] = []
+        self._refusal: list[str] = []
+        self._phase: Phase | None = None
+        self._calls: list[Call] = []
+        self._told: list[Message] = []
+
+    def flush(self) -> None:
+        """End the assistant message being gathered; what hosted tools told follows it."""
+        if self._reasoning or self._text or self._refusal or self._calls:
+            self.messages.append(
+                Message(
+                    role="assistant",
+                    content="".join(self._text) if self._text else None,
+                    reasoning="\n".join(self._reasoning) or None,
+                    refusal="".join(self._refusal) or None,
+                    phase=self._phase,
+                    tool_calls=self._calls or None,
+                )
+            )
+            self.messages += self._told
+            self._reset()
+
+    def say(self, item: AssistantMessage) -> None:
+        if not self._waits() and (self._text or self._refusal or self._calls):
+            self.flush()
+        self._phase = item.phase
+        if isinstance(item.content, str):
+            self._text.append(item.content)
+            return
+        for part in item.content:
+            if isinstance(part, OutputRefusal):
+                self._refusal.append(part.refusal)
+            else:
+                self._text.append(part.text)
+
+    def think(self, item: ReasoningItem) -> None:
+        if not self._waits() and (self._text or self._refusal or self._calls):
+            self.flush()
+        parts = item.content or item.summary or ()
+        thought = "".join(part.text for part in parts)
+        if thought:
+            self._reasoning.append(thought)
+
+    def call(self, call: Call) -> None:
+        self._calls.append(call)
+        self._unanswered[call.id] = None
+
+    def hosted(self, told: Told | None) -> None:
+        # without what it told, the call says nothing to a model: a client sent it along, and the store has it no more
+        if told is not None:
+            function = CalledFunction(name=told.name, arguments=told.arguments)
+            self._calls.append(FunctionCall(id=told.call_id, function=function))
+            self._told.append(Message(role="tool", tool_call_id=told.call_id, content=told.output))
+
+    def answer(self, call_id: str, content: str | list[Part]) -> None:
+        if call_id not in self._unanswered:
+            raise InvalidRequest(f"No tool call found for function call output with call_id {call_id}.", param="input")
+        del self._unanswered[call_id]
+        self.flush()
+        self.messages.append(Message(role="tool", tool_call_id=call_id, content=content))
+
+    def finish(self) -> list[Message]:
+        if self._unanswered:
+            missing = next(iter(self._unanswered))
+            raise InvalidRequest(f"No tool output found for function call {missing}.", param="input")
+        self.flush()
+        return self.messages
+
+    def _waits(self) -> bool:
+        """Whether a call of the message being gathered still wants its answer: then more joins the same message,
+        because nothing may come between a call and its answer."""
+        return any(call.id in self._unanswered for call in self._calls)
+
+
+def _content(content: str | Sequence[GivenContent]) -> str | list[Part]:
+    if isinstance(content, str):
+        return content
+    if len(content) == 1 and isinstance(content[0], InputText):
+        return content[0].text
+    return [_part(part) for part in content]
+
+
+def _part(part: GivenContent) -> Part:
+    match part:
+        case InputText(text=text):
+            return TextPart(text=text)
+        case InputImage():
+            return ImagePart(image_url=ImageUrl(url=part.image_url or "", detail=part.detail))
+        case InputFile():
+            return FilePart(file=FileData(file_data=part.file_data, filename=part.filename))
+
+
+def _check_parts(parts: Sequence[GivenContent], path: str) -> None:
+    for index, part in enumerate(parts):
+        where = f"{path}[{index}]"
+        if isinstance(part, InputText):
+            continue
+        if part.file_id is not None:
+            raise Unsupported("Uploaded files are not offered by this server.", param=f"{where}.file_id")
+        if isinstance(part, InputFile):
+            if part.file_url is not None:
+                message = "Files by URL are not offered by this server: send `file_data`."
+                raise Unsupported(message, param=f"{where}.file_url")
+            if not part.file_data:
+                raise InvalidRequest(
+                    "A file part needs `file_data`.", param=f"{where}.file_data", code="missing_required_parameter"
+                )
+            continue
+        _check_image(part, where)
+
+
+def _check_image(part: InputImage, where: str) -> None:
+    if not part.image_url:
+        raise InvalidRequest(
+            "An image part needs `image_url`.", param=f"{where}.image_url", code="missing_required_parameter"
+        )
+    if part.image_url.startswith(("https://", "http://")):
+        return
+    head, comma, _ = part.image_url.partition(",")
+    if not (head.startswith("data:image/") and head.endswith(";base64") and comma):
+        message = "An image URL is https, or data:image/TYPE;base64,DATA."
+        raise InvalidRequest(message, param=f"{where}.image_url", code="invalid_image_url")

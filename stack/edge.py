@@ -1,0 +1,120 @@
+"""The outermost layer: who may come in, by which name, under which request id, and how every error looks."""
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Iterable, Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+import orjson
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from apis.errors import PermissionDenied, StackError, Unauthorized, UnsupportedMediaType, error_to_body, internal_error
+from stack.config import ServerConfig
+
+_log = logging.getLogger(__name__)
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Edge:
+    """ASGI middleware. Denies by default, on the path that routing uses; leaves the caller's tenant in the scope.
+
+    Without API keys the server is of one tenant, and only a browser could be tricked into calling it: so then Host and
+    Origin must be names that the config allows. With keys, the key says it all.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._app = app
+        self._tenants = {_digest(entry.key.get_secret_value().encode()): entry.tenant for entry in config.api_keys}
+        named = (config.host, *config.allowed_hosts)
+        self._hosts = None if "*" in named else _LOOPBACK | {host.lower() for host in named}
+        if self._tenants and not config.allowed_hosts:
+            self._hosts = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(16)}"
+        started = False
+
+        async def answer(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            self._admit(scope)
+            await self._app(scope, receive, answer)
+        except StackError as exc:
+            if started:
+                raise
+            await error_response(exc)(scope, receive, answer)
+        except Exception:
+            _log.exception("request %s failed on a bug", request_id)
+            if started:
+                raise
+            await error_response(internal_error(request_id))(scope, receive, answer)
+
+    def _admit(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if self._hosts is not None:
+            self._check_names(headers)
+        if scope["path"] in OPEN_PATHS:
+            return
+        scope["tenant"] = self._tenant(scope["headers"])
+        if scope["method"] == "POST":
+            kind, _, parameters = headers.get("content-type", "").partition(";")
+            charset = parameters.strip().lower()
+            if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
+                raise UnsupportedMediaType("The body must be JSON: send `Content-Type: application/json`.")
+
+    def _check_names(self, headers: Headers) -> None:
+        assert self._hosts is not None
+        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        origin = headers.get("origin")
+        from_page = urlsplit(origin).hostname or "" if origin is not None else None
+        for name, value in (("Host", host), ("Origin", from_page)):
+            if value is not None and value not in self._hosts:
+                raise PermissionDenied(f"This {name} is not allowed here: add it to `server.allowed_hosts`.")
+
+    def _tenant(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        if not self._tenants:
+            return "default"
+        given = [value for name, value in headers if name == b"authorization"]
+        if len(given) == 1 and given[0][:7].lower() == b"bearer ":
+            tenant = self._tenants.get(_digest(given[0][7:].strip()))
+            if tenant is not None:
+                return tenant
+        raise Unauthorized("Incorrect API key provided: send `Authorization: Bearer KEY`.")
+
+
+def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer of JSON bytes."""
+    return Response(body, status, headers, media_type="application/json")
+
+
+def client_gone() -> Response:
+    """What is left to say when nobody listens any more."""
+    return Response(status_code=499)
+
+
+def error_response(error: StackError) -> Response:
+    """OpenAI's error body, with what an SDK needs to know about retrying."""
+    headers: dict[str, str] = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = f"{max(1, round(error.retry_after_s))}"
+    elif error.status == 503:
+        headers["retry-after"] = "1"
+    return json_response(orjson.dumps(error_to_body(error)), error.status, headers)
+
+
+def _digest(key: bytes) -> bytes:
+    # keys are looked up by their hash: how long that takes says nothing about the key
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,169 @@
+"""From the bytes of a request to a checked model, or to an InvalidRequest that says what is wrong and where."""
+
+import asyncio
+import json
+import logging
+from typing import Any, Final, TypeVar, cast
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from apis.errors import InvalidRequest
+
+Model = TypeVar("Model", bound=BaseModel)
+_log = logging.getLogger(__name__)
+_MAX_DEPTH: Final = 64
+_BLOCKING_BYTES: Final = 256 * 1024
+"""Bodies above this are read in a thread: parsing them would hold up other streams."""
+
+_KINDS: Final = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "a boolean",
+    "list_type": "an array",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+_JSON_NAMES: Final = {str: "a string", int: "an integer", float: "a number", bool: "a boolean", list: "an array"}
+
+
+async def read_request(body: bytes, model: type[Model]) -> Model:
+    """Parse and validate a body. Raises InvalidRequest."""
+    if len(body) > _BLOCKING_BYTES:
+        return await asyncio.to_thread(_read, body, model)
+    return _read(body, model)
+
+
+def _read(body: bytes, model: type[Model]) -> Model:
+    fields = parse_object(body)
+    try:
+        request = model.model_validate(fields)
+    except ValidationError as exc:
+        raise explain(exc.errors(include_url=False)[0], fields) from None
+    if _log.isEnabledFor(logging.DEBUG) and (unknown := fields.keys() - model.model_fields.keys()):
+        _log.debug("ignored %d unknown fields of a request", len(unknown))
+    return request
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Exactly one JSON object, in UTF-8, without duplicate keys, NaN, infinities or lone surrogates."""
+    if not body:
+        raise InvalidRequest("The body is empty; it must be a JSON object.")
+    try:
+        orjson.loads(body)
+        value: Any = json.loads(body, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as exc:
+        if isinstance(exc, _DuplicateKey):
+            raise InvalidRequest(str(exc)) from None
+        raise InvalidRequest("We could not parse the JSON body of your request.") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.", code="invalid_type")
+    if _deeper(value, _MAX_DEPTH):
+        raise InvalidRequest(f"The body is nested more than {_MAX_DEPTH} levels deep.", code="invalid_value")
+    return cast(dict[str, Any], value)
+
+
+class _DuplicateKey(ValueError):
+    pass
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise _DuplicateKey("The JSON body has a duplicate key in one of its objects.")
+    return fields
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether containers nest more than `levels` deep; goes breadth first, so that it cannot recurse."""
+    layer: list[Any] = [value]
+    for _ in range(levels):
+        inner: list[Any] = []
+        for each in layer:
+            inner += cast(dict[str, Any], each).values() if isinstance(each, dict) else each
+        layer = [cast(Any, each) for each in inner if isinstance(each, dict | list)]
+        if not layer:
+            return False
+    return True
+
+
+def explain(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequest:
+    """A validation error in the API's terms."""
+    param = _path(error["loc"], body)
+    kind = error["type"]
+    limits = error.get("ctx", {})
+    given = error["input"]
+    if kind == "missing":
+        message = f"Missing required parameter: '{param}'."
+        return InvalidRequest(message, param=param, code="missing_required_parameter")
+    if kind in _KINDS:
+        name = "null" if given is None else _JSON_NAMES.get(cast(type[Any], type(given)), "an object")
+        message = f"Invalid type for '{param}': expected {_KINDS[kind]}, but got {name} instead."
+        return InvalidRequest(message, param=param, code="invalid_type")
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _bad_tag(error, param)
+    code, what = _violation(kind, limits, given)
+    return InvalidRequest(f"Invalid '{param}': {what}.", param=param, code=code)
+
+
+def _violation(kind: str, limits: dict[str, Any], given: Any) -> tuple[str, str]:
+    number = "integer" if isinstance(given, int) and isinstance(limits.get("le", limits.get("ge")), int) else "decimal"
+    match kind:
+        case "less_than_equal" | "less_than":
+            limit = limits.get("le", limits.get("lt"))
+            return f"{number}_above_max_value", f"expected a value of at most {limit:g}"
+        case "greater_than_equal" | "greater_than":
+            limit = limits.get("ge", limits.get("gt"))
+            return f"{number}_below_min_value", f"expected a value of at least {limit:g}"
+        case "int_parsing_size":
+            return "integer_above_max_value", "the integer is too large"
+        case "string_too_long":
+            return "string_above_max_length", f"expected at most {limits['max_length']} characters"
+        case "string_too_short":
+            return "empty_string", f"expected at least {limits['min_length']} character"
+        case "too_long":
+            return "array_above_max_length", f"expected at most {limits['max_length']} entries"
+        case "too_short":
+            return "empty_array", f"expected at least {limits['min_length']} entry"
+        case "literal_error":
+            return "invalid_value", f"expected one of {limits['expected']}"
+        case "string_pattern_mismatch":
+            return "invalid_value", f"expected text that matches {limits['pattern']}"
+        case _:
+            return "invalid_value", "the value is not valid here"
+
+
+def _bad_tag(error: ErrorDetails, param: str) -> InvalidRequest:
+    limits = error.get("ctx", {})
+    given = error["input"]
+    if not isinstance(given, dict):
+        name = _JSON_NAMES.get(cast(type[Any], type(given)), "null")
+        message = f"Invalid type for '{param}': expected an object, but got {name} instead."
+        return InvalidRequest(message, param=param, code="invalid_type")
+    fields = cast(dict[str, Any], given)
+    if isinstance(fields.get("type"), str):
+        expected = limits.get("expected_tags", "'message', 'function_call_output', ...").replace(
+            "'message:assistant', ", ""
+        )
+        message = f"Invalid value: '{fields['type'][:64]}' at '{param}.type'. Supported values are: {expected}."
+        return InvalidRequest(message, param=f"{param}.type", code="invalid_value")
+    message = f"Missing required parameter: '{param}.type'."
+    return InvalidRequest(message, param=f"{param}.type", code="missing_required_parameter")
+
+
+def _path(loc: tuple[int | str, ...], body: Any) -> str:
+    """The place in the body. Pydantic's path also names the branches of unions: they are no keys, and left out."""
+    path = ""
+    here: Any = body
+    for position, step in enumerate(loc):
+        if isinstance(step, int):
+            path += f"[{step}]"
+            here = cast(list[Any], here)[step] if isinstance(here, list) and step < len(cast(list[Any], here)) else None
+        elif isinstance(here, dict) and (step in here or position == len(loc) - 1):
+            path += f".{step}" if path else step
+            here = cast(dict[str, Any], here).get(step)
+    return path

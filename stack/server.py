@@ -1,0 +1,239 @@
+"""The HTTP API: routes over the live providers of one stack."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final, get_args
+
+import orjson
+from fastapi import FastAPI
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response as ResponseObject
+from openai.types.responses import ResponseStreamEvent
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from apis.errors import InvalidRequest, MethodNotAllowed, NotFound, PayloadTooLarge, StackError
+from apis.inference import Model
+from apis.responses import CreateResponse, InputItemsPage
+from stack.build import Stack, open_stack
+from stack.chat import chat_completion
+from stack.config import StackConfig
+from stack.edge import Edge, client_gone, error_response, json_response
+from stack.json_gate import explain, read_request
+from stack.sse import Dialect, frames, response_to_json
+from stack.streams import ClientGone, EventStream, Pulse, while_connected
+
+DIALECT_HEADER: Final = "x-responses-dialect"
+
+
+def create_app(config: StackConfig) -> FastAPI:
+    """The app of one run config. Its lifespan opens the stack and closes it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
+        async with open_stack(config) as stack:
+            pulse = Pulse(config.server.keep_alive_s)
+            beating = asyncio.create_task(pulse.run())
+            app.state.routes = Routes(stack, pulse)
+            warm_up()
+            try:
+                yield
+            finally:
+                app.state.routes = None
+                beating.cancel()
+
+    app = FastAPI(
+        lifespan=lifespan,
+        openapi_url=None,
+        middleware=[Middleware(Edge, config=config.server)],
+        exception_handlers={HTTPException: _http_error},
+    )
+    app.state.draining = False
+    app.state.routes = None
+    app.add_route("/healthz", _healthz)
+    app.add_route("/readyz", _readyz)
+    for path, method, name in ROUTES:
+        for prefix in ("/v1", ""):
+            app.add_route(prefix + path, _endpoint(name), methods=[method])
+    return app
+
+
+ROUTES: Final = (
+    ("/responses", "POST", "create"),
+    ("/responses/input_tokens", "POST", "input_tokens"),
+    ("/responses/{response_id}", "GET", "get"),
+    ("/responses/{response_id}", "DELETE", "delete"),
+    ("/responses/{response_id}/cancel", "POST", "cancel"),
+    ("/responses/{response_id}/input_items", "GET", "input_items"),
+    ("/chat/completions", "POST", "chat"),
+    ("/models", "GET", "models"),
+    ("/models/{model_id:path}", "GET", "model"),
+)
+
+
+def _endpoint(name: str) -> Any:
+    async def endpoint(request: Request) -> Response:
+        routes: Routes = request.app.state.routes
+        return await getattr(routes, name)(request)
+
+    return endpoint
+
+
+class Routes:
+    """One method per route. Each returns an ASGI answer, or raises a StackError for the edge to render."""
+
+    def __init__(self, stack: Stack, pulse: Pulse) -> None:
+        self._stack = stack
+        self._pulse = pulse
+        self._max_body_bytes = stack.config.server.max_body_bytes
+
+    async def create(self, http: Request) -> Response:
+        body = await self._body(http)
+        request = await read_request(body, CreateResponse)
+        if request.input is None and b'"messages"' in body:
+            raise InvalidRequest(
+                "Unsupported parameter: 'messages'. In the Responses API it is 'input', 'max_tokens' is "
+                "'max_output_tokens', and 'functions' are 'tools'.",
+                param="messages",
+                code="unsupported_parameter",
+            )
+        batches = self._stack.responses.create(request, tenant=http.scope["tenant"])
+        if request.stream:
+            dialect = self._dialect(http)
+            obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
+            return EventStream(batches, lambda events: frames(events, dialect, obfuscate=obfuscate), self._pulse)
+        try:
+            response = await while_connected(http.receive, _last_response(batches))
+        except ClientGone:
+            return client_gone()
+        return json_response(response_to_json(response))
+
+    async def input_tokens(self, http: Request) -> Response:
+        request = await read_request(await self._body(http), CreateResponse)
+        count = await self._stack.responses.count_input_tokens(request, tenant=http.scope["tenant"])
+        return _json({"object": "response.input_tokens", "input_tokens": count})
+
+    async def get(self, http: Request) -> Response:
+        if http.query_params.get("stream") == "true":
+            raise InvalidRequest(
+                "Only a background response can be streamed again.", param="stream", code="unsupported_value"
+            )
+        response = await self._stack.responses.get(_id(http), tenant=http.scope["tenant"])
+        return json_response(response_to_json(response))
+
+    async def delete(self, http: Request) -> Response:
+        response_id = _id(http)
+        await self._stack.responses.delete(response_id, tenant=http.scope["tenant"])
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, http: Request) -> Response:
+        response = await self._stack.responses.cancel(_id(http), tenant=http.scope["tenant"])
+        return json_response(response_to_json(response))
+
+    async def input_items(self, http: Request) -> Response:
+        query: dict[str, Any] = {key: http.query_params[key] for key in ("after", "order") if key in http.query_params}
+        limit = http.query_params.get("limit")
+        if limit is not None:
+            query["limit"] = int(limit) if limit.isascii() and limit.isdigit() and len(limit) < 10 else limit
+        try:
+            page = InputItemsPage.model_validate(query)
+        except ValidationError as exc:
+            raise explain(exc.errors(include_url=False)[0], query) from None
+        items = await self._stack.responses.input_items(_id(http), page, tenant=http.scope["tenant"])
+        return _json(items.model_dump())
+
+    async def chat(self, http: Request) -> Response:
+        return await chat_completion(await self._body(http), self._stack.inference, self._pulse, http.receive)
+
+    async def models(self, http: Request) -> Response:
+        models = await self._stack.inference.models()
+        return _json({"object": "list", "data": [_model(each) for each in models]})
+
+    async def model(self, http: Request) -> Response:
+        model_id = http.path_params["model_id"]
+        for each in await self._stack.inference.models():
+            if each.id == model_id:
+                return _json(_model(each))
+        raise NotFound(f"The model '{model_id}' does not exist.", param="model", code="model_not_found")
+
+    def _dialect(self, http: Request) -> Dialect:
+        wanted = http.headers.get(DIALECT_HEADER, self._stack.config.server.dialect)
+        if wanted not in ("openai", "open-responses"):
+            raise InvalidRequest(f"The header {DIALECT_HEADER} is 'openai' or 'open-responses'.", code="invalid_value")
+        return wanted
+
+    async def _body(self, http: Request) -> bytes:
+        limit = self._max_body_bytes
+        announced = http.headers.get("content-length", "")
+        if announced.isdigit() and int(announced) > limit:
+            raise _too_large(limit)
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async for chunk in http.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise _too_large(limit)
+                chunks.append(chunk)
+        except ClientDisconnect:
+            raise InvalidRequest("The client left before its body was whole.") from None
+        return b"".join(chunks)
+
+
+async def _last_response(batches: AsyncGenerator[Any]) -> ResponseObject:
+    """Drain a stream; its last event carries the whole response. A failed one raises its cause."""
+    last: Any = None
+    async with aclosing(batches):
+        async for events in batches:
+            last = events[-1]
+    return last.response
+
+
+def _too_large(limit: int) -> StackError:
+    return PayloadTooLarge(f"The body is larger than {limit} bytes.")
+
+
+def _id(http: Request) -> str:
+    response_id: str = http.path_params["response_id"]
+    if not (response_id.isascii() and response_id.isprintable() and len(response_id) <= 256 and "/" not in response_id):
+        raise NotFound("No response has such an id.")
+    return response_id
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return json_response(orjson.dumps(value), status)
+
+
+def _model(model: Model) -> dict[str, Any]:
+    fields = {"id": model.id, "object": "model", "created": model.created, "owned_by": model.owned_by}
+    return {**fields, "max_model_len": model.context_tokens} if model.context_tokens else fields
+
+
+def warm_up() -> None:
+    """Build the schemas of the SDK's models, which it puts off: else the first requests would wait for them."""
+    for kind in get_args(get_args(ResponseStreamEvent)[0]):
+        kind.model_rebuild()
+    for kind in (ResponseObject, ChatCompletion, ChatCompletionChunk):
+        kind.model_rebuild()
+
+
+async def _healthz(_: Request) -> Response:
+    return _json({"status": "ok"})
+
+
+async def _readyz(http: Request) -> Response:
+    state = http.app.state
+    if state.draining or state.routes is None:
+        return _json({"status": "draining" if state.draining else "starting"}, 503)
+    return _json({"status": "ready"})
+
+
+async def _http_error(http: Request, exc: Any) -> Response:
+    method, path = http.method, http.url.path
+    if exc.status_code == 405:
+        return error_response(MethodNotAllowed(f"{path} does not take {method}."))
+    return error_response(NotFound(f"Unknown request URL: {method} {path}."))
