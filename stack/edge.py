@@ -9,10 +9,20 @@ from urllib.parse import urlsplit
 
 import orjson
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apis.errors import PermissionDenied, StackError, Unauthorized, UnsupportedMediaType, error_to_body, internal_error
+from apis.errors import (
+    MethodNotAllowed,
+    NotFound,
+    PermissionDenied,
+    StackError,
+    Unauthorized,
+    UnsupportedMediaType,
+    error_to_body,
+    internal_error,
+)
 from stack.config import ServerConfig
 
 _log = logging.getLogger(__name__)
@@ -56,6 +66,8 @@ class Edge:
             if started:
                 raise
             await error_response(exc)(scope, receive, answer)
+        except HTTPException as exc:
+            await error_response(_routing_error(exc, scope))(scope, receive, answer)
         except Exception:
             _log.exception("request %s failed on a bug", request_id)
             if started:
@@ -113,6 +125,14 @@ def error_response(error: StackError) -> Response:
     elif error.status == 503:
         headers["retry-after"] = "1"
     return json_response(orjson.dumps(error_to_body(error)), error.status, headers)
+
+
+def _routing_error(exc: HTTPException, scope: Scope) -> StackError:
+    """What the router raises, in the API's form."""
+    method, path = scope["method"], scope["path"][:256]
+    if exc.status_code == 405:
+        return MethodNotAllowed(f"{path} does not take {method}.")
+    return NotFound(f"Unknown request URL: {method} {path}.")
 
 
 def _digest(key: bytes) -> bytes:

@@ -163,15 +163,20 @@ class Loop(Responses):
         begun = False
         try:
             async with aclosing(run.turns.run()) as batches:
-                async with _head_start(batches) as first:
-                    begun = True
-                    yield [
-                        ResponseCreatedEvent(type="response.created", response=response, sequence_number=0),
-                        ResponseInProgressEvent(type="response.in_progress", response=response, sequence_number=0),
-                    ]
-                    if events := await first:
-                        yield events
+                beginning: Events = [
+                    ResponseCreatedEvent(type="response.created", response=response, sequence_number=0),
+                    ResponseInProgressEvent(type="response.in_progress", response=response, sequence_number=0),
+                ]
+                if run.request.stream:
+                    async with _head_start(batches) as first:
+                        begun = True
+                        yield beginning
+                        if events := await first:
+                            yield events
+                else:
+                    yield beginning
                 async for events in batches:
+                    begun = True
                     if time.monotonic() > deadline:
                         raise _too_long(self._config.response_timeout_s)
                     yield events
