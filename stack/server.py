@@ -83,7 +83,7 @@ class Routes:
     """One method per route. Each returns an ASGI answer, or raises a StackError for the edge to render."""
 
     def __init__(self, stack: Stack, pulse: Pulse) -> None:
-        self._stack = stack
+        self.stack = stack
         self._pulse = pulse
         self._max_body_bytes = stack.config.server.max_body_bytes
 
@@ -97,7 +97,7 @@ class Routes:
                 param="messages",
                 code="unsupported_parameter",
             )
-        batches = self._stack.responses.create(request, tenant=http.scope["tenant"])
+        batches = self.stack.responses.create(request, tenant=http.scope["tenant"])
         if request.stream:
             dialect = self._dialect(http)
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
@@ -110,7 +110,7 @@ class Routes:
 
     async def input_tokens(self, http: Request) -> Response:
         request = await read_request(await self._body(http), CreateResponse)
-        count = await self._stack.responses.count_input_tokens(request, tenant=http.scope["tenant"])
+        count = await self.stack.responses.count_input_tokens(request, tenant=http.scope["tenant"])
         return _json({"object": "response.input_tokens", "input_tokens": count})
 
     async def get(self, http: Request) -> Response:
@@ -118,16 +118,16 @@ class Routes:
             raise InvalidRequest(
                 "Only a background response can be streamed again.", param="stream", code="unsupported_value"
             )
-        response = await self._stack.responses.get(_id(http), tenant=http.scope["tenant"])
+        response = await self.stack.responses.get(_id(http), tenant=http.scope["tenant"])
         return json_response(response_to_json(response))
 
     async def delete(self, http: Request) -> Response:
         response_id = _id(http)
-        await self._stack.responses.delete(response_id, tenant=http.scope["tenant"])
+        await self.stack.responses.delete(response_id, tenant=http.scope["tenant"])
         return _json({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, http: Request) -> Response:
-        response = await self._stack.responses.cancel(_id(http), tenant=http.scope["tenant"])
+        response = await self.stack.responses.cancel(_id(http), tenant=http.scope["tenant"])
         return json_response(response_to_json(response))
 
     async def input_items(self, http: Request) -> Response:
@@ -139,25 +139,25 @@ class Routes:
             page = InputItemsPage.model_validate(query)
         except ValidationError as exc:
             raise explain(exc.errors(include_url=False)[0], query) from None
-        items = await self._stack.responses.input_items(_id(http), page, tenant=http.scope["tenant"])
+        items = await self.stack.responses.input_items(_id(http), page, tenant=http.scope["tenant"])
         return _json(items.model_dump())
 
     async def chat(self, http: Request) -> Response:
-        return await chat_completion(await self._body(http), self._stack.inference, self._pulse, http.receive)
+        return await chat_completion(await self._body(http), self.stack.inference, self._pulse, http.receive)
 
     async def models(self, http: Request) -> Response:
-        models = await self._stack.inference.models()
+        models = await self.stack.inference.models()
         return _json({"object": "list", "data": [_model(each) for each in models]})
 
     async def model(self, http: Request) -> Response:
         model_id = http.path_params["model_id"]
-        for each in await self._stack.inference.models():
+        for each in await self.stack.inference.models():
             if each.id == model_id:
                 return _json(_model(each))
         raise NotFound(f"The model '{model_id}' does not exist.", param="model", code="model_not_found")
 
     def _dialect(self, http: Request) -> Dialect:
-        wanted = http.headers.get(DIALECT_HEADER, self._stack.config.server.dialect)
+        wanted = http.headers.get(DIALECT_HEADER, self.stack.config.server.dialect)
         if wanted not in ("openai", "open-responses"):
             raise InvalidRequest(f"The header {DIALECT_HEADER} is 'openai' or 'open-responses'.", code="invalid_value")
         return wanted
