@@ -26,7 +26,7 @@ _SECONDS: Final = re.compile(rb'"(created_at|completed_at)":(\d+)\.0(?=[,}])')
 
 def to_json(model: Any) -> bytes:
     """A model of the SDK as the API writes it. Its times are whole seconds: the SDK types them as floats."""
-    data: bytes = model.__pydantic_serializer__.to_json(model, by_alias=True)
+    data: bytes = model.__pydantic_serializer__.to_json(model, by_alias=True, exclude_unset=True)
     return data
 
 

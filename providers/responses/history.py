@@ -231,7 +231,7 @@ class History:
 
 def to_json(model: Any) -> bytes:
     """A model of the SDK as the API writes it."""
-    return model.__pydantic_serializer__.to_json(model, by_alias=True)
+    return model.__pydantic_serializer__.to_json(model, by_alias=True, exclude_unset=True)
 
 
 def _read(decode: Any, value: bytes) -> Any:

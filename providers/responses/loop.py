@@ -249,7 +249,10 @@ async def _head_start(batches: AsyncGenerator[Events]) -> AsyncGenerator[asyncio
     """The first batch, under way. It is waited for briefly, so that what the model refuses at once is raised here."""
 
     async def first() -> Events:
-        return await anext(batches, ())
+        try:
+            return await anext(batches)
+        except StopAsyncIteration:  # anext's own default may not be a tuple: Python 3.11 fails on it
+            return ()
 
     task = asyncio.create_task(first())
     try:

@@ -83,9 +83,12 @@ class OpenMessage:
         self._logprobs: list[TokenLogprob] = []
 
     def item(self, status: Literal["in_progress"] | Status) -> ResponseOutputMessage:
-        return ResponseOutputMessage(
-            id=self.id, type="message", role="assistant", status=status, content=[*self._parts], phase=self.phase
+        message = ResponseOutputMessage(
+            id=self.id, type="message", role="assistant", status=status, content=[*self._parts]
         )
+        if self.phase is not None:
+            message.phase = self.phase
+        return message
 
     def open(self) -> Events:
         return [item_added(self.index, self.item("in_progress"))]
