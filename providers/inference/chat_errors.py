@@ -1,0 +1,105 @@
+"""What an upstream's refusals mean to our callers. Its own words pass only where they help to mend the request."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, cast
+
+import msgspec
+
+from apis.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    RateLimited,
+    StackError,
+    UpstreamError,
+)
+
+MAX_MESSAGE_CHARS: Final = 1024
+MAX_RETRY_AFTER_S: Final = 3600.0
+
+_TOO_LONG: Final = re.compile(
+    r"context_length_exceeded|exceed_context_size|context[ _](?:length|window|size)|max_model_len"
+    r"|(?:prompt|input) is too long|longer than the (?:maximum|max) model",
+    re.IGNORECASE,
+)
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+class Unavailable(UpstreamError):
+    """The upstream could not be reached, or gave up before it generated anything: another try is safe."""
+
+
+def response_to_error(status: int, body: bytes, headers: Mapping[str, str], model: str) -> StackError:
+    """The error for an answer that is not 200."""
+    detail = _detail(body)
+    wait_s = retry_after_s(headers.get("Retry-After"))
+    if status == 429:
+        return RateLimited("The inference server is at its limit. Try again later.", retry_after_s=wait_s)
+    if status == 404 and "model" in _words(detail).lower():
+        return ModelNotFound(model)
+    if status in (400, 413, 422) and detail:
+        return _invalid(detail)
+    if status >= 500 or status in (408, 425):
+        return Unavailable(f"The inference server failed with HTTP status {status}.", retry_after_s=wait_s)
+    hint = " Its api_key may be wrong." if status in (401, 403) else ""
+    return UpstreamError(f"The inference server answered with HTTP status {status}.{hint}")
+
+
+def failure_to_error(failure: object, model: str) -> StackError:
+    """The error for an `error` in the middle of a stream, whatever its shape."""
+    detail = cast(dict[str, Any], failure) if isinstance(failure, dict) else {"message": failure}
+    code = detail.get("code")
+    if code in (400, 422, "400", "context_length_exceeded", "invalid_request_error") or _too_long(detail):
+        return _invalid(detail)
+    if code in (404, "model_not_found") and "model" in _words(detail).lower():
+        return ModelNotFound(model)
+    if code in (429, "rate_limit_exceeded"):
+        return RateLimited("The inference server is at its limit. Try again later.")
+    return UpstreamError("The inference server reported a failure while it generated.")
+
+
+def retry_after_s(value: str | None) -> float | None:
+    """Seconds of a Retry-After header, a number or a date, between 0 and an hour; None when it is neither."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            at = parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        seconds = (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if seconds == seconds else None  # noqa: PLR0124 - not for NaN
+
+
+def _invalid(detail: dict[str, Any]) -> InvalidRequest:
+    message = _CONTROL.sub(" ", str(detail.get("message") or "The inference server refused the request."))
+    kind = ContextLengthExceeded if _too_long(detail) else InvalidRequest
+    return kind(message[:MAX_MESSAGE_CHARS])
+
+
+def _too_long(detail: dict[str, Any]) -> bool:
+    return _TOO_LONG.search(_words(detail)) is not None
+
+
+def _words(detail: dict[str, Any]) -> str:
+    return " ".join(str(detail.get(key, ""))[:4096] for key in ("code", "type", "param", "message"))
+
+
+def _detail(body: bytes) -> dict[str, Any]:
+    """The error object of a body: OpenAI's, vLLM's older flat one, FastAPI's; empty when it is none of them."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    if not isinstance(value, dict):
+        return {}
+    found = cast(dict[str, Any], value)
+    error = found.get("error", found)
+    if isinstance(error, dict):
+        return cast(dict[str, Any], error)
+    return {"message": error} if isinstance(error, str) else {}

@@ -1,0 +1,150 @@
+"""Router: an Inference made of Inferences, chosen by model id."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from apis.errors import ModelNotFound, StackError, UpstreamError
+from apis.inference import ChatRequest, Inference, Model, Step
+from apis.provider import Provider
+
+Route = tuple[str, str]
+"""A provider's name and the model id that it knows."""
+
+
+class Router(Inference):
+    """Sends each request to the provider that lists its model; `provider/model` names one outright.
+
+    The first provider to list an id has it. A provider that is down takes nothing but its own models away.
+    """
+
+    class Config(Provider.Config):
+        """`providers` are inference sections by name. `aliases` give a model further ids, `default` names the model
+        that answers for ids nobody knows. `models` fixes a provider's list, as public id -> the provider's own id; such
+        a provider is not asked."""
+
+        providers: dict[str, dict[str, Any]] = Field(min_length=1)
+        models: dict[str, dict[str, str]] = Field(default_factory=dict)
+        aliases: dict[str, str] = Field(default_factory=dict)
+        default: str | None = None
+        list_timeout_s: float = Field(default=5, gt=0)
+        refresh_interval_s: float = Field(default=5, ge=0)
+
+        @model_validator(mode="after")
+        def _check_names(self) -> Self:
+            if unknown := self.models.keys() - self.providers.keys():
+                raise ValueError(f"models names providers that are not there: {', '.join(sorted(unknown))}")
+            return self
+
+    def __init__(self, config: Config, providers: Mapping[str, Inference]) -> None:
+        self._config = config
+        self._providers = providers
+        self._listed: dict[str, Sequence[Model]] = {}
+        self._routes: dict[str, Route] = {}
+        self._silent: set[str] = set()
+        self._refreshed_at = float("-inf")
+        self._refreshing = asyncio.Lock()
+
+    async def models(self) -> Sequence[Model]:
+        """All models of all providers that answer, and the aliases. An id that a former provider has already is
+        listed as `provider/model`."""
+        await self._refresh(0)
+        if len(self._silent) == len(self._providers):
+            raise UpstreamError("No inference server answered.")
+        models: dict[str, Model] = {}
+        for name in self._providers:
+            for model in self._listed.get(name, ()):
+                public = model.id if model.id not in models else f"{name}/{model.id}"
+                models[public] = replace(model, id=public)
+        for alias, target in self._config.aliases.items():
+            if target in models and alias not in models:
+                models[alias] = replace(models[target], id=alias)
+        return list(models.values())
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+        """As the chosen provider does it."""
+        provider, forwarded = await self._route(request)
+        try:
+            async with aclosing(provider.chat(forwarded)) as steps:
+                async for step in steps:
+                    yield step
+        except ModelNotFound as exc:
+            raise ModelNotFound(request.model) from exc
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """As the chosen provider does it."""
+        provider, forwarded = await self._route(request)
+        try:
+            return await provider.count_tokens(forwarded)
+        except ModelNotFound as exc:
+            raise ModelNotFound(request.model) from exc
+
+    async def _route(self, request: ChatRequest) -> tuple[Inference, ChatRequest]:
+        route = await self._find(request.model)
+        if route is None:
+            raise ModelNotFound(request.model)
+        name, model = route
+        return self._providers[name], request.model_copy(update={"model": model})
+
+    async def _find(self, model: str) -> Route | None:
+        route = self._known(model)
+        if route is None:
+            await self._refresh(self._config.refresh_interval_s)
+            route = self._known(model)
+        if route is None and self._config.default is not None:
+            route = self._known(self._config.default)
+        if route is None and self._silent - self._listed.keys():
+            raise UpstreamError("An inference server that may have this model does not answer.")
+        return route
+
+    def _known(self, model: str) -> Route | None:
+        model = self._config.aliases.get(model, model)
+        if model in self._routes:
+            return self._routes[model]
+        name, _, own = model.partition("/")
+        if name not in self._providers or not own:
+            return None
+        own_ids = self._config.models.get(name)
+        if own_ids is None:
+            return name, own
+        return (name, own_ids[own]) if own in own_ids else None
+
+    async def _refresh(self, max_age_s: float) -> None:
+        """Ask all providers what they serve, unless that was done within `max_age_s` or while waiting to do it. What
+        a provider listed before stands while it does not answer: its models are down, not gone."""
+        asked_at = time.monotonic()
+        async with self._refreshing:
+            if self._refreshed_at > asked_at - max_age_s:
+                return
+            answers = await asyncio.gather(*(self._list(name) for name in self._providers))
+            self._silent.clear()
+            for name, listed in zip(self._providers, answers, strict=True):
+                if listed is None:
+                    self._silent.add(name)
+                else:
+                    self._listed[name] = listed
+            self._routes = self._make_routes()
+            self._refreshed_at = time.monotonic()
+
+    def _make_routes(self) -> dict[str, Route]:
+        routes: dict[str, Route] = {}
+        for name in self._providers:
+            own_ids = self._config.models.get(name, {})
+            for model in self._listed.get(name, ()):
+                routes.setdefault(model.id, (name, own_ids.get(model.id, model.id)))
+        return routes
+
+    async def _list(self, name: str) -> Sequence[Model] | None:
+        """What one provider serves; None when it does not say."""
+        if name in self._config.models:
+            return [Model(id=model, owned_by=name) for model in self._config.models[name]]
+        try:
+            async with asyncio.timeout(self._config.list_timeout_s):
+                return await self._providers[name].models()
+        except (StackError, TimeoutError):
+            return None

@@ -1,0 +1,141 @@
+"""VLLM: models served by vLLM, or by any other server that speaks OpenAI's chat completions, on this or other hosts."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import aiohttp
+from pydantic import Field, SecretStr, field_validator
+
+from apis.inference import ChatRequest, Inference, Modality, Model, Step
+from apis.provider import Provider
+from providers.inference.chat_body import Dialect, Engine
+from providers.inference.chat_completions import ChatCompletions, Timeouts, open_session
+from providers.inference.upstreams import Policy, Upstreams
+
+
+class VLLM(Inference):
+    """Several base URLs are replicas of one server: asked in turn, and for one another while nothing was generated."""
+
+    class Config(Provider.Config):
+        """`engine: openai` sends nothing that OpenAI's own API does not have; there `reasoning_field` is `none` unless
+        it is set. `extra_body` is merged over every body. `modalities` says what the models take beside text. For the
+        rest see Dialect, Timeouts and Policy."""
+
+        base_url: str | list[str] = "http://127.0.0.1:8000/v1"
+        api_key: SecretStr | None = None
+        engine: Engine = "vllm"
+        developer_role: Literal["system", "developer"] = "system"
+        reasoning_field: Literal["reasoning", "reasoning_content", "none"] | None = None
+        neutralize_control_tokens: bool | None = None
+        extra_body: dict[str, Any] = Field(default_factory=dict)
+        modalities: frozenset[Modality] | None = None
+        connect_timeout_s: float = Field(default=5, gt=0)
+        headers_timeout_s: float = Field(default=60, gt=0)
+        first_token_timeout_s: float = Field(default=120, gt=0)
+        token_gap_timeout_s: float = Field(default=60, gt=0)
+        max_retries: int = Field(default=2, ge=0, le=10)
+        retry_delay_s: float = Field(default=0.5, ge=0)
+        max_retry_delay_s: float = Field(default=8, ge=0)
+        retry_budget: float = Field(default=0.1, ge=0, le=1)
+        breaker_failures: int = Field(default=5, ge=1)
+        breaker_window_s: float = Field(default=10, gt=0)
+        health_interval_s: float = Field(default=15, gt=0)
+        models_cache_s: float = Field(default=3, ge=0)
+
+        @field_validator("base_url")
+        @classmethod
+        def _check_urls(cls, value: str | list[str]) -> str | list[str]:
+            urls = [value] if isinstance(value, str) else value
+            if not urls:
+                raise ValueError("name at least one base_url")
+            for url in urls:
+                parts = urlsplit(url)
+                if parts.scheme not in ("http", "https") or not parts.hostname:
+                    raise ValueError("a base_url looks like http://host:port/v1")
+                if parts.username is not None or parts.query or parts.fragment:
+                    raise ValueError("a base_url holds no user, query or fragment; give the key as api_key")
+            return value
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._session: aiohttp.ClientSession | None = None
+        self._upstreams: Upstreams | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._listed: tuple[float, Sequence[Model]] | None = None
+
+    async def start(self) -> None:
+        """Opens the connection pool. Asks nothing: a server that is down now may be up when it is needed."""
+        config = self._config
+        self._session = session = open_session()
+        urls = [config.base_url] if isinstance(config.base_url, str) else config.base_url
+        key = config.api_key if config.api_key and config.api_key.get_secret_value() else None
+        dialect, timeouts = _dialect(config), _timeouts(config)
+        endpoints = [ChatCompletions(url, session, api_key=key, dialect=dialect, timeouts=timeouts) for url in urls]
+        self._upstreams = Upstreams(endpoints, _policy(config))
+        if len(endpoints) > 1:
+            self._watch = asyncio.create_task(self._upstreams.watch(config.health_interval_s))
+
+    async def close(self) -> None:
+        """Ends every stream that still runs."""
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+        if self._session is not None:
+            await self._session.close()
+        self._session = self._upstreams = self._watch = None
+
+    async def models(self) -> Sequence[Model]:
+        """What the server lists, for a few seconds as it was last heard."""
+        if self._listed is not None and time.monotonic() < self._listed[0]:
+            return self._listed[1]
+        models = await self._live().ask(lambda endpoint: endpoint.models(self._config.modalities))
+        self._listed = (time.monotonic() + self._config.models_cache_s, models)
+        return models
+
+    def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+        """See `Inference.chat`."""
+        return self._live().chat(request)
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Asked of vLLM's /tokenize; other engines raise Unsupported."""
+        return await self._live().ask(lambda endpoint: endpoint.count_tokens(request))
+
+    def _live(self) -> Upstreams:
+        if self._upstreams is None:
+            raise RuntimeError("VLLM is used before start or after close")
+        return self._upstreams
+
+
+def _dialect(config: VLLM.Config) -> Dialect:
+    return Dialect(
+        engine=config.engine,
+        developer_role=config.developer_role,
+        reasoning_field=config.reasoning_field or ("reasoning" if config.engine == "vllm" else "none"),
+        neutralize_control_tokens=config.neutralize_control_tokens,
+        extra_body=config.extra_body,
+    )
+
+
+def _timeouts(config: VLLM.Config) -> Timeouts:
+    return Timeouts(
+        connect_s=config.connect_timeout_s,
+        headers_s=config.headers_timeout_s,
+        first_token_s=config.first_token_timeout_s,
+        token_gap_s=config.token_gap_timeout_s,
+    )
+
+
+def _policy(config: VLLM.Config) -> Policy:
+    return Policy(
+        max_retries=config.max_retries,
+        retry_delay_s=config.retry_delay_s,
+        max_retry_delay_s=config.max_retry_delay_s,
+        budget=config.retry_budget,
+        breaker_failures=config.breaker_failures,
+        breaker_window_s=config.breaker_window_s,
+    )

@@ -1,0 +1,325 @@
+"""VLLM against a real server: how it asks, and what it makes of every way in which an answer can be wrong."""
+
+import asyncio
+import gzip
+import os
+import socket
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+from unittest import mock
+
+import pytest
+from pydantic import ValidationError
+
+from apis.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    RateLimited,
+    StackError,
+    Unsupported,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from apis.inference import Delta, Finish, Model, Text, Usage
+from providers.inference.vllm import VLLM
+from tests.conformance.inference import LAWS, Law, Subject, drain
+from tests.providers.inference.remote import ROLE, asked, failure, sent, started
+from tests.upstream_server import (
+    CUT,
+    DONE,
+    HANG,
+    LAST_HTTP_CHUNK,
+    Answer,
+    Repeat,
+    UpstreamServer,
+    Wait,
+    call_chunks,
+    delta_chunk,
+    error_answer,
+    event,
+    head,
+    http_chunk,
+    json_answer,
+    plain_answer,
+    stream,
+    text_chunks,
+)
+
+OK = stream(text_chunks("Hel", "lo"))
+OK_DELTAS = [Text("Hel"), Text("lo"), Finish("stop", Usage(11, 7))]
+PING = Repeat(http_chunk(b": ping\n\n"), pause_s=0.01)
+
+
+# --- the interface ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+async def test_it_conforms(law: Law) -> None:
+    text = OK
+    answers: list[Answer] = [text]
+    if "left" in law.__name__ or "cancelled" in law.__name__:
+        answers = [[head(), http_chunk(event(delta_chunk(content="a"))), HANG], text]
+    if "call" in law.__name__ and "unknown" not in law.__name__ and "cancelled" not in law.__name__:
+        answers = [stream(call_chunks("f", "{}"))]
+    if "unknown" in law.__name__:
+        answers = [error_answer(404, "The model `x` does not exist.", param="model")]
+    async with UpstreamServer(*answers) as upstream, started(upstream.base_url) as vllm:
+        tool = {"type": "function", "function": {"name": "f"}}
+        subject = Subject(vllm, asked(), asked(), asked(tools=[tool]), asked(model="x"), upstream.left)
+        await law(subject)
+
+
+async def test_a_chat_is_one_request_and_connections_are_used_again() -> None:
+    async with UpstreamServer(OK) as upstream, started(upstream.base_url, api_key="sk-1") as vllm:
+        assert await drain(vllm, asked(temperature=0.5)) == OK_DELTAS
+        assert await drain(vllm, asked()) == OK_DELTAS
+        assert upstream.connections == 1
+        first = upstream.received[0]
+        assert (first.method, first.path) == ("POST", "/v1/chat/completions")
+        assert first.headers["authorization"] == "Bearer sk-1"
+        assert first.headers["accept-encoding"] == "identity"
+        assert first.json["temperature"] == 0.5
+
+
+async def test_what_was_read_at_once_is_one_step() -> None:
+    body = b"".join(event(chunk) for chunk in text_chunks("a", "b")) + DONE
+    async with (
+        UpstreamServer([head() + http_chunk(body) + LAST_HTTP_CHUNK]) as upstream,
+        started(upstream.base_url) as vllm,
+    ):
+        steps = [step async for step in vllm.chat(asked())]
+    assert steps == [[Text("a"), Text("b"), Finish("stop", Usage(11, 7))]]
+
+
+async def test_a_large_request_is_sent_whole() -> None:
+    text = "é" * 3_000_000
+    async with UpstreamServer(OK) as upstream, started(upstream.base_url) as vllm:
+        await drain(vllm, asked(messages=[{"role": "user", "content": text}]))
+        assert upstream.chats[0].json["messages"][0]["content"] == text
+
+
+@pytest.mark.parametrize("key", ["", None])
+async def test_without_a_key_none_is_sent(key: str | None) -> None:
+    async with UpstreamServer(OK) as upstream, started(upstream.base_url, api_key=key) as vllm:
+        await drain(vllm, asked())
+        assert "authorization" not in upstream.received[0].headers
+
+
+async def test_models_tell_their_context_and_are_kept_a_moment() -> None:
+    fields: dict[str, Any] = {"models_cache_s": 60, "modalities": ["image"]}
+    async with UpstreamServer() as upstream, started(upstream.base_url, **fields) as vllm:
+        expected = [Model("fake-model", "vllm", 1, 4096, frozenset({"image"}))]
+        assert await vllm.models() == expected
+        assert await vllm.models() == expected
+        assert len(upstream.received) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        plain_answer(b"<html>"),
+        plain_answer(b'{"data":5}'),
+        plain_answer(b'{"data":' + b"[" * 100_000),
+        plain_answer(b'{"data":[{"id":"m","created":1e999}]}'),
+        error_answer(401),
+        error_answer(404),
+        [CUT],
+        [head(200, "application/json"), http_chunk(b'{"data":['), CUT],
+        [head(200, "application/json"), Repeat(http_chunk(b" " * 65536))],
+    ],
+)
+async def test_models_that_cannot_be_read_are_an_upstreams_error(answer: Answer) -> None:
+    async with UpstreamServer() as upstream, started(upstream.base_url) as vllm:
+        upstream.routes["/v1/models"] = answer
+        with pytest.raises(UpstreamError):
+            await vllm.models()
+
+
+async def test_tokens_are_counted_by_the_server_where_it_can() -> None:
+    async with UpstreamServer() as upstream:
+        async with started(upstream.base_url) as vllm:
+            assert await vllm.count_tokens(asked()) == 5
+            assert upstream.received[0].json == {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}]}
+            del upstream.routes["/tokenize"]
+            with pytest.raises(Unsupported):
+                await vllm.count_tokens(asked())
+            upstream.routes["/tokenize"] = error_answer(404, "The model `x` does not exist.")
+            with pytest.raises(ModelNotFound):
+                await vllm.count_tokens(asked())
+        async with started(upstream.base_url, engine="openai") as vllm:
+            with pytest.raises(Unsupported):
+                await vllm.count_tokens(asked())
+
+
+@pytest.mark.parametrize("url", ["", [], "localhost:8000", "ftp://x", "http://", "http://u:p@x/v1", "http://x/v1?k=1"])
+def test_a_base_url_that_is_none_is_refused(url: Any) -> None:
+    with pytest.raises(ValidationError):
+        VLLM.Config(base_url=url)
+
+
+async def test_closing_is_safe_at_any_time() -> None:
+    vllm = VLLM(VLLM.Config())
+    await vllm.close()
+    await vllm.start()
+    await vllm.close()
+    await vllm.close()
+
+
+async def test_proxies_of_the_environment_are_not_used() -> None:
+    async with UpstreamServer(OK) as upstream, UpstreamServer(OK) as proxy:
+        with mock.patch.dict(os.environ, {"http_proxy": proxy.base_url, "HTTP_PROXY": proxy.base_url}):
+            async with started(upstream.base_url) as vllm:
+                assert await drain(vllm, asked()) == OK_DELTAS
+        assert proxy.connections == 0
+
+
+async def test_after_done_nothing_is_waited_for() -> None:
+    async with UpstreamServer([*OK[:-1], HANG]) as upstream, started(upstream.base_url) as vllm:
+        async with asyncio.timeout(2):
+            assert await drain(vllm, asked()) == OK_DELTAS
+            await upstream.left.wait()
+
+
+# --- answers that are no stream --------------------------------------------------------------------------------------
+
+LATER = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (json_answer({"choices": []}), UpstreamError),
+        (plain_answer(b"<html>", 200, {"content-type": "text/html"}), UpstreamError),
+        (plain_answer(b"", 200), UpstreamError),
+        ([b"HTTP/1.1 204 X\r\n\r\n"], UpstreamError),
+        (plain_answer(DONE, 206, {"content-type": "text/event-stream"}), UpstreamError),
+        (plain_answer(b"", 302, {"location": "http://127.0.0.1:9/"}), UpstreamError),
+        (error_answer(401, "key sk-secret"), UpstreamError),
+        (error_answer(403), UpstreamError),
+        (json_answer({"detail": "Not Found"}, 404), UpstreamError),
+        (error_answer(404, "The model `x` does not exist."), ModelNotFound),
+        (error_answer(400, "temperature is off"), InvalidRequest),
+        (error_answer(422, "temperature is off"), InvalidRequest),
+        (plain_answer(b"<html>no</html>", 400), UpstreamError),
+        (error_answer(400, "This model's maximum context length is 4096 tokens."), ContextLengthExceeded),
+        (json_answer({"object": "error", "message": "old form", "code": 400}, 400), InvalidRequest),
+        (error_answer(429), RateLimited),
+        (error_answer(500, "Traceback sk-secret"), UpstreamError),
+        (error_answer(503), UpstreamError),
+        (error_answer(529), UpstreamError),
+        ([b"nonsense\r\n\r\n", CUT], UpstreamError),
+        ([b"HTTP/1.1 200 OK\r\n" + b"x: " + b"y" * 100_000 + b"\r\n\r\n", CUT], UpstreamError),
+    ],
+)
+async def test_an_answer_that_is_no_stream_is_mapped(answer: Answer, kind: type[StackError]) -> None:
+    error, seen = await failure(answer, api_key="sk-secret")
+    assert isinstance(error, kind)
+    assert kind is UpstreamError or type(error) is kind
+    assert error.status != 401
+    assert "secret" not in error.message
+    assert seen == []
+
+
+async def test_what_helps_to_mend_a_request_is_passed_on_without_the_key() -> None:
+    error, _ = await failure(error_answer(400, "top_k is off\x00 for sk-secret " + "x" * 9000), api_key="sk-secret")
+    assert error.message.startswith("top_k is off  for [key] xxx")
+    assert len(error.message) == 1024
+
+
+@pytest.mark.parametrize(
+    ("header", "at_least", "at_most"),
+    [("0", 0, 0), ("7", 7, 7), ("1000000000", 3600, 3600), (LATER, 30, 100), ("-5", 0, 0)],
+)
+async def test_a_limit_tells_when_to_come_again(header: str, at_least: float, at_most: float) -> None:
+    error, _ = await failure(error_answer(429, headers={"retry-after": header}))
+    assert error.retry_after_s is not None
+    assert at_least <= error.retry_after_s <= at_most
+
+
+@pytest.mark.parametrize("header", ["soon", "nan", ""])
+async def test_a_wrong_retry_after_is_none(header: str) -> None:
+    error, _ = await failure(error_answer(429, headers={"retry-after": header}))
+    assert error.retry_after_s is None
+
+
+async def test_a_redirect_gets_neither_the_request_nor_the_key() -> None:
+    async with UpstreamServer(OK) as elsewhere:
+        for status in (301, 302, 303, 307, 308):
+            location = {"location": f"{elsewhere.base_url}/chat/completions"}
+            error, _ = await failure(plain_answer(b"", status, location), api_key="sk-secret")
+            assert type(error) is UpstreamError
+        assert elsewhere.connections == 0
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "x"])
+async def test_a_compressed_stream_is_refused_unread(encoding: str) -> None:
+    bomb = gzip.compress(b"\0" * 10_000_000)
+    error, _ = await failure([head(headers={"content-encoding": encoding}), http_chunk(bomb), HANG])
+    assert type(error) is UpstreamError
+
+
+async def test_an_endless_error_body_is_read_up_to_a_bound() -> None:
+    error, _ = await failure([head(500, "application/json"), Repeat(http_chunk(b"x" * 65536))])
+    assert error.message == "The inference server failed with HTTP status 500."
+
+
+async def test_an_endless_line_is_read_up_to_a_bound() -> None:
+    error, _ = await failure([head(), Repeat(http_chunk(b"x" * 65536))])
+    assert "larger than allowed" in error.message
+
+
+# --- time-outs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "limit", "seen"),
+    [
+        ([HANG], "headers_timeout_s", 0),
+        ([head(), HANG], "first_token_timeout_s", 0),
+        ([*sent(ROLE), PING], "first_token_timeout_s", 0),
+        ([*sent(ROLE, delta_chunk(content="a")), HANG], "token_gap_timeout_s", 1),
+        ([*sent(ROLE, delta_chunk(content="a")), PING], "token_gap_timeout_s", 1),
+        ([head(500, "text/html"), HANG], "headers_timeout_s", 0),
+    ],
+)
+async def test_waiting_has_a_limit_that_the_error_names(answer: Answer, limit: str, seen: int) -> None:
+    async with asyncio.timeout(4):
+        error, deltas = await failure(answer, **{limit: 0.15})
+    assert type(error) is UpstreamTimeout
+    assert f"{limit} (0.15 s)" in error.message
+    assert len(deltas) == seen
+
+
+async def test_connecting_has_a_limit() -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        queue = [socket.socket() for _ in range(4)]
+        try:
+            for one in queue:
+                one.setblocking(False)
+                one.connect_ex(full.getsockname())
+            url = f"http://127.0.0.1:{full.getsockname()[1]}/v1"
+            async with started(url, connect_timeout_s=0.1, max_retries=0) as vllm:
+                with pytest.raises(UpstreamTimeout, match="connect_timeout_s"):
+                    await drain(vllm, asked())
+        finally:
+            for one in queue:
+                one.close()
+
+
+async def test_a_slow_reader_is_no_silent_server() -> None:
+    reading, read_on = asyncio.Event(), asyncio.Event()
+    answer = [*sent(ROLE, delta_chunk(content="a")), Wait(reading), *stream(text_chunks("b"))[1:4], Wait(read_on)]
+    answer += stream(text_chunks())[1:]
+    seen: list[Delta] = []
+    async with UpstreamServer(answer) as upstream, started(upstream.base_url, token_gap_timeout_s=0.1) as vllm:
+        async for step in vllm.chat(asked()):
+            seen += step
+            if reading.is_set():
+                asyncio.get_running_loop().call_later(0.3, read_on.set)
+                await read_on.wait()
+            reading.set()
+    assert isinstance(seen[-1], Finish)
