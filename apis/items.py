@@ -62,8 +62,11 @@ def text_or_list(value: Any) -> str:
 
 GivenContent = Annotated[InputText | InputImage | InputFile, Field(discriminator="type")]
 MadeContent = Annotated[InputText | OutputText | OutputRefusal, Field(discriminator="type")]
-Given = Annotated[Annotated[str, Tag("text")] | Annotated[list[GivenContent], Tag("list")], Discriminator(text_or_list)]
-Made = Annotated[Annotated[str, Tag("text")] | Annotated[list[MadeContent], Tag("list")], Discriminator(text_or_list)]
+# fail_fast: only the first error is told, and listing a hundred thousand of them would hold up all else
+_GivenList = Annotated[list[GivenContent], Field(fail_fast=True)]
+_MadeList = Annotated[list[MadeContent], Field(fail_fast=True)]
+Given = Annotated[Annotated[str, Tag("text")] | Annotated[_GivenList, Tag("list")], Discriminator(text_or_list)]
+Made = Annotated[Annotated[str, Tag("text")] | Annotated[_MadeList, Tag("list")], Discriminator(text_or_list)]
 
 
 class GivenMessage(ItemWire):

@@ -145,7 +145,7 @@ Includable = Literal[
 
 Input = Annotated[
     Annotated[Annotated[str, Field(max_length=10 * 2**20)], Tag("text")]
-    | Annotated[Annotated[list[Item], Field(max_length=100_000)], Tag("list")],
+    | Annotated[Annotated[list[Item], Field(max_length=100_000, fail_fast=True)], Tag("list")],
     Discriminator(text_or_list),
 ]
 Metadata = Annotated[

@@ -89,11 +89,12 @@ class Edge:
 
     def _check_names(self, headers: Headers) -> None:
         assert self._hosts is not None
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
         origin = headers.get("origin")
-        from_page = urlsplit(origin).hostname or "" if origin is not None else None
-        for name, value in (("Host", host), ("Origin", from_page)):
-            if value is not None and value not in self._hosts:
+        names = {"Host": _host_of(f"//{headers.get('host', '')}")}
+        if origin is not None:
+            names["Origin"] = _host_of(origin)
+        for name, host in names.items():
+            if host not in self._hosts:
                 raise PermissionDenied(f"This {name} is not allowed here: add it to `server.allowed_hosts`.")
 
     def _tenant(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -105,6 +106,13 @@ class Edge:
             if tenant is not None:
                 return tenant
         raise Unauthorized("Incorrect API key provided: send `Authorization: Bearer KEY`.")
+
+
+def _host_of(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -14,6 +14,8 @@ from apis.errors import InvalidRequest
 Model = TypeVar("Model", bound=BaseModel)
 _log = logging.getLogger(__name__)
 _MAX_DEPTH: Final = 64
+_MAX_VALUES: Final = 100_000
+"""Of one body. Text is read fast; each value costs microseconds in which nothing else can run, thread or no thread."""
 _BLOCKING_BYTES: Final = 256 * 1024
 """Bodies above this are read in a thread: parsing them would hold up other streams."""
 
@@ -53,6 +55,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """Exactly one JSON object, in UTF-8, without duplicate keys, NaN, infinities or lone surrogates."""
     if not body:
         raise InvalidRequest("The body is empty; it must be a JSON object.")
+    if _has_too_many_values(body):
+        raise InvalidRequest(f"The body holds more than {_MAX_VALUES} values.", code="array_above_max_length")
     try:
         orjson.loads(body)
         value: Any = json.loads(body, object_pairs_hook=_once)
@@ -65,6 +69,16 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if _deeper(value, _MAX_DEPTH):
         raise InvalidRequest(f"The body is nested more than {_MAX_DEPTH} levels deep.", code="invalid_value")
     return cast(dict[str, Any], value)
+
+
+def _has_too_many_values(body: bytes) -> bool:
+    if body.count(b",") < _MAX_VALUES:
+        return False
+    bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    if bare.count(b'"') > 4 * _MAX_VALUES:
+        return True
+    # without its escapes, every other piece of a body is outside its strings
+    return sum(piece.count(b",") for piece in bare.split(b'"')[::2]) >= _MAX_VALUES
 
 
 class _DuplicateKey(ValueError):
@@ -93,8 +107,8 @@ def _deeper(value: Any, levels: int) -> bool:
 
 def explain(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequest:
     """A validation error in the API's terms."""
-    param = _path(error["loc"], body)
     kind = error["type"]
+    param = _path(error["loc"], body, missing=kind == "missing")
     limits = error.get("ctx", {})
     given = error["input"]
     if kind == "missing":
@@ -115,10 +129,10 @@ def _violation(kind: str, limits: dict[str, Any], given: Any) -> tuple[str, str]
     match kind:
         case "less_than_equal" | "less_than":
             limit = limits.get("le", limits.get("lt"))
-            return f"{number}_above_max_value", f"expected a value of at most {limit:g}"
+            return f"{number}_above_max_value", f"expected a value of at most {limit}"
         case "greater_than_equal" | "greater_than":
             limit = limits.get("ge", limits.get("gt"))
-            return f"{number}_below_min_value", f"expected a value of at least {limit:g}"
+            return f"{number}_below_min_value", f"expected a value of at least {limit}"
         case "int_parsing_size":
             return "integer_above_max_value", "the integer is too large"
         case "string_too_long":
@@ -155,15 +169,23 @@ def _bad_tag(error: ErrorDetails, param: str) -> InvalidRequest:
     return InvalidRequest(message, param=f"{param}.type", code="missing_required_parameter")
 
 
-def _path(loc: tuple[int | str, ...], body: Any) -> str:
+def _path(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
     """The place in the body. Pydantic's path also names the branches of unions: they are no keys, and left out."""
     path = ""
     here: Any = body
+    in_branch = False
     for position, step in enumerate(loc):
         if isinstance(step, int):
             path += f"[{step}]"
             here = cast(list[Any], here)[step] if isinstance(here, list) and step < len(cast(list[Any], here)) else None
-        elif isinstance(here, dict) and (step in here or position == len(loc) - 1):
-            path += f".{step}" if path else step
-            here = cast(dict[str, Any], here).get(step)
+        elif isinstance(here, dict):
+            fields = cast(dict[str, Any], here)
+            if not in_branch and step == fields.get("type"):
+                in_branch = True  # it names the branch, though there may be a key of that name too
+                continue
+            if step not in fields and not (missing and position == len(loc) - 1):
+                continue
+            path += f".{step:.64}" if path else f"{step:.64}"
+            here = fields.get(step)
+        in_branch = False
     return path

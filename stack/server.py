@@ -45,7 +45,7 @@ def create_app(config: StackConfig) -> FastAPI:
                 app.state.routes = None
                 beating.cancel()
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None)
+    app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     # the edge is the only layer around the routes: FastAPI's own ones cost more than all else a request does here
     app.middleware_stack = Edge(app.router, config.server)
     app.state.draining = False

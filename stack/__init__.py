@@ -1,0 +1,3 @@
+"""The command line, the run config, the wiring of providers, and the HTTP edge."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,338 @@
+"""The run config: from a YAML file to a StackConfig, or to a ConfigError that says where and what to do."""
+
+import difflib
+import ipaddress
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self, cast, get_args
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from apis.errors import ConfigError
+
+PACKAGED: Final = Path(__file__).resolve().parent.parent / "configs"
+"""The run configs that may be named without a path."""
+
+_MAX_FILE_BYTES = 1024 * 1024
+# Aliases may nest, so that a few of them stand for a great many values: thirty-two stand for 200,000 at the worst.
+_MAX_ALIASES = 32
+_MAX_DEPTH = 32
+_VARIABLE = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(?::=([^}]*))?\}")
+_TYPE_SENTENCES = {
+    "missing": "is required.",
+    "model_type": "must be a mapping of keys to values.",
+    "dict_type": "must be a mapping of keys to values.",
+}
+
+
+def _key_to_entry(value: object) -> object:
+    return {"key": value} if isinstance(value, str) else value
+
+
+class ApiKey(BaseModel):
+    """A key that clients send as `Authorization: Bearer KEY`. What one tenant stores, no other sees."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    key: SecretStr = Field(min_length=1)
+    tenant: str = Field(default="default", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+
+
+class ServerConfig(BaseModel):
+    """Where and how to listen. `keep_alive_s` is the longest silence on a stream before a comment line is sent;
+    `grace_period_s` is what running requests get to finish in after SIGTERM. A `*` among `allowed_hosts` allows
+    any Host; loopback names are always allowed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=8321, ge=0, le=65535)
+    api_keys: list[Annotated[ApiKey, BeforeValidator(_key_to_entry)]] = []
+    allowed_hosts: list[str] = []
+    max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
+    max_connections: int = Field(default=4096, ge=1)
+    keep_alive_s: float = Field(default=15.0, gt=0)
+    grace_period_s: float = Field(default=30.0, ge=0)
+    dialect: Literal["openai", "open-responses"] = "openai"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    dangerously_allow_unauthenticated: bool = False
+
+    @field_validator("api_keys")
+    @classmethod
+    def _once_each(cls, keys: list[ApiKey]) -> list[ApiKey]:
+        if len({entry.key.get_secret_value() for entry in keys}) < len(keys):
+            raise ValueError("holds the same key twice; give every tenant a key of its own.")
+        return keys
+
+    @model_validator(mode="after")
+    def _reachable_only_with_a_key(self) -> Self:
+        if not self.api_keys and not self.dangerously_allow_unauthenticated and not is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host} can be reached from other machines, and there are no api_keys. Add api_keys, or "
+                "set host: 127.0.0.1, or, where something in front of the stack lets only the right callers in, set "
+                "dangerously_allow_unauthenticated: true."
+            )
+        return self
+
+
+class Section(BaseModel):
+    """One API's part of the file: the provider's name, and that provider's own fields, which its class checks."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, hide_input_in_errors=True)
+
+    provider: str = Field(min_length=1)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class StackConfig(BaseModel):
+    """A whole run config: how to serve, and which provider stands behind each API."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    server: ServerConfig = Field(default_factory=ServerConfig)
+    inference: Section
+    kv_store: Section
+    responses: Section = Section(provider="loop")
+    tool_runtime: Section | None = None
+
+    _source: str = PrivateAttr(default="config")
+
+    @property
+    def source(self) -> str:
+        """The file it was read from, as errors name it."""
+        return self._source
+
+
+def load_config(
+    name: str, *, server: Mapping[str, object] | None = None, env: Mapping[str, str] | None = None
+) -> StackConfig:
+    """Read the run config `name`: a path, or the bare name of a packaged config.
+
+    `server` overrides keys of the file's `server` section where they are not None; `env` is the environment to
+    substitute from, the process's own by default. Raises ConfigError.
+    """
+    path = find_config(name)
+    source = str(path)
+    tree = _parse(source, _read(path))
+    raw = cast("dict[str, Any]", _substitute(source, tree, os.environ if env is None else env))
+    overrides = {key: value for key, value in (server or {}).items() if value is not None}
+    if overrides and isinstance(raw.setdefault("server", {}), dict):
+        raw["server"] |= overrides
+    try:
+        config = StackConfig.model_validate(raw)
+    except ValidationError as exc:
+        raise explained(exc, source, "", StackConfig, raw) from None
+    config._source = source  # pyright: ignore[reportPrivateUsage]  # the one place that knows it
+    return config
+
+
+def find_config(name: str) -> Path:
+    """The file that `name` means. Raises ConfigError, which lists the packaged configs."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    packaged = {file.stem: file for file in sorted(PACKAGED.glob("*.yaml"))}
+    if name in packaged:
+        return packaged[name]
+    raise ConfigError(f"{name}: no such file. Give a path, or one of the packaged configs: {', '.join(packaged)}.")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to `host`. Another name than localhost is not looked up."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which also refuses a key given twice and counts aliases."""
+
+    aliases = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = cast("yaml.Event", self.peek_event())  # pyright: ignore[reportUnknownMemberType]  # untyped in PyYAML
+        if isinstance(event, yaml.AliasEvent):
+            self.aliases += 1
+            if self.aliases > _MAX_ALIASES:
+                raise yaml.MarkedYAMLError(problem=f"more than {_MAX_ALIASES} aliases", problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+    def compose_mapping_node(self, anchor: dict[str, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key '{key.value}' is given twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}.") from exc
+    if len(data) > _MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: is larger than 1 MiB, which no run config is.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text. Save it in that encoding.") from None
+
+
+def _parse(source: str, text: str) -> dict[str, Any]:
+    try:
+        tree = cast("object", _Loader(text).get_single_data())
+    except yaml.MarkedYAMLError as exc:
+        mark = exc.problem_mark
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{source}: is not YAML that can be used: {exc.problem}{where}.") from exc
+    except (yaml.YAMLError, ValueError) as exc:
+        raise ConfigError(f"{source}: is not YAML that can be used: {' '.join(str(exc).split())}.") from exc
+    except RecursionError:
+        raise ConfigError(f"{source}: is nested deeper than {_MAX_DEPTH} levels.") from None
+    if tree is None:
+        raise ConfigError(f"{source}: is empty. Start from one of the files in {PACKAGED}.")
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{source}: must be a mapping with the keys {', '.join(StackConfig.model_fields)}.")
+    return cast("dict[str, Any]", tree)
+
+
+_NOT_WRITTEN: Final = object()
+
+
+def _substitute(source: str, value: object, env: Mapping[str, str], path: tuple[str, ...] = ()) -> object:
+    """`value` with its variables replaced. What becomes empty thereby counts as not written at all."""
+    if len(path) > _MAX_DEPTH:
+        raise ConfigError(f"{source}: {'.'.join(path[:3])}...: is nested deeper than {_MAX_DEPTH} levels.")
+    if isinstance(value, dict):
+        mapping: dict[str, object] = {}
+        for key, child in cast("dict[object, object]", value).items():
+            if not isinstance(key, str):
+                where = ".".join((*path, str(key)))
+                raise ConfigError(f"{source}: {where}: the key is not text. Put it in quotes.")
+            mapping[key] = _substitute(source, child, env, (*path, key))
+        return {key: child for key, child in mapping.items() if child is not _NOT_WRITTEN}
+    if isinstance(value, list):
+        items = [_substitute(source, v, env, (*path, str(i))) for i, v in enumerate(cast("list[object]", value))]
+        return [item for item in items if item is not _NOT_WRITTEN]
+    if isinstance(value, str) and "${" in value:
+        return _expand(source, value, env, path) or _NOT_WRITTEN
+    return value
+
+
+def _expand(source: str, text: str, env: Mapping[str, str], path: tuple[str, ...]) -> str:
+    where = f"{source}: {'.'.join(path)}"
+
+    def replace(match: re.Match[str]) -> str:
+        name, default = match[1], cast("str | None", match[2])
+        found = env.get(name, "")
+        if not found and default is None:
+            raise ConfigError(
+                f"{where}: the environment variable {name} is not set. Set it, or write a default: "
+                f"${{env.{name}:=value}}."
+            )
+        return found or default or ""
+
+    if "${" in _VARIABLE.sub("", text):
+        raise ConfigError(f"{where}: a variable is written ${{env.NAME}} or ${{env.NAME:=default}}.")
+    return _VARIABLE.sub(replace, text)
+
+
+# --- explaining ------------------------------------------------------------------------------------------------------
+
+
+def explained(
+    exc: ValidationError, source: str, prefix: str, model: type[BaseModel], raw: Mapping[str, object]
+) -> ConfigError:
+    """All that is wrong with `raw`, a line each: the file, the dotted path in it below `prefix`, and the remedy.
+
+    The values themselves are never shown: one of them may be a secret.
+    """
+    lines: dict[str, str] = {}
+    for error in exc.errors(include_url=False, include_input=False, include_context=False):
+        path = _path_in(raw, error)
+        where = ".".join(part for part in (prefix, *path) if part)
+        # The branches of a union each complain of the same value; the first stands for all.
+        lines.setdefault(where, f"{source}: {where}: {_sentence(error, path, model)}")
+    return ConfigError("\n".join(lines.values()))
+
+
+def _path_in(raw: object, error: ErrorDetails) -> list[str]:
+    """The error's place as it stands in the file: pydantic adds the branch of a union that it tried."""
+    path: list[str] = []
+    node = raw
+    for position, part in enumerate(error["loc"]):
+        if isinstance(node, dict) and part in node:
+            node = cast("dict[object, object]", node)[part]
+        elif isinstance(node, list) and isinstance(part, int) and part < len(cast("list[object]", node)):
+            node = cast("list[object]", node)[part]
+        elif error["type"] != "missing" or position < len(error["loc"]) - 1:
+            continue
+        path.append(str(part))
+    return path
+
+
+def _sentence(error: ErrorDetails, path: Sequence[str], model: type[BaseModel]) -> str:
+    if error["type"] == "extra_forbidden":
+        known = sorted(_known_keys(model, path[:-1]))
+        near = difflib.get_close_matches(path[-1], known, n=1)
+        return (
+            f"is not a known key. Did you mean '{near[0]}'?"
+            if near
+            else (
+                f"is not a known key. Known keys: {', '.join(known)}."
+                if known
+                else "is not a known key; it takes none."
+            )
+        )
+    message = _TYPE_SENTENCES.get(error["type"]) or error["msg"].removeprefix("Value error, ")
+    return message if message.endswith((".", "?")) else f"{message}."
+
+
+def _known_keys(model: type[BaseModel], path: Sequence[str]) -> set[str]:
+    """The keys that the mapping at `path` below `model` takes."""
+    models = [model]
+    for part in path:
+        if part.isdigit():
+            continue
+        models = [
+            inner
+            for outer in models
+            if (field := outer.model_fields.get(part)) is not None
+            for inner in _models_in(field.annotation)
+        ]
+    return {field.alias or name for known in models for name, field in known.model_fields.items()}
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)

@@ -1,0 +1,190 @@
+"""Runs the app: one process that listens, drains on a signal and ends in time, whatever hangs."""
+
+import asyncio
+import faulthandler
+import gc
+import logging
+import multiprocessing
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import FrameType
+from typing import Any, Protocol
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from apis.errors import ConfigError, Overloaded
+from stack.config import ServerConfig
+from stack.connection import Connection
+from stack.edge import OPEN_PATHS, error_response
+
+# An idle connection is kept longer than the load balancers in common use keep theirs (60 s): were it the other way
+# round, they would send a request into a connection that is being closed.
+_IDLE_S = 75
+_BACKLOG = 2048
+_POLL_S = 0.1
+_CANCEL_S = 0.3
+_END_S = 0.9
+_WANTED_FILES = 65_536
+_GOING_AWAY = "This server is shutting down. Try again: another one answers, or this one when it is back."
+
+_log = logging.getLogger(__name__)
+
+
+class App(Protocol):
+    """A Starlette or FastAPI application."""
+
+    state: Any
+    router: Any
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class Server(uvicorn.Server):
+    """Drains on the first SIGTERM or SIGINT and gives up waiting on the second.
+
+    Draining: `app.state.draining` is true at once, running requests get `grace_period_s` to finish, and until they
+    have, the port stays open to tell newcomers 503 and probes how things are. Then what still runs is cancelled. The
+    process is gone at most a second after the grace period, or after the second signal: if something hangs, with every
+    thread's traceback on stderr and exit code 1.
+    """
+
+    def __init__(self, app: App, config: ServerConfig, on_listening: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                _Door(app),
+                loop="asyncio",
+                http=Connection,
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                limit_concurrency=config.max_connections,
+                timeout_keep_alive=_IDLE_S,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._app = app
+        self._grace_s = config.grace_period_s
+        self._on_listening = on_listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._drain_with_parent()
+        self._on_listening()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._app.state.draining = True
+        left_s = _END_S if self.force_exit else self._grace_s + _END_S
+        faulthandler.dump_traceback_later(left_s, exit=True, file=sys.__stderr__ or sys.stderr)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        tasks = self.server_state.tasks
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._grace_s
+        while tasks and not self.force_exit and loop.time() < deadline:
+            await asyncio.wait(set(tasks), timeout=_POLL_S)
+        if tasks:
+            _log.warning("%d requests still ran when the grace period was over and are cut off.", len(tasks))
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(set(tasks), timeout=_CANCEL_S)
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+        await super().shutdown(sockets)
+
+    def _drain_with_parent(self) -> None:
+        parent = multiprocessing.parent_process()
+        if parent is None:
+            return
+        loop = asyncio.get_running_loop()
+
+        def orphaned() -> None:
+            loop.remove_reader(parent.sentinel)
+            self.handle_exit(signal.SIGTERM, None)
+
+        loop.add_reader(parent.sentinel, orphaned)
+
+
+class _Door:
+    """Refuses new work while the app drains."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        app.state.draining = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app.state.draining and scope["path"] not in OPEN_PATHS:
+            await error_response(Overloaded(_GOING_AWAY))(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            # Ours, at the end of the grace period: this is the request's whole task, and no news worth a traceback.
+            if not self._app.state.draining:
+                raise
+
+
+async def serve(
+    app: App, config: ServerConfig, listener: socket.socket, on_listening: Callable[[], None] = lambda: None
+) -> None:
+    """Serve `app` on a bound socket until a signal ends it. The app's lifespan is entered before anything listens
+    and left after the last request, so that what it raises comes out here."""
+    _raise_file_limit()
+    lifespan: AbstractAsyncContextManager[Any] = app.router.lifespan_context(app)
+    async with lifespan:
+        gc.enable()
+        await Server(app, config, on_listening).serve(sockets=[listener])
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A socket bound to the config's host and port, not listening yet. Raises ConfigError."""
+    try:
+        family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        # asyncio turns Nagle's algorithm off only where the protocol is given: without it, deltas wait for 40 ms
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as exc:
+        raise ConfigError(
+            f"server: cannot listen on {config.host} port {config.port}: {exc.strerror}. Choose another with "
+            "server.host and server.port, or --host and --port."
+        ) from exc
+    return listener
+
+
+def url(listener: socket.socket) -> str:
+    """Where clients find what listens there."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def set_up_logging(level: str) -> None:
+    """Our own log at `level`, that of libraries from warnings on, all to stderr."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    for name in ("stack", "providers", "apis"):
+        logging.getLogger(name).setLevel(level.upper())
+
+
+def _raise_file_limit() -> None:
+    """Every stream holds two connections, and the usual limit of 1,024 files is gone after 500 streams."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(_WANTED_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,137 @@
+"""What the server costs, measured from outside: `python -m pytest tests/bench -m bench -s`.
+
+CPU times are those of the server's whole process tree; they differ between machines, their ratios hardly do. Nothing
+is asserted of them, only that every answer was whole.
+"""
+
+import asyncio
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.test_readme import stack_run
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
+CONFIG = """
+server: {{log_level: warning}}
+inference: {{provider: vllm, base_url: "http://127.0.0.1:{port}/v1"}}
+kv_store: {{provider: sqlite, path: bench.db}}
+"""
+
+
+@dataclass
+class Bench:
+    url: str
+    server: psutil.Process
+    http: aiohttp.ClientSession
+
+    def cpu_s(self) -> float:
+        tree = [self.server, *self.server.children(recursive=True)]
+        return sum(sum(process.cpu_times()[:2]) for process in tree)
+
+    async def ask(self, tokens: int, pause_us: int, **fields: object) -> tuple[float, str]:
+        """One request; seconds to the first text, and the id of the response."""
+        body = {"model": "fake-model", "input": f"n={tokens} d={pause_us}", **fields}
+        began = time.perf_counter()
+        first = 0.0
+        seen = b""
+        async with self.http.post(f"{self.url}/v1/responses", json=body) as answer:
+            async for data in answer.content.iter_any():
+                if not first and b"output_text" in data:
+                    first = time.perf_counter() - began
+                seen += data
+        assert b'"status":"completed"' in seen
+        assert b" w%04d" % (tokens - 1) in seen
+        return first, seen.rpartition(b'"id":"resp_')[2][:32].decode()
+
+    async def together(self, count: int, at_once: int, tokens: int, pause_us: int = 0, **fields: object) -> list[float]:
+        """`count` requests, `at_once` at a time; the seconds to the first text of each."""
+        gate = asyncio.Semaphore(at_once)
+
+        async def one() -> float:
+            async with gate:
+                return (await self.ask(tokens, pause_us, **fields))[0]
+
+        return await asyncio.gather(*(one() for _ in range(count)))
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncGenerator[Bench]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "bench.yaml").write_text(CONFIG.format(port=port))
+    async with (
+        process(sys.executable, str(Path(__file__).with_name("upstream.py")), str(port)),
+        stack_run("bench.yaml", cwd=tmp_path) as url,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
+    ):
+        server = next(child for child in psutil.Process().children() if "bench.yaml" in child.cmdline())
+        bench = Bench(url, server, http)
+        await bench.together(32, 8, 64, stream=True)
+        yield bench
+
+
+@asynccontextmanager
+async def process(*command: str) -> AsyncGenerator[None]:
+    child = await asyncio.create_subprocess_exec(*command)
+    try:
+        yield
+    finally:
+        child.terminate()
+        await child.wait()
+
+
+async def test_cost_of_a_token(bench: Bench) -> None:
+    for name, count, at_once, tokens, pause_us in (
+        ("flood, 16 streams", 64, 16, 256, 0),
+        ("paced, 16 streams x 50 tokens/s", 16, 16, 256, 20_000),
+    ):
+        before = bench.cpu_s()
+        await bench.together(count, at_once, tokens, pause_us, stream=True)
+        print(f"\n{name}: {(bench.cpu_s() - before) * 1e6 / count / tokens:.1f} us of CPU per token")
+
+
+async def test_time_to_the_first_token(bench: Bench) -> None:
+    for at_once in (1, 64):
+        firsts = await bench.together(128, at_once, 4, stream=True)
+        print(f"\nfirst token with {at_once} at once: median {statistics.median(firsts) * 1e3:.2f} ms")
+
+
+async def test_requests_per_second(bench: Bench) -> None:
+    for store in (True, False):
+        began, before = time.perf_counter(), bench.cpu_s()
+        await bench.together(1000, 16, 32, store=store)
+        wall, cpu = time.perf_counter() - began, bench.cpu_s() - before
+        print(f"\nnot streamed, store={store}: {1000 / wall:.0f} requests/s, {cpu:.2f} ms of CPU each")
+
+
+async def test_growth_of_a_chain(bench: Bench) -> None:
+    costs: list[float] = []
+    previous: dict[str, str] = {}
+    for _ in range(50):
+        began = time.perf_counter()
+        _, response_id = await bench.ask(32, 0, stream=True, **previous)
+        costs.append(time.perf_counter() - began)
+        previous = {"previous_response_id": f"resp_{response_id}"}
+    early, late = statistics.median(costs[2:8]), statistics.median(costs[-6:])
+    print(f"\nchain: turn 50 takes {late / early:.2f} times what turn 5 takes")
+
+
+async def test_memory_of_an_open_stream(bench: Bench) -> None:
+    before = bench.server.memory_info().rss
+    streams = asyncio.create_task(bench.together(1000, 1000, 12, 1_000_000, stream=True))
+    await asyncio.sleep(8)
+    open_kib = (bench.server.memory_info().rss - before) / 1024 / 1000
+    await streams
+    print(f"\n1,000 open streams: {open_kib:.1f} KiB each, pid {os.getpid()}")

@@ -1,0 +1,65 @@
+"""A chat-completions server that answers at once, or one token every so often, from prepared bytes.
+
+    python tests/bench/upstream.py PORT
+
+The prompt's last `n=TOKENS d=MICROSECONDS` says what to answer. Its own cost is small beside what is measured.
+"""
+
+import asyncio
+import re
+import sys
+
+DIRECTIVE = re.compile(rb"n=(\d+) d=(\d+)(?!.*n=\d+ d=\d+)", re.DOTALL)
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def _chunk(choices: str, usage: str = "null") -> bytes:
+    head = 'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"fake-model",'
+    data = f'{head}"choices":{choices},"usage":{usage}}}\n\n'.encode()
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _token(position: int) -> bytes:
+    return _chunk(f'[{{"index":0,"delta":{{"content":" w{position % 10000:04d}"}},"finish_reason":null}}]')
+
+
+TOKENS = [_token(position) for position in range(1024)]
+FIRST = _chunk('[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]')
+STOP = _chunk('[{"index":0,"delta":{},"finish_reason":"stop"}]')
+DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+def _end(tokens: int) -> bytes:
+    usage = f'{{"prompt_tokens":10,"completion_tokens":{tokens},"total_tokens":{tokens + 10}}}'
+    return STOP + _chunk("[]", usage) + DONE
+
+
+async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+            body = await reader.readexactly(int(length[1])) if length else b""
+            asked = DIRECTIVE.search(body)
+            tokens, pause_us = (int(asked[1]), int(asked[2])) if asked else (1, 0)
+            if not pause_us:
+                writer.write(HEAD + FIRST + b"".join(TOKENS[:tokens]) + _end(tokens))
+                await writer.drain()
+                continue
+            writer.write(HEAD + FIRST)
+            for token in TOKENS[:tokens]:
+                await asyncio.sleep(pause_us / 1e6)
+                writer.write(token)
+            writer.write(_end(tokens))
+            await writer.drain()
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.close()
+
+
+async def main(port: int) -> None:
+    async with await asyncio.start_server(_serve, "127.0.0.1", port, limit=1 << 24, backlog=4096) as server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1])))

@@ -1,0 +1,167 @@
+"""What is shipped to start from: run configs that load, and deployments that agree with them and with the server."""
+
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from stack.config import PACKAGED, StackConfig, load_config
+from stack.edge import OPEN_PATHS
+from stack.wiring import wire
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = sorted(path.parent for path in (ROOT / "distributions").glob("*/run.yaml"))
+CONFIGS = sorted(PACKAGED.glob("*.yaml"))
+SECRETS = {"STACK_API_KEY": "sk-stack", "VLLM_API_KEY": "sk-vllm"}
+each_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+
+
+def documents(file: Path) -> list[dict[str, Any]]:
+    return [cast("dict[str, Any]", document) for document in yaml.safe_load_all(file.read_text())]
+
+
+def run_config(folder: Path) -> StackConfig:
+    return load_config(str(folder / "run.yaml"), env=SECRETS)
+
+
+def services(folder: Path) -> dict[str, dict[str, Any]]:
+    return documents(folder / "compose.yaml")[0]["services"]
+
+
+def workload(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pod of our own server, and its container."""
+    (deployment,) = (
+        document
+        for document in documents(folder / "kubernetes.yaml")
+        if document["kind"] == "Deployment" and document["metadata"]["name"] == "responses-stack"
+    )
+    pod = deployment["spec"]["template"]["spec"]
+    return pod, pod["containers"][0]
+
+
+def instructions(folder: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in (folder / "Containerfile").read_text().splitlines():
+        word, _, rest = line.strip().partition(" ")
+        found.setdefault(word, []).append(rest)
+    return found
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_a_packaged_config_works_without_any_environment(file: Path) -> None:
+    config = load_config(file.stem, env={})
+    assert set(wire(config)) >= {"inference", "responses", "kv_store"}
+    assert config.server.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_a_packaged_config_explains_itself(file: Path) -> None:
+    text = file.read_text()
+    assert text.startswith("# ")
+    assert f"stack run {file.stem}" in text
+
+
+@each_folder
+def test_a_distributions_run_config_loads_and_asks_callers_for_a_key(folder: Path) -> None:
+    config = run_config(folder)
+    assert set(wire(config)) >= {"inference", "responses", "kv_store"}
+    assert config.server.host == "0.0.0.0"
+    assert [entry.key.get_secret_value() for entry in config.server.api_keys] == ["sk-stack"]
+
+
+@each_folder
+def test_every_folder_is_whole(folder: Path) -> None:
+    assert {path.name for path in folder.iterdir()} >= {
+        *("run.yaml", "Containerfile", "compose.yaml", "kubernetes.yaml", "README.md")
+    }
+
+
+@each_folder
+def test_every_image_is_pinned(folder: Path) -> None:
+    images = [service["image"] for service in services(folder).values()]
+    images += [name.partition(" ")[0] for name in instructions(folder)["FROM"]]
+    for document in documents(folder / "kubernetes.yaml"):
+        template = document.get("spec", {}).get("template", {})
+        images += [container["image"] for container in template.get("spec", {}).get("containers", [])]
+    assert len(images) >= 4
+    for image in images:
+        assert re.fullmatch(r"[a-z0-9./-]+:v?\d+\.\d+\.\d+[a-z-]*", image), image
+
+
+@each_folder
+def test_every_port_is_the_run_configs(folder: Path) -> None:
+    port = run_config(folder).server.port
+    assert instructions(folder)["EXPOSE"] == [str(port)]
+    assert f"127.0.0.1:{port}/readyz" in (folder / "Containerfile").read_text()
+    assert services(folder)["stack"]["ports"] == [f"127.0.0.1:{port}:{port}"]
+    assert workload(folder)[1]["ports"] == [{"name": "http", "containerPort": port}]
+    (service,) = (
+        document["spec"]["ports"]
+        for document in documents(folder / "kubernetes.yaml")
+        if document["kind"] == "Service" and document["metadata"]["name"] == "responses-stack"
+    )
+    assert service == [{"name": "http", "port": port, "targetPort": "http"}]
+
+
+@each_folder
+def test_probes_ask_for_paths_that_the_server_answers_without_a_key(folder: Path) -> None:
+    _, container = workload(folder)
+    paths = {name: container[name]["httpGet"]["path"] for name in container if name.endswith("Probe")}
+    assert paths == {"startupProbe": "/healthz", "readinessProbe": "/readyz", "livenessProbe": "/healthz"}
+    assert set(paths.values()) <= OPEN_PATHS
+
+
+@each_folder
+def test_whatever_stops_the_server_waits_for_its_grace_period(folder: Path) -> None:
+    grace_s = run_config(folder).server.grace_period_s + 1
+    assert int(services(folder)["stack"]["stop_grace_period"].removesuffix("s")) > grace_s
+    pod, container = workload(folder)
+    pause_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > pause_s + grace_s
+    assert instructions(folder)["ENTRYPOINT"] == ['["stack"]']
+
+
+@each_folder
+def test_the_server_runs_without_privileges(folder: Path) -> None:
+    assert instructions(folder)["USER"] == ["10001"]
+    pod, container = workload(folder)
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {"requests", "limits"} <= container["resources"].keys()
+    stack = services(folder)["stack"]
+    assert (stack["read_only"], stack["cap_drop"]) == (True, ["ALL"])
+
+
+@each_folder
+def test_no_secret_is_written_down(folder: Path) -> None:
+    for service in services(folder).values():
+        for name, value in service.get("environment", {}).items():
+            assert "KEY" not in name or value.startswith(f"${{{name}:"), name
+    for document in documents(folder / "kubernetes.yaml"):
+        assert document["kind"] != "Secret"
+        assert not [name for name in document.get("data", {}) if re.search("KEY|_TOKEN$|PASSWORD|SECRET", name)]
+    assert {"secretRef": {"name": "responses-stack"}} in workload(folder)[1]["envFrom"]
+
+
+@each_folder
+def test_every_variable_that_a_deployment_sets_is_read_by_its_run_config(folder: Path) -> None:
+    read = set(re.findall(r"\$\{env\.([A-Z_]+)", (folder / "run.yaml").read_text()))
+    told = set(re.findall(r"`([A-Z_]+)`", (folder / "README.md").read_text()))
+    assert set(services(folder)["stack"]["environment"]) <= read
+    for document in documents(folder / "kubernetes.yaml"):
+        assert set(document.get("data", {})) <= read
+    assert read <= told
+
+
+@each_folder
+def test_services_that_others_depend_on_say_when_they_are_healthy(folder: Path) -> None:
+    for service in services(folder).values():
+        for needed, condition in service.get("depends_on", {}).items():
+            assert condition == {"condition": "service_healthy"}
+            assert "healthcheck" in services(folder)[needed]
