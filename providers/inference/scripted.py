@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
@@ -163,16 +163,15 @@ class _Player:
         self._reasoning_tokens = 0
         self._calls = 0
 
-    def play(self, line: AnyLine) -> list[Step]:
+    def play(self, line: AnyLine) -> Iterable[Step]:
+        """The steps of a line, each counted when it is taken: none may be taken once `finished` is true."""
         match line:
             case Say():
-                return [self._step(Text(piece, phase=line.phase)) for piece in _pieces(line.text)]
+                return (self._step(Text(piece, phase=line.phase)) for piece in _pieces(line.text))
             case Think():
-                pieces = _pieces(line.reasoning)
-                self._reasoning_tokens += len(pieces)
-                return [self._step(Reasoning(piece)) for piece in pieces]
+                return (self._step(Reasoning(piece)) for piece in _pieces(line.reasoning))
             case Refuse():
-                return [self._step(Refusal(piece)) for piece in _pieces(line.refusal)]
+                return (self._step(Refusal(piece)) for piece in _pieces(line.refusal))
             case CallTool():
                 return self._play_calls([line])
             case Together():
@@ -193,24 +192,21 @@ class _Player:
         }
         return Finish(reason or ("tool_calls" if self._calls else "stop"), Usage(**{**counted, **(usage or {})}))
 
-    def _play_calls(self, calls: Sequence[CallTool]) -> list[Step]:
-        steps: list[Step] = []
+    def _play_calls(self, calls: Sequence[CallTool]) -> Iterator[Step]:
         ids: list[str] = []
         for call in calls:
             self._calls += 1
             ids.append(call.id or f"call_{self._calls}")
-            steps.append(self._step(ToolCallStart(ids[-1], call.call, call.custom)))
+            yield self._step(ToolCallStart(ids[-1], call.call, call.custom))
         written = [_pieces(call.arguments) for call in calls]
         for position in range(max(map(len, written))):
             for identity, pieces in zip(ids, written, strict=True):
                 if position < len(pieces):
-                    steps.append(self._step(ToolArguments(identity, pieces[position])))
-        return steps
+                    yield self._step(ToolArguments(identity, pieces[position]))
 
     def _step(self, delta: Delta) -> Step:
-        if self.finished:
-            return ()
         self._output_tokens += 1
+        self._reasoning_tokens += isinstance(delta, Reasoning)
         if self._left is not None and self._output_tokens >= self._left:
             return delta, self.finish("length")
         return (delta,)

@@ -1,0 +1,78 @@
+"""The child process of the local engine: loads one GGUF model with xllamacpp and serves it on a loopback port.
+
+Run as a script. It reads one line of JSON settings from stdin, writes one line of JSON to stdout, either
+`{"address": "http://127.0.0.1:PORT"}` or `{"error": "..."}`, and lives until its stdin ends: an end that the kernel
+also makes when the parent is killed, so that the child never outlives it. Nothing of this project is imported here.
+"""
+
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+PROMPT_CACHE_MIB = 256
+HTTP_THREADS = 64
+LOG_FLUSH_S = 0.2
+
+
+def main() -> None:
+    # The engine's native code may print; only our one line may reach the parent's pipe.
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    settings = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=serve, args=(settings, answer), daemon=True).start()
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(0)
+
+
+def serve(settings: dict[str, Any], answer: Any) -> None:
+    """Load the model and tell the parent where it is served; the engine's own threads do the rest."""
+    try:
+        server = start(settings)
+        outcome = {"address": server.listening_address}
+    except (ImportError, OSError, RuntimeError, ValueError, AttributeError, TypeError) as exc:
+        server, outcome = None, {"error": f"{type(exc).__name__}: {exc}"}
+        # The engine logs the cause from a thread of its own, and our end is near.
+        time.sleep(LOG_FLUSH_S)
+    answer.write(json.dumps(outcome) + "\n")
+    answer.flush()
+    threading.Event().wait()  # the engine lives as long as `server` does
+    del server
+
+
+def start(settings: dict[str, Any]) -> Any:
+    # Untyped, and its import may fail: a failure that the parent must hear of.
+    xllamacpp: Any = importlib.import_module("xllamacpp")
+    params = xllamacpp.CommonParams()
+    params.model.path = settings["model_path"]
+    params.model_alias = {settings["model"]}
+    # Slots of their own size: in a cache that all share, one request too many fails every other one too.
+    params.n_parallel = settings["parallel"]
+    params.n_ctx = settings["context_tokens"] * settings["parallel"]
+    params.kv_unified = False
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
+    for name, value in settings["sampling"].items():
+        setattr(params.sampling, name, value)
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    params.api_keys = [settings["api_key"]]
+    params.n_threads_http = HTTP_THREADS
+    params.cache_ram_mib = PROMPT_CACHE_MIB
+    params.ui = False
+    params.endpoint_slots = False
+    params.verbosity = 1
+    # An answer follows an assistant's message; it does not go on with it.
+    params.prefill_assistant = False
+    # Warming up and fitting into a GPU's memory cost a second load each; on a CPU neither gains anything.
+    params.warmup = False
+    cpu = xllamacpp.ggml_backend_dev_type.GGML_BACKEND_DEVICE_TYPE_CPU
+    params.fit_params = any(device["type"] != cpu for device in xllamacpp.get_device_info())
+    return xllamacpp.Server(params)
+
+
+if __name__ == "__main__":
+    main()

