@@ -33,8 +33,7 @@ from apis.responses import CustomTool as DeclaredCustom
 from apis.responses import FunctionTool as DeclaredFunction
 from apis.responses import GrammarFormat as DeclaredGrammar
 from providers.responses.hosted.call import HostedTool
-
-_PRIORITY = {"priority": -1, "fast": -1, "ultrafast": -2, "flex": 1}
+from providers.responses.schemas import check_format, check_parameters
 
 
 def refuse_unsupported(request: CreateResponse) -> None:
@@ -53,10 +52,11 @@ def refuse_unsupported(request: CreateResponse) -> None:
 
 def build_chat(request: CreateResponse, messages: list[Message], hosted: Mapping[str, HostedTool]) -> ChatRequest:
     """The first turn's chat. `hosted` are the server's tools by the names the model calls."""
+    if not messages:
+        raise InvalidRequest("The input holds nothing to tell a model.", param="input", code="invalid_value")
     tools = _tools(request, hosted)
     wants_logprobs = "message.output_text.logprobs" in (request.include or ()) or bool(request.top_logprobs)
     sampling = {name: getattr(request, name) for name in Sampling.model_fields}
-    priority = request.priority if request.priority is not None else _PRIORITY.get(request.service_tier or "")
     return ChatRequest(
         **sampling,
         model=request.model,
@@ -72,12 +72,19 @@ def build_chat(request: CreateResponse, messages: list[Message], hosted: Mapping
         top_logprobs=request.top_logprobs if wants_logprobs else None,
         prompt_cache_key=request.prompt_cache_key,
         cache_salt=request.cache_salt,
-        priority=priority,
+        priority=request.priority,
     )
 
 
 def _tools(request: CreateResponse, hosted: Mapping[str, HostedTool]) -> list[Tool]:
     tools: list[Tool] = []
+    check_parameters(
+        [
+            (f"tools[{index}].parameters", tool.name, tool.parameters, tool.strict is True)
+            for index, tool in enumerate(request.tools or ())
+            if isinstance(tool, DeclaredFunction) and tool.parameters is not None
+        ]
+    )
     for index, tool in enumerate(request.tools or ()):
         if isinstance(tool, DeclaredFunction | DeclaredCustom) and (
             tool.name in hosted or any(tool.name == _name(other) for other in tools)
@@ -109,7 +116,7 @@ def _custom(tool: DeclaredCustom) -> Custom:
 
 def _choice(request: CreateResponse, hosted: Mapping[str, HostedTool], tools: Sequence[Tool]) -> ToolChoice | None:
     choice = request.tool_choice
-    names = {_name(tool) for tool in tools}
+    names = {(tool.type, _name(tool)) for tool in tools}
     match choice:
         case None | "auto":
             return "auto" if tools else None
@@ -127,7 +134,7 @@ def _choice(request: CreateResponse, hosted: Mapping[str, HostedTool], tools: Se
 
 
 def _named(
-    choice: ChosenFunction | ChosenCustom | ChosenHosted, hosted: Mapping[str, HostedTool], names: set[str]
+    choice: ChosenFunction | ChosenCustom | ChosenHosted, hosted: Mapping[str, HostedTool], names: set[tuple[str, str]]
 ) -> NamedTool:
     if isinstance(choice, ChosenHosted):
         if not hosted:
@@ -135,7 +142,7 @@ def _named(
                 f"Tool choice '{choice.type}' not found in 'tools'.", param="tool_choice", code="invalid_value"
             )
         return NamedFunction(function=ToolName(name=next(iter(hosted))))
-    if choice.name not in names:
+    if (choice.type, choice.name) not in names:
         raise InvalidRequest(
             f"Tool choice '{choice.name}' not found in 'tools'.", param="tool_choice", code="invalid_value"
         )
@@ -151,6 +158,7 @@ def _name(tool: Tool) -> str:
 def _format(request: CreateResponse) -> ResponseFormat | None:
     form = request.text.format if request.text else None
     if isinstance(form, JsonSchema):
+        check_format(form.schema_)
         schema = JsonSchema(name=form.name, schema=form.schema_, description=form.description, strict=form.strict)
         return JsonSchemaFormat(json_schema=schema)
     return JsonObjectFormat() if isinstance(form, JsonObjectFormat) else None

@@ -10,10 +10,11 @@ from apis.errors import NotFound
 from apis.inference import Message
 from apis.items import AssistantMessage, GivenMessage, Item, ItemReference
 from apis.responses import CreateResponse
-from providers.responses.history import ITEMS, History, Past
+from providers.responses.history import ITEMS, History
 from providers.responses.hosted.call import Told
 from providers.responses.ids import Ids
 from providers.responses.items import check_items, items_to_messages
+from providers.responses.recent import Past
 
 _PREFIXES = {
     "message": "msg",

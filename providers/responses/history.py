@@ -11,9 +11,9 @@ other child begins a line of its own that tells where it branched off: a chain c
 for each turn, and nothing is stored twice.
 """
 
+import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -26,37 +26,10 @@ from apis.items import Item
 from apis.kv_store import ABSENT, Delete, KVStore, Op, Put
 from providers.responses.hosted.call import Told
 from providers.responses.ids import response_of
+from providers.responses.recent import Past, Place, Recent, Recents, Turn
 
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _DEPTH = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a turn is."""
-
-    line: str
-    depth: int
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """All that came before a request: items in order, what hosted calls told, and the turn it would follow."""
-
-    items: Sequence[Item] = ()
-    told: dict[str, Told] = field(default_factory=dict[str, Told])
-    place: Place | None = None
-
-
-class Turn(msgspec.Struct):
-    """One response's part of the conversation: `given` is its own input, `made` its output, both as JSON arrays."""
-
-    id: str
-    at: float
-    given: msgspec.Raw
-    made: msgspec.Raw
-    told: dict[str, Told] = {}
-    base: tuple[str, int] | None = None
 
 
 class Head(msgspec.Struct):
@@ -75,14 +48,15 @@ _encode = msgspec.json.Encoder().encode
 class History:
     """All that a Responses provider keeps. `retention_s` after its last use a chain is forgotten."""
 
-    def __init__(self, kv: KVStore, *, retention_s: float, max_turns: int) -> None:
+    def __init__(self, kv: KVStore, *, retention_s: float, max_turns: int, cache_bytes: int) -> None:
         self._kv = kv
+        self._recent = Recents(cache_bytes, max_age_s=min(3600, retention_s / 4))
         self._retention_s = retention_s
         self._max_turns = max_turns
 
     async def past(self, response_id: str, *, tenant: str) -> Past:
         """What came before a request that follows `response_id`. Raises InvalidRequest when that is not known."""
-        entry = await self._kv.get(f"{tenant}/response/{response_id}")
+        entry = await self._kv.get(_key(tenant, "response", response_id))
         if entry is None:
             raise InvalidRequest(
                 f"Previous response with id '{response_id}' not found.",
@@ -90,15 +64,17 @@ class History:
                 code="previous_response_not_found",
             )
         head = _read(_decode_head, entry.value)
-        place = Place(head.line, head.depth)
-        turns = await self._turns(place, tenant)
-        items: list[Item] = []
-        told: dict[str, Told] = {}
-        for turn in turns:
-            items += ITEMS.validate_json(bytes(turn.given))
-            items += ITEMS.validate_json(bytes(turn.made))
-            told.update(turn.told)
-        return Past(items, told, place)
+        recent = self._recent.get(tenant, response_id)
+        if recent is not None:
+            past = _followed(recent.before, recent.turn, recent.place)
+        else:
+            place = Place(head.line, head.depth)
+            past = Past()
+            for turn in await self._turns(place, tenant):
+                past = _followed(past, turn, place)
+        if past.turns > self._max_turns:
+            raise _too_many(self._max_turns)
+        return past
 
     async def save(self, response: Response, given: bytes, told: dict[str, Told], *, tenant: str, past: Past) -> None:
         """Keep a finished response; `given` is the JSON array of its own input items, each with an id."""
@@ -108,7 +84,10 @@ class History:
         place = Place(past.place.line, past.place.depth + 1) if past.place else Place(response.id[5:], 0)
         if not await self._put(place, turn, bare, tenant) and past.place is not None:
             turn.base = (past.place.line, past.place.depth)
-            await self._put(Place(response.id[5:], 0), turn, bare, tenant)
+            place = Place(response.id[5:], 0)
+            await self._put(place, turn, bare, tenant)
+        self._recent.discard(tenant, response.previous_response_id)
+        self._recent.put(tenant, Recent(past, turn, place))
 
     async def response(self, response_id: str, *, tenant: str) -> Response:
         """A stored response, whole. Raises NotFound."""
@@ -126,7 +105,7 @@ class History:
         """A stored item by its id, and what it told if a hosted tool made it; None if there is none."""
         owner = response_of(item_id)
         if owner is None:
-            entry = await self._kv.get(f"{tenant}/item/{item_id}")
+            entry = await self._kv.get(_key(tenant, "item", item_id))
             if entry is None:
                 return None
             owner = entry.value.decode()
@@ -142,8 +121,8 @@ class History:
     async def delete(self, response_id: str, *, tenant: str) -> None:
         """Forget a response, and its turn unless later turns stand on it. Raises NotFound."""
         head, turn = await self._find(response_id, tenant)
-        ops: list[Op] = [Delete(f"{tenant}/response/{response_id}")]
-        ops += [Delete(f"{tenant}/item/{each}") for each in _foreign_ids(turn)]
+        ops: list[Op] = [Delete(_key(tenant, "response", response_id))]
+        ops += [Delete(_key(tenant, "item", each)) for each in _foreign_ids(turn)]
         place: Place | None = Place(head.line, head.depth)
         while place is not None and not await self._has_children(place, tenant):
             ops.append(Delete(_turn_key(tenant, place)))
@@ -162,7 +141,7 @@ class History:
         if found is None:
             return turn, None
         before: Turn = _read(_decode_turn, found.value)
-        known = await self._kv.get(f"{tenant}/response/{before.id}")
+        known = await self._kv.get(_key(tenant, "response", before.id))
         return before, None if known else parent
 
     async def _put(self, place: Place, turn: Turn, bare: bytes, tenant: str) -> bool:
@@ -170,15 +149,15 @@ class History:
         ttl = self._retention_s
         ops: list[Op] = [
             Put(_turn_key(tenant, place), _encode(turn), ttl, ABSENT),
-            Put(f"{tenant}/response/{turn.id}", _encode(head), ttl),
+            Put(_key(tenant, "response", turn.id), _encode(head), ttl),
         ]
-        ops += [Put(f"{tenant}/item/{each}", turn.id.encode(), ttl) for each in _foreign_ids(turn)]
+        ops += [Put(_key(tenant, "item", each), turn.id.encode(), ttl) for each in _foreign_ids(turn)]
         if turn.base is not None:
             ops.append(Put(_branch_key(tenant, Place(*turn.base), place.line), b"", ttl))
         return await self._kv.write(ops) is not None
 
     async def _find(self, response_id: str, tenant: str) -> tuple[Head, Turn]:
-        entry = await self._kv.get(f"{tenant}/response/{response_id}")
+        entry = await self._kv.get(_key(tenant, "response", response_id))
         if entry is not None:
             head = _read(_decode_head, entry.value)
             found = await self._kv.get(_turn_key(tenant, Place(head.line, head.depth)))
@@ -196,10 +175,7 @@ class History:
             after = _turn_key(tenant, Place(place.line, place.depth + 1))
             found = await self._kv.scan(prefix, before=after, limit=room + 1)
             if len(found) > room:
-                raise InvalidRequest(
-                    f"The chain of previous responses is longer than {self._max_turns} turns.",
-                    param="previous_response_id",
-                )
+                raise _too_many(self._max_turns)
             if len(found) != place.depth + 1:
                 raise InvalidRequest(
                     "A response that this chain stands on is gone.",
@@ -229,6 +205,20 @@ class History:
         return bool(await self._kv.scan(_branch_key(tenant, place, ""), limit=1))
 
 
+def _followed(past: Past, turn: Turn, place: Place) -> Past:
+    """The past with one turn more."""
+    given, made = bytes(turn.given), bytes(turn.made)
+    items = [*past.items, *ITEMS.validate_json(given), *ITEMS.validate_json(made)]
+    size = past.size + len(given) + len(made)
+    return Past(items, {**past.told, **turn.told}, place, past.turns + 1, size, past.read_at)
+
+
+def _too_many(turns: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"The chain of previous responses is longer than {turns} turns.", param="previous_response_id"
+    )
+
+
 def to_json(model: Any) -> bytes:
     """A model of the SDK as the API writes it."""
     return model.__pydantic_serializer__.to_json(model, by_alias=True, exclude_unset=True)
@@ -239,6 +229,12 @@ def _read(decode: Any, value: bytes) -> Any:
         return decode(value)
     except msgspec.MsgspecError as exc:
         raise StackError("A stored record cannot be read.", code="storage_corrupt") from exc
+
+
+def _key(tenant: str, kind: str, name: str) -> str:
+    # a name that a client made up may hold what no key may, or be too long in UTF-8: that one goes by its hash
+    plain = name.isascii() and name.isprintable()
+    return f"{tenant}/{kind}/{name if plain else hashlib.sha256(name.encode()).hexdigest()}"
 
 
 def _turn_key(tenant: str, place: Place) -> str:

@@ -62,11 +62,13 @@ class Loop(Responses):
     """The Responses API over one Inference, one KVStore and, where there is one, a ToolRuntime."""
 
     class Config(Provider.Config):
-        """`retention_days` after their last use, responses are forgotten; `max_turns` bounds a chain."""
+        """`retention_days` after their last use, responses are forgotten; `max_turns` bounds a chain;
+        `cache_bytes` of the last conversations are kept in memory, as they are stored."""
 
         retention_days: float = Field(30, gt=0)
         sweep_interval_s: float = Field(600, gt=0)
         max_turns: int = Field(1000, ge=1)
+        cache_bytes: int = Field(64 * 1024 * 1024, ge=0)
         max_tool_calls: int = Field(32, ge=1)
         response_timeout_s: float = Field(600, gt=0)
 
@@ -77,7 +79,12 @@ class Loop(Responses):
         self._inference = inference
         self._kv = kv_store
         self._tool_runtime = tool_runtime
-        self._history = History(kv_store, retention_s=config.retention_days * 86_400, max_turns=config.max_turns)
+        self._history = History(
+            kv_store,
+            retention_s=config.retention_days * 86_400,
+            max_turns=config.max_turns,
+            cache_bytes=config.cache_bytes,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -177,9 +184,9 @@ class Loop(Responses):
                     yield beginning
                 async for events in batches:
                     begun = True
+                    yield events
                     if time.monotonic() > deadline:
                         raise _too_long(self._config.response_timeout_s)
-                    yield events
             yield [await self._end(run, response)]
         except (GeneratorExit, asyncio.CancelledError):
             if begun:
