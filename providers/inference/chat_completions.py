@@ -97,12 +97,13 @@ class ChatCompletions:
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
         """As `Inference.chat`, tried once. Before the first step, Unavailable, ConnectTimeout and RateLimited mean
         that another try is safe."""
-        body = request_to_body(request, self._dialect)
+        url, body = f"{self.base_url}/chat/completions", [request_to_body(request, self._dialect)]
         loop, limits, chunks = asyncio.get_running_loop(), self._timeouts, ChatChunks(request)
         deadline = loop.time() + limits.first_token_s
         limit = f"first_token_timeout_s ({limits.first_token_s:g} s)"
         started = False
-        async with self._open("POST", f"{self.base_url}/chat/completions", body) as response:
+        # popped, and let go once sent: a long prompt's bytes are not to be kept for as long as the answer takes
+        async with self._open("POST", url, body.pop()) as response:
             await self._check_stream(response, request.model)
             watchdog = _Watchdog(response.content, loop)
             try:
@@ -185,6 +186,7 @@ class ChatCompletions:
             raise self._too_slow() from exc
         except (aiohttp.ClientError, OSError) as exc:
             raise Unavailable("The inference server could not be reached.") from exc
+        del body
         try:
             yield response
         finally:

@@ -37,7 +37,8 @@ def custom_to_function(tool: Custom) -> dict[str, Any]:
         "required": [INPUT],
         "additionalProperties": False,
     }
-    function: dict[str, Any] = {"name": tool.name, "parameters": schema}
+    # Without `strict`, vLLM holds even a forced call to some JSON only: a bare string in place of the object.
+    function: dict[str, Any] = {"name": tool.name, "parameters": schema, "strict": True}
     if lines:
         function["description"] = "\n\n".join(lines)
     return {"type": "function", "function": function}

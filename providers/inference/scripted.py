@@ -84,7 +84,7 @@ class Break(Line):
 
 
 def _kind(value: Any) -> str | None:
-    keys: Any = cast(Any, value) if isinstance(value, dict) else vars(value)
+    keys: Any = cast(Any, value if isinstance(value, dict) else vars(value))
     return next(
         (key for key in ("text", "reasoning", "refusal", "call", "calls", "wait_s", "finish", "fail") if key in keys),
         None,

@@ -1,6 +1,7 @@
 """A Responses request -> the chat that answers it: tools, choice, formats and sampling in chat completions' terms."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from apis.errors import InvalidRequest, Unsupported
 from apis.inference import (
@@ -35,6 +36,9 @@ from apis.responses import GrammarFormat as DeclaredGrammar
 from providers.responses.hosted.call import HostedTool
 from providers.responses.schemas import check_format, check_parameters
 
+_SAME: Final = ("model", "prompt_cache_key", "cache_salt", "priority", *Sampling.model_fields)
+"""Fields that both requests have."""
+
 
 def refuse_unsupported(request: CreateResponse) -> None:
     """Raise, naming the field, for what the API has and this stack does not offer."""
@@ -56,24 +60,20 @@ def build_chat(request: CreateResponse, messages: list[Message], hosted: Mapping
         raise InvalidRequest("The input holds nothing to tell a model.", param="input", code="invalid_value")
     tools = _tools(request, hosted)
     wants_logprobs = "message.output_text.logprobs" in (request.include or ()) or bool(request.top_logprobs)
-    sampling = {name: getattr(request, name) for name in Sampling.model_fields}
-    return ChatRequest(
-        **sampling,
-        model=request.model,
-        messages=messages,
-        tools=tools or None,
-        tool_choice=_choice(request, hosted, tools),
-        parallel_tool_calls=request.parallel_tool_calls if tools else None,
-        response_format=_format(request),
-        max_completion_tokens=request.max_output_tokens,
-        reasoning_effort=request.reasoning.effort if request.reasoning else None,
-        verbosity=request.text.verbosity if request.text else None,
-        logprobs=True if wants_logprobs else None,
-        top_logprobs=request.top_logprobs if wants_logprobs else None,
-        prompt_cache_key=request.prompt_cache_key,
-        cache_salt=request.cache_salt,
-        priority=request.priority,
-    )
+    fields: dict[str, Any] = {name: getattr(request, name) for name in _SAME}
+    fields |= {
+        "messages": messages,
+        "tools": tools or None,
+        "tool_choice": _choice(request, hosted, tools),
+        "parallel_tool_calls": request.parallel_tool_calls if tools else None,
+        "response_format": _format(request),
+        "max_completion_tokens": request.max_output_tokens,
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+        "verbosity": request.text.verbosity if request.text else None,
+        "logprobs": True if wants_logprobs else None,
+        "top_logprobs": request.top_logprobs if wants_logprobs else None,
+    }
+    return ChatRequest.model_validate({name: value for name, value in fields.items() if value is not None})
 
 
 def _tools(request: CreateResponse, hosted: Mapping[str, HostedTool]) -> list[Tool]:

@@ -38,7 +38,7 @@ class CitationScanner:
         last = 0
         for mark in _MARK.finditer(text):
             number = int(mark[1])
-            if number not in self.sources:
+            if number not in self.sources or len(mark[0]) > _LONGEST + 1:
                 continue
             if mark.start() > last:
                 pieces.append((text[last : mark.start()], None))

@@ -14,15 +14,15 @@ from apis.responses import CreateResponse, CustomTool, FunctionTool, Tool
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-def begin_response(request: CreateResponse, response_id: str) -> Response:
+def begin_response(request: CreateResponse, response_id: str, created_at: int) -> Response:
     """The response as it begins: in progress, without output, every field present with its value or default."""
     text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
     reasoning = request.reasoning
-    response = Response.model_validate(
+    return Response.model_validate(
         {
             "id": response_id,
             "object": "response",
-            "created_at": 0,
+            "created_at": created_at,
             "status": "in_progress",
             "completed_at": None,
             "background": False,
@@ -58,8 +58,6 @@ def begin_response(request: CreateResponse, response_id: str) -> Response:
             "user": request.user,
         }
     )
-    # whole seconds as the API has them: the SDK's type is a float, which would be written with a fraction
-    return response.model_copy(update={"created_at": int(time.time())})
 
 
 def end_response(

@@ -183,20 +183,25 @@ class History:
                     code="previous_response_not_found",
                 )
             line = [_read(_decode_turn, entry.value) for _, entry in found]
-            await self._refresh(line, [key for key, _ in found])
+            await self._refresh(line, [key for key, _ in found], tenant)
             lines.append(line)
             count += len(line)
             place = Place(*line[0].base) if line[0].base else None
         return [turn for line in reversed(lines) for turn in line]
 
-    async def _refresh(self, turns: Sequence[Turn], keys: Sequence[str]) -> None:
+    async def _refresh(self, turns: Sequence[Turn], keys: Sequence[str], tenant: str) -> None:
         """Keep a chain that is in use: turns past half their time are written again, so each but rarely."""
         now = time.time()
         stale = [(key, turn) for key, turn in zip(keys, turns, strict=True) if now - turn.at > self._retention_s / 2]
         if stale:
-            for _, turn in stale:
+            ops: list[Op] = []
+            for key, turn in stale:
                 turn.at = now
-            await self._kv.write([Put(key, _encode(turn), self._retention_s) for key, turn in stale], durable=False)
+                ops.append(Put(key, _encode(turn), self._retention_s))
+                if turn.base is not None:
+                    line = key.split("/")[2]
+                    ops.append(Put(_branch_key(tenant, Place(*turn.base), line), b"", self._retention_s))
+            await self._kv.write(ops, durable=False)
 
     async def _has_children(self, place: Place, tenant: str) -> bool:
         following = _turn_key(tenant, Place(place.line, place.depth + 1))

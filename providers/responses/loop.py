@@ -56,6 +56,11 @@ class _Run:
     ids: Ids
     output: Output
     turns: Turns
+    created_at: int
+
+    def begin(self) -> Response:
+        """The response as it began. Made anew where it is needed: held, it would be most of an open stream's memory."""
+        return begin_response(self.request, self.ids.response, self.created_at)
 
 
 class Loop(Responses):
@@ -145,7 +150,7 @@ class Loop(Responses):
         chat = build_chat(request, conversation.messages(), hosted)
         limit = request.max_tool_calls or self._config.max_tool_calls
         turns = Turns(self._inference, chat, conversation, output, hosted, limit)
-        return _Run(request, tenant, conversation, ids, output, turns)
+        return _Run(request, tenant, conversation, ids, output, turns, int(time.time()))
 
     def _hosted(self, request: CreateResponse) -> Mapping[str, HostedTool]:
         hosted: dict[str, HostedTool] = {}
@@ -165,67 +170,63 @@ class Loop(Responses):
 
     async def _live(self, run: _Run) -> AsyncGenerator[Events]:
         """The outer generator, but for the numbers."""
-        response = begin_response(run.request, run.ids.response)
         deadline = time.monotonic() + self._config.response_timeout_s
         begun = False
         try:
             async with aclosing(run.turns.run()) as batches:
-                beginning: Events = [
-                    ResponseCreatedEvent(type="response.created", response=response, sequence_number=0),
-                    ResponseInProgressEvent(type="response.in_progress", response=response, sequence_number=0),
-                ]
                 if run.request.stream:
                     async with _head_start(batches) as first:
                         begun = True
-                        yield beginning
+                        yield _beginning(run.begin())
                         if events := await first:
                             yield events
+                    del first
                 else:
-                    yield beginning
+                    yield _beginning(run.begin())
                 async for events in batches:
                     begun = True
                     yield events
                     if time.monotonic() > deadline:
                         raise _too_long(self._config.response_timeout_s)
-            yield [await self._end(run, response)]
+            yield [await self._end(run)]
         except (GeneratorExit, asyncio.CancelledError):
             if begun:
-                self._leave(run, response)
+                self._leave(run)
             raise
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:  # the stream's outer edge; a native panic is no Exception
             if not begun:
                 raise
-            error = exc if isinstance(exc, StackError) else _bug(exc, response.id)
-            yield await self._fail(run, response, error)
+            error = exc if isinstance(exc, StackError) else _bug(exc, run.ids.response)
+            yield await self._fail(run, error)
             raise error from exc
 
-    async def _end(self, run: _Run, response: Response) -> ResponseStreamEvent:
+    async def _end(self, run: _Run) -> ResponseStreamEvent:
         """The terminal event of a response that came to its end. It is in the store before it is told."""
         reason = run.turns.reason
         status: Status = "incomplete" if reason else "completed"
-        final = end_response(response, status, run.output.finished(), run.turns.usage, reason=reason)
+        final = end_response(run.begin(), status, run.output.finished(), run.turns.usage, reason=reason)
         await self._keep(run, final)
         if reason:
             return ResponseIncompleteEvent(type="response.incomplete", response=final, sequence_number=0)
         return ResponseCompletedEvent(type="response.completed", response=final, sequence_number=0)
 
-    async def _fail(self, run: _Run, response: Response, error: StackError) -> Events:
+    async def _fail(self, run: _Run, error: StackError) -> Events:
         """The last events of a response that failed: what is open ends incomplete, and the cause is told."""
         events = run.turns.break_off()
         failure = error_to_failure(error)
-        final = end_response(response, "failed", run.output.finished(), run.turns.usage, error=failure)
+        final = end_response(run.begin(), "failed", run.output.finished(), run.turns.usage, error=failure)
         try:
             await self._keep(run, final)
         except StackError as exc:
             _log.warning("a failed response was not stored: %s", exc.message)
         return [*events, ResponseFailedEvent(type="response.failed", response=final, sequence_number=0)]
 
-    def _leave(self, run: _Run, response: Response) -> None:
+    def _leave(self, run: _Run) -> None:
         """Nobody listens any more: keep what there is, in a task, because whoever called is being cancelled."""
         run.turns.break_off()
-        final = end_response(response, "cancelled", run.output.finished(), run.turns.usage)
+        final = end_response(run.begin(), "cancelled", run.output.finished(), run.turns.usage)
         task = asyncio.create_task(self._keep_quietly(run, final))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -271,6 +272,13 @@ async def _head_start(batches: AsyncGenerator[Events]) -> AsyncGenerator[asyncio
         if not task.done():
             task.cancel()
             await asyncio.wait({task})
+
+
+def _beginning(response: Response) -> Events:
+    return [
+        ResponseCreatedEvent(type="response.created", response=response, sequence_number=0),
+        ResponseInProgressEvent(type="response.in_progress", response=response, sequence_number=0),
+    ]
 
 
 def _too_long(limit_s: float) -> UpstreamTimeout:
