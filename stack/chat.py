@@ -4,13 +4,13 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, Literal, assert_never
+from typing import Any, Literal, assert_never, cast
 
 import orjson
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
-from pydantic import Field
+from pydantic import Field, field_validator
 from starlette.responses import Response
 from starlette.types import Receive
 
@@ -47,6 +47,17 @@ class CreateChatCompletion(ChatRequest):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     n: Literal[1] | None = None
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _take_back_the_thought(cls, messages: Any) -> Any:
+        # answers carry it as `reasoning_content`, so that is how clients send it back
+        given = cast(list[Any], messages) if isinstance(messages, list) else []
+        for message in given:
+            if isinstance(message, dict) and "reasoning_content" in message:
+                fields = cast(dict[str, Any], message)
+                fields.setdefault("reasoning", fields["reasoning_content"])
+        return cast(Any, messages)
 
 
 async def chat_completion(body: bytes, inference: Inference, pulse: Pulse, receive: Receive) -> Response:

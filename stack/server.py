@@ -221,7 +221,7 @@ def warm_up() -> None:
         kind.model_rebuild()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(10_000, 20, 50)
 
 
 async def _healthz(_: Request) -> Response:

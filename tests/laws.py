@@ -11,7 +11,7 @@
  9  hosted tools go through their stages in order
 10  annotations come once each, count from 0, and point into the text that has been sent
 11  exactly one terminal event, last, whose response has its status
-12  an incomplete item is the last one, and the response is then incomplete or failed; finished items never change
+12  an incomplete item makes the response incomplete, and is then the last one, or failed; finished items never change
 13  the terminal response holds the finished items, in order, field by field, and a whole usage
 14  frames: see check_frames
 15  after an error only response.failed follows; no event has a top-level `error`
@@ -178,7 +178,8 @@ class _Stream:
         status = response["status"]
         for item in response["output"]:
             if item.get("status") == "incomplete":
-                self.law(12, item is response["output"][-1], "an incomplete item is not the last one")
+                last = status == "failed" or item is response["output"][-1]  # parallel calls may break off together
+                self.law(12, last, "an incomplete item is not the last one")
                 self.law(12, status != "completed", "an item is incomplete, yet the response is completed")
         self.law(
             11, (status == "incomplete") == bool(response["incomplete_details"]), "incomplete_details and status differ"

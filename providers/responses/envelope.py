@@ -9,7 +9,7 @@ from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 
 from apis.inference import Usage
-from apis.responses import CreateResponse, CustomTool, FunctionTool, Tool
+from apis.responses import ChosenHosted, CreateResponse, CustomTool, FunctionTool, Tool
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -106,6 +106,8 @@ def _echo_choice(request: CreateResponse) -> Any:
     choice = request.tool_choice
     if choice is None or isinstance(choice, str):
         return choice or "auto"
+    if isinstance(choice, ChosenHosted) and "preview" not in choice.type:
+        return {"type": "web_search_preview"}  # the SDK's response knows the search under this name only
     return choice.model_dump(exclude_none=True)
 
 

@@ -78,7 +78,7 @@ class Loop(Responses):
         response_timeout_s: float = Field(600, gt=0)
 
     def __init__(
-        self, config: Config, inference: Inference, kv_store: KVStore, tool_runtime: ToolRuntime | None = None
+        self, config: Config, inference: Inference, kv_store: KVStore, tool_runtime: ToolRuntime | None
     ) -> None:
         self._config = config
         self._inference = inference

@@ -39,7 +39,7 @@ _BELOW: Final = (
 )
 _MAPS: Final = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 _AT_LEAST: Final = ("minLength", "minItems", "minProperties", "minContains")
-_REPETITION: Final = re.compile(r"(\)?)\{(\d{1,9})(?:,(\d{0,9}))?\}")
+_REPETITION: Final = re.compile(r"(\)?)\{(\d+)(?:,(\d*))?\}")
 
 Schema = dict[str, JsonValue]
 
@@ -106,7 +106,7 @@ class _Found:
             schema = waiting.pop()
             if id(schema) in self.schemas:
                 continue
-            if len(self.schemas) == _MAX_SUBSCHEMAS:
+            if len(self.schemas) + len(waiting) >= _MAX_SUBSCHEMAS:
                 raise _Wrong(f"it has more than {_MAX_SUBSCHEMAS} subschemas.")
             targets = [_resolve(root, schema[key]) for key in ("$ref", "$dynamicRef") if key in schema]
             here = [*targets, *_inner(schema, _HERE)]

@@ -102,8 +102,10 @@ class Turn:
         for call in self.calls.values():
             self._finish_item(call, "incomplete" if cut and call.index == last else "completed", events)
         if cut:
-            for call in self.hosted.values():
-                self._finish_item(call, "incomplete", events)
+            for call in self.hosted.values():  # none is run, and only the last item may be incomplete
+                status = "incomplete" if call.index == last else "failed"
+                events += call.close(status)
+                self._output.items[call.index] = call.item(status)
             self.hosted.clear()
 
     def _message_for(self, delta: Text | Refusal, events: Events) -> OpenMessage:
