@@ -1,0 +1,37 @@
+"""What every store checks before it acts, and how the bounds of a scan become one range of bytes."""
+
+from collections.abc import Sequence
+
+from apis.kv_store import Op, Put
+
+MAX_KEY_BYTES = 1024
+MAX_TTL_S = 1e10
+
+
+def encode_key(key: str) -> bytes:
+    """The key as UTF-8, whose byte order is the order of code points. Raises ValueError for what is not a key."""
+    encoded = key.encode()
+    if not 0 < len(encoded) <= MAX_KEY_BYTES or b"\0" in encoded:
+        raise ValueError(f"A key is 1 to {MAX_KEY_BYTES} bytes of UTF-8 without NUL, not {key[:80]!r}.")
+    return encoded
+
+
+def encode_ops(ops: Sequence[Op]) -> dict[bytes, Op]:
+    """`ops` by encoded key, in their order. Raises ValueError for a bad key, a key given twice, or a bad `ttl_s`."""
+    encoded = {encode_key(op.key): op for op in ops}
+    if len(encoded) != len(ops):
+        raise ValueError("A write may name each key only once.")
+    for op in ops:
+        if isinstance(op, Put) and op.ttl_s is not None and not 0 < op.ttl_s <= MAX_TTL_S:
+            raise ValueError(f"ttl_s must be above 0 and at most {MAX_TTL_S:.0f} seconds, not {op.ttl_s}.")
+    return encoded
+
+
+def scan_range(prefix: str, after: str, before: str, limit: int) -> tuple[bytes, bytes]:
+    """The encoded keys a scan may see: from the first value, which is within, up to the second, which is not."""
+    if limit < 0:
+        raise ValueError(f"limit must not be negative, not {limit}.")
+    # No key holds NUL, so nothing lies between `after` and `after` NUL; no UTF-8 holds 0xFF, so it ends every prefix.
+    low = max(prefix.encode(), after.encode() + b"\0")
+    end = prefix.encode() + b"\xff"
+    return low, min(end, before.encode()) if before else end

@@ -1,0 +1,107 @@
+"""Memory: a KVStore inside this process, for tests, demos and stacks that need not remember."""
+
+import time
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pydantic import Field
+
+from apis.errors import StoreUnavailable
+from apis.kv_store import ABSENT, Entry, KVStore, Op, Put
+from apis.provider import Provider
+from providers.kv_store.checks import encode_key, encode_ops, scan_range
+
+ROW_OVERHEAD_BYTES = 300
+"""What Python keeps for a row beside the bytes of its key and value: 272 when measured."""
+
+
+class _Row(NamedTuple):
+    entry: Entry
+    expires: float | None
+
+
+class Memory(KVStore):
+    """Lives as long as the object, seen by one process. Full means refused: nothing is evicted to make room."""
+
+    class Config(Provider.Config):
+        """`max_bytes` bounds keys, values and their bookkeeping together."""
+
+        max_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
+
+    def __init__(self, config: Config) -> None:
+        self.now: Callable[[], float] = time.time
+        self._max_bytes = config.max_bytes
+        self._rows: dict[bytes, _Row] = {}
+        self._order: list[bytes] = []
+        self._bytes = 0
+        self._version = 0
+
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        now = self.now()
+        return [self._live(encode_key(key), now) for key in keys]
+
+    async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
+        encoded, now = encode_ops(ops), self.now()
+        for key, op in encoded.items():
+            if op.expect is not None and op.expect != self._version_of(key, now):
+                return None
+        if not self._fits(encoded):
+            await self.sweep()
+            if not self._fits(encoded):
+                raise StoreUnavailable("The store is full.")
+        self._version += 1
+        return [self._apply(key, op, now) for key, op in encoded.items()]
+
+    async def scan(
+        self, prefix: str, *, after: str = "", before: str = "", limit: int = 1000, reverse: bool = False
+    ) -> list[tuple[str, Entry]]:
+        low, high = scan_range(prefix, after, before, limit)
+        keys = self._order[bisect_left(self._order, low) : bisect_left(self._order, high)]
+        now = self.now()
+        found: list[tuple[str, Entry]] = []
+        for key in reversed(keys) if reverse else keys:
+            if len(found) == limit:
+                break
+            if (entry := self._live(key, now)) is not None:
+                found.append((key.decode(), entry))
+        return found
+
+    async def sweep(self) -> int:
+        now = self.now()
+        expired = [key for key in self._order if self._live(key, now) is None]
+        for key in expired:
+            self._bytes -= _size(key, self._rows.pop(key).entry.value)
+        self._order = [key for key in self._order if key in self._rows]
+        return len(expired)
+
+    def _live(self, key: bytes, now: float) -> Entry | None:
+        row = self._rows.get(key)
+        return None if row is None or (row.expires is not None and row.expires <= now) else row.entry
+
+    def _version_of(self, key: bytes, now: float) -> int:
+        entry = self._live(key, now)
+        return ABSENT if entry is None else entry.version
+
+    def _fits(self, ops: dict[bytes, Op]) -> bool:
+        added = sum(_size(key, op.value) for key, op in ops.items() if isinstance(op, Put))
+        freed = sum(_size(key, self._rows[key].entry.value) for key in ops if key in self._rows)
+        return added <= freed or self._bytes + added - freed <= self._max_bytes
+
+    def _apply(self, key: bytes, op: Op, now: float) -> int:
+        old = self._rows.pop(key, None)
+        if old is not None:
+            self._bytes -= _size(key, old.entry.value)
+        if not isinstance(op, Put):
+            if old is not None:
+                del self._order[bisect_left(self._order, key)]
+            return ABSENT
+        self._rows[key] = _Row(Entry(op.value, self._version), None if op.ttl_s is None else now + op.ttl_s)
+        self._bytes += _size(key, op.value)
+        if old is None:
+            insort(self._order, key)
+        return self._version
+
+
+def _size(key: bytes, value: bytes) -> int:
+    return ROW_OVERHEAD_BYTES + len(key) + len(value)

@@ -1,0 +1,232 @@
+"""Redis: a KVStore for several machines. Calls that wait together travel together, on one connection."""
+
+import asyncio
+import logging
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field, SecretStr
+from redis.asyncio import ConnectionPool
+from redis.asyncio import Redis as Client
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
+from redis.maint_notifications import MaintNotificationsConfig
+
+from apis.errors import ConfigError, StoreUnavailable
+from apis.kv_store import ABSENT, Entry, KVStore, Op, Put
+from apis.provider import Provider
+from providers.kv_store.checks import encode_key, encode_ops, scan_range
+from providers.kv_store.lane import Lane
+
+log = logging.getLogger(__name__)
+
+# How it lies in Redis, after the prefix: `version` counts writes; `e:<key>` is eight bytes of version, big-endian, and
+# then the value, and expires by itself; `keys` is a sorted set of all keys with equal scores, which sorts them by their
+# bytes; `expiry` is a sorted set of the keys that expire, by the moment, in milliseconds of Redis's own clock.
+VERSION_BYTES = 8
+NOT_HELD = -1
+ANY = b"-"
+SWEEP_ROWS = 500
+
+# KEYS: version, keys, expiry. ARGV: the entries' prefix, then of each op: put or delete, key, expected version's bytes
+# ('' for ABSENT, '-' for any), ttl in ms or '', value. What can be refused is refused before the first change: INCR is
+# denied when memory is out, and after one change Redis lets a script finish.
+WRITE = """
+local counts = false
+for i = 2, #ARGV, 5 do
+  if ARGV[i + 2] ~= '-' and redis.call('GETRANGE', ARGV[1] .. ARGV[i + 1], 0, 7) ~= ARGV[i + 2] then return -1 end
+  counts = counts or ARGV[i] == 'put'
+end
+if #ARGV == 1 then return 0 end
+local version = counts and redis.call('INCR', KEYS[1]) or 0
+local stamp = struct.pack('>I8', version)
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for i = 2, #ARGV, 5 do
+  local key, name, ttl = ARGV[i + 1], ARGV[1] .. ARGV[i + 1], ARGV[i + 3]
+  if ARGV[i] == 'delete' then
+    redis.call('DEL', name)
+    redis.call('ZREM', KEYS[2], key)
+    redis.call('ZREM', KEYS[3], key)
+  else
+    redis.call('ZADD', KEYS[2], 0, key)
+    if ttl == '' then
+      redis.call('SET', name, stamp .. ARGV[i + 4])
+      redis.call('ZREM', KEYS[3], key)
+    else
+      local gone = string.format('%d', now + ttl)
+      redis.call('SET', name, stamp .. ARGV[i + 4], 'PXAT', gone)
+      redis.call('ZADD', KEYS[3], gone, key)
+    end
+  end
+end
+return version
+"""
+
+# KEYS: keys. ARGV: the entries' prefix, low, high, limit, 'reverse' or ''. Returns keys and stored values in turn.
+SCAN = """
+local found, low, high, left = {}, '[' .. ARGV[2], '(' .. ARGV[3], tonumber(ARGV[4])
+while left > 0 do
+  local step = math.min(left, 500)
+  local keys
+  if ARGV[5] == 'reverse' then
+    keys = redis.call('ZREVRANGEBYLEX', KEYS[1], high, low, 'LIMIT', 0, step)
+    high = '(' .. (keys[#keys] or '')
+  else
+    keys = redis.call('ZRANGEBYLEX', KEYS[1], low, high, 'LIMIT', 0, step)
+    low = '(' .. (keys[#keys] or '')
+  end
+  if #keys == 0 then break end
+  local names = {}
+  for i, key in ipairs(keys) do names[i] = ARGV[1] .. key end
+  for i, stored in ipairs(redis.call('MGET', unpack(names))) do
+    if stored then
+      found[#found + 1] = keys[i]
+      found[#found + 1] = stored
+      left = left - 1
+    end
+  end
+end
+return found
+"""
+
+# KEYS: keys, expiry. ARGV: the entries' prefix, how many at most. Returns how many were expired.
+SWEEP = """
+local time = redis.call('TIME')
+local now = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
+local keys = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '(' .. now, 'LIMIT', 0, ARGV[2])
+for _, key in ipairs(keys) do
+  redis.call('DEL', ARGV[1] .. key)
+  redis.call('ZREM', KEYS[1], key)
+  redis.call('ZREM', KEYS[2], key)
+end
+return #keys
+"""
+
+Command = tuple[str | bytes | int, ...]
+
+
+class Redis(KVStore):
+    """One Redis server of version 6.2 or later, not a cluster. Durable is what its own persistence is set to.
+
+    Redis must not evict (`maxmemory-policy noeviction`, its default): a store that forgets breaks its promises.
+    """
+
+    class Config(Provider.Config):
+        """`url` is redis://, rediss:// or unix://, and may hold a password; all keys begin with `prefix`.
+
+        A call gives up `timeout_s` + `connect_timeout_s` after it was made.
+        """
+
+        url: SecretStr
+        prefix: str = "stack:"
+        timeout_s: float = Field(default=1.0, gt=0, le=60)
+        connect_timeout_s: float = Field(default=0.5, gt=0, le=60)
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._deadline_s = config.timeout_s + config.connect_timeout_s
+        self._lane: Lane[Command, Any] = Lane(self._exchange, timeout_s=self._deadline_s)
+        self._client: Client | None = None
+        prefix = config.prefix.encode()
+        self._entries, self._version, self._keys, self._expiry = (
+            prefix + name for name in (b"e:", b"version", b"keys", b"expiry")
+        )
+
+    async def start(self) -> None:
+        try:
+            pool = ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType] - redis-py leaves kwargs untyped
+                self._config.url.get_secret_value(),
+                socket_timeout=self._config.timeout_s,
+                socket_connect_timeout=self._config.connect_timeout_s,
+                health_check_interval=15,
+                retry=Retry(NoBackoff(), 0),
+                # With them on, redis-py neither replaces a connection that the server has closed or that holds an
+                # answer nobody read, nor keeps to the time-outs above.
+                maint_notifications_config=MaintNotificationsConfig(enabled=False),
+            )
+        except ValueError as exc:
+            raise ConfigError("The Redis url must be redis://, rediss:// or unix://, with a host and a port.") from exc
+        self._client = Client(connection_pool=pool)
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self._client.ping()  # pyright: ignore[reportUnknownMemberType] - as above
+        except (AuthenticationError, AuthorizationError, ResponseError) as exc:
+            await self.close()
+            raise ConfigError(f"Redis refuses the url's user, password or database: {type(exc).__name__}.") from exc
+        except (RedisError, OSError, TimeoutError) as exc:
+            log.warning("Redis cannot be reached yet (%s); what needs it fails until it can.", type(exc).__name__)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        await self._lane.finish()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+            await client.connection_pool.disconnect()
+
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        names = [self._entries + encode_key(key) for key in keys]
+        if not names:
+            return []
+        stored = await self._lane.submit(("MGET", *names))
+        return [None if one is None else _stored_to_entry(one) for one in stored]
+
+    async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
+        cells = [cell for key, op in encode_ops(ops).items() for cell in _op_to_cells(key, op)]
+        keys = self._version, self._keys, self._expiry
+        version = await self._lane.submit(("EVAL", WRITE, len(keys), *keys, self._entries, *cells))
+        if version == NOT_HELD:
+            return None
+        return [version if isinstance(op, Put) else ABSENT for op in ops]
+
+    async def scan(
+        self, prefix: str, *, after: str = "", before: str = "", limit: int = 1000, reverse: bool = False
+    ) -> list[tuple[str, Entry]]:
+        low, high = scan_range(prefix, after, before, limit)
+        order = "reverse" if reverse else ""
+        cells = await self._lane.submit(("EVAL", SCAN, 1, self._keys, self._entries, low, high, limit, order))
+        return [(key.decode(), _stored_to_entry(stored)) for key, stored in zip(cells[::2], cells[1::2], strict=True)]
+
+    async def sweep(self) -> int:
+        swept = 0
+        command: Command = ("EVAL", SWEEP, 2, self._keys, self._expiry, self._entries, SWEEP_ROWS)
+        while (some := await self._lane.submit(command)) == SWEEP_ROWS:
+            swept += some
+        return swept + some
+
+    async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
+        if self._client is None:
+            raise StoreUnavailable("The store is closed.")
+        try:
+            async with asyncio.timeout(self._deadline_s), self._client.pipeline(transaction=False) as pipeline:
+                for command in commands:
+                    pipeline.execute_command(*command)  # pyright: ignore[reportUnknownMemberType] - as above
+                answers = await pipeline.execute(raise_on_error=False)
+        except (RedisError, OSError, TimeoutError) as exc:
+            raise StoreUnavailable(f"Redis cannot be reached ({type(exc).__name__}).") from exc
+        return [_refused(answer) if isinstance(answer, Exception) else answer for answer in answers]
+
+
+def _op_to_cells(key: bytes, op: Op) -> Command:
+    expect = ANY if op.expect is None else b"" if op.expect == ABSENT else struct.pack(">q", op.expect)
+    if not isinstance(op, Put):
+        return "delete", key, expect, b"", b""
+    return "put", key, expect, b"" if op.ttl_s is None else math.ceil(op.ttl_s * 1000), op.value
+
+
+def _stored_to_entry(stored: bytes) -> Entry:
+    return Entry(stored[VERSION_BYTES:], int.from_bytes(stored[:VERSION_BYTES], "big"))
+
+
+def _refused(answer: Exception) -> StoreUnavailable:
+    """Redis's own refusal by its code alone (MISCONF, OutOfMemoryError, ...): the rest may quote the command."""
+    code = str(answer).split(" ", 1)[0]
+    error = StoreUnavailable(f"Redis cannot do that now: {code if code.isupper() else type(answer).__name__}.")
+    error.__cause__ = answer
+    return error

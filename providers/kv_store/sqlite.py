@@ -1,0 +1,109 @@
+"""SQLite: a KVStore in one file, for one machine. Writes that wait together are committed together."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Concatenate, ParamSpec, TypeVar
+
+import aiosqlite
+from pydantic import Field
+
+from apis.errors import ConfigError, StoreUnavailable
+from apis.kv_store import Entry, KVStore, Op
+from apis.provider import Provider
+from providers.kv_store.checks import encode_key, encode_ops, scan_range
+from providers.kv_store.lane import Lane
+from providers.kv_store.sqlite_file import SWEEP_ROWS, Database, Write, unavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SQLite(KVStore):
+    """Several processes of one machine may share the file (WAL); a network file system may not hold it."""
+
+    class Config(Provider.Config):
+        """`busy_timeout_s` is how long another process may hold the file; a call gives up after twice that.
+
+        `max_bytes` bounds the file, its write-ahead log aside: a full store refuses writes and goes on reading.
+        """
+
+        path: str = Field(min_length=1)
+        busy_timeout_s: float = Field(default=5.0, gt=0, le=60)
+        max_bytes: int | None = Field(default=None, ge=64 * 1024)
+
+    def __init__(self, config: Config) -> None:
+        self.now: Callable[[], float] = time.time
+        self._config = config
+        self._timeout_s = 2 * config.busy_timeout_s
+        self._connection: aiosqlite.Connection | None = None
+        self._database: Database
+        self._writes = Lane(self._write_batch, timeout_s=self._timeout_s)
+        self._reads = Lane(self._get_batch, timeout_s=self._timeout_s)
+
+    async def start(self) -> None:
+        config = self._config
+        connection = aiosqlite.connect(
+            config.path, timeout=config.busy_timeout_s, isolation_level=None, cached_statements=256
+        )
+        try:
+            self._connection = await connection
+            self._database = Database(connection._conn, self.now)  # pyright: ignore[reportPrivateUsage] - see _run
+            await self._run(Database.prepare, config.max_bytes, config.busy_timeout_s)
+        except (sqlite3.Error, ConfigError) as exc:
+            await self.close()
+            raise ConfigError(f"The SQLite file {config.path!r} cannot be used: {exc}.") from exc
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        await self._writes.finish()
+        await self._reads.finish()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout_s):
+                    await connection.close()
+
+    async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
+        return await self._reads.submit([encode_key(key) for key in keys])
+
+    async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
+        return await self._writes.submit(Write(encode_ops(ops), durable))
+
+    async def scan(
+        self, prefix: str, *, after: str = "", before: str = "", limit: int = 1000, reverse: bool = False
+    ) -> list[tuple[str, Entry]]:
+        low, high = scan_range(prefix, after, before, limit)
+        return await self._call(Database.scan, low, high, limit, reverse=reverse)
+
+    async def sweep(self) -> int:
+        swept = 0
+        while (some := await self._call(Database.sweep)) == SWEEP_ROWS:
+            swept += some
+        return swept + some
+
+    async def _write_batch(self, writes: Sequence[Write]) -> list[list[int] | StoreUnavailable | None]:
+        return await self._run(Database.write, writes)
+
+    async def _get_batch(self, requests: Sequence[list[bytes]]) -> list[list[Entry | None] | StoreUnavailable]:
+        return await self._run(Database.get, requests)
+
+    async def _call(self, work: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._run(work, *args, **kwargs)
+        except sqlite3.Error as exc:
+            raise unavailable(exc) from exc
+        except TimeoutError as exc:
+            raise StoreUnavailable(f"The store did not answer within {self._timeout_s:g} seconds.") from exc
+
+    async def _run(self, work: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._connection is None:
+            raise StoreUnavailable("The store is closed.")
+        # aiosqlite runs only single statements in public, and a thread hop for each would cost ~80 us of CPU.
+        execute = self._connection._execute  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType, reportUnknownMemberType] - see above
+        return await execute(work, self._database, *args, **kwargs)

@@ -1,0 +1,85 @@
+"""Backends for the conformance suites: each hands out started providers and closes all of them afterwards."""
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from redis.asyncio import Redis as Client
+
+from apis.kv_store import KVStore
+from providers.kv_store.memory import Memory
+from providers.kv_store.redis import Redis
+from providers.kv_store.sqlite import SQLite
+from tests.conformance.kv_store import Backend
+from tests.redis_server import RedisServer
+
+
+class Clock:
+    """A wall clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    async def elapse(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+@pytest.fixture
+async def memory_backend() -> Backend:
+    clock = Clock()
+    store = Memory(Memory.Config())
+    store.now = clock
+
+    async def open_store() -> KVStore:
+        return store
+
+    return Backend(open_store, clock.elapse)
+
+
+@pytest.fixture
+async def sqlite_backend(tmp_path: Path) -> AsyncIterator[Backend]:
+    clock = Clock()
+    async with AsyncExitStack() as stores:
+
+        async def open_store() -> KVStore:
+            store = SQLite(SQLite.Config(path=str(tmp_path / "store.db")))
+            store.now = clock
+            await store.start()
+            stores.push_async_callback(store.close)
+            return store
+
+        yield Backend(open_store, clock.elapse)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+async def redis_backend(redis_server: RedisServer) -> AsyncIterator[Backend]:
+    config = Redis.Config(url=SecretStr(redis_server.url), prefix=f"test{next(numbers)}:", timeout_s=5)
+    async with AsyncExitStack() as stores:
+        client = await stores.enter_async_context(Client.from_url(redis_server.url))  # pyright: ignore[reportUnknownMemberType] - redis-py leaves kwargs untyped
+
+        async def open_store() -> KVStore:
+            store = Redis(config)
+            await store.start()
+            stores.push_async_callback(store.close)
+            return store
+
+        async def elapse(seconds: float) -> None:
+            # Redis itself says when its clock has moved on: nobody ever pushes to this list.
+            await client.blpop(["nothing"], timeout=seconds)  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType] - typed for both clients
+
+        yield Backend(open_store, elapse)

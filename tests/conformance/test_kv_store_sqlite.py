@@ -1,0 +1,209 @@
+"""What only a file can suffer: a killed writer, a full disk, a lock held by others, a file that is not ours."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from apis.errors import ConfigError, StoreUnavailable
+from apis.kv_store import ABSENT, Delete, Entry, Put
+from providers.kv_store.sqlite import SQLite
+
+BOUND_S = 30
+
+WRITER = """
+import asyncio, itertools, os, sys
+from providers.kv_store.sqlite import SQLite
+
+async def main():
+    store = SQLite(SQLite.Config(path=sys.argv[1]))
+    await store.start()
+    async def write(name):
+        for i in itertools.count():
+            await store.put(f"{name}/{i}", b"x" * 500)
+            os.write(1, f"{name}/{i}\\n".encode())
+    await asyncio.gather(*[write(name) for name in range(16)])
+
+asyncio.run(main())
+"""
+
+
+class Stores:
+    """Opens stores in one folder; all are closed when the test ends, however it ends: each has a thread."""
+
+    def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
+        self.path = folder / "store.db"
+        self._stack = stack
+
+    async def open(self, path: Path | None = None, *, now: Callable[[], float] = time.time, **config: float) -> SQLite:
+        store = SQLite(SQLite.Config.model_validate({"path": str(path or self.path), **config}))
+        store.now = now
+        self._stack.push_async_callback(store.close)
+        await store.start()
+        return store
+
+    async def refuse(self, path: Path, because: str) -> None:
+        """Assert that a store does not start there, says why, and leaves the file as it was."""
+        before = path.read_bytes() if path.is_file() else None
+        with pytest.raises(ConfigError, match=because) as caught:
+            await self.open(path)
+        assert str(path) in str(caught.value)
+        assert (path.read_bytes() if path.is_file() else None) == before
+
+
+@pytest.fixture
+async def stores(tmp_path: Path) -> AsyncIterator[Stores]:
+    async with AsyncExitStack() as stack:
+        yield Stores(tmp_path, stack)
+
+
+async def test_a_killed_writer_loses_nothing_it_acknowledged(stores: Stores) -> None:
+    writer = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WRITER, str(stores.path), stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    assert writer.stdout is not None
+    try:
+        async with asyncio.timeout(BOUND_S):
+            acknowledged = [(await writer.stdout.readline()).decode().strip() for _ in range(300)]
+    finally:
+        writer.send_signal(signal.SIGKILL)
+        rest, _ = await writer.communicate()
+    acknowledged += [line for line in rest.decode().split("\n")[:-1] if line]
+    store = await stores.open()
+    entries = await store.get_many(acknowledged)
+    await store.close()
+    assert len(acknowledged) >= 300
+    assert all(entry is not None and entry.value == b"x" * 500 for entry in entries)
+
+
+async def test_a_full_file_refuses_writes_goes_on_reading_and_recovers(stores: Stores) -> None:
+    store = await stores.open(max_bytes=512 * 1024)
+    stored = await fill(store)
+    assert stored > 50
+    assert len(await store.scan("k")) == stored
+    # One that does not fit fails alone; its neighbours of the same batch are written.
+    large, few, small = await asyncio.gather(
+        store.put("large", b"x" * 100_000),
+        store.write([Delete("k0000")]),
+        store.put("k0001", b""),
+        return_exceptions=True,
+    )
+    assert isinstance(large, StoreUnavailable)
+    assert few == [ABSENT]
+    assert isinstance(small, int)
+    assert await store.get_many(["large", "k0000"]) == [None, None]
+    await store.write([Delete(f"k{i:04}") for i in range(2, 50)])
+    assert await store.put("large", b"x" * 100_000) > 0
+
+
+async def fill(store: SQLite) -> int:
+    """Put entries until the store says that it is full; returns how many it took."""
+    for i in range(1000):
+        try:
+            await store.put(f"k{i:04}", b"x" * 4000)
+        except StoreUnavailable as exc:
+            assert "full" in exc.message  # noqa: PT017 - the loop is what is tested
+            return i
+    raise AssertionError("never full")
+
+
+async def test_a_lock_held_too_long_is_unavailable_and_then_forgotten(stores: Stores) -> None:
+    store = await stores.open(busy_timeout_s=0.2)
+    await store.put("a", b"1")
+    other = sqlite3.connect(stores.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="locked"):
+        await store.put("a", b"2")
+    assert time.monotonic() - began < 1
+    entry = await store.get("a")
+    other.execute("ROLLBACK")
+    other.close()
+    assert entry is not None
+    assert entry.value == b"1"
+    assert await store.put("a", b"2") > entry.version
+
+
+async def test_calls_do_not_wait_for_ever_for_a_thread_that_hangs(stores: Stores) -> None:
+    reader, writer = os.pipe()
+    # The store reads its clock on the connection's thread, and this clock stands still until the pipe is closed.
+    store = await stores.open(now=lambda: float(len(os.read(reader, 1))), busy_timeout_s=0.1)
+    try:
+        began = time.monotonic()
+        calls = [store.get("a"), store.put("a", b""), store.scan(""), store.sweep()]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        took_s = time.monotonic() - began
+    finally:
+        os.close(writer)
+    assert [type(answer) for answer in answers] == [StoreUnavailable] * 4
+    assert took_s < 2
+    await store.put("b", b"1")
+    assert await store.get("b") is not None
+    os.close(reader)
+
+
+async def test_clients_of_one_file_do_not_lock_each_other_out(stores: Stores) -> None:
+    async with asyncio.timeout(BOUND_S):
+        clients = await asyncio.gather(*[stores.open() for _ in range(8)])  # all of them find no schema
+        writes = [client.put(f"{n}/{i}", b"x") for n, client in enumerate(clients) for i in range(50)]
+        versions = await asyncio.gather(*writes)
+    assert len(await clients[0].scan("")) == 400
+    assert len(set(versions)) == 400
+
+
+async def test_closing_what_never_started_is_fine(stores: Stores) -> None:
+    store = SQLite(SQLite.Config(path=str(stores.path)))
+    await store.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await store.get("a")
+    assert not (stores.path).exists()
+
+
+async def test_a_path_that_cannot_be_is_a_config_error(stores: Stores, tmp_path: Path) -> None:
+    await stores.refuse(tmp_path / "no such folder" / "store.db", "unable to open")
+    await stores.refuse(tmp_path, "unable to open")
+
+
+async def test_what_is_no_database_is_left_alone(stores: Stores, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("Dear reader, " * 1000)
+    await stores.refuse(tmp_path / "letter.txt", "not a database")
+
+
+async def test_the_database_of_another_program_is_left_alone(stores: Stores, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "other.db") as other:
+        other.execute("CREATE TABLE entries (name TEXT)")
+    other.close()
+    await stores.refuse(tmp_path / "other.db", "another program")
+
+
+async def test_a_newer_schema_is_refused(stores: Stores) -> None:
+    await (await stores.open()).close()
+    with sqlite3.connect(stores.path) as newer:
+        newer.execute("PRAGMA user_version = 99")
+    newer.close()
+    await stores.refuse(stores.path, "schema is 99")
+
+
+async def test_a_damaged_file_is_refused(stores: Stores) -> None:
+    path = stores.path
+    store = await stores.open()
+    await asyncio.gather(*[store.put(f"k{i}", b"x" * 2000) for i in range(200)])
+    await store.close()
+    content = bytearray(path.read_bytes())
+    content[8 * 4096 : 24 * 4096] = b"\xa5" * (16 * 4096)
+    path.write_bytes(content)
+    await stores.refuse(path, "damaged|malformed")
+
+
+async def test_an_empty_file_is_made_a_store(stores: Stores) -> None:
+    (stores.path).touch()
+    store = await stores.open()
+    assert await store.write([Put("a", b"1")]) is not None
+    assert isinstance(await store.get("a"), Entry)
