@@ -176,10 +176,15 @@ class _Stream:
 
     def _check_outcome(self, response: Json) -> None:
         status = response["status"]
-        for item in response["output"]:
+        for index, item in enumerate(response["output"]):
             if item.get("status") == "incomplete":
-                last = status == "failed" or item is response["output"][-1]  # parallel calls may break off together
-                self.law(12, last, "an incomplete item is not the last one")
+                # parallel calls may break off together, and none of them may pass for a whole one
+                calls = all("tool" in each["type"] or "call" in each["type"] for each in response["output"][index:])
+                self.law(
+                    12,
+                    status == "failed" or item is response["output"][-1] or calls,
+                    "an incomplete item is not the last one",
+                )
                 self.law(12, status != "completed", "an item is incomplete, yet the response is completed")
         self.law(
             11, (status == "incomplete") == bool(response["incomplete_details"]), "incomplete_details and status differ"

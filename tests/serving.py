@@ -3,7 +3,7 @@ laws of the stream when the test ends."""
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from starlette.types import Message, Receive, Scope, Send
 
 from stack.build import Stack
-from stack.config import StackConfig
+from stack.config import ServerConfig, StackConfig
 from stack.serve import Server
 from stack.server import create_app
 from stack.sse import DONE
@@ -113,7 +113,7 @@ async def serving(
             async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=30) as client:
                 yield Served(client, url, app, recorder)
         finally:
-            server_.should_exit = True
+            server_.leaving.set()
             async with asyncio.timeout(10):
                 await running
             listener.close()
@@ -122,10 +122,26 @@ async def serving(
 
 
 class _Quiet(Server):
-    """The server without its signal handlers: the signals are the test runner's."""
+    """The server without its signal handlers, which are the test runner's, and without its pauses, which add up."""
+
+    def __init__(self, app: Any, config: ServerConfig, on_listening: Callable[[], None]) -> None:
+        super().__init__(app, config, on_listening)
+        self.leaving = asyncio.Event()
 
     def capture_signals(self) -> Any:
         return nullcontext()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.leaving.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while self.server_state.tasks:
+            await asyncio.wait(set(self.server_state.tasks))
 
 
 def scripted(*turns: list[dict[str, Any]], model: str = "scripted") -> dict[str, Any]:

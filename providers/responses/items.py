@@ -70,8 +70,7 @@ def items_to_messages(items: Iterable[Item], told: Mapping[str, Told]) -> list[M
     for item in items:
         match item:
             case GivenMessage(role=role, content=content):
-                grouping.flush()
-                grouping.messages.append(Message(role=role, content=_content(content)))
+                grouping.give(Message(role=role, content=_content(content)))
             case AssistantMessage():
                 grouping.say(item)
             case ReasoningItem():
@@ -99,6 +98,7 @@ class _Grouping:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._unanswered: dict[str, None] = {}
+        self._later: list[Message] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -124,6 +124,13 @@ class _Grouping:
             )
             self.messages += self._told
             self._reset()
+
+    def give(self, message: Message) -> None:
+        if self._unanswered:
+            self._later.append(message)  # said while a tool ran: nothing may come between a call and its answer
+        else:
+            self.flush()
+            self.messages.append(message)
 
     def say(self, item: AssistantMessage) -> None:
         if not self._waits() and (self._text or self._refusal or self._calls):
@@ -163,6 +170,9 @@ class _Grouping:
         del self._unanswered[call_id]
         self.flush()
         self.messages.append(Message(role="tool", tool_call_id=call_id, content=content))
+        if not self._unanswered:
+            self.messages += self._later
+            self._later = []
 
     def finish(self) -> list[Message]:
         if self._unanswered:

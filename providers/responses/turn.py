@@ -63,6 +63,7 @@ class Turn:
         self._tools = hosted
         self._output = output
         self._open: OpenMessage | OpenReasoning | None = None
+        self._growing: set[str] = set()
 
     def feed(self, step: Step) -> Events:
         """The events of one step, in order."""
@@ -78,6 +79,7 @@ class Turn:
                     self._call(delta, events)
                 case ToolArguments(id, text):
                     self._find(id).append(text, events)
+                    self._growing.add(id)
                 case Finish():
                     self.finish = delta
                     self._end(delta, events)
@@ -99,10 +101,12 @@ class Turn:
         last = len(self._output.items) - 1
         if self._open is not None:
             self._close(events, "incomplete" if cut and self._open.index == last else "completed")
-        for call in self.calls.values():
-            self._finish_item(call, "incomplete" if cut and call.index == last else "completed", events)
+        # a cut leaves the last item incomplete, and every call that had grown beside it: a client would run them
+        for identity, call in self.calls.items():
+            broken = cut and (call.index == last or (len(self._growing) > 1 and identity in self._growing))
+            self._finish_item(call, "incomplete" if broken else "completed", events)
         if cut:
-            for call in self.hosted.values():  # none is run, and only the last item may be incomplete
+            for call in self.hosted.values():  # none is run
                 status = "incomplete" if call.index == last else "failed"
                 events += call.close(status)
                 self._output.items[call.index] = call.item(status)
@@ -129,6 +133,7 @@ class Turn:
 
     def _call(self, start: ToolCallStart, events: Events) -> None:
         identity = start.id or call_id()
+        self._growing = {identity}
         if identity in self.calls or identity in self.hosted:
             raise UpstreamError("The inference server began two tool calls with one id.")
         tool = self._tools.get(start.name)

@@ -86,6 +86,19 @@ async def test_an_incomplete_response_can_be_followed() -> None:
         assert [message["content"] for message in messages(served)] == ["hi", "half", "go on"]
 
 
+async def test_parallel_calls_that_the_limit_cuts_are_all_incomplete() -> None:
+    """A client would run a call that passes for a whole one."""
+    parallel = {"calls": [call("get", '{"a"', ":1"), call("put", '{"b"', ":2")]}
+    async with serving(scripted([call("ask", "{}"), parallel, {"finish": "length"}])) as served:
+        response = await create(served)
+    assert response.status == "incomplete"
+    assert [(item.name, item.status) for item in response.output] == [
+        ("ask", "completed"),
+        ("get", "incomplete"),
+        ("put", "incomplete"),
+    ]
+
+
 # --- failed ----------------------------------------------------------------------------------------------------------
 
 OPEN: dict[str, tuple[Script, list[tuple[str, str]]]] = {
@@ -159,6 +172,14 @@ async def test_a_failed_response_can_be_followed() -> None:
     async with serving(scripted(*turns)) as served:
         failed = (await stream(served))[-1].response
         assert (await create(served, input="again", previous_response_id=failed.id)).output_text == "whole"
+
+
+@pytest.mark.parametrize("ending", [{"finish": "length"}, {"finish": "content_filter"}, {"fail": "broken"}])
+async def test_the_sdk_accumulates_a_response_that_ends_badly(ending: dict[str, Any]) -> None:
+    async with serving(scripted([{"reasoning": "hm"}, call("get", '{"a"'), ending])) as served:
+        async with responses(served).stream(model="scripted", input="hi") as events:
+            last = [event async for event in events][-1]
+        assert bare(await responses(served).retrieve(last.response.id)) == bare(last.response)
 
 
 # --- usage -----------------------------------------------------------------------------------------------------------

@@ -135,6 +135,16 @@ FORMS: dict[str, tuple[Any, list[Json]]] = {
         [call("c1", arguments="{oops"), output("c1")],
         [{"role": "assistant", "tool_calls": get("c1", arguments="{oops")}, tool("c1")],
     ),
+    "a word from the user while a tool runs": (
+        [call("c1"), call("c2"), user("still there?"), output("c1"), user("hello?"), output("c2")],
+        [
+            {"role": "assistant", "tool_calls": get("c1", "c2")},
+            tool("c1"),
+            tool("c2"),
+            user("still there?"),
+            user("hello?"),
+        ],
+    ),
     "a custom call and its output": (
         [patch("c1"), patched("c1")],
         [
