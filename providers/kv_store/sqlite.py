@@ -49,6 +49,8 @@ class SQLite(KVStore):
             config.path, timeout=config.busy_timeout_s, isolation_level=None, cached_statements=256
         )
         try:
+            # Where this fails aiosqlite would too, and leave its thread to answer a loop that may be closed by then.
+            await asyncio.to_thread(lambda: sqlite3.connect(config.path).close())
             self._connection = await connection
             self._database = Database(connection._conn, self.now)  # pyright: ignore[reportPrivateUsage] - see _run
             await self._run(Database.prepare, config.max_bytes, config.busy_timeout_s)

@@ -93,9 +93,15 @@ class Database:
         ).rowcount
 
     def _prepare(self, max_bytes: int | None) -> None:
-        schema = self._number("PRAGMA user_version")
-        if schema or self._number("SELECT count(*) FROM sqlite_schema"):
-            if self._number("PRAGMA application_id") != APPLICATION_ID:
+        self._db.execute("BEGIN")  # another process may be creating the schema: see none of it or all
+        try:
+            schema = self._number("PRAGMA user_version")
+            owner = self._number("PRAGMA application_id")
+            tables = self._number("SELECT count(*) FROM sqlite_schema")
+        finally:
+            self._end_transaction()
+        if schema or owner or tables:
+            if owner != APPLICATION_ID:
                 raise ConfigError("it belongs to another program; choose another path")
             if schema != SCHEMA_VERSION:
                 raise ConfigError(f"its schema is {schema}, this version knows {SCHEMA_VERSION}; upgrade the stack")
