@@ -21,6 +21,10 @@ _OPEN_RESPONSES_NAMES: Final = {
 _WITH_RESPONSE: Final = frozenset(
     f"response.{name}" for name in ("created", "queued", "in_progress", "completed", "incomplete", "failed")
 )
+_FLAT: Final = frozenset(
+    f"response.{name}.delta"
+    for name in ("output_text", "reasoning_text", "refusal", "function_call_arguments", "custom_tool_call_input")
+)
 _SECONDS: Final = re.compile(rb'"(created_at|completed_at)":(\d+)\.0(?=[,}])')
 
 
@@ -48,7 +52,14 @@ def _head(name: str | None) -> bytes:
 
 
 def _data(event: ResponseStreamEvent) -> bytes:
+    if event.type in _FLAT:
+        # nearly all events are these; as plain fields they cost a third of what the model's serializer takes
+        return orjson.dumps(event.__dict__, default=_fields)
     return response_to_json(event) if event.type in _WITH_RESPONSE else to_json(event)
+
+
+def _fields(model: Any) -> dict[str, Any]:
+    return model.to_dict()
 
 
 def _frame_as(event: ResponseStreamEvent, dialect: Dialect, *, obfuscate: bool) -> bytes:

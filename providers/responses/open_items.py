@@ -10,9 +10,7 @@ from openai.types.responses import (
     ResponseContentPartAddedEvent,
     ResponseContentPartDoneEvent,
     ResponseCustomToolCall,
-    ResponseCustomToolCallInputDeltaEvent,
     ResponseCustomToolCallInputDoneEvent,
-    ResponseFunctionCallArgumentsDeltaEvent,
     ResponseFunctionCallArgumentsDoneEvent,
     ResponseFunctionToolCall,
     ResponseOutputItem,
@@ -23,12 +21,10 @@ from openai.types.responses import (
     ResponseOutputText,
     ResponseOutputTextAnnotationAddedEvent,
     ResponseReasoningItem,
-    ResponseReasoningTextDeltaEvent,
     ResponseReasoningTextDoneEvent,
     ResponseRefusalDeltaEvent,
     ResponseRefusalDoneEvent,
     ResponseStreamEvent,
-    ResponseTextDeltaEvent,
     ResponseTextDoneEvent,
 )
 from openai.types.responses.response_content_part_added_event import PartReasoningText
@@ -38,6 +34,7 @@ from openai.types.responses.response_reasoning_item import Content
 
 from apis.inference import Phase, Refusal, Text, TokenLogprob
 from providers.responses.citations import CitationScanner
+from providers.responses.token_events import arguments_delta, input_delta, reasoning_delta, text_delta
 
 Status = Literal["completed", "incomplete"]
 Events = list[ResponseStreamEvent]
@@ -129,17 +126,8 @@ class OpenMessage:
         self._length += len(text)
         if logprobs:
             self._logprobs.extend(logprobs)
-        events.append(
-            ResponseTextDeltaEvent(
-                type="response.output_text.delta",
-                item_id=self.id,
-                output_index=self.index,
-                content_index=len(self._parts),
-                delta=text,
-                logprobs=[_logprob(each) for each in logprobs] if logprobs else [],  # pyright: ignore[reportArgumentType]  # validated from the dicts, which saves three type names for one shape
-                sequence_number=0,
-            )
-        )
+        shown = [_logprob(each) for each in logprobs] if logprobs else []
+        events.append(text_delta(self.id, self.index, len(self._parts), text, shown))
 
     def _write_cited(self, scanner: CitationScanner, pieces: Sequence[tuple[str, int | None]], events: Events) -> None:
         for text, number in pieces:
@@ -253,16 +241,7 @@ class OpenReasoning:
 
     def append(self, text: str, events: Events) -> None:
         self._pieces.append(text)
-        events.append(
-            ResponseReasoningTextDeltaEvent(
-                type="response.reasoning_text.delta",
-                item_id=self.id,
-                output_index=self.index,
-                content_index=0,
-                delta=text,
-                sequence_number=0,
-            )
-        )
+        events.append(reasoning_delta(self.id, self.index, text))
 
     def close(self, status: Status) -> Events:
         text = "".join(self._pieces)
@@ -322,13 +301,7 @@ class OpenCall:
         return [self._done(self.text), item_done(self.index, self.item(status))]
 
     def _delta(self, text: str) -> ResponseStreamEvent:
-        return ResponseFunctionCallArgumentsDeltaEvent(
-            type="response.function_call_arguments.delta",
-            item_id=self.id,
-            output_index=self.index,
-            delta=text,
-            sequence_number=0,
-        )
+        return arguments_delta(self.id, self.index, text)
 
     def _done(self, text: str) -> ResponseStreamEvent:
         return ResponseFunctionCallArgumentsDoneEvent(
@@ -355,13 +328,7 @@ class OpenCustomCall(OpenCall):
         )
 
     def _delta(self, text: str) -> ResponseStreamEvent:
-        return ResponseCustomToolCallInputDeltaEvent(
-            type="response.custom_tool_call_input.delta",
-            item_id=self.id,
-            output_index=self.index,
-            delta=text,
-            sequence_number=0,
-        )
+        return input_delta(self.id, self.index, text)
 
     def _done(self, text: str) -> ResponseStreamEvent:
         return ResponseCustomToolCallInputDoneEvent(
