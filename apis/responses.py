@@ -226,6 +226,7 @@ class Responses(Provider, ABC):
     @abstractmethod
     def create(self, request: CreateResponse, *, tenant: str) -> AsyncGenerator[Sequence[ResponseStreamEvent]]:
         """Make a response, as batches of events that became ready together; the laws of the stream hold for all.
+        Where the request does not say `stream`, nobody is told of the beginning: the events start with the first item.
 
         Raises InvalidRequest, NotFound or StoreUnavailable before the first event. After it, a failure is told twice:
         as the terminal `response.failed`, then by raising the StackError that caused it, so that whoever drains the

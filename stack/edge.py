@@ -1,6 +1,7 @@
 """The outermost layer: who may come in, by which name, under which request id, and how every error looks."""
 
 import hashlib
+import itertools
 import logging
 import secrets
 from collections.abc import Iterable, Mapping
@@ -26,6 +27,8 @@ from apis.errors import (
 from stack.config import ServerConfig
 
 _log = logging.getLogger(__name__)
+_PROCESS: Final = secrets.token_hex(10)
+_numbers = itertools.count()
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -49,7 +52,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = f"req_{secrets.token_hex(16)}"
+        request_id = f"req_{_PROCESS}{next(_numbers):012x}"
         started = False
 
         async def answer(message: Message) -> None:

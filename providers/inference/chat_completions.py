@@ -89,6 +89,7 @@ class ChatCompletions:
         self._session = session
         self._dialect = dialect or Dialect()
         self._timeouts = timeouts or Timeouts()
+        self._connect_timeout = aiohttp.ClientTimeout(total=None, connect=self._timeouts.connect_s)
         self._key = api_key.get_secret_value() if api_key is not None else ""
         self._headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self._key:
@@ -177,7 +178,7 @@ class ChatCompletions:
                     data=io.BytesIO(body) if body is not None and len(body) > LARGE_BODY_BYTES else body,
                     headers=self._headers,
                     allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(total=None, connect=limits.connect_s),
+                    timeout=self._connect_timeout,
                 )
         except aiohttp.ConnectionTimeoutError as exc:
             what = f"connect_timeout_s ({limits.connect_s:g} s)"

@@ -181,8 +181,6 @@ class Loop(Responses):
                         if events := await first:
                             yield events
                     del first
-                else:
-                    yield _beginning(run.begin())
                 async for events in batches:
                     begun = True
                     yield events
