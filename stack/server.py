@@ -219,7 +219,6 @@ def warm_up() -> None:
         kind.model_rebuild()
     for kind in (ResponseObject, ChatCompletion, ChatCompletionChunk):
         kind.model_rebuild()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
 
