@@ -1,7 +1,6 @@
 """The HTTP API: routes over the live providers of one stack."""
 
 import asyncio
-import gc
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, get_args
@@ -210,17 +209,11 @@ def _model(model: Model) -> dict[str, Any]:
 
 
 def warm_up() -> None:
-    """Build the schemas of the SDK's models, which it puts off: else the first requests would wait for them.
-
-    What lives now lives as long as the server: the garbage collector need not look at it again, and it may wait longer
-    between its looks, for nearly all that a request makes is freed without it.
-    """
+    """Build the schemas of the SDK's models, which it puts off: else the first requests would wait for them."""
     for kind in get_args(get_args(ResponseStreamEvent)[0]):
         kind.model_rebuild()
     for kind in (ResponseObject, ChatCompletion, ChatCompletionChunk):
         kind.model_rebuild()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 50)
 
 
 async def _healthz(_: Request) -> Response:

@@ -14,9 +14,11 @@ from apis.inference import (
     CustomCall,
     CustomTool,
     FilePart,
+    FunctionTool,
     ImagePart,
     Message,
     NamedCustom,
+    NamedFunction,
     Part,
     RefusalPart,
     TextPart,
@@ -82,7 +84,7 @@ def request_to_tokenize_body(request: ChatRequest, dialect: Dialect) -> bytes:
 def _prompt(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
     body: dict[str, Any] = {"model": request.model}
     texts: dict[str, Any] = {"messages": _messages(request.messages, dialect)}
-    if tools := _tools(request):
+    if tools := _tools(request, dialect):
         texts["tools"] = tools
     neutralize = dialect.neutralize_control_tokens
     if neutralize is None:
@@ -178,16 +180,31 @@ def _part_tokens(messages: Sequence[dict[str, Any]]) -> None:
 # --- tools -----------------------------------------------------------------------------------------------------------
 
 
-def _tools(request: ChatRequest) -> list[dict[str, Any]]:
-    """The tools as functions; of `allowed_tools` only the allowed, because no server but OpenAI's knows that choice."""
+def _tools(request: ChatRequest, dialect: Dialect) -> list[dict[str, Any]]:
+    """The tools as functions; of `allowed_tools` only the allowed, because no server but OpenAI's knows that choice.
+
+    A forced call is to fit its schema, and vLLM forces no more than some JSON unless the function is strict: where the
+    request leaves that open, it is.
+    """
     tools = request.tools or []
     if isinstance(request.tool_choice, AllowedTools):
         allowed = {_named(tool) for tool in request.tool_choice.allowed_tools.tools}
         tools = [tool for tool in tools if _tool_name(tool) in allowed]
+    choice = request.tool_choice
+    mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
+    forced = mode == "required" or isinstance(mode, NamedFunction)
+    strict = forced and dialect.engine == "vllm"
     return [
-        custom_to_function(tool.custom) if isinstance(tool, CustomTool) else tool.model_dump(exclude_none=True)
+        custom_to_function(tool.custom) if isinstance(tool, CustomTool) else _function(tool, strict=strict)
         for tool in tools
     ]
+
+
+def _function(tool: FunctionTool, *, strict: bool) -> dict[str, Any]:
+    fields = tool.model_dump(exclude_none=True)
+    if strict and tool.function.strict is None and tool.function.parameters is not None:
+        fields["function"]["strict"] = True
+    return fields
 
 
 def _tool_name(tool: Tool) -> str:

@@ -244,3 +244,21 @@ def test_the_body_for_counting_is_the_same_prompt() -> None:
     dialect = Dialect(extra_body={"chat_template_kwargs": {"x": 1}, "seed": 1})
     sent = orjson.loads(request_to_tokenize_body(asked(tools=[F], temperature=1), dialect))
     assert sent == {"model": "m", "messages": [USER], "tools": [F], "chat_template_kwargs": {"x": 1}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "strict", "dialect", "sent"),
+    [
+        ("auto", None, {}, None),
+        ("required", None, {}, True),
+        ("required", False, {}, False),
+        ({"type": "function", "function": {"name": "f"}}, None, {}, True),
+        ("required", None, {"engine": "openai"}, None),
+    ],
+)
+def test_a_forced_call_is_strict_unless_the_request_says_otherwise(
+    choice: Any, strict: bool | None, dialect: dict[str, Any], sent: bool | None
+) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {}}, "strict": strict}
+    made = body({"tools": [{"type": "function", "function": function}], "tool_choice": choice}, **dialect)
+    assert made["tools"][0]["function"].get("strict") == sent
