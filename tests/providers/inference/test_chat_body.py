@@ -259,6 +259,6 @@ def test_the_body_for_counting_is_the_same_prompt() -> None:
 def test_a_forced_call_is_strict_unless_the_request_says_otherwise(
     choice: Any, strict: bool | None, dialect: dict[str, Any], sent: bool | None
 ) -> None:
-    function = {"name": "f", "parameters": {"type": "object", "properties": {}}, "strict": strict}
+    function: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "properties": {}}, "strict": strict}
     made = body({"tools": [{"type": "function", "function": function}], "tool_choice": choice}, **dialect)
     assert made["tools"][0]["function"].get("strict") == sent
