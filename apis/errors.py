@@ -183,5 +183,9 @@ def error_to_body(error: StackError) -> dict[str, Any]:
 
 
 def error_to_failure(error: StackError) -> ResponseError:
-    """The `error` of a failed response; its code is one of the closed list of the API."""
-    return ResponseError(code=error.failure_code, message=error.message[:1024])
+    """The `error` of a failed response; its code is one of the closed list of the API.
+
+    A stream has no Retry-After: agents read the seconds out of the text, in these very words.
+    """
+    wait = "" if error.retry_after_s is None else f" Please try again in {error.retry_after_s:g}s."
+    return ResponseError(code=error.failure_code, message=f"{error.message[:1024]}{wait}")

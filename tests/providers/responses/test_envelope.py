@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from openai.types.responses import ResponseError
 
+from apis.errors import RateLimited, error_to_failure
 from apis.inference import Usage
 from apis.responses import CreateResponse
 from providers.responses.envelope import Status, add_usage, begin_response, end_response
@@ -127,3 +128,9 @@ def test_an_end_tells_why_and_what_it_cost(status: Status, reason: Any, error: R
 
 def test_usage_is_the_sum_of_all_turns() -> None:
     assert add_usage(Usage(1, 2, 3, 4), Usage(10, 20, 30, 40)) == Usage(11, 22, 33, 44)
+
+
+def test_a_failure_that_passes_tells_when_to_come_again() -> None:
+    failure = error_to_failure(RateLimited("The inference server is at its limit.", retry_after_s=2.5))
+    assert failure.code == "rate_limit_exceeded"
+    assert failure.message == "The inference server is at its limit. Please try again in 2.5s."
