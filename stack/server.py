@@ -209,10 +209,11 @@ def _model(model: Model) -> dict[str, Any]:
 
 
 def warm_up() -> None:
-    """Build the schemas of the SDK's models, which it puts off: else the first requests would wait for them."""
-    for kind in get_args(get_args(ResponseStreamEvent)[0]):
-        kind.model_rebuild()
-    for kind in (ResponseObject, ChatCompletion, ChatCompletionChunk):
+    """Build the schemas of the SDK's models, which it puts off: else the first requests would wait for them.
+
+    The response comes first, because what holds one is then built with the schema that is there.
+    """
+    for kind in (ResponseObject, *get_args(get_args(ResponseStreamEvent)[0]), ChatCompletion, ChatCompletionChunk):
         kind.model_rebuild()
 
 
