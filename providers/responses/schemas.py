@@ -5,6 +5,7 @@ its length and by what its counted repetitions multiply to. Recursion through pr
 that is its own definition is not.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -30,6 +31,10 @@ _MAX_REPETITIONS: Final = 100_000
 # what OpenAI allows of a schema that an answer is held to
 _MAX_STRICT_DEPTH: Final = 10
 _MAX_STRICT_ENUM: Final = 1_000
+
+_MAX_KNOWN: Final = 4_096
+_fine: dict[tuple[bytes, bool], None] = {}
+"""Schemas that were checked and found good, by their hash: agents send the same tools with every turn."""
 
 _TYPES: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _HERE: Final = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
@@ -74,9 +79,21 @@ class _Wrong(Exception):
 
 
 def _check(schema: Schema, *, strict: bool) -> int:
-    size = len(orjson.dumps(schema))
+    text = orjson.dumps(schema)
+    size = len(text)
     if size > MAX_BYTES:
         raise _Wrong(f"it is larger than {MAX_BYTES} bytes.")
+    known = (hashlib.sha256(text).digest(), strict)
+    if known in _fine:
+        return size
+    _check_whole(schema, strict=strict)
+    _fine[known] = None
+    if len(_fine) > _MAX_KNOWN:
+        del _fine[next(iter(_fine))]
+    return size
+
+
+def _check_whole(schema: Schema, *, strict: bool) -> None:
     found = _Found(schema)
     for each in found.schemas.values():
         _check_keywords(each)
@@ -90,7 +107,6 @@ def _check(schema: Schema, *, strict: bool) -> int:
             raise _Wrong(f"it has more than {_MAX_STRICT_ENUM} enum values.")
         if _levels(schema) > _MAX_STRICT_DEPTH:
             raise _Wrong(f"its objects and arrays are nested more than {_MAX_STRICT_DEPTH} levels deep.")
-    return size
 
 
 class _Found:
