@@ -117,6 +117,10 @@ class FunctionTool(Wire):
     type: Literal["function"] = "function"
     function: Function
 
+    @property
+    def name(self) -> str:
+        return self.function.name
+
 
 class Grammar(Wire):
     syntax: Literal["lark", "regex"]
@@ -144,6 +148,10 @@ class CustomTool(Wire):
     type: Literal["custom"] = "custom"
     custom: Custom
 
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
 
 Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
 
@@ -156,10 +164,18 @@ class NamedFunction(Wire):
     type: Literal["function"] = "function"
     function: ToolName
 
+    @property
+    def name(self) -> str:
+        return self.function.name
+
 
 class NamedCustom(Wire):
     type: Literal["custom"] = "custom"
     custom: ToolName
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
 
 
 NamedTool = Annotated[NamedFunction | NamedCustom, Field(discriminator="type")]

@@ -235,7 +235,7 @@ class Responses(Provider, ABC):
         """
 
     @abstractmethod
-    async def get(self, response_id: str, *, tenant: str, include: Sequence[str] = ()) -> Response:
+    async def get(self, response_id: str, *, tenant: str) -> Response:
         """The stored response, equal to what its terminal event carried. Raises NotFound."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from starlette.responses import Response
 from starlette.types import Receive
 
-from apis.errors import StackError, Unsupported, UpstreamError, error_to_body
+from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
 from apis.inference import (
     ChatRequest,
     Delta,
@@ -63,8 +63,8 @@ class CreateChatCompletion(ChatRequest):
 async def chat_completion(body: bytes, inference: Inference, pulse: Pulse, receive: Receive) -> Response:
     """The answer to one request, streamed or whole."""
     request = await read_request(body, CreateChatCompletion)
-    if request.tools and len({_tool_name(tool) for tool in request.tools}) < len(request.tools):
-        raise Unsupported("Two tools have the same name.", param="tools", code="invalid_value")
+    if request.tools and len({tool.name for tool in request.tools}) < len(request.tools):
+        raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
     fields = {name: getattr(request, name) for name in ChatRequest.model_fields}
     fields["max_completion_tokens"] = request.max_completion_tokens or request.max_tokens
     chat = ChatRequest.model_validate(fields)
@@ -78,10 +78,6 @@ async def chat_completion(body: bytes, inference: Inference, pulse: Pulse, recei
     except ClientGone:
         return client_gone()
     return json_response(to_json(completion))
-
-
-def _tool_name(tool: Any) -> str:
-    return tool.function.name if tool.type == "function" else tool.custom.name
 
 
 def _frames(chunks: Sequence[ChatCompletionChunk | dict[str, Any]]) -> bytes:

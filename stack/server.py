@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from apis.errors import InvalidRequest, NotFound, PayloadTooLarge, StackError
+from apis.errors import InvalidRequest, ModelNotFound, NotFound, PayloadTooLarge, StackError
 from apis.inference import Model
 from apis.responses import CreateResponse, InputItemsPage
 from stack.build import Stack, open_stack
@@ -153,7 +153,7 @@ class Routes:
         for each in await self.stack.inference.models():
             if each.id == model_id:
                 return _json(_model(each))
-        raise NotFound(f"The model '{model_id}' does not exist.", param="model", code="model_not_found")
+        raise ModelNotFound(model_id)
 
     def _dialect(self, http: Request) -> Dialect:
         wanted = http.headers.get(DIALECT_HEADER, self.stack.config.server.dialect)

@@ -13,7 +13,6 @@ from apis.errors import StackError
 from stack.sse import DONE, KEEP_ALIVE
 
 _log = logging.getLogger(__name__)
-Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 
 _TICK_S: Final = 1.0

@@ -17,12 +17,10 @@ from apis.inference import (
     FunctionTool,
     ImagePart,
     Message,
-    NamedCustom,
     NamedFunction,
     Part,
     RefusalPart,
     TextPart,
-    Tool,
 )
 from providers.inference.custom_tools import custom_call_to_function_call, custom_to_function
 from providers.inference.text_repair import encodable
@@ -188,8 +186,8 @@ def _tools(request: ChatRequest, dialect: Dialect) -> list[dict[str, Any]]:
     """
     tools = request.tools or []
     if isinstance(request.tool_choice, AllowedTools):
-        allowed = {_named(tool) for tool in request.tool_choice.allowed_tools.tools}
-        tools = [tool for tool in tools if _tool_name(tool) in allowed]
+        allowed = {tool.name for tool in request.tool_choice.allowed_tools.tools}
+        tools = [tool for tool in tools if tool.name in allowed]
     choice = request.tool_choice
     mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
     forced = mode == "required" or isinstance(mode, NamedFunction)
@@ -207,14 +205,6 @@ def _function(tool: FunctionTool, *, strict: bool) -> dict[str, Any]:
     return fields
 
 
-def _tool_name(tool: Tool) -> str:
-    return tool.custom.name if isinstance(tool, CustomTool) else tool.function.name
-
-
-def _named(choice: Any) -> str:
-    return choice.custom.name if isinstance(choice, NamedCustom) else choice.function.name
-
-
 def _tool_options(request: ChatRequest) -> dict[str, Any]:
     choice = request.tool_choice
     if not request.tools and choice in (None, "auto", "none"):
@@ -225,7 +215,7 @@ def _tool_options(request: ChatRequest) -> dict[str, Any]:
     elif isinstance(choice, str):
         options["tool_choice"] = choice
     elif choice is not None:
-        options["tool_choice"] = {"type": "function", "function": {"name": _named(choice)}}
+        options["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     if request.parallel_tool_calls is not None:
         options["parallel_tool_calls"] = request.parallel_tool_calls
     return options

@@ -28,7 +28,7 @@ from providers.inference.chat_completions import open_session
 from providers.inference.llama_cpp_client import Constraint, EngineClient, schema_to_constraint
 from providers.inference.llama_cpp_engine import Engine, Settings
 from providers.inference.llama_cpp_model import PACKAGED, REMEDY, fetched, models_dir
-from providers.inference.llama_cpp_prompts import answer_messages, check_texts, decision_messages, tool_name
+from providers.inference.llama_cpp_prompts import answer_messages, check_texts, decision_messages
 from providers.inference.llama_cpp_tools import ToolTurn, request_to_choices, tool_to_constraint
 
 
@@ -124,8 +124,8 @@ class LlamaCpp(Inference):
 
     async def _steps(self, client: EngineClient, request: ChatRequest) -> AsyncGenerator[Step]:
         choices = request_to_choices(request)
-        named = {tool: f"tools[{index}]" for index, tool in enumerate(map(tool_name, request.tools or ()))}
-        constraints = {tool_name(tool): tool_to_constraint(tool, named[tool_name(tool)]) for tool in choices.tools}
+        named = {tool: f"tools[{index}]" for index, tool in enumerate(tool.name for tool in request.tools or ())}
+        constraints = {tool.name: tool_to_constraint(tool, named[tool.name]) for tool in choices.tools}
         shape = _answer_constraint(request)
         await client.check([one for one in (*constraints.values(), shape) if one is not None])
         bound = min(request.max_completion_tokens or self._config.max_output_tokens, 2**31 - 1)

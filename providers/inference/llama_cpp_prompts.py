@@ -22,10 +22,6 @@ CHAT_SHOTS: Final = ("Hi, how are you?", "Write a haiku about spring.", "What is
 ANSWER_SPEC: Final = "Answer in words: greetings, thanks, jokes, writing, translation, general knowledge."
 
 
-def tool_name(tool: Tool) -> str:
-    return tool.custom.name if isinstance(tool, CustomTool) else tool.function.name
-
-
 def tool_description(tool: Tool) -> str:
     spec = tool.custom if isinstance(tool, CustomTool) else tool.function
     return spec.description or spec.name.replace("_", " ").replace("-", " ")
@@ -33,7 +29,7 @@ def tool_description(tool: Tool) -> str:
 
 def answer_name(tools: Sequence[Tool]) -> str:
     """What stands for answering among the choices; never a tool's name."""
-    return "answer" if "answer" not in map(tool_name, tools) else "answer in words"
+    return "answer" if "answer" not in {tool.name for tool in tools} else "answer in words"
 
 
 def choice_text(name: str) -> str:
@@ -68,7 +64,7 @@ def decision_messages(messages: Sequence[Message], tools: Sequence[Tool], *, may
     """The conversation as a series of choices, the next one open."""
     answer = answer_name(tools)
     specs = [{"name": answer, "description": ANSWER_SPEC}] if may_answer else []
-    specs += [{"name": tool_name(tool), "description": tool_description(tool)} for tool in tools]
+    specs += [{"name": tool.name, "description": tool_description(tool)} for tool in tools]
     rules = (
         "You are a helpful assistant with access to these functions:\n"
         + "\n".join(json.dumps(spec, ensure_ascii=False) for spec in specs)
@@ -78,7 +74,7 @@ def decision_messages(messages: Sequence[Message], tools: Sequence[Tool], *, may
     if may_answer and len(tools) <= MAX_SHOWN_TOOLS:
         # Every tool is shown once and answering a few times: without, small models call something for every "hello".
         pairs = [(text, answer) for text in CHAT_SHOTS]
-        pairs += [(tool_description(tool), tool_name(tool)) for tool in tools]
+        pairs += [(tool_description(tool), tool.name) for tool in tools]
         for text, name in pairs:
             shots += [Message(role="user", content=text), Message(role="assistant", content=choice_text(name))]
     return _with_rules(rules, shots, _transcript(messages, show_calls=True))
@@ -86,7 +82,7 @@ def decision_messages(messages: Sequence[Message], tools: Sequence[Tool], *, may
 
 def argument_messages(messages: Sequence[Message], tool: Tool, schema: Mapping[str, Any] | None) -> list[Message]:
     """The conversation with one tool's input as the reply to write. `schema` is None for free text."""
-    spec: dict[str, Any] = {"name": tool_name(tool), "description": tool_description(tool)}
+    spec: dict[str, Any] = {"name": tool.name, "description": tool_description(tool)}
     if schema is not None:
         spec["parameters"] = schema
         what = "Reply with the JSON object of its arguments, taken from the user's message."

@@ -44,7 +44,6 @@ from providers.inference.llama_cpp_prompts import (
     choice_text,
     decision_messages,
     normal_json,
-    tool_name,
 )
 
 MAX_DECISION_TOKENS: Final = 128
@@ -85,11 +84,11 @@ def request_to_choices(request: ChatRequest) -> Choices:
 
 
 def _named(tools: Sequence[Tool], named: Sequence[NamedFunction | NamedCustom]) -> list[Tool]:
-    names = {one.custom.name if isinstance(one, NamedCustom) else one.function.name for one in named}
-    if missing := names - set(map(tool_name, tools)):
+    names = {one.name for one in named}
+    if missing := names - {tool.name for tool in tools}:
         what = ", ".join(sorted(missing))
         raise InvalidRequest(f"tool_choice names tools that the request does not have: {what}.", param="tool_choice")
-    return [tool for tool in tools if tool_name(tool) in names]
+    return [tool for tool in tools if tool.name in names]
 
 
 def tool_to_constraint(tool: Tool, param: str) -> Constraint | None:
@@ -147,7 +146,7 @@ class ToolTurn:
 
     async def _decide(self) -> tuple[Tool | None] | None:
         """The tool, or None in it to answer; None where the request's bound on tokens came first."""
-        by_text = {choice_text(tool_name(tool)): tool for tool in self._choices.tools}
+        by_text = {choice_text(tool.name): tool for tool in self._choices.tools}
         texts = list(by_text)
         if self._choices.may_answer:
             texts.insert(0, choice_text(answer_name(self._choices.tools)))
@@ -177,7 +176,7 @@ class ToolTurn:
 
     async def _call(self, tool: Tool) -> AsyncGenerator[Step]:
         """Write a call. Ends without a Finish, and with no step, where it would be the same call over again."""
-        name, constraint = tool_name(tool), self._constraints[tool_name(tool)]
+        name, constraint = tool.name, self._constraints[tool.name]
         schema = _parameters(tool) if isinstance(tool, FunctionTool) else None
         request = self._request.model_copy(
             update={

@@ -34,8 +34,8 @@ class StreamedCalls:
 
     def __init__(self, request: ChatRequest) -> None:
         tools = request.tools or ()
-        self._custom = frozenset(tool.custom.name for tool in tools if isinstance(tool, CustomTool))
-        self._names = self._custom | {tool.function.name for tool in tools if not isinstance(tool, CustomTool)}
+        self._custom = frozenset(tool.name for tool in tools if isinstance(tool, CustomTool))
+        self._names = self._custom | {tool.name for tool in tools if not isinstance(tool, CustomTool)}
         self._used_ids = {call.id for message in request.messages for call in message.tool_calls or ()}
         self._only_one = request.parallel_tool_calls is False
         self._by_index: dict[int, _Call] = {}

@@ -87,7 +87,7 @@ def _tools(request: CreateResponse, hosted: Mapping[str, HostedTool]) -> list[To
     )
     for index, tool in enumerate(request.tools or ()):
         if isinstance(tool, DeclaredFunction | DeclaredCustom) and (
-            tool.name in hosted or any(tool.name == _name(other) for other in tools)
+            tool.name in hosted or any(tool.name == other.name for other in tools)
         ):
             raise InvalidRequest(
                 f"Two tools are named '{tool.name}'.", param=f"tools[{index}].name", code="invalid_value"
@@ -116,7 +116,7 @@ def _custom(tool: DeclaredCustom) -> Custom:
 
 def _choice(request: CreateResponse, hosted: Mapping[str, HostedTool], tools: Sequence[Tool]) -> ToolChoice | None:
     choice = request.tool_choice
-    names = {(tool.type, _name(tool)) for tool in tools}
+    names = {(tool.type, tool.name) for tool in tools}
     match choice:
         case None | "auto":
             return "auto" if tools else None
@@ -149,10 +149,6 @@ def _named(
     if isinstance(choice, ChosenCustom):
         return NamedCustom(custom=ToolName(name=choice.name))
     return NamedFunction(function=ToolName(name=choice.name))
-
-
-def _name(tool: Tool) -> str:
-    return tool.function.name if isinstance(tool, FunctionTool) else tool.custom.name
 
 
 def _format(request: CreateResponse) -> ResponseFormat | None:

@@ -66,19 +66,17 @@ class History:
         head = _read(_decode_head, entry.value)
         recent = self._recent.get(tenant, response_id)
         if recent is not None:
-            past = _followed(recent.before, recent.turn, recent.place)
+            past = _followed(recent.before, [recent.turn], recent.place)
         else:
             place = Place(head.line, head.depth)
-            past = Past()
-            for turn in await self._turns(place, tenant):
-                past = _followed(past, turn, place)
+            past = _followed(Past(), await self._turns(place, tenant), place)
         if past.turns > self._max_turns:
             raise _too_many(self._max_turns)
         return past
 
     async def save(self, response: Response, given: bytes, told: dict[str, Told], *, tenant: str, past: Past) -> None:
         """Keep a finished response; `given` is the JSON array of its own input items, each with an id."""
-        made = b"[%b]" % b",".join(to_json(item) for item in response.output)
+        made = items_to_json(response.output)
         bare = to_json(response.model_copy(update={"output": []}))
         turn = Turn(response.id, time.time(), msgspec.Raw(given), msgspec.Raw(made), told)
         place = Place(past.place.line, past.place.depth + 1) if past.place else Place(response.id[5:], 0)
@@ -210,18 +208,27 @@ class History:
         return bool(await self._kv.scan(_branch_key(tenant, place, ""), limit=1))
 
 
-def _followed(past: Past, turn: Turn, place: Place) -> Past:
-    """The past with one turn more."""
-    given, made = bytes(turn.given), bytes(turn.made)
-    items = [*past.items, *ITEMS.validate_json(given), *ITEMS.validate_json(made)]
-    size = past.size + len(given) + len(made)
-    return Past(items, {**past.told, **turn.told}, place, past.turns + 1, size, past.read_at)
+def _followed(past: Past, turns: Sequence[Turn], place: Place) -> Past:
+    """The past with more turns, the last of them at `place`."""
+    items, told, size = [*past.items], {**past.told}, past.size
+    for turn in turns:
+        given, made = bytes(turn.given), bytes(turn.made)
+        items += ITEMS.validate_json(given)
+        items += ITEMS.validate_json(made)
+        told.update(turn.told)
+        size += len(given) + len(made)
+    return Past(items, told, place, past.turns + len(turns), size, past.read_at)
 
 
 def _too_many(turns: int) -> InvalidRequest:
     return InvalidRequest(
         f"The chain of previous responses is longer than {turns} turns.", param="previous_response_id"
     )
+
+
+def items_to_json(items: Sequence[Any]) -> bytes:
+    """Output items as one JSON array."""
+    return b"[%b]" % b",".join(map(to_json, items))
 
 
 def to_json(model: Any) -> bytes:

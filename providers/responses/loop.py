@@ -113,7 +113,7 @@ class Loop(Responses):
                     number += 1
                 yield events
 
-    async def get(self, response_id: str, *, tenant: str, include: Sequence[str] = ()) -> Response:
+    async def get(self, response_id: str, *, tenant: str) -> Response:
         return await self._history.response(response_id, tenant=tenant)
 
     async def delete(self, response_id: str, *, tenant: str) -> None:

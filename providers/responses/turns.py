@@ -11,7 +11,7 @@ from apis.inference import ChatRequest, Finish, FunctionTool, Inference, Usage
 from apis.tool_runtime import Source
 from providers.responses.conversation import Conversation
 from providers.responses.envelope import add_usage
-from providers.responses.history import to_json
+from providers.responses.history import items_to_json
 from providers.responses.hosted.call import HostedCall, HostedTool, Told
 from providers.responses.turn import Output, Turn
 
@@ -104,15 +104,14 @@ class Turns:
         if left is not None and left <= 0:
             self.reason = "max_output_tokens"
             return None
-        made = b"[%b]" % b",".join(to_json(item) for item in self._output.finished())
         tools = self.chat.tools
         if self._calls_left <= 0 or self._repeats():
-            own = [t for t in tools or () if not (isinstance(t, FunctionTool) and t.function.name in self._hosted)]
+            own = [t for t in tools or () if not (isinstance(t, FunctionTool) and t.name in self._hosted)]
             tools = own or None
         # a forced choice has been obeyed by now, and would never let the model answer
         return self.chat.model_copy(
             update={
-                "messages": self._conversation.messages(made),
+                "messages": self._conversation.messages(items_to_json(self._output.finished())),
                 "tools": tools,
                 "tool_choice": None if tools is None else "auto",
                 "max_completion_tokens": left,
