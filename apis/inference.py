@@ -13,6 +13,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Phase = Literal["commentary", "final_answer"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 Modality = Literal["image", "file"]
+Native = Literal["browser", "python"]
 
 
 class Wire(BaseModel):
@@ -107,10 +108,13 @@ class Message(Wire):
 
 
 class Function(Wire):
+    """`namespace` groups functions for models that know groups; calls then come back named `namespace.name`."""
+
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     description: str | None = None
     parameters: dict[str, JsonValue] | None = None
     strict: bool | None = None
+    namespace: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
 
 
 class FunctionTool(Wire):
@@ -119,7 +123,8 @@ class FunctionTool(Wire):
 
     @property
     def name(self) -> str:
-        return self.function.name
+        function = self.function
+        return f"{function.namespace}.{function.name}" if function.namespace else function.name
 
 
 class Grammar(Wire):
@@ -153,7 +158,20 @@ class CustomTool(Wire):
         return self.custom.name
 
 
-Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
+class NativeTool(Wire):
+    """A tool in the very form a model was trained on, for a model whose `Model.native_tools` names it.
+
+    Its calls come back named `browser.search`, `browser.open`, `browser.find`, or `python`, whose input is raw code.
+    """
+
+    type: Native
+
+    @property
+    def name(self) -> str:
+        return self.type
+
+
+Tool = Annotated[FunctionTool | CustomTool | NativeTool, Field(discriminator="type")]
 
 
 class ToolName(Wire):
@@ -351,13 +369,15 @@ Step = Sequence[Delta]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is served now. `modalities` are the inputs it takes beside text; None means not known here."""
+    """A model that is served now. `modalities` are the inputs it takes beside text; None means not known here.
+    `native_tools` are those it was trained on and takes as a NativeTool."""
 
     id: str
     owned_by: str
     created: int = 0
     context_tokens: int | None = None
     modalities: frozenset[Modality] | None = None
+    native_tools: frozenset[Native] = frozenset()
 
 
 class Inference(Provider, ABC):

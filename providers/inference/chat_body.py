@@ -23,6 +23,7 @@ from apis.inference import (
     TextPart,
 )
 from providers.inference.custom_tools import custom_call_to_function_call, custom_to_function
+from providers.inference.plain_tools import plain_tools
 from providers.inference.text_repair import encodable
 
 Engine = Literal["vllm", "openai"]
@@ -184,7 +185,7 @@ def _tools(request: ChatRequest, dialect: Dialect) -> list[dict[str, Any]]:
     A forced call is to fit its schema, and vLLM forces no more than some JSON unless the function is strict: where the
     request leaves that open, it is.
     """
-    tools = request.tools or []
+    tools = plain_tools(request.tools)
     if isinstance(request.tool_choice, AllowedTools):
         allowed = {tool.name for tool in request.tool_choice.allowed_tools.tools}
         tools = [tool for tool in tools if tool.name in allowed]

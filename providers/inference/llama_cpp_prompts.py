@@ -14,20 +14,20 @@ from apis.inference import (
     Message,
     RefusalPart,
     TextPart,
-    Tool,
 )
+from providers.inference.plain_tools import PlainTool
 
 MAX_SHOWN_TOOLS: Final = 8
 CHAT_SHOTS: Final = ("Hi, how are you?", "Write a haiku about spring.", "What is the largest planet?")
 ANSWER_SPEC: Final = "Answer in words: greetings, thanks, jokes, writing, translation, general knowledge."
 
 
-def tool_description(tool: Tool) -> str:
+def tool_description(tool: PlainTool) -> str:
     spec = tool.custom if isinstance(tool, CustomTool) else tool.function
     return spec.description or spec.name.replace("_", " ").replace("-", " ")
 
 
-def answer_name(tools: Sequence[Tool]) -> str:
+def answer_name(tools: Sequence[PlainTool]) -> str:
     """What stands for answering among the choices; never a tool's name."""
     return "answer" if "answer" not in {tool.name for tool in tools} else "answer in words"
 
@@ -60,7 +60,7 @@ def answer_messages(messages: Sequence[Message]) -> list[Message]:
     return _merged(told)
 
 
-def decision_messages(messages: Sequence[Message], tools: Sequence[Tool], *, may_answer: bool) -> list[Message]:
+def decision_messages(messages: Sequence[Message], tools: Sequence[PlainTool], *, may_answer: bool) -> list[Message]:
     """The conversation as a series of choices, the next one open."""
     answer = answer_name(tools)
     specs = [{"name": answer, "description": ANSWER_SPEC}] if may_answer else []
@@ -80,7 +80,7 @@ def decision_messages(messages: Sequence[Message], tools: Sequence[Tool], *, may
     return _with_rules(rules, shots, _transcript(messages, show_calls=True))
 
 
-def argument_messages(messages: Sequence[Message], tool: Tool, schema: Mapping[str, Any] | None) -> list[Message]:
+def argument_messages(messages: Sequence[Message], tool: PlainTool, schema: Mapping[str, Any] | None) -> list[Message]:
     """The conversation with one tool's input as the reply to write. `schema` is None for free text."""
     spec: dict[str, Any] = {"name": tool.name, "description": tool_description(tool)}
     if schema is not None:

@@ -23,7 +23,6 @@ from apis.inference import (
     NamedFunction,
     Step,
     Text,
-    Tool,
     ToolArguments,
     ToolCallStart,
     Usage,
@@ -45,6 +44,7 @@ from providers.inference.llama_cpp_prompts import (
     decision_messages,
     normal_json,
 )
+from providers.inference.plain_tools import PlainTool, plain_tools
 
 MAX_DECISION_TOKENS: Final = 128
 PLAIN: Final[dict[str, None]] = dict.fromkeys(
@@ -59,13 +59,13 @@ PLAIN: Final[dict[str, None]] = dict.fromkeys(
 class Choices:
     """What the model may do: call one of `tools`, or else answer if it may."""
 
-    tools: Sequence[Tool]
+    tools: Sequence[PlainTool]
     may_answer: bool
 
 
 def request_to_choices(request: ChatRequest) -> Choices:
     """Raises InvalidRequest for a tool choice that names no tool of the request."""
-    tools, choice = request.tools or [], request.tool_choice
+    tools, choice = plain_tools(request.tools), request.tool_choice
     match choice:
         case "none":
             return Choices((), may_answer=True)
@@ -83,7 +83,7 @@ def request_to_choices(request: ChatRequest) -> Choices:
     return chosen
 
 
-def _named(tools: Sequence[Tool], named: Sequence[NamedFunction | NamedCustom]) -> list[Tool]:
+def _named(tools: Sequence[PlainTool], named: Sequence[NamedFunction | NamedCustom]) -> list[PlainTool]:
     names = {one.name for one in named}
     if missing := names - {tool.name for tool in tools}:
         what = ", ".join(sorted(missing))
@@ -91,7 +91,7 @@ def _named(tools: Sequence[Tool], named: Sequence[NamedFunction | NamedCustom]) 
     return [tool for tool in tools if tool.name in names]
 
 
-def tool_to_constraint(tool: Tool, param: str) -> Constraint | None:
+def tool_to_constraint(tool: PlainTool, param: str) -> Constraint | None:
     """What the tool's input must match; None for free text."""
     if isinstance(tool, FunctionTool):
         function = tool.function
@@ -127,7 +127,7 @@ class ToolTurn:
 
     async def steps(self, answer_constraint: Constraint | None) -> AsyncGenerator[Step]:
         """As `Inference.chat`. The usage is that of all that was generated for the turn."""
-        tool: Tool | None = self._choices.tools[0]
+        tool: PlainTool | None = self._choices.tools[0]
         if self._choices.may_answer or len(self._choices.tools) > 1:
             decided = await self._decide()
             if decided is None:
@@ -144,7 +144,7 @@ class ToolTurn:
             async for step in steps:
                 yield step
 
-    async def _decide(self) -> tuple[Tool | None] | None:
+    async def _decide(self) -> tuple[PlainTool | None] | None:
         """The tool, or None in it to answer; None where the request's bound on tokens came first."""
         by_text = {choice_text(tool.name): tool for tool in self._choices.tools}
         texts = list(by_text)
@@ -174,7 +174,7 @@ class ToolTurn:
             return None
         raise UpstreamError("The local engine (llama.cpp) did not keep to the choices it was given.")
 
-    async def _call(self, tool: Tool) -> AsyncGenerator[Step]:
+    async def _call(self, tool: PlainTool) -> AsyncGenerator[Step]:
         """Write a call. Ends without a Finish, and with no step, where it would be the same call over again."""
         name, constraint = tool.name, self._constraints[tool.name]
         schema = _parameters(tool) if isinstance(tool, FunctionTool) else None
