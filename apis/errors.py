@@ -17,6 +17,7 @@ StackError
 ├── StoreUnavailable          503  the KVStore cannot be reached or cannot write
 ├── Overloaded                503  shed before harm; retry later
 ├── ToolFailed                502  a tool could not do its work; told to the model, not to the client
+│   └── FetchFailed           502  a URL was refused, or did not answer within the limits
 └── ConfigError                    start-up only, never reaches HTTP
 """
 
@@ -165,6 +166,10 @@ class ToolFailed(StackError):
     """A tool could not do its work. The message is written for the model and holds no secret."""
 
     status = 502
+
+
+class FetchFailed(ToolFailed):
+    """A URL that came from outside was refused before a connection was made, or did not answer within the limits."""
 
 
 class ConfigError(Exception):

@@ -20,12 +20,15 @@ class ToolSpec:
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """One call to run. `arguments` is the parsed object; `options` is what the request's tool declaration sets and
-    the model may not change (a search's allowed domains, for one)."""
+    the model may not change (a search's allowed domains, for one). `session` names the state that a stateful tool
+    keeps between calls (a container, for one); one tenant's name never reaches another's state."""
 
     id: str
     name: str
     arguments: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tenant: str = ""
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,23 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolFile:
+    """A file that a call made."""
+
+    name: str
+    media_type: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call gave. `text` is told to the model; `sources` are shown to the client where it asks for them."""
+    """What a call gave. `text` is told to the model; `sources` are shown to the client where it asks for them; `data`
+    is what a program makes of the outcome, in the form that the tool's own docstring says."""
 
     text: str
     sources: Sequence[Source] = ()
+    files: Sequence[ToolFile] = ()
+    data: Any = None
 
 
 class ToolRuntime(Provider, ABC):
