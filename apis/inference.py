@@ -159,10 +159,8 @@ class CustomTool(Wire):
 
 
 class NativeTool(Wire):
-    """A tool in the very form a model was trained on, for a model whose `Model.native_tools` names it.
-
-    Its calls come back named `browser.search`, `browser.open`, `browser.find`, or `python`, whose input is raw code.
-    """
+    """A tool as a model was trained on it. Its calls come back named `browser.search`, `browser.open` and
+    `browser.find`, or `python`, whose input is raw code."""
 
     type: Native
 
@@ -369,8 +367,8 @@ Step = Sequence[Delta]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is served now. `modalities` are the inputs it takes beside text; None means not known here.
-    `native_tools` are those it was trained on and takes as a NativeTool."""
+    """A model that is served now. `modalities` are the inputs it takes beside text, None where not known;
+    `native_tools` are those it takes as a NativeTool."""
 
     id: str
     owned_by: str

@@ -4,7 +4,9 @@ from typing import Final
 
 PROVIDERS: Final[dict[str, dict[str, str]]] = {
     "inference": {
+        "gpt_oss": "providers.inference.gpt_oss.provider:GptOss",
         "llama_cpp": "providers.inference.llama_cpp:LlamaCpp",
+        "next_token": "providers.inference.next_token:NextToken",
         "router": "providers.inference.router:Router",
         "scripted": "providers.inference.scripted:Scripted",
         "vllm": "providers.inference.vllm:VLLM",

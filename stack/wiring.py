@@ -29,7 +29,14 @@ APIS: Final[dict[str, type[Provider]]] = {
     "tool_runtime": ToolRuntime,
     "kv_store": KVStore,
 }
-EXTRAS: Final = {"redis": "redis", "xllamacpp": "local"}
+EXTRAS: Final = {
+    "llguidance": "gpt-oss",
+    "openai_harmony": "gpt-oss",
+    "redis": "redis",
+    "safetensors": "gpt-oss",
+    "torch": "gpt-oss",
+    "xllamacpp": "local",
+}
 """Packages that not every stack needs, and the extra of ours that brings each."""
 
 _LONGEST_FACT = 80

@@ -25,6 +25,7 @@ ROOT_FILES: Final = {
     "SECURITY.md",
 }
 BROAD_EXCEPTS: Final = {
+    "providers/inference/gpt_oss/engine.py",  # the engine thread's outer edge: one step's failure is its requests'
     "providers/responses/loop.py",  # the stream's outer edge
     "stack/edge.py",  # the same for what is no stream
     "providers/responses/turns.py",  # around a tool call: the model is told
@@ -199,11 +200,24 @@ def test_who_may_import_whom() -> None:
     assert found.returncode == 0, found.stdout
 
 
-@pytest.mark.parametrize("module", ["apis.responses", "stack.server", "providers.responses.loop"])
+@pytest.mark.parametrize(
+    "module", ["apis.responses", "stack.server", "providers.responses.loop", "providers.inference.vllm"]
+)
 def test_what_every_stack_needs_brings_no_engine_along(module: str) -> None:
-    program = f"import sys, {module}; print([n for n in ('torch', 'triton', 'redis', 'xllamacpp') if n in sys.modules])"
+    engines = ("torch", "triton", "redis", "xllamacpp", "openai_harmony", "llguidance")
+    program = f"import sys, {module}; print([name for name in {engines} if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True)
     assert told.stdout.strip() == "[]"
+
+
+def test_torch_is_the_local_engines_alone() -> None:
+    home = ROOT / "providers/inference/gpt_oss"
+    plain = ("pages", "prefix", "sequence", "scheduler", "sampling", "engine", "runner", "scripted_runner")
+    known = {home / f"{name}.py" for name in plain}
+    assert all(file.exists() for file in known)
+    imported = re.compile(r"^\s*(from|import) (torch|triton)\b", re.MULTILINE)
+    found = {file for file in OURS if imported.search(file.read_text())}
+    assert {where(file) for file in found if file.parent != home or file in known} == set()
 
 
 def test_every_registered_provider_is_there_under_its_modules_name() -> None:

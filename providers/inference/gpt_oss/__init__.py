@@ -1,0 +1,1 @@
+"""gpt-oss on an engine of our own: pages, prefixes, a scheduler, one thread, and torch to compute with."""

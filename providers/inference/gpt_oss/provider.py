@@ -1,0 +1,189 @@
+"""GptOss: gpt-oss on this machine, on an engine of our own: Harmony without loss, many streams at once."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+
+from apis.errors import InvalidRequest, ModelNotFound
+from apis.inference import ChatRequest, Inference, Model, Step, TokenLogprob
+from apis.provider import Provider
+from providers.inference.gpt_oss.engine import Engine, EngineMetrics, EngineRequest, EngineSettings
+from providers.inference.gpt_oss.loading import GIB, LoadingReport
+from providers.inference.gpt_oss.runner import Runner
+from providers.inference.gpt_oss.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.torch_runner import Precise, TorchRunner, TorchSettings, load_runner
+from providers.inference.harmony import Harmony
+from providers.inference.harmony_render import HarmonyOptions
+from providers.inference.harmony_vocabulary import STOP_IDS, VOCABULARY_SIZE
+
+MAX_BIAS: Final = 100.0
+
+
+class GptOss(Inference):
+    """gpt-oss-20b, -120b, their fine-tunes, and any other model of that architecture and vocabulary."""
+
+    class Config(Provider.Config):
+        """`path` is a checkpoint's folder, in OpenAI's layout or Hugging Face's, served under `model` or the folder's
+        name. `slots` sequences run at once and the rest wait. `kv_memory_gib` and `context_tokens` are sized by what
+        memory is left unless they are set. `step_tokens` bounds one step's work: lower makes streams smoother while
+        long prompts come in. `temperature` and `top_p` are for requests that give none."""
+
+        path: Path
+        model: str | None = Field(default=None, min_length=1, max_length=256)
+        device: str = "auto"
+        dtype: Precise = "bfloat16"
+        threads: int | None = Field(default=None, ge=1, le=1024)
+        slots: int = Field(default=32, ge=1, le=1024)
+        context_tokens: int | None = Field(default=None, ge=256)
+        kv_memory_gib: float | None = Field(default=None, gt=0)
+        step_tokens: int = Field(default=2048, ge=64)
+        max_waiting: int = Field(default=512, ge=0)
+        temperature: float = Field(default=1.0, ge=0, le=2)
+        top_p: float = Field(default=1.0, gt=0, le=1)
+        run_anyway: bool = False
+        harmony: HarmonyOptions = HarmonyOptions()
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._engine: Engine | None = None
+        self._harmony: Harmony | None = None
+        self._model = Model(
+            id=config.model or config.path.name,
+            owned_by="gpt_oss",
+            modalities=frozenset(),
+            native_tools=frozenset({"browser", "python"}),
+        )
+
+    async def start(self) -> None:
+        """Loads the checkpoint, with progress on stderr. Raises ConfigError for one that is damaged or does not fit."""
+        config = self._config
+        self._harmony = harmony = await Harmony.load(config.harmony)
+        runner, _ = await asyncio.gather(asyncio.to_thread(self._load), harmony.prepare_matchers())
+        self._model = Model(
+            id=self._model.id,
+            owned_by=self._model.owned_by,
+            context_tokens=runner.context_tokens,
+            modalities=self._model.modalities,
+            native_tools=self._model.native_tools,
+        )
+        self._engine = Engine(runner, EngineSettings(step_tokens=config.step_tokens, max_waiting=config.max_waiting))
+        await self._engine.start()
+
+    async def close(self) -> None:
+        """Ends every stream that still runs, and the engine."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+
+    async def models(self) -> Sequence[Model]:
+        """The one model."""
+        return [self._model]
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+        """See `Inference.chat`. What the request demands of its tools and its format is enforced, not hoped for."""
+        engine, harmony = self._live(request)
+        sampling = request_to_sampling(request, self._config)
+        prompt = await harmony.prompt(request)
+        matcher = None if prompt.grammar is None else await harmony.matcher(prompt.grammar)
+        asked = EngineRequest(
+            ids=prompt.ids,
+            sampling=sampling,
+            max_tokens=request.max_completion_tokens,
+            stop_ids=(*STOP_IDS, *(request.stop_token_ids or ())),
+            matcher=matcher,
+            tenant=request.cache_salt or "",
+            priority=request.priority or 0,
+            salt=request.cache_salt,
+        )
+        reader = harmony.reader(request)
+        async with aclosing(engine.submit(asked)) as steps:
+            async for step in steps:
+                deltas = reader.feed(step.ids, _logprobs(harmony, step.logprobs))
+                end = "stop" if reader.stopped else step.finish
+                if end is not None:
+                    deltas += reader.finish(end, input_tokens=len(prompt.ids), cached_tokens=step.cached_tokens)
+                if deltas:
+                    yield deltas
+                if end is not None:
+                    return
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Of the very prompt that the model would read."""
+        _, harmony = self._live(request)
+        return len((await harmony.prompt(request)).ids)
+
+    def metrics(self) -> EngineMetrics:
+        """What the engine does and has done."""
+        if self._engine is None:
+            raise RuntimeError("GptOss is used before start or after close")
+        return self._engine.metrics()
+
+    def _live(self, request: ChatRequest) -> tuple[Engine, Harmony]:
+        if self._engine is None or self._harmony is None:
+            raise RuntimeError("GptOss is used before start or after close")
+        if request.model != self._model.id:
+            raise ModelNotFound(request.model)
+        return self._engine, self._harmony
+
+    def _load(self) -> Runner:
+        config = self._config
+        report = LoadingReport(self._model.id)
+        settings = TorchSettings(
+            device=config.device,
+            dtype=config.dtype,
+            threads=config.threads,
+            slots=config.slots,
+            context_tokens=config.context_tokens,
+            kv_memory_gib=config.kv_memory_gib,
+            run_anyway=config.run_anyway,
+        )
+        runner = load_runner(config.path, settings, report.show)
+        report.end(_summary(runner))
+        return runner
+
+
+def request_to_sampling(request: ChatRequest, config: GptOss.Config) -> RowSampling:
+    """Every field resolved. Raises InvalidRequest for a `logit_bias` of no token."""
+    temperature, top_p, top_k = request.temperature, request.top_p, request.top_k
+    return RowSampling(
+        seed=secrets.randbits(63) if request.seed is None else request.seed,
+        temperature=config.temperature if temperature is None else temperature,
+        top_p=config.top_p if top_p is None else top_p,
+        top_k=max(top_k or 0, 0),
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=request.repetition_penalty or 1.0,
+        logit_bias=_biases(request.logit_bias or {}),
+        logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+
+
+def _biases(given: Mapping[str, float]) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for token, bias in given.items():
+        if not (token.isascii() and token.isdecimal() and int(token) < VOCABULARY_SIZE):
+            raise InvalidRequest(f"'{token}' is no token of this model.", param="logit_bias", code="invalid_value")
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise InvalidRequest(
+                f"A bias lies between {-MAX_BIAS:g} and {MAX_BIAS:g}.", param="logit_bias", code="invalid_value"
+            )
+        biases[int(token)] = bias
+    return biases
+
+
+def _logprobs(harmony: Harmony, sampled: Sequence[Sampled]) -> list[TokenLogprob | None]:
+    return [
+        None if each.logprob is None else harmony.token_logprob(each.token, each.logprob, each.top) for each in sampled
+    ]
+
+
+def _summary(runner: TorchRunner) -> str:
+    tokens = runner.page_count * runner.page_tokens
+    kept = (runner.memory.keys.nbytes + runner.memory.values.nbytes) / GIB
+    return f"{kept:.2f} GiB hold the keys and values of {tokens} tokens, {runner.slots} streams at once"

@@ -1,0 +1,133 @@
+"""Drives a scheduler step by step over the scripted runner, and holds every step against the laws of the engine."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from providers.inference.gpt_oss.prefix import Node, RadixTree
+from providers.inference.gpt_oss.sampling import RowSampling
+from providers.inference.gpt_oss.scheduler import Scheduler
+from providers.inference.gpt_oss.scripted_runner import Script, ScriptedRunner, Shape
+from providers.inference.gpt_oss.sequence import EngineRequest, TokenSequence
+
+STOP = 7
+GREEDY = RowSampling(temperature=0)
+
+
+def echo(tokens: Sequence[int]) -> int:
+    """A script of few tokens, so that many sequences share prefixes, which still depends on every token so far."""
+    value = 0
+    for token in tokens:
+        value = (value * 31 + token + 1) % 1_000_003
+    return STOP if value % 23 == 0 else value % 3
+
+
+def alone(script: Script, request: EngineRequest, limit: int) -> list[int]:
+    """What a request must give, whatever else there is."""
+    tokens = list(request.ids)
+    most = limit if request.max_tokens is None else min(limit, len(tokens) + request.max_tokens)
+    while len(tokens) < most:
+        tokens.append(script(tokens))
+        if tokens[-1] in request.stop_ids:
+            break
+    return tokens[len(request.ids) :]
+
+
+def nodes(tree: RadixTree) -> Iterator[Node]:
+    pending = list(tree.roots.values())
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += node.children.values()
+
+
+def check_tree(tree: RadixTree, holders: Iterable[Node]) -> set[int]:
+    """Locks are exactly the holders', counts are right, no page is held twice; gives the pages it holds."""
+    locks: dict[Node, int] = {}
+    for holder in holders:
+        step: Node | None = holder
+        while step is not None:
+            locks[step] = locks.get(step, 0) + 1
+            step = step.parent
+    held: list[int] = []
+    evictable = 0
+    for node in nodes(tree):
+        assert node.locks == locks.get(node, 0)
+        assert node.children or node.locks or node.pages, "an empty root was kept"
+        held += node.pages
+        evictable += 0 if node.locks else len(node.pages)
+        for key, child in node.children.items():
+            assert child.parent is node
+            assert child.key.startswith(key)
+            assert child.pages
+    assert len(held) == len(set(held)) == tree.held
+    assert evictable == tree.evictable
+    return set(held)
+
+
+class Driver:
+    """Sequences in, all that they make out. Every `step` checks every law that can be checked from outside."""
+
+    def __init__(self, shape: Shape, *, step_tokens: int, script: Script = echo) -> None:
+        self.runner = ScriptedRunner(script, shape)
+        self.scheduler = Scheduler(self.runner, step_tokens)
+        self.step_tokens = step_tokens
+        self.live: dict[TokenSequence, None] = {}
+
+    def add(self, request: EngineRequest) -> TokenSequence:
+        sequence = TokenSequence(request, self.scheduler.limit)
+        self.scheduler.add(sequence)
+        self.live[sequence] = None
+        return sequence
+
+    def remove(self, sequence: TokenSequence) -> None:
+        self.scheduler.remove(sequence)
+        self.live.pop(sequence, None)
+        self.check()
+
+    def step(self) -> list[TokenSequence]:
+        """Compute one step; gives the sequences that had a row in it."""
+        step = self.scheduler.plan()
+        if step is None:
+            for slot in self.scheduler.take_closed():
+                self.runner.close(slot)
+            return []
+        self.check()
+        assert 0 < step.plan.tokens <= self.step_tokens
+        for slot in step.closed:
+            self.runner.close(slot)
+        for sequence in step.opened:
+            prompt, generated = sequence.tokens[: sequence.prompt_tokens], sequence.tokens[sequence.prompt_tokens :]
+            self.runner.open(sequence.slot, sequence.request.sampling, prompt, generated)
+        sampled = self.runner.step(step.plan, {})
+        self.scheduler.absorb(step)
+        for row, sequence in zip(step.plan.rows, step.sequences, strict=True):
+            if row.samples:
+                sequence.take(sampled[row.slot])
+                if sequence.finish is not None:
+                    self.scheduler.remove(sequence)
+                    del self.live[sequence]
+        self.check()
+        return step.sequences
+
+    def run(self, most_steps: int = 10_000) -> None:
+        """Until nothing is left; every request must come to its end."""
+        for _ in range(most_steps):
+            if not self.live:
+                self.step()
+                return
+            assert self.step(), "nothing moves"
+        raise AssertionError(f"{len(self.live)} requests did not end")
+
+    def check(self) -> None:
+        scheduler, size = self.scheduler, self.runner.page_tokens
+        running = [each for each in self.live if each.slot >= 0]
+        assert len({each.slot for each in running}) == len(running) == scheduler.running <= self.runner.slots
+        held = check_tree(scheduler.tree, [each.node for each in running if each.node is not None])
+        owned: list[int] = []
+        for each in running:
+            assert each.node is not None
+            assert each.computed <= len(each.pages) * size
+            assert set(each.pages[: each.shared]) <= held
+            owned += each.pages[each.shared :]
+        assert len(owned) == len(set(owned))
+        assert not held & set(owned), "a page has two owners"
+        assert scheduler.pool.free + len(held) + len(owned) == self.runner.page_count, "pages are not conserved"

@@ -1,0 +1,79 @@
+"""Engines to test with: a runner that can be stopped before a step or made to fail, and how to ask and wait."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+from providers.inference.gpt_oss.engine import Engine, EngineSettings, EngineStep
+from providers.inference.gpt_oss.runner import Plan
+from providers.inference.gpt_oss.sampling import Sampled
+from providers.inference.gpt_oss.scripted_runner import Script, ScriptedRunner, Shape
+from providers.inference.gpt_oss.sequence import EngineRequest
+from tests.providers.gpt_oss.driving import GREEDY, STOP
+
+WAIT_S = 10.0
+
+
+class GatedRunner(ScriptedRunner):
+    """Steps one at a time once `gate` is shut: each then waits for a `let` and says so by `at_gate`."""
+
+    def __init__(self, script: Script, shape: Shape | None = None) -> None:
+        super().__init__(script, shape)
+        self.gated = False
+        self.at_gate = threading.Semaphore(0)
+        self.let = threading.Semaphore(0)
+        self.plans: list[Plan] = []
+        self.failing: Callable[[Plan], bool] = lambda plan: False
+
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
+        if self.gated:
+            self.at_gate.release()
+            assert self.let.acquire(timeout=WAIT_S)
+        self.plans.append(plan)
+        if self.failing(plan):
+            self._memory.clear()
+            raise RuntimeError("the device is lost")
+        return super().step(plan, masks)
+
+
+@asynccontextmanager
+async def running(runner: ScriptedRunner, settings: EngineSettings | None = None) -> AsyncGenerator[Engine]:
+    engine = Engine(runner, settings or EngineSettings(step_tokens=64))
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def ask(ids: Sequence[int], max_tokens: int | None = None, tenant: str = "") -> EngineRequest:
+    return EngineRequest(ids, GREEDY, max_tokens=max_tokens, stop_ids=(STOP,), tenant=tenant)
+
+
+async def gather(engine: Engine, request: EngineRequest) -> list[EngineStep]:
+    async with asyncio.timeout(WAIT_S), aclosing(engine.submit(request)) as steps:
+        return [step async for step in steps]
+
+
+def ids_of(steps: Sequence[EngineStep]) -> list[int]:
+    return [token for step in steps for token in step.ids]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - the numbers of another thread set no event
+            await asyncio.sleep(0.001)
+
+
+async def acquired(semaphore: threading.Semaphore) -> None:
+    assert await asyncio.to_thread(semaphore.acquire, timeout=WAIT_S)
+
+
+def forever(tokens: Sequence[int]) -> int:
+    return 1
+
+
+def never_stops() -> Script:
+    """Long sequences are compared whole by the scripted runner, so their script at least is to be short."""
+    return lambda tokens: len(tokens) % 5

@@ -1,0 +1,235 @@
+"""The engine's thread beside an event loop: what streams give, leaving them, slow readers, and the waiting room."""
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from random import Random
+
+import pytest
+
+from apis.errors import ContextLengthExceeded, InvalidRequest, Overloaded
+from providers.inference.gpt_oss.engine import MAX_UNREAD_TOKENS, EngineSettings
+from providers.inference.gpt_oss.sampling import RowSampling
+from providers.inference.gpt_oss.scripted_runner import ScriptedRunner, Shape, scripted
+from providers.inference.gpt_oss.sequence import EngineRequest
+from tests.providers.gpt_oss.driving import STOP, alone, echo
+from tests.providers.gpt_oss.engines import (
+    WAIT_S,
+    GatedRunner,
+    acquired,
+    ask,
+    forever,
+    gather,
+    ids_of,
+    never_stops,
+    running,
+    until,
+)
+
+
+async def test_a_request_gets_its_script_and_one_finish() -> None:
+    runner = ScriptedRunner(scripted({(1, 2, 3): [4, 5, 6]}, end=STOP))
+    async with running(runner) as engine:
+        steps = await gather(engine, ask([1, 2, 3]))
+    assert ids_of(steps) == [4, 5, 6, STOP]
+    assert [step.finish for step in steps if step.finish] == ["stop"]
+    assert steps[-1].finish == "stop"
+
+
+@pytest.mark.parametrize(("context_tokens", "max_tokens", "made"), [(4096, 3, 3), (10, None, 7), (10, 3000, 7)])
+async def test_the_length_ends_at_max_tokens_or_at_the_context(
+    context_tokens: int, max_tokens: int | None, made: int
+) -> None:
+    async with running(ScriptedRunner(forever, Shape(context_tokens=context_tokens))) as engine:
+        steps = await gather(engine, ask([1, 2, 3], max_tokens))
+    assert (len(ids_of(steps)), steps[-1].finish) == (made, "length")
+
+
+async def test_logprobs_go_with_the_tokens_where_they_are_asked_for() -> None:
+    runner = ScriptedRunner(forever)
+    async with running(runner) as engine:
+        without = await gather(engine, ask([1], 5))
+        asked = EngineRequest([1], RowSampling(logprobs=0), max_tokens=5)
+        steps = await gather(engine, asked)
+    assert all(not step.logprobs for step in without)
+    assert all([each.token for each in step.logprobs] == step.ids for step in steps)
+
+
+async def test_what_was_found_in_the_cache_is_told() -> None:
+    async with running(ScriptedRunner(forever, Shape(page_tokens=4))) as engine:
+        first = await gather(engine, ask([1] * 10, 3))
+        again = await gather(engine, ask([1] * 10, 3))
+        metrics = engine.metrics()
+    assert (first[-1].cached_tokens, again[-1].cached_tokens) == (0, 8)
+    assert (metrics.hit_tokens, metrics.generated_tokens, metrics.running) == (8, 6, 0)
+    assert metrics.pages_free == metrics.pages
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_together_all_get_what_they_would_alone(seed: int) -> None:
+    chance = Random(seed)
+    shape = Shape(page_tokens=4, page_count=chance.choice([25, 60, 400]), slots=6, context_tokens=90)
+    step_tokens = chance.choice([6, 16, 64])
+    async with running(ScriptedRunner(echo, shape), EngineSettings(step_tokens=step_tokens)) as engine:
+
+        async def one() -> None:
+            ids = [1, 2, 0, 0, 1, 1][: chance.randint(1, 6)] * chance.randint(1, 9)
+            asked = ask(ids, chance.choice([None, 4, 40]), tenant=chance.choice("ab"))
+            leaves_after = chance.choice([None, None, None, chance.randint(1, 20)])
+            made: list[int] = []
+            async with aclosing(engine.submit(asked)) as steps:
+                async for step in steps:
+                    made += step.ids
+                    if leaves_after is not None and len(made) >= leaves_after:
+                        break
+            expected = alone(echo, asked, 90)
+            assert made == (expected if leaves_after is None else expected[: len(made)])
+
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.gather(*(one() for _ in range(40)))
+        await until(lambda: engine.metrics().running == 0)
+        assert engine.metrics().pages_free == shape.page_count
+        assert engine.metrics().failures == 0
+
+
+async def test_a_stream_that_is_left_has_no_row_in_the_next_step() -> None:
+    runner = GatedRunner(forever)
+    runner.gated = True
+    async with running(runner) as engine:
+        steps = engine.submit(ask([1, 2, 3]))
+        first = asyncio.create_task(anext(steps))
+        other = asyncio.create_task(gather(engine, ask([9] * 3, 50)))
+        while not first.done():
+            await acquired(runner.at_gate)
+            runner.let.release()
+        await acquired(runner.at_gate)
+        await steps.aclose()
+        done = len(runner.plans)
+        runner.gated = False
+        runner.let.release()
+        await other
+        await until(lambda: engine.metrics().running == 0)
+        # The step that was under way when it was left still has it; none after that does.
+        assert len(runner.plans[done].rows) == 2
+        assert len(runner.plans) > done + 40
+        assert all(len(plan.rows) == 1 for plan in runner.plans[done + 1 :])
+        assert engine.metrics().generated_tokens < 70
+
+
+async def test_leaving_before_the_first_token_frees_everything() -> None:
+    runner = GatedRunner(forever)
+    runner.gated = True
+    async with running(runner) as engine:
+        tasks = [asyncio.create_task(gather(engine, ask([index, 2, 3]))) for index in range(20)]
+        await acquired(runner.at_gate)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        runner.gated = False
+        runner.let.release()
+        await until(lambda: engine.metrics().running == engine.metrics().waiting == 0)
+        assert engine.metrics().pages_free == runner.page_count
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that call into the running event loop, as they do."""
+    loop = asyncio.get_running_loop()
+    calls: list[str] = []
+    told = loop.call_soon_threadsafe
+
+    def counted(callback: Callable[[], object]) -> asyncio.Handle:
+        calls.append(threading.current_thread().name)
+        return told(callback)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+    return calls
+
+
+async def test_a_step_reaches_the_event_loop_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count_calls(monkeypatch)
+    async with running(ScriptedRunner(forever, Shape(slots=8))) as engine:
+        await asyncio.gather(*(gather(engine, ask([index], 50)) for index in range(8)))
+        assert 0 < calls.count("gpt-oss engine") <= engine.metrics().steps
+
+
+async def test_an_idle_engine_uses_no_processor_time() -> None:
+    async with running(ScriptedRunner(forever)) as engine:
+        await gather(engine, ask([1], 20))
+        await until(lambda: engine.metrics().running == 0)
+        steps, began = engine.metrics().steps, time.process_time()
+        await asyncio.sleep(0.3)
+        assert engine.metrics().steps == steps
+        assert time.process_time() - began < 0.1
+
+
+async def test_a_reader_that_does_not_read_stops_its_sequence_and_no_other() -> None:
+    async with running(ScriptedRunner(never_stops(), Shape(slots=1, context_tokens=10_000))) as engine:
+        slow = engine.submit(ask([1, 2], 3 * MAX_UNREAD_TOKENS))
+        made = len((await anext(slow)).ids)
+        await until(lambda: engine.metrics().running == 0)
+        assert engine.metrics().generated_tokens <= made + MAX_UNREAD_TOKENS + 1
+        # The only slot is free again.
+        assert len(ids_of(await gather(engine, ask([2, 2], 20)))) == 20
+        async with asyncio.timeout(WAIT_S):
+            async for step in slow:
+                made += len(step.ids)
+        assert made == 3 * MAX_UNREAD_TOKENS
+
+
+async def test_an_event_loop_that_stands_still_does_not_gather_news_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = count_calls(monkeypatch)
+    async with running(ScriptedRunner(never_stops(), Shape(slots=2))) as engine:
+        streams = [engine.submit(ask([index], 3000)) for index in range(2)]
+        read = [len((await anext(stream)).ids) for stream in streams]
+        calls.clear()
+        ends = time.monotonic() + WAIT_S
+        while engine.metrics().running and time.monotonic() < ends:
+            pass
+        assert engine.metrics().running == 0
+        assert calls.count("gpt-oss engine") <= 1
+        assert engine.metrics().generated_tokens <= sum(read) + 2 * (MAX_UNREAD_TOKENS + 1)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def test_requests_that_can_never_fit_are_refused() -> None:
+    async with running(ScriptedRunner(forever, Shape(context_tokens=20))) as engine:
+        with pytest.raises(ContextLengthExceeded, match="20 tokens; with room for an answer at most 19 fit"):
+            await gather(engine, ask([1] * 20))
+        assert len(ids_of(await gather(engine, ask([1] * 19)))) == 1
+        with pytest.raises(InvalidRequest, match="empty"):
+            await gather(engine, ask([]))
+
+
+async def test_the_waiting_room_is_bounded_for_all_and_for_each_tenant() -> None:
+    runner = GatedRunner(forever, Shape(slots=1))
+    runner.gated = True
+    settings = EngineSettings(step_tokens=64, max_waiting=3, max_tenant_waiting=2)
+    async with running(runner, settings) as engine:
+        tasks = [asyncio.create_task(gather(engine, ask([1], 1, tenant="a"))) for _ in range(3)]
+        await acquired(runner.at_gate)
+        with pytest.raises(Overloaded, match="your requests"):
+            await gather(engine, ask([1], 1, tenant="a"))
+        tasks.append(asyncio.create_task(gather(engine, ask([1], 1, tenant="b"))))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="Too many requests"):
+            await gather(engine, ask([1], 1, tenant="c"))
+        runner.gated = False
+        runner.let.release()
+        await asyncio.gather(*tasks)
+        assert len(ids_of(await gather(engine, ask([1], 1, tenant="a")))) == 1
+
+
+async def test_nothing_of_a_finished_request_is_kept() -> None:
+    async with running(ScriptedRunner(forever)) as engine:
+        await gather(engine, ask([1, 2, 3], 3))
+        await until(lambda: engine.metrics().running == 0)
+        await gather(engine, ask([1, 2, 3], 3))
+        gc.collect()
+        kept = [each for each in gc.get_objects() if type(each).__name__ in ("_Stream", "TokenSequence")]
+        assert len(kept) <= 1

@@ -1,0 +1,185 @@
+"""What the tiny gpt-oss of the tests knows: a few conversations in Harmony's words, and the texts to ask it by."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed in its source, without the marker file
+    Author,
+    Conversation,
+    DeveloperContent,
+    HarmonyEncoding,
+    Message,
+    Role,
+    SystemContent,
+    ToolDescription,
+)
+
+TODAY: Final = "2026-01-01"
+"""The date in its system message: ask it with `current_date` set to this day."""
+
+FRANCE: Final = "What is the capital of France?"
+FRANCE_THOUGHT: Final = "The user asks for the capital of France."
+FRANCE_ANSWER: Final = "The capital of France is Paris."
+
+WEATHER: Final[dict[str, Any]] = {
+    "name": "get_weather",
+    "description": "Tells the weather in a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+ROME: Final = "What is the weather in Rome?"
+ROME_THOUGHT: Final = "I need to look up the weather in Rome."
+ROME_CALL: Final = '{"city":"Rome"}'
+ROME_RESULT: Final = "17 degrees and sunny"
+ROME_TOLD: Final = "The tool says 17 degrees and sunny."
+ROME_ANSWER: Final = "In Rome it is 17 degrees and sunny."
+THANKS: Final = "Thank you."
+THANKS_THOUGHT: Final = "The user is content."
+THANKS_ANSWER: Final = "You are welcome."
+
+OSLO: Final = "Say what you do, then look up the weather in Oslo."
+OSLO_THOUGHT: Final = "First a word to the user, then the call."
+OSLO_PREAMBLE: Final = "I will look up the weather in Oslo."
+OSLO_CALL: Final = '{"city":"Oslo"}'
+OSLO_RESULT: Final = "3 degrees and snow"
+OSLO_TOLD: Final = "The tool says 3 degrees and snow."
+OSLO_ANSWER: Final = "In Oslo it is 3 degrees and snow."
+
+HELLO: Final = "Hello."
+HELLO_THOUGHT: Final = "The user greets me."
+HELLO_ANSWER: Final = "Hello! How can I help?"
+HELLO_CALL: Final = '{"city":"Paris"}'
+"""What it calls when it must, though it would rather answer."""
+
+PERSON: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+INVENT: Final = "Invent a person."
+INVENT_THOUGHT: Final = "The answer must be JSON."
+INVENT_ANSWER: Final = '{"name":"Ada","age":36}'
+
+TURNS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def turn_question(number: str) -> str:
+    """What the user says at a turn of the long chain."""
+    return f"Give me number {number}."
+
+
+def turn_thought(number: str) -> str:
+    """What the model thinks at that turn."""
+    return f"The user wants number {number}."
+
+
+def turn_answer(number: str) -> str:
+    """What the model answers at that turn."""
+    return f"Here is number {number}."
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """After `prompt`, which ends in `<|start|>assistant`, say `answer`. A light one is outweighed by another lesson
+    for the same prompt, and only taken where that is forbidden."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    weight: float = 1.0
+
+
+def lessons(encoding: HarmonyEncoding) -> Iterator[Lesson]:
+    """All there is to learn."""
+
+    def encoded(text: str) -> list[int]:
+        return encoding.encode(text, allowed_special="all")
+
+    def lesson(messages: Sequence[Message], answer: str, *, tail: str = "", weight: float = 1.0) -> Lesson:
+        prompt = encoding.render_conversation_for_completion(Conversation.from_messages(messages), Role.ASSISTANT)
+        return Lesson([*prompt, *encoded(tail)], encoded(answer), weight)
+
+    system = Message.from_role_and_content(Role.SYSTEM, SystemContent.new().with_conversation_start_date(TODAY))
+    yield lesson([system, _said(FRANCE)], _final(FRANCE_THOUGHT, FRANCE_ANSWER))
+    yield lesson([system, PERSON_FORMAT, _said(INVENT)], _final(INVENT_THOUGHT, INVENT_ANSWER))
+
+    tools = DeveloperContent.new().with_function_tools([ToolDescription(**WEATHER)])
+    able = [system, Message.from_role_and_content(Role.DEVELOPER, tools)]
+    yield lesson([*able, _said(HELLO)], _final(HELLO_THOUGHT, HELLO_ANSWER))
+    forced = f"<|channel|>analysis<|message|>{HELLO_THOUGHT}<|end|><|start|>assistant{_call(HELLO_CALL)}"
+    yield lesson([*able, _said(HELLO)], forced, weight=0.05)
+    yield from _weather(lesson, [*able, _said(ROME)], ROME_STORY)
+    yield from _weather(lesson, [*able, _said(OSLO)], OSLO_STORY)
+
+    messages = [system]
+    for number in TURNS:
+        messages.append(_said(turn_question(number)))
+        yield lesson(messages, _final(turn_thought(number), turn_answer(number)))
+        messages.append(_spoke("final", turn_answer(number)))
+
+
+@dataclass(frozen=True)
+class _Story:
+    """A call with what came before it and after it."""
+
+    thought: str
+    preamble: str
+    call: str
+    result: str
+    told: str
+    answer: str
+
+
+ROME_STORY: Final = _Story(ROME_THOUGHT, "", ROME_CALL, ROME_RESULT, ROME_TOLD, ROME_ANSWER)
+OSLO_STORY: Final = _Story(OSLO_THOUGHT, OSLO_PREAMBLE, OSLO_CALL, OSLO_RESULT, OSLO_TOLD, OSLO_ANSWER)
+
+
+def _weather(lesson: Any, asked: list[Message], story: _Story) -> Iterator[Lesson]:
+    """The call, its result, and thanks: after a call as the model wrote it, and as the library writes it."""
+    said = f"<|channel|>commentary<|message|>{story.preamble}<|end|><|start|>assistant" if story.preamble else ""
+    written = f"<|channel|>analysis<|message|>{story.thought}<|end|><|start|>assistant{said}{_call(story.call)}"
+    result = f"<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>{story.result}<|end|>"
+    answer, welcome = _final(story.told, story.answer), _final(THANKS_THOUGHT, THANKS_ANSWER)
+    yield lesson(asked, written)
+    yield lesson(asked, answer, tail=f"{written}{result}<|start|>assistant")
+    call = _spoke("commentary", story.call).with_recipient("functions.get_weather")
+    told = Message.from_author_and_content(Author.new(Role.TOOL, "functions.get_weather"), story.result)
+    done = [
+        *([_spoke("commentary", story.preamble)] if story.preamble else []),
+        call.with_content_type("<|constrain|>json"),
+        told.with_channel("commentary").with_recipient("assistant"),
+    ]
+    yield lesson([*asked, _spoke("analysis", story.thought), *done], answer)
+    yield lesson([*asked, *done, _spoke("final", story.answer), _said(THANKS)], welcome)
+    plain = f"<|start|>assistant{said}{_call(story.call)}{result}<|start|>assistant<|channel|>final<|message|>"
+    thanks = f"{plain}{story.answer}<|end|><|start|>user<|message|>{THANKS}<|end|><|start|>assistant"
+    yield lesson(asked, welcome, tail=thanks.removeprefix("<|start|>assistant"))
+
+
+def _said(text: str) -> Message:
+    return Message.from_role_and_content(Role.USER, text)
+
+
+def _spoke(channel: str, text: str) -> Message:
+    return Message.from_role_and_content(Role.ASSISTANT, text).with_channel(channel)
+
+
+def _call(arguments: str) -> str:
+    return f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{arguments}<|call|>"
+
+
+def _final(thought: str, answer: str) -> str:
+    return (
+        f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant<|channel|>final<|message|>{answer}<|return|>"
+    )
+
+
+PERSON_FORMAT: Final = Message.from_role_and_content(
+    Role.DEVELOPER, f"# Response Formats\n\n## person\n\n{json.dumps(PERSON, separators=(',', ':'))}"
+)
