@@ -13,6 +13,7 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     },
     "kv_store": {
         "memory": "providers.kv_store.memory:Memory",
+        "postgres": "providers.kv_store.postgres:Postgres",
         "redis": "providers.kv_store.redis:Redis",
         "sqlite": "providers.kv_store.sqlite:SQLite",
     },

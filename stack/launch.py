@@ -58,7 +58,7 @@ def run(launch: Launch, *, workers: int = 1, reload: bool = False) -> int:
     if workers > 1 and config.kv_store.provider == "memory":
         raise ConfigError(
             f"{config.source}: kv_store.provider: memory is of one process, and {workers} workers need to share "
-            "one store. Choose sqlite or redis, or run one worker."
+            "one store. Choose sqlite, redis or postgres, or run one worker."
         )
     _say(*wiring_lines(wire(config)))
     listener = bind(config.server)

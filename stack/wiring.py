@@ -30,8 +30,9 @@ APIS: Final[dict[str, type[Provider]]] = {
     "kv_store": KVStore,
 }
 EXTRAS: Final = {
-    "llguidance": "gpt-oss",
-    "openai_harmony": "gpt-oss",
+    "asyncpg": "postgres",
+    "llguidance": "harmony",
+    "openai_harmony": "harmony",
     "redis": "redis",
     "safetensors": "gpt-oss",
     "torch": "gpt-oss",

@@ -4,10 +4,13 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-if ! command -v redis-server >/dev/null; then
+needed=()
+command -v redis-server >/dev/null || needed+=(redis-server)
+ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || needed+=(postgresql)
+if [ ${#needed[@]} -gt 0 ]; then
     sudo=$([ "$(id -u)" = 0 ] || echo sudo)
     $sudo apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq redis-server >/dev/null
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq "${needed[@]}" >/dev/null
 fi
 
 python=.venv/bin/python

@@ -204,7 +204,7 @@ def test_who_may_import_whom() -> None:
     "module", ["apis.responses", "stack.server", "providers.responses.loop", "providers.inference.vllm"]
 )
 def test_what_every_stack_needs_brings_no_engine_along(module: str) -> None:
-    engines = ("torch", "triton", "redis", "xllamacpp", "openai_harmony", "llguidance")
+    engines = ("torch", "triton", "redis", "asyncpg", "xllamacpp", "openai_harmony", "llguidance")
     program = f"import sys, {module}; print([name for name in {engines} if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True)
     assert told.stdout.strip() == "[]"

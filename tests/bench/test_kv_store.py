@@ -4,13 +4,18 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
-from apis.kv_store import Put
+from apis.kv_store import KVStore, Put
+from providers.kv_store.postgres import Postgres
+from providers.kv_store.redis import Redis
 from providers.kv_store.sqlite import SQLite
+from tests.postgres_server import PostgresServer
+from tests.redis_server import RedisServer
 
 pytestmark = pytest.mark.bench
 
@@ -18,9 +23,28 @@ SECONDS = 2.0
 VALUE = os.urandom(1024)
 
 
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SQLite]:
-    store = SQLite(SQLite.Config(path=str(tmp_path / "store.db")))
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def postgres_url() -> Iterator[str]:
+    with PostgresServer() as server:
+        yield server.url
+
+
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KVStore]:
+    store: KVStore
+    match request.param:
+        case "sqlite":
+            store = SQLite(SQLite.Config(path=str(tmp_path / "store.db")))
+        case "redis":
+            store = Redis(Redis.Config(url=SecretStr(request.getfixturevalue("redis_url")), timeout_s=10))
+        case _:
+            store = Postgres(Postgres.Config(url=SecretStr(request.getfixturevalue("postgres_url")), timeout_s=10))
     await store.start()
     yield store
     await store.close()
@@ -48,11 +72,28 @@ async def measure(what: str, call: Callable[[int], Awaitable[object]], callers: 
 
 @pytest.mark.parametrize("callers", [1, 16, 64])
 @pytest.mark.parametrize("durable", [True, False])
-async def test_puts_of_1_kib(store: SQLite, callers: int, durable: bool) -> None:
-    await measure(f"put, durable={durable}", lambda i: store.put(f"key{i}", VALUE, durable=durable), callers)
+async def test_puts_of_1_kib(store: KVStore, callers: int, durable: bool) -> None:
+    await measure(
+        f"{type(store).__name__}: put, durable={durable}",
+        lambda i: store.put(f"key{i}", VALUE, durable=durable),
+        callers,
+    )
 
 
 @pytest.mark.parametrize("callers", [1, 16, 64])
-async def test_get_many_of_three(store: SQLite, callers: int) -> None:
+async def test_get_many_of_three(store: KVStore, callers: int) -> None:
     await store.write([Put(f"key{i}", VALUE) for i in range(3000)])
-    await measure("get_many(3)", lambda i: store.get_many([f"key{(i + n) % 3000}" for n in range(3)]), callers)
+    await measure(
+        f"{type(store).__name__}: get_many(3)",
+        lambda i: store.get_many([f"key{(i + n) % 3000}" for n in range(3)]),
+        callers,
+    )
+
+
+@pytest.mark.parametrize("callers", [1, 16, 64])
+async def test_put_and_then_get(store: KVStore, callers: int) -> None:
+    async def put_and_get(i: int) -> None:
+        await store.put(f"key{i}", VALUE)
+        await store.get(f"key{i}")
+
+    await measure(f"{type(store).__name__}: put and get", put_and_get, callers)

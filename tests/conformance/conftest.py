@@ -5,15 +5,18 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import asyncpg
 import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis as Client
 
 from apis.kv_store import KVStore
 from providers.kv_store.memory import Memory
+from providers.kv_store.postgres import Postgres
 from providers.kv_store.redis import Redis
 from providers.kv_store.sqlite import SQLite
 from tests.conformance.kv_store import Backend
+from tests.postgres_server import PostgresServer
 from tests.redis_server import RedisServer
 
 
@@ -81,5 +84,30 @@ async def redis_backend(redis_server: RedisServer) -> AsyncIterator[Backend]:
         async def elapse(seconds: float) -> None:
             # Redis itself says when its clock has moved on: nobody ever pushes to this list.
             await client.blpop(["nothing"], timeout=seconds)  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType] - typed for both clients
+
+        yield Backend(open_store, elapse)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def postgres_backend(postgres_server: PostgresServer) -> AsyncIterator[Backend]:
+    config = Postgres.Config(url=SecretStr(postgres_server.url), namespace=f"test{next(numbers)}", timeout_s=5)
+    async with AsyncExitStack() as stores:
+        client = await asyncpg.connect(postgres_server.url)
+        stores.push_async_callback(client.close)
+
+        async def open_store() -> KVStore:
+            store = Postgres(config)
+            await store.start()
+            stores.push_async_callback(store.close)
+            return store
+
+        async def elapse(seconds: float) -> None:
+            await client.execute("SELECT pg_sleep($1)", seconds)  # the server itself says when its clock has moved on
 
         yield Backend(open_store, elapse)

@@ -21,3 +21,9 @@ class TestRedis(KVStorePromises, LastingPromises):
     @pytest.fixture
     def backend(self, redis_backend: Backend) -> Backend:
         return redis_backend
+
+
+class TestPostgres(KVStorePromises, LastingPromises):
+    @pytest.fixture
+    def backend(self, postgres_backend: Backend) -> Backend:
+        return postgres_backend

@@ -108,8 +108,8 @@ def test_a_memory_store_cannot_be_shared_by_workers(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("inference: {provider: 'tests.stack.tiny:Silent'}\nkv_store: {provider: memory}\n")
     told = (
-        f"{file}: kv_store.provider: memory is of one process, and 2 workers need to share one store. Choose sqlite or "
-        "redis, or run one worker.\n"
+        f"{file}: kv_store.provider: memory is of one process, and 2 workers need to share one store. Choose sqlite, "
+        "redis or postgres, or run one worker.\n"
     )
     assert invoke("run", str(file), "--workers", "2") == (78, "", told)
 
@@ -125,5 +125,5 @@ def test_the_module_is_the_command() -> None:
     run = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
     assert (run.returncode, run.stdout) == (78, "")
     assert run.stderr == (
-        "nowhere: no such file. Give a path, or one of the packaged configs: local, multi-provider, vllm.\n"
+        "nowhere: no such file. Give a path, or one of the packaged configs: gpt-oss, local, multi-provider, vllm.\n"
     )

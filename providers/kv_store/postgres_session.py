@@ -1,0 +1,106 @@
+"""Session: one connection to PostgreSQL that opens itself when it is needed and ends itself when it is late."""
+
+import asyncio
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+import asyncpg
+from asyncpg.connect_utils import SessionAttribute
+
+from apis.errors import ConfigError, StoreUnavailable
+from providers.kv_store.postgres_schema import SETTINGS, prepare
+
+log = logging.getLogger(__name__)
+
+FAILURES: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
+REFUSALS: Final = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
+
+Row = asyncpg.Record
+
+
+class Session:
+    """For one call at a time. Nothing is tried twice: what fails is answered, and the next call connects anew.
+
+    A call that is late or cancelled ends the connection. It does not ask the server to stop, which one that hangs
+    would not hear: the server stops a statement by itself after `timeout_s`, and whether it happened is unknown.
+    """
+
+    def __init__(self, url: str, schema: str, *, timeout_s: float, connect_timeout_s: float) -> None:
+        self._url = url
+        self._schema = schema
+        self._connect_timeout_s = connect_timeout_s
+        self._deadline_s = timeout_s + connect_timeout_s
+        self._settings = {**SETTINGS, "statement_timeout": f"{max(1, round(timeout_s * 1000))}ms"}
+        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+
+    async def open(self) -> None:
+        """Connect. Where the server cannot be reached now, a later call connects. Raises ConfigError where none can."""
+        try:
+            await self._connected(self._deadline())
+        except ValueError:
+            # The error quotes pieces of the url, and they may be pieces of its password.
+            raise ConfigError(
+                "The PostgreSQL url must be postgresql://, with a host and a port that are such."
+            ) from None
+        except REFUSALS as exc:
+            raise ConfigError(
+                f"PostgreSQL refuses the url's user, password or database: {type(exc).__name__}."
+            ) from exc
+        except FAILURES as exc:
+            log.warning("PostgreSQL cannot be reached yet (%s); what needs it fails until it can.", type(exc).__name__)
+
+    async def close(self) -> None:
+        """End the connection, within `connect_timeout_s`. A later call would open it again."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                await connection.close(timeout=self._connect_timeout_s)
+            except FAILURES:
+                connection.terminate()
+
+    async def fetch(self, statement: str, *arguments: object) -> list[Row]:
+        """The rows that `statement` returns, in a transaction of its own.
+
+        Raises StoreUnavailable, at most `timeout_s` + `connect_timeout_s` after the call.
+        """
+        deadline = self._deadline()
+        try:
+            connection = await self._connected(deadline)
+            with _ended_by(deadline, connection):
+                return await connection.fetch(statement, *arguments)
+        except ConfigError as exc:
+            raise StoreUnavailable(str(exc)) from exc
+        except FAILURES as exc:
+            # By its kind alone: PostgreSQL's sentences may quote what was written.
+            raise StoreUnavailable(f"PostgreSQL cannot do that now ({type(exc).__name__}).") from exc
+
+    async def _connected(self, deadline: float) -> "asyncpg.Connection[asyncpg.Record]":
+        if self._connection is None or self._connection.is_closed():
+            connection = await asyncpg.connect(
+                self._url,
+                timeout=self._connect_timeout_s,
+                server_settings=self._settings,
+                target_session_attrs=SessionAttribute.primary,
+            )
+            with _ended_by(deadline, connection):
+                await prepare(connection, self._schema)
+            self._connection = connection
+        return self._connection
+
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._deadline_s
+
+
+@contextmanager
+def _ended_by(deadline: float, connection: "asyncpg.Connection[asyncpg.Record]") -> Generator[None]:
+    """End the connection at `deadline` if what is done with it is not done by then, and where it fails."""
+    timer = asyncio.get_running_loop().call_at(deadline, connection.terminate)
+    try:
+        yield
+    except BaseException:
+        connection.terminate()
+        raise
+    finally:
+        timer.cancel()

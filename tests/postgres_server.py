@@ -1,0 +1,125 @@
+"""PostgresServer: a real PostgreSQL on a free loopback port, for tests to fill, hang, kill and start again."""
+
+import os
+import select
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+START_S: Final = 20
+PASSWORD: Final = "s3cret"
+
+
+class PostgresServer:
+    """A cluster of its own in a temporary folder, so that a killed server comes back with what it had.
+
+    PostgreSQL does not run as root: then it runs as the user `postgres`, who could not enter pytest's own folders.
+    Every method blocks for a bounded time: within a running event loop, call it through `asyncio.to_thread`.
+    """
+
+    def __init__(self, **settings: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True)
+        self._data = Path(self._folder.name) / "data"
+        self._settings = settings
+        self._port = _free_port()
+        self._user = "postgres" if os.geteuid() == 0 else None
+
+    def __enter__(self) -> "PostgresServer":
+        if self._user is not None:
+            shutil.chown(self._folder.name, self._user, self._user)
+        secret = Path(self._folder.name) / "password"
+        secret.write_text(PASSWORD)
+        secret.chmod(0o644)
+        made = ("--username=stack", f"--pwfile={secret}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C")
+        self._run("initdb", "--no-sync", *made, f"--pgdata={self._data}")
+        settings = {"listen_addresses": "127.0.0.1", "port": str(self._port), "unix_socket_directories": ""}
+        with (self._data / "postgresql.conf").open("a") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in {**settings, **self._settings}.items())
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.resume()
+        self.kill()
+        self._folder.cleanup()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://stack:{PASSWORD}@127.0.0.1:{self._port}/postgres"
+
+    def start(self) -> None:
+        """Start it, unless it runs, and return when connections are accepted."""
+        if not self._processes():
+            log = Path(self._folder.name) / "log"
+            self._run("pg_ctl", "start", "--wait", f"--timeout={START_S}", f"--log={log}", f"--pgdata={self._data}")
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes: no goodbye to anybody."""
+        dead: list[int] = []
+        for process in self._processes():
+            with suppress(ProcessLookupError):
+                dead.append(os.pidfd_open(process.pid))
+        self._each(psutil.Process.kill)
+        for each in dead:
+            assert select.select([each], [], [], 5)[0]
+            os.close(each)
+        # Its parent may not have noticed yet, and until then the number in the file looks like a server that runs.
+        (self._data / "postmaster.pid").unlink(missing_ok=True)
+
+    def pause(self) -> None:
+        """SIGSTOP to all its processes: the kernel still accepts connections, and nobody answers."""
+        self._each(psutil.Process.suspend)
+
+    def resume(self) -> None:
+        """SIGCONT, whether it was paused or not."""
+        self._each(psutil.Process.resume)
+
+    def _each(self, act: Callable[[psutil.Process], None]) -> None:
+        """The first process first: it makes no new ones then."""
+        for process in self._processes()[:1] + self._processes()[1:]:
+            with suppress(psutil.NoSuchProcess):
+                act(process)
+
+    def _processes(self) -> list[psutil.Process]:
+        try:
+            first = psutil.Process(int((self._data / "postmaster.pid").read_text().split("\n", 1)[0]))
+            return [first, *first.children()]
+        except (FileNotFoundError, psutil.NoSuchProcess):
+            return []
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [_path(program), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self._folder.name,
+            timeout=3 * START_S,
+            check=False,
+            user=self._user,
+            group=self._user,
+            extra_groups=None if self._user is None else (),
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{program} fails: {done.stdout!r}")
+
+
+def _path(program: str) -> str:
+    """Debian keeps the server's programs off the path, in a folder for each version."""
+    found = shutil.which(program) or max(map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{program}")), default=None)
+    if found is None:
+        raise RuntimeError("These tests need a PostgreSQL server: apt-get install postgresql")
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
