@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from providers import PROVIDERS
 from stack.config import load_config
 
@@ -65,17 +67,18 @@ async def test_the_client_program_streams_an_answer_of_the_embedded_model(tmp_pa
     assert "Paris" in said
 
 
-async def test_the_provider_of_the_example_runs(tmp_path: Path) -> None:
-    code = blocks("python")[1]
-    config = blocks("yaml")[1]
-    (tmp_path / "shout.py").write_text(code)
-    (tmp_path / "shout.yaml").write_text(config)
-    ask = """
+@pytest.mark.parametrize(("name", "model", "said"), [("hello", "next-token", "Hello!"), ("shout", "shout", "HI!!")])
+async def test_the_provider_of_the_example_runs(name: str, model: str, said: str, tmp_path: Path) -> None:
+    (code,) = (block for block in blocks("python") if block.startswith(f"# {name}.py"))
+    (config,) = (block for block in blocks("yaml") if f"{name}:" in block or f"{name}.py:" in block)
+    (tmp_path / f"{name}.py").write_text(code)
+    (tmp_path / "run.yaml").write_text(config)
+    ask = f"""
 from openai import OpenAI
-print(OpenAI(base_url="URL/v1", api_key="none").responses.create(model="shout", input="hello").output_text)
+print(OpenAI(base_url="URL/v1", api_key="none").responses.create(model="{model}", input="Hi").output_text)
 """
-    async with stack_run("shout.yaml", cwd=tmp_path) as url:
-        assert await output_of((sys.executable, "-c", ask.replace("URL", url))) == "HELLO!!\n"
+    async with stack_run("run.yaml", cwd=tmp_path) as url:
+        assert await output_of((sys.executable, "-c", ask.replace("URL", url))) == f"{said}\n"
 
 
 def test_the_config_of_the_example_loads(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@
         ...                                     # ask upstream.base_url
     assert upstream.received[0].json["stream"]
 
-Each POST to /chat/completions plays the next answer, the last one again and again. An answer is a sequence of acts:
-bytes are sent as they are; the others are below. Without CUT or RESET at its end the connection stays open for more.
+Each POST to /chat/completions or /completions plays the next answer, the last one again and again. An answer is a
+sequence of acts: bytes are sent as they are; the others are below. Without CUT or RESET at its end the connection stays
+open for more.
 """
 
 import asyncio
@@ -135,7 +136,7 @@ class UpstreamServer:
     def _answer(self, request: Received) -> Answer:
         if request.path in self.routes:
             return self.routes[request.path]
-        if request.path.endswith("/chat/completions") and self._answers:
+        if request.path.endswith("/completions") and self._answers:
             return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         return json_answer({"detail": "Not Found"}, status=404)
 

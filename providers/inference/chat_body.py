@@ -69,7 +69,7 @@ def request_to_body(request: ChatRequest, dialect: Dialect) -> bytes:
         body["response_format"] = request.response_format.model_dump(by_alias=True, exclude_none=True)
     body["stream"] = True
     body["stream_options"] = {"include_usage": True}
-    return _encode({**body, **dialect.extra_body})
+    return body_to_json({**body, **dialect.extra_body})
 
 
 def request_to_tokenize_body(request: ChatRequest, dialect: Dialect) -> bytes:
@@ -77,7 +77,7 @@ def request_to_tokenize_body(request: ChatRequest, dialect: Dialect) -> bytes:
     body = _prompt(request, dialect)
     if "chat_template_kwargs" in dialect.extra_body:
         body["chat_template_kwargs"] = dialect.extra_body["chat_template_kwargs"]
-    return _encode(body)
+    return body_to_json(body)
 
 
 def _prompt(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _prompt(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
     if neutralize:
         _part_tokens(texts["messages"])
     for name, value in texts.items():
-        body[name] = orjson.Fragment(_encode(value).replace(b"<|", SPLIT_CONTROL)) if neutralize else value
+        body[name] = orjson.Fragment(body_to_json(value).replace(b"<|", SPLIT_CONTROL)) if neutralize else value
     return body
 
 
@@ -222,7 +222,8 @@ def _tool_options(request: ChatRequest) -> dict[str, Any]:
     return options
 
 
-def _encode(value: Any) -> bytes:
+def body_to_json(value: Any) -> bytes:
+    """JSON of what came out of a request, whatever its texts hold."""
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:

@@ -1,19 +1,19 @@
-"""The wire of one OpenAI-compatible chat-completions server: a ChatRequest out, Steps of Deltas in, over aiohttp."""
+"""The wire of one OpenAI-compatible server: a ChatRequest out, Steps of Deltas in, over aiohttp."""
 
 import asyncio
 import io
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import aiohttp
 import msgspec
 from pydantic import SecretStr
 
 from apis.errors import ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
-from apis.inference import ChatRequest, Modality, Model, Step
+from apis.inference import ChatRequest, Delta, Modality, Model, Step
 from providers.inference.chat_body import Dialect, request_to_body, request_to_tokenize_body
 from providers.inference.chat_chunks import ChatChunks
 from providers.inference.chat_errors import Unavailable, response_to_error
@@ -50,6 +50,48 @@ def open_session(connector: aiohttp.BaseConnector | None = None) -> aiohttp.Clie
     )
 
 
+class Chunks(Protocol):
+    """Reads an answer as ChatChunks does: see there."""
+
+    failure: StackError | None
+    finished: bool
+    alive: bool
+
+    def feed(self, read: bytes) -> list[Delta]:
+        """The deltas that `read` completed."""
+        ...
+
+    def end(self) -> list[Delta]:
+        """The last deltas, when the body ended cleanly."""
+        ...
+
+
+class Template(Protocol):
+    """Who makes the prompt of the messages: how a chat is put to a server, and how its answer is to be read."""
+
+    async def ask(
+        self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
+    ) -> tuple[str, bytes, Chunks]:
+        """The path behind `base_url`, the body to POST and what reads the answer to it.
+
+        `context_tokens` is what the server says of the model's context. Raises InvalidRequest for what cannot be put.
+        """
+        ...
+
+
+class ServersTemplate:
+    """The server makes the prompt: chat completions."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+
+    async def ask(
+        self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
+    ) -> tuple[str, bytes, Chunks]:
+        """See Template."""
+        return "/chat/completions", request_to_body(request, self._dialect), ChatChunks(request)
+
+
 class _Model(msgspec.Struct):
     id: str
     owned_by: str | None = None
@@ -70,7 +112,8 @@ _Answer = TypeVar("_Answer", _Models, _TokenCount)
 
 
 class ChatCompletions:
-    """One server at `base_url`, which ends where `/chat/completions` and `/models` begin (usually in `/v1`).
+    """One server at `base_url`, which ends where `/chat/completions` and `/models` begin (usually in `/v1`). Without
+    a `template` the server has its own.
 
     Holds no connection of its own: `session` is the caller's, made by `open_session`. The key goes to `base_url` only;
     redirects are not followed.
@@ -83,11 +126,14 @@ class ChatCompletions:
         *,
         api_key: SecretStr | None = None,
         dialect: Dialect | None = None,
+        template: Template | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._session = session
         self._dialect = dialect or Dialect()
+        self._template = template or ServersTemplate(self._dialect)
+        self._context_tokens: dict[str, int | None] = {}
         self._timeouts = timeouts or Timeouts()
         self._connect_timeout = aiohttp.ClientTimeout(total=None, connect=self._timeouts.connect_s)
         self._key = api_key.get_secret_value() if api_key is not None else ""
@@ -98,13 +144,15 @@ class ChatCompletions:
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
         """As `Inference.chat`, tried once. Before the first step, Unavailable, ConnectTimeout and RateLimited mean
         that another try is safe."""
-        url, body = f"{self.base_url}/chat/completions", [request_to_body(request, self._dialect)]
-        loop, limits, chunks = asyncio.get_running_loop(), self._timeouts, ChatChunks(request)
+        path, asked, chunks = await self._template.ask(request, lambda: self._context(request.model))
+        body = [asked]
+        del asked
+        loop, limits = asyncio.get_running_loop(), self._timeouts
         deadline = loop.time() + limits.first_token_s
         limit = f"first_token_timeout_s ({limits.first_token_s:g} s)"
         started = False
         # popped, and let go once sent: a long prompt's bytes are not to be kept for as long as the answer takes
-        async with self._open("POST", url, body.pop()) as response:
+        async with self._open("POST", f"{self.base_url}{path}", body.pop()) as response:
             await self._check_stream(response, request.model)
             watchdog = _Watchdog(response.content, loop)
             try:
@@ -140,6 +188,12 @@ class ChatCompletions:
             )
             for model in found.data
         ]
+
+    async def _context(self, model: str) -> int | None:
+        """The model's context as the server lists it, asked once, and again after a failure."""
+        if model not in self._context_tokens:
+            self._context_tokens |= {each.id: each.context_tokens for each in await self.models()}
+        return self._context_tokens.get(model)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """The prompt's length by vLLM's /tokenize. Raises Unsupported where the server has none."""
@@ -206,6 +260,7 @@ class ChatCompletions:
             raise UpstreamError("The inference server sent a compressed stream, which was not asked for.")
 
     async def _error(self, response: aiohttp.ClientResponse, model: str) -> StackError:
+        self._context_tokens.clear()
         body = await self._read_body(response, MAX_ERROR_BYTES)
         if self._key:
             body = body.replace(self._key.encode(), b"[key]")

@@ -9,8 +9,9 @@ from apis.inference import ChatRequest, TokenLogprob, TopLogprob
 from providers.inference.harmony_grammar import TurnGrammar, request_to_grammar
 from providers.inference.harmony_matcher import Matcher, Matchers
 from providers.inference.harmony_memo import Memo
+from providers.inference.harmony_options import HarmonyOptions
 from providers.inference.harmony_read import HarmonyReader
-from providers.inference.harmony_render import HarmonyOptions, Renderer
+from providers.inference.harmony_render import Renderer
 from providers.inference.harmony_vocabulary import Vocabulary, load_vocabulary
 
 INLINE_CHARS: Final = 20_000

@@ -4,9 +4,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict
 
 from apis.errors import InvalidRequest, Unsupported
 from apis.inference import (
@@ -39,6 +36,7 @@ from providers.inference.harmony_memo import (
     name_to_recipient,
     said_to_key,
 )
+from providers.inference.harmony_options import HarmonyOptions
 from providers.inference.harmony_tools import declared_tools_to_text, native_tools_to_text
 from providers.inference.harmony_vocabulary import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, Vocabulary
 
@@ -53,17 +51,6 @@ EFFORTS: dict[Effort, str] = {
 }
 CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 FUNCTIONS_GO_TO = "Calls to these tools must go to the commentary channel: 'functions'."
-
-
-class HarmonyOptions(BaseModel):
-    """What a deployment says in the system message. `today` is the day in UTC; `none` and null leave a line out."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    current_date: Literal["today", "none"] | date = "today"
-    identity: str | None = "You are ChatGPT, a large language model trained by OpenAI."
-    knowledge_cutoff: str | None = "2024-06"
-    reasoning_effort: Effort = "medium"
 
 
 class Renderer:

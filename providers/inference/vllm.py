@@ -1,20 +1,27 @@
 """VLLM: models served by vLLM, or by any other server that speaks OpenAI's chat completions, on this or other hosts."""
 
 import asyncio
+import importlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import aiohttp
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from apis.errors import ConfigError
 from apis.inference import ChatRequest, Inference, Modality, Model, Step
 from apis.provider import Provider
 from providers.inference.chat_body import Dialect, Engine
 from providers.inference.chat_completions import ChatCompletions, Timeouts, open_session
+from providers.inference.harmony_options import HarmonyOptions
 from providers.inference.upstreams import Policy, Upstreams
+
+if TYPE_CHECKING:
+    from providers.inference.harmony_completions import HarmonyTemplate
 
 
 class VLLM(Inference):
@@ -22,12 +29,17 @@ class VLLM(Inference):
 
     class Config(Provider.Config):
         """`engine: openai` sends nothing that OpenAI's own API does not have; there `reasoning_field` is `none` unless
-        it is set. `extra_body` is merged over every body. `modalities` says what the models take beside text. For the
-        rest see Dialect, Timeouts and Policy."""
+        it is set. `extra_body` is merged over every body. `modalities` says what the models take beside text.
+        `template: harmony` is for gpt-oss on vLLM: prompts are made here, as `harmony` says, and sent as tokens. Then
+        `grammars` says whether vLLM enforces them, as it does when it was started with --structured-outputs-config
+        '{"backend": "guidance", "enable_in_reasoning": true}'. For the rest see Dialect, Timeouts and Policy."""
 
         base_url: str | list[str] = "http://127.0.0.1:8000/v1"
         api_key: SecretStr | None = None
         engine: Engine = "vllm"
+        template: Literal["chat", "harmony"] = "chat"
+        harmony: HarmonyOptions = HarmonyOptions()
+        grammars: bool = True
         developer_role: Literal["system", "developer"] = "system"
         reasoning_field: Literal["reasoning", "reasoning_content", "none"] | None = None
         neutralize_control_tokens: bool | None = None
@@ -60,8 +72,15 @@ class VLLM(Inference):
                     raise ValueError("a base_url holds no user, query or fragment; give the key as api_key")
             return value
 
+        @model_validator(mode="after")
+        def _check_template(self) -> Self:
+            if self.template == "harmony" and self.engine != "vllm":
+                raise ValueError("template: harmony needs engine: vllm")
+            return self
+
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._harmony: HarmonyTemplate | None = None
         self._session: aiohttp.ClientSession | None = None
         self._upstreams: Upstreams | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -70,11 +89,16 @@ class VLLM(Inference):
     async def start(self) -> None:
         """Opens the connection pool. Asks nothing: a server that is down now may be up when it is needed."""
         config = self._config
+        if config.template == "harmony":
+            self._harmony = await _harmony(config)
         self._session = session = open_session()
         urls = [config.base_url] if isinstance(config.base_url, str) else config.base_url
         key = config.api_key if config.api_key and config.api_key.get_secret_value() else None
-        dialect, timeouts = _dialect(config), _timeouts(config)
-        endpoints = [ChatCompletions(url, session, api_key=key, dialect=dialect, timeouts=timeouts) for url in urls]
+        dialect, template, timeouts = _dialect(config), self._harmony, _timeouts(config)
+        endpoints = [
+            ChatCompletions(url, session, api_key=key, dialect=dialect, template=template, timeouts=timeouts)
+            for url in urls
+        ]
         self._upstreams = Upstreams(endpoints, _policy(config))
         if len(endpoints) > 1:
             self._watch = asyncio.create_task(self._upstreams.watch(config.health_interval_s))
@@ -87,13 +111,16 @@ class VLLM(Inference):
                 await self._watch
         if self._session is not None:
             await self._session.close()
-        self._session = self._upstreams = self._watch = None
+        self._session = self._upstreams = self._watch = self._harmony = None
 
     async def models(self) -> Sequence[Model]:
         """What the server lists, for a few seconds as it was last heard."""
         if self._listed is not None and time.monotonic() < self._listed[0]:
             return self._listed[1]
         models = await self._live().ask(lambda endpoint: endpoint.models(self._config.modalities))
+        if self._harmony is not None:
+            native, text = self._harmony.native_tools, frozenset[Modality]()
+            models = [replace(model, modalities=text, native_tools=native) for model in models]
         self._listed = (time.monotonic() + self._config.models_cache_s, models)
         return models
 
@@ -102,13 +129,26 @@ class VLLM(Inference):
         return self._live().chat(request)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Asked of vLLM's /tokenize; other engines raise Unsupported."""
+        """Asked of vLLM's /tokenize, where the prompt is not made here; other engines raise Unsupported."""
+        if self._harmony is not None:
+            return await self._harmony.count_tokens(request)
         return await self._live().ask(lambda endpoint: endpoint.count_tokens(request))
 
     def _live(self) -> Upstreams:
         if self._upstreams is None:
             raise RuntimeError("VLLM is used before start or after close")
         return self._upstreams
+
+
+async def _harmony(config: VLLM.Config) -> "HarmonyTemplate":
+    """Imported only where it is used: it needs packages that nothing else here does."""
+    try:
+        module = await asyncio.to_thread(importlib.import_module, "providers.inference.harmony_completions")
+    except ModuleNotFoundError as exc:
+        needed = f"template: harmony needs the package {exc.name}, which is not installed."
+        raise ConfigError(f"{needed} Run: pip install 'responses-stack[harmony]'") from exc
+    template: type[HarmonyTemplate] = module.HarmonyTemplate
+    return await template.load(config.harmony, grammars=config.grammars, extra_body=config.extra_body)
 
 
 def _dialect(config: VLLM.Config) -> Dialect:

@@ -18,7 +18,7 @@ from providers.inference.gpt_oss.runner import Runner
 from providers.inference.gpt_oss.sampling import RowSampling, Sampled
 from providers.inference.gpt_oss.torch_runner import Precise, TorchRunner, TorchSettings, load_runner
 from providers.inference.harmony import Harmony
-from providers.inference.harmony_render import HarmonyOptions
+from providers.inference.harmony_options import HarmonyOptions
 from providers.inference.harmony_vocabulary import STOP_IDS, VOCABULARY_SIZE
 
 MAX_BIAS: Final = 100.0

@@ -1,0 +1,247 @@
+"""NextToken: a gpt-oss model behind a Python function that says which token comes next. Bring your own engine."""
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import logging
+import operator
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, SupportsIndex
+
+from pydantic import Field
+
+from apis.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    ModelNotFound,
+    Overloaded,
+    Unsupported,
+    UpstreamError,
+    UpstreamTimeout,
+)
+from apis.inference import ChatRequest, Inference, Modality, Model, Native, Step
+from apis.provider import Provider
+from providers.inference.harmony import Harmony, Prompt
+from providers.inference.harmony_grammar import TurnGrammar
+from providers.inference.harmony_matcher import Matcher
+from providers.inference.harmony_options import HarmonyOptions
+from providers.inference.harmony_vocabulary import STOP_IDS, VOCABULARY_SIZE
+
+OTHERS_CHOICE: Final[dict[str, tuple[Any, ...]]] = {
+    "top_p": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "seed": (),
+    "logprobs": (False,),
+}
+"""Fields of a request that are for whoever chooses the token, and the values that ask for nothing."""
+
+NextTokenFunction = Callable[[list[int], float, bool], SupportsIndex]
+
+logger = logging.getLogger(__name__)
+
+
+class NextToken(Inference):
+    """The function takes all tokens so far and the temperature, and returns the next token's id. Where it takes a third
+    argument, or one named `new_request`, that says that a new prompt begins: the first token of each turn.
+
+    It is called in a thread. Unless it is `concurrent`, an answer is made to its end before the next one begins. What
+    a request demands beyond a temperature (a schema, a call) is checked and not brought about: the function may be
+    written to keep to it, and an answer that does not fails.
+    """
+
+    class Config(Provider.Config):
+        """`function` is "package.module:function" or "path/to/file.py:function". `context_tokens` bounds prompt and
+        answer together. `harmony` says what stands in the system message."""
+
+        function: str
+        model: str = "next-token"
+        temperature: float = Field(default=1, ge=0, le=2)
+        context_tokens: int = Field(default=131_072, ge=1)
+        concurrent: bool = False
+        max_running: int = Field(default=8, ge=1)
+        max_waiting: int = Field(default=32, ge=0)
+        token_timeout_s: float = Field(default=60, gt=0)
+        harmony: HarmonyOptions = HarmonyOptions()
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._function: NextTokenFunction | None = None
+        self._harmony: Harmony | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._turn = asyncio.Semaphore(config.max_running if config.concurrent else 1)
+        self._waiting = 0
+        self._started_at = 0
+
+    async def start(self) -> None:
+        """Imports the function's module, which may load a model, and reads the vocabulary. Raises ConfigError."""
+        self._harmony = await Harmony.load(self._config.harmony)
+        self._function = await asyncio.to_thread(_load, self._config.function)
+        threads = self._config.max_running if self._config.concurrent else 1
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="next_token")
+        self._started_at = int(time.time())
+
+    async def close(self) -> None:
+        """A call that runs is not waited for."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._function = self._harmony = self._threads = None
+
+    async def models(self) -> Sequence[Model]:
+        """The one model."""
+        return [
+            Model(
+                id=self._config.model,
+                owned_by="stack",
+                created=self._started_at,
+                context_tokens=self._config.context_tokens,
+                modalities=frozenset[Modality](),
+                native_tools=frozenset[Native](("browser", "python")),
+            )
+        ]
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+        """See `Inference.chat`. Closing it ends the generation with the token that is being made."""
+        prompt = await self._prompt(request)
+        context = self._config.context_tokens
+        if len(prompt.ids) >= context:
+            raise ContextLengthExceeded(f"The prompt has {len(prompt.ids)} tokens; the model's context is {context}.")
+        matcher = await self._matcher(prompt.grammar) if prompt.grammar is not None else None
+        reader, stops = self._live().reader(request), {*STOP_IDS, *(request.stop_token_ids or ())}
+        limit = min(request.max_completion_tokens or context, context - len(prompt.ids))
+        temperature = self._config.temperature if request.temperature is None else request.temperature
+        tokens, token = [*prompt.ids], -1
+        with self._room():
+            await self._turn.acquire()
+        try:
+            for made in range(limit):
+                token = await self._next(tokens, temperature, new_request=made == 0)
+                if matcher is not None and not matcher.accept(token):
+                    raise UpstreamError("The model's function did not keep to what this request demands.")
+                tokens.append(token)
+                if step := reader.feed([token]):
+                    yield step
+                if token in stops or reader.stopped:
+                    break
+        finally:
+            self._turn.release()
+        reason = "stop" if token in stops or reader.stopped else "length"
+        yield reader.finish(reason, input_tokens=len(prompt.ids), cached_tokens=0)
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """The prompt's length."""
+        return len((await self._prompt(request)).ids)
+
+    async def _prompt(self, request: ChatRequest) -> Prompt:
+        if request.model != self._config.model:
+            raise ModelNotFound(request.model)
+        for name, nothing in OTHERS_CHOICE.items():
+            value = getattr(request, name)
+            if value is not None and value not in nothing:
+                raise Unsupported(f"'{name}' is not supported by this model.", param=name)
+        return await self._live().prompt(request)
+
+    async def _matcher(self, grammar: TurnGrammar) -> Matcher:
+        # most functions are never asked for what needs one, and it takes a second to get ready
+        await self._live().prepare_matchers()
+        return await self._live().matcher(grammar)
+
+    async def _next(self, tokens: list[int], temperature: float, *, new_request: bool) -> int:
+        """One call of the function. Raises UpstreamError for whatever goes wrong in it."""
+        assert self._function is not None
+        assert self._threads is not None
+        loop = asyncio.get_running_loop()
+        call = loop.run_in_executor(self._threads, self._function, tokens, temperature, new_request)
+        timeout_s = self._config.token_timeout_s
+        try:
+            done, _ = await asyncio.wait([call], timeout=timeout_s)
+        finally:
+            call.cancel()  # nothing to one that is done
+        if not done:
+            raise UpstreamTimeout(f"The model's function made no token within token_timeout_s ({timeout_s:g} s).")
+        error = call.exception()
+        if error is not None:
+            logger.error("The function %s failed.", self._config.function, exc_info=error)
+            raise UpstreamError(f"The model's function failed with {type(error).__name__}.") from error
+        return _to_token(call.result())
+
+    @contextmanager
+    def _room(self) -> Generator[None]:
+        if self._turn.locked() and self._waiting >= self._config.max_waiting:
+            raise Overloaded("Too many requests are waiting for this model. Try again shortly.", retry_after_s=1)
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    def _live(self) -> Harmony:
+        if self._harmony is None:
+            raise RuntimeError("NextToken is used before start or after close")
+        return self._harmony
+
+
+def _to_token(value: SupportsIndex) -> int:
+    """Integers of every make, tensors of one element among them. Raises UpstreamError for anything else."""
+    try:
+        token = operator.index(value)
+    except (TypeError, ValueError, RuntimeError) as exc:
+        raise UpstreamError(f"The model's function returned no token but a {type(value).__name__}.") from exc
+    if isinstance(value, bool) or not 0 <= token < VOCABULARY_SIZE:
+        raise UpstreamError(f"The model's function returned {value!r:.40}, which is no token of the vocabulary.")
+    return token
+
+
+def _load(name: str) -> NextTokenFunction:
+    """The function in its three-argument form. An error that the module itself raises is passed on."""
+    where, _, attribute = name.rpartition(":")
+    if not where or not attribute:
+        raise ConfigError(f'function: "{name}" is not of the form "package.module:function" or "file.py:function".')
+    module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
+    function: Any = getattr(module, attribute, None)
+    if not callable(function):
+        raise ConfigError(f'function: "{where}" has no function "{attribute}".')
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(f"function: {name} is async; it must be a plain function, which is called in a thread.")
+    return _with_three(name, function)
+
+
+def _import_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        if exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
+            raise  # it is there, and lacks something itself
+        raise ConfigError(f'function: there is no module "{name}".') from None
+
+
+def _import_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"next_token_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f'function: there is no file "{path}".')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _with_three(name: str, function: Any) -> NextTokenFunction:
+    signature = inspect.signature(function)
+    named = signature.parameters.get("new_request")
+    if named is not None and named.kind is named.KEYWORD_ONLY:
+        return lambda tokens, temperature, new_request: function(tokens, temperature, new_request=new_request)
+    for count in (3, 2):
+        try:
+            signature.bind(*range(count))
+        except TypeError:
+            continue
+        return function if count == 3 else lambda tokens, temperature, _: function(tokens, temperature)
+    raise ConfigError(f"function: {name} must take (tokens, temperature) or (tokens, temperature, new_request).")
