@@ -22,5 +22,6 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     },
     "tool_runtime": {
         "exa": "providers.tool_runtime.exa:Exa",
+        "python": "providers.tool_runtime.python:Python",
     },
 }

@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 
 needed=()
 command -v redis-server >/dev/null || needed+=(redis-server)
+command -v bwrap >/dev/null || needed+=(bubblewrap)
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || needed+=(postgresql)
 if [ ${#needed[@]} -gt 0 ]; then
     sudo=$([ "$(id -u)" = 0 ] || echo sudo)

@@ -26,6 +26,7 @@ ROOT_FILES: Final = {
 }
 BROAD_EXCEPTS: Final = {
     "providers/inference/gpt_oss/engine.py",  # the engine thread's outer edge: one step's failure is its requests'
+    "providers/tool_runtime/python_guest.py",  # around the model's program: its exceptions are its output
     "providers/responses/loop.py",  # the stream's outer edge
     "stack/edge.py",  # the same for what is no stream
     "providers/responses/turns.py",  # around a tool call: the model is told

@@ -1,0 +1,111 @@
+"""A control group for one sandbox, below the group that the server itself runs in, where one can be made."""
+
+import contextlib
+import itertools
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+_ROOT: Final = Path("/sys/fs/cgroup")
+_NAME: Final = "python-sandbox"
+_numbers: Final = itertools.count(1)
+
+
+class Cgroup:
+    """Bounds memory and processes exactly, where rlimits bound them per process and sampling only after the fact."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+
+    @classmethod
+    def make(cls, memory_bytes: int, processes: int) -> "Cgroup | None":
+        """None where groups cannot be made: not root, nothing delegated, or a read-only /sys."""
+        name = f"{_NAME}-{os.getpid()}-{next(_numbers)}"
+        for settings in (
+            {
+                "": {"memory.max": memory_bytes, "pids.max": processes},
+                "?": {"memory.swap.max": 0, "memory.oom.group": 1},
+            },
+            {
+                "memory": {"memory.limit_in_bytes": memory_bytes},
+                "pids": {"pids.max": processes},
+                "?": {"memory.memsw.limit_in_bytes": memory_bytes},
+            },
+        ):
+            optional = settings.pop("?")
+            made = cls([parent / name for parent in _own_groups(settings)])
+            if len(made._folders) == len(settings) and made._set(list(settings.values()), optional):
+                return made
+            made.remove()
+        return None
+
+    def _set(self, settings: Sequence[Mapping[str, int]], optional: Mapping[str, int]) -> bool:
+        try:
+            for folder, values in zip(self._folders, settings, strict=True):
+                folder.mkdir()
+                for file, value in values.items():
+                    # Never created: where the controller is off, the file is missing, and so is its limit.
+                    _write(folder / file, value)
+        except OSError:
+            return False
+        for file, value in optional.items():
+            with contextlib.suppress(OSError):
+                _write(self._folders[0] / file, value)
+        return True
+
+    def add(self, pids: Sequence[int]) -> bool:
+        """Move processes in, and with them all that they will start."""
+        try:
+            for folder, pid in itertools.product(self._folders, pids):
+                _write(folder / "cgroup.procs", pid)
+        except OSError:
+            return False
+        return True
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel ended a process of this group for want of memory."""
+        for file in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(OSError):
+                found = re.search(r"^oom_kill ([0-9]+)$", (self._folders[0] / file).read_text(), re.MULTILINE)
+                return found is not None and found[1] != "0"
+        return False
+
+    def remove(self) -> None:
+        """Take the group away once its processes have ended. Blocks up to 0.5 s while they are ending."""
+        until = time.monotonic() + 0.5
+        for folder in self._folders:
+            while folder.exists():
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+                    break
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.005)
+
+
+def remove_left_groups() -> None:
+    """Take away the groups of servers that were killed before they could."""
+    for parent in {*_own_groups([""]), *_own_groups(["memory", "pids"])}:
+        for folder in parent.glob(f"{_NAME}-*-*"):
+            if not Path("/proc", folder.name.split("-")[2]).exists():
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+
+def _own_groups(controllers: Mapping[str, object] | Sequence[str]) -> list[Path]:
+    """The folder of this process's group for each controller; the unified hierarchy is the controller ''."""
+    paths: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, names, path = line.split(":", 2)
+            paths.update(dict.fromkeys(names.split(","), path))
+    folders = [_ROOT / name / paths[name].lstrip("/") for name in controllers if name in paths]
+    return [folder for folder in folders if (folder / "cgroup.procs").exists()]
+
+
+def _write(file: Path, value: int) -> None:
+    with file.open("r+") as stream:
+        stream.write(str(value))

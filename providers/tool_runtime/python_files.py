@@ -1,0 +1,56 @@
+"""What a guest says of its files, checked: everything it sends was written by the program it runs."""
+
+from collections.abc import Mapping
+from mimetypes import MimeTypes
+from typing import Any, Final, cast
+
+MAX_FILES: Final = 20
+MAX_FILES_BYTES: Final = 16 * 1024 * 1024
+MAX_NAME_BYTES: Final = 255
+
+# Without the system's own tables, so that a name means the same type everywhere.
+_TYPES: Final = MimeTypes()
+
+
+def is_file_name(name: object) -> bool:
+    """Whether it is a relative path of printable characters that stays below where it begins."""
+    return (
+        isinstance(name, str)
+        and name.isprintable()
+        and "\\" not in name
+        and len(name.encode()) <= MAX_NAME_BYTES
+        and not any(step in ("", ".", "..") for step in name.split("/"))
+    )
+
+
+def media_type(name: str) -> str:
+    """By the name's ending; what is not known is bytes."""
+    return _TYPES.guess_type(name)[0] or "application/octet-stream"
+
+
+def listed_files(reply: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The well-named files of a reply, with their sizes."""
+    found: list[tuple[str, int]] = []
+    for entry in _list(reply, "files"):
+        match entry:
+            case {"name": str(name), "size": int(size)} if size >= 0:
+                found.append((name, size))
+            case _:
+                pass
+    return found
+
+
+def returned_files(reply: Mapping[str, Any], data: bytes) -> tuple[list[tuple[str, bytes]], list[str]]:
+    """The files whose contents stand in `data` one after the other; and the names of those that were left out."""
+    files: list[tuple[str, bytes]] = []
+    start = 0
+    for name, size in listed_files(reply)[:MAX_FILES]:
+        if is_file_name(name):
+            files.append((name, data[start : start + size]))
+        start += size
+    return files, [name for name in _list(reply, "skipped") if is_file_name(name)][:MAX_FILES]
+
+
+def _list(reply: Mapping[str, Any], name: str) -> list[Any]:
+    value: Any = reply.get(name)
+    return cast(list[Any], value) if isinstance(value, list) else []

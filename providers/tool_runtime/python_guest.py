@@ -1,0 +1,219 @@
+"""The interpreter loop that runs inside the sandbox: takes requests from a socket, runs code as a notebook does.
+
+Runs on its own, with the standard library of whatever Python 3.9 or later the sandbox has. All it sends is untrusted
+to the other side: the code it runs shares its process.
+
+A message is four bytes of length, that many bytes of a JSON object, and then `size` bytes of payload.
+"""
+
+import ast
+import io
+import json
+import linecache
+import os
+import resource
+import socket
+import stat
+import sys
+import traceback
+import types
+from typing import Any
+
+MAX_FILES_SEEN = 2000
+_CO_COROUTINE = 0x80
+
+Message = dict[str, Any]
+Seen = dict[str, tuple[int, int, int]]
+
+
+class Files:
+    """The files of the work folder, links and devices and hidden ones left out."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def seen(self) -> Seen:
+        """Name -> what changes when the file does. The first 2,000."""
+        seen: Seen = {}
+        folders = [""]
+        while folders and len(seen) < MAX_FILES_SEEN:
+            inner = folders.pop()
+            try:
+                entries = sorted(os.scandir(os.path.join(self.folder, inner)), key=lambda entry: entry.name)
+            except OSError:
+                continue
+            for entry in entries[:MAX_FILES_SEEN]:
+                name = os.path.join(inner, entry.name)
+                if entry.name.startswith(".") or entry.name == "__pycache__":
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(name)
+                elif entry.is_file(follow_symlinks=False):
+                    about = entry.stat(follow_symlinks=False)
+                    seen[name] = (about.st_size, about.st_mtime_ns, about.st_ino)
+        return dict(list(seen.items())[:MAX_FILES_SEEN])
+
+    def changed(self, before: Seen, max_files: int, max_bytes: int) -> "tuple[list[Message], list[str], bytes]":
+        """The files that are new or other than before, the names of those that are too many or too large, the data."""
+        kept: list[Message] = []
+        skipped: list[str] = []
+        data = b""
+        for name, about in self.seen().items():
+            if before.get(name) == about:
+                continue
+            if len(kept) == max_files or about[0] > max_bytes - len(data):
+                skipped.append(name)
+                continue
+            content = self.read(name, max_bytes - len(data))
+            kept.append({"name": name, "size": len(content)})
+            data += content
+        return kept, skipped[:max_files], data
+
+    def read(self, name: str, max_bytes: int) -> bytes:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(os.path.join(self.folder, name), flags), "rb") as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise IsADirectoryError("no regular file")
+            if about.st_size > max_bytes:
+                raise OSError("too large")
+            return file.read(max_bytes)
+
+    def write(self, name: str, data: bytes) -> None:
+        path = os.path.join(self.folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o644), "wb") as file:
+            file.write(data)
+
+    def delete(self, name: str) -> None:
+        os.unlink(os.path.join(self.folder, name))
+
+
+class Notebook:
+    """Runs cells in one namespace that lives on between them."""
+
+    def __init__(self) -> None:
+        main = types.ModuleType("__main__")
+        sys.modules["__main__"] = main
+        self.names = main.__dict__
+        self.cell = 0
+
+    def run(self, code: str) -> str:
+        """`ok`, or `exception` when one was printed."""
+        self.cell += 1
+        file = f"<cell {self.cell}>"
+        linecache.cache[file] = (len(code), None, [f"{line}\n" for line in code.splitlines()], file)
+        pid = os.getpid()
+        try:
+            self._run(code, file)
+            self._show_figures()
+            done = "ok"
+        except BaseException as exc:  # noqa: BLE001 - whatever a program raises is its output, and told to the model
+            self._print(exc, file)
+            done = "exception"
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            try:
+                if stream is not None:
+                    stream.flush()
+            except (OSError, ValueError, AttributeError):
+                continue
+        if os.getpid() != pid:
+            os._exit(0)
+        return done
+
+    def _run(self, code: str, file: str) -> None:
+        parsed = ast.parse(code, file)
+        last = parsed.body.pop() if parsed.body and isinstance(parsed.body[-1], ast.Expr) else None
+        self._evaluate(parsed, file, "exec")
+        if isinstance(last, ast.Expr):
+            value = self._evaluate(ast.Expression(last.value), file, "eval")
+            if value is not None:
+                self.names["_"] = value
+                print(repr(value))  # noqa: T201 - a notebook shows the value of the last expression
+
+    def _evaluate(self, tree: "ast.Module | ast.Expression", file: str, mode: str) -> Any:
+        compiled = compile(tree, file, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        value = eval(compiled, self.names)  # noqa: S307 - to run programs is what the sandbox around this is for
+        if not compiled.co_flags & _CO_COROUTINE:
+            return value
+        import asyncio  # noqa: PLC0415 - half of the time to start a session, for what few programs use
+
+        return asyncio.run(value)
+
+    def _show_figures(self) -> None:
+        """What plt.show() would show in a notebook becomes files."""
+        pyplot: Any = sys.modules.get("matplotlib.pyplot")
+        for number in pyplot.get_fignums() if pyplot else ():
+            pyplot.figure(number).savefig(f"figure-{self.cell}-{number}.png")
+            pyplot.close(number)
+
+    def _print(self, exc: BaseException, file: str) -> None:
+        """The traceback from the cell on: the frames above it are this file's."""
+        frames = exc.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename != file:
+            frames = frames.tb_next
+        try:
+            text = "".join(traceback.format_exception(type(exc), exc, frames))
+        except BaseException:  # noqa: BLE001 - the text of an exception is a program of its own
+            text = f"{type(exc).__name__}: (its text cannot be shown)\n"
+        print(text, end="", file=sys.__stderr__, flush=True)
+
+
+def main() -> None:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    stream = channel.makefile("rwb", buffering=-1)
+    hello, _ = receive(stream)
+    for name, value in hello["rlimits"].items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+    os.nice(5)
+    os.chdir(hello["folder"])
+    sys.path.insert(0, hello["folder"])
+    sys.argv = [""]
+    files, notebook = Files(hello["folder"]), Notebook()
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "replace", line_buffering=True)
+    send(stream, {"token": hello["token"]})
+    while True:
+        request, payload = receive(stream)
+        reply, data = answer(request, payload, files, notebook)
+        send(stream, {**reply, "token": request["token"]}, data)
+
+
+def answer(request: Message, payload: bytes, files: Files, notebook: Notebook) -> "tuple[Message, bytes]":
+    try:
+        if request["do"] == "run":
+            before = files.seen()
+            done = notebook.run(request["code"])
+            kept, skipped, data = files.changed(before, request["max_files"], request["max_bytes"])
+            return {"exit": done, "files": kept, "skipped": skipped}, data
+        if request["do"] == "read":
+            return {}, files.read(request["name"], request["max_bytes"])
+        if request["do"] == "write":
+            files.write(request["name"], payload)
+        elif request["do"] == "delete":
+            files.delete(request["name"])
+        return {"files": [{"name": name, "size": about[0]} for name, about in files.seen().items()]}, b""
+    except FileNotFoundError:
+        return {"error": "missing"}, b""
+    except OSError as exc:
+        return {"error": exc.strerror or str(exc)}, b""
+
+
+def receive(stream: io.BufferedRWPair) -> "tuple[Message, bytes]":
+    """Ends the process when the other side is gone."""
+    size = stream.read(4)
+    if len(size) < 4:
+        os._exit(0)
+    head = json.loads(stream.read(int.from_bytes(size, "big")))
+    return head, stream.read(head.get("size", 0))
+
+
+def send(stream: io.BufferedRWPair, head: Message, payload: bytes = b"") -> None:
+    text = json.dumps({**head, "size": len(payload)}).encode()
+    stream.write(len(text).to_bytes(4, "big") + text + payload)
+    stream.flush()
+
+
+if __name__ == "__main__":
+    main()
