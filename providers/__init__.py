@@ -3,6 +3,9 @@
 from typing import Final
 
 PROVIDERS: Final[dict[str, dict[str, str]]] = {
+    "fetcher": {
+        "safe": "providers.fetcher.safe:Safe",
+    },
     "inference": {
         "gpt_oss": "providers.inference.gpt_oss.provider:GptOss",
         "llama_cpp": "providers.inference.llama_cpp:LlamaCpp",
@@ -21,7 +24,12 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
         "loop": "providers.responses.loop:Loop",
     },
     "tool_runtime": {
+        "brave": "providers.tool_runtime.brave:Brave",
+        "browser": "providers.tool_runtime.browser:Browser",
         "exa": "providers.tool_runtime.exa:Exa",
         "python": "providers.tool_runtime.python:Python",
+        "searxng": "providers.tool_runtime.searxng:SearXNG",
+        "tavily": "providers.tool_runtime.tavily:Tavily",
+        "toolbox": "providers.tool_runtime.toolbox:Toolbox",
     },
 }

@@ -111,6 +111,7 @@ class StackConfig(BaseModel):
     kv_store: Section
     responses: Section = Section(provider="loop")
     tool_runtime: Section | None = None
+    fetcher: Section | None = None
 
     _source: str = PrivateAttr(default="config")
 

@@ -7,13 +7,14 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from apis.errors import ConfigError
+from apis.fetcher import Fetcher
 from apis.inference import Inference
 from apis.kv_store import KVStore
 from apis.provider import Provider
@@ -28,9 +29,13 @@ APIS: Final[dict[str, type[Provider]]] = {
     "responses": Responses,
     "tool_runtime": ToolRuntime,
     "kv_store": KVStore,
+    "fetcher": Fetcher,
 }
+DEFAULTS: Final = {"fetcher": "safe"}
+"""What stands behind an API that another provider needs and the config does not name."""
 EXTRAS: Final = {
     "asyncpg": "postgres",
+    "lxml": "browser",
     "llguidance": "harmony",
     "openai_harmony": "harmony",
     "redis": "redis",
@@ -70,7 +75,20 @@ class Part:
 def wire(config: StackConfig) -> dict[str, Part]:
     """Every API of the config and the provider behind it. Raises ConfigError."""
     sections = {api: cast("Section | None", getattr(config, api)) for api in APIS}
-    return {api: _wire(config.source, api, api, section) for api, section in sections.items() if section is not None}
+    parts = {api: _wire(config.source, api, api, section) for api, section in sections.items() if section is not None}
+    for api in sorted(_needed(parts.values()) & DEFAULTS.keys() - parts.keys()):
+        parts[api] = _wire(config.source, api, api, Section(provider=DEFAULTS[api]))
+    return parts
+
+
+def _needed(parts: Iterable[Part]) -> set[str]:
+    """The APIs that these providers cannot do without, their members' included."""
+    found: set[str] = set()
+    for part in parts:
+        found |= {need.api for need in part.needs.values() if not need.optional}
+        for members in part.members.values():
+            found |= _needed(members.values())
+    return found
 
 
 def provider_class(api: str, name: str) -> type[Provider]:

@@ -51,6 +51,8 @@ async def a_result_is_bounded_text_that_can_be_stored(subject: Subject) -> None:
     result = await subject.runtime.call(subject.good)
     assert 0 < len(result.text.encode()) <= MAX_RESULT_BYTES
     assert "\0" not in result.text
+    assert sum(len(source.text.encode()) for source in result.sources) <= MAX_RESULT_BYTES
+    assert len({file.name for file in result.files}) == len(result.files)
     for source in result.sources:
         assert re.match(r"https?://[^\s/]+", source.url)
         assert source.title
@@ -88,6 +90,29 @@ async def a_failure_leaves_it_usable(subject: Subject) -> None:
     assert await subject.runtime.call(subject.good) == before
 
 
+async def options_that_are_none_of_its_own_change_nothing(subject: Subject) -> None:
+    options = {**subject.good.options, "no_such_option": "x" * 10_000}
+    before = await subject.runtime.call(subject.good)
+    assert await subject.runtime.call(dataclasses.replace(subject.good, options=options)) == before
+
+
+async def a_call_leaves_what_it_was_given_as_it_was(subject: Subject) -> None:
+    arguments, options = json.dumps(dict(subject.good.arguments)), json.dumps(dict(subject.good.options))
+    await subject.runtime.call(subject.good)
+    assert (arguments, options) == (json.dumps(dict(subject.good.arguments)), json.dumps(dict(subject.good.options)))
+
+
+async def an_endless_call_holds_up_no_other(subject: Subject) -> None:
+    endless = asyncio.ensure_future(subject.runtime.call(subject.endless))
+    async with asyncio.timeout(PATIENCE_S):
+        await subject.reached.wait()
+        await subject.runtime.call(subject.good)
+        assert not endless.done()
+        endless.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await endless
+
+
 async def cancelling_a_call_stops_its_work(subject: Subject) -> None:
     call = asyncio.ensure_future(subject.runtime.call(subject.endless))
     async with asyncio.timeout(PATIENCE_S):
@@ -120,6 +145,9 @@ LAWS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
     missing_and_unknown_arguments_fail_in_words,
     arguments_of_a_wrong_type_fail_in_words,
     a_failure_leaves_it_usable,
+    options_that_are_none_of_its_own_change_nothing,
+    a_call_leaves_what_it_was_given_as_it_was,
+    an_endless_call_holds_up_no_other,
     cancelling_a_call_stops_its_work,
     an_endless_call_ends_in_words,
     it_can_be_closed_twice,

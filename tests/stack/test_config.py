@@ -99,7 +99,7 @@ MISTAKES: dict[str, tuple[str | bytes, str]] = {
     "unknown api": (f"{BODY}tool_runtimes: {{}}", "tool_runtimes: is not a known key. Did you mean 'tool_runtime'?"),
     "nothing like it": (
         f"{BODY}zzz: 1",
-        "zzz: is not a known key. Known keys: inference, kv_store, responses, server, tool_runtime.",
+        f"zzz: is not a known key. Known keys: {', '.join(sorted(StackConfig.model_fields))}.",
     ),
     "unknown server key": (f"{BODY}server: {{prot: 1}}", "server.prot: is not a known key. Did you mean 'port'?"),
     "unknown nested key": (
@@ -169,7 +169,7 @@ MISTAKES: dict[str, tuple[str | bytes, str]] = {
     "a key that is no text": ("inference: {1: 2}", "inference.1: the key is not text. Put it in quotes."),
     "not utf-8": (b"\xff\xfe", "is not UTF-8 text. Save it in that encoding."),
     "large": (b"#" * (1024 * 1024 + 1), "is larger than 1 MiB, which no run config is."),
-    "a list": ("[1]", "must be a mapping with the keys server, inference, kv_store, responses, tool_runtime."),
+    "a list": ("[1]", f"must be a mapping with the keys {', '.join(StackConfig.model_fields)}."),
 }
 
 
@@ -200,7 +200,7 @@ def test_a_file_that_is_not_there_is_told_with_the_packaged_names() -> None:
     with pytest.raises(ConfigError) as caught:
         find_config("nowhere.yaml")
     assert str(caught.value) == (
-        "nowhere.yaml: no such file. Give a path, or one of the packaged configs: local, multi-provider, vllm."
+        "nowhere.yaml: no such file. Give a path, or one of the packaged configs: gpt-oss, local, multi-provider, vllm."
     )
 
 

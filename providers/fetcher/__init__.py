@@ -1,0 +1,1 @@
+"""Ways to URLs that came from outside."""

@@ -1,0 +1,87 @@
+"""Addresses: which of them a URL from outside may lead to."""
+
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final
+
+import psutil
+
+Network = IPv4Network | IPv6Network
+Address = IPv4Address | IPv6Address
+
+# Our own table: `ipaddress.is_global` calls several of these global, and other ones in each version of Python.
+DENIED: Final[tuple[Network, ...]] = tuple(
+    ip_network(network)
+    for network in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+        # The public internet of version 6 is 2000::/3. All else is denied, and within it what leads elsewhere.
+        "::/3",
+        "4000::/2",
+        "8000::/1",
+        "2001::/23",
+        "2001:db8::/32",
+        "2002::/16",
+        "3fff::/20",
+    )
+)
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+
+
+class Addresses:
+    """The addresses that may be connected to: all of the public internet that are not this machine's own, and those
+    of `opened`; never those of `denied`."""
+
+    def __init__(self, opened: Sequence[Network], denied: Sequence[Network]) -> None:
+        self._opened = opened
+        self._denied = denied
+
+    def refuse(self, text: str) -> bool:
+        """Whether nothing may be connected to this address. What is no address is refused."""
+        try:
+            address = _plain(text)
+        except ValueError:
+            return True
+        if any(address in network for network in self._denied):
+            return True
+        if any(address in network for network in self._opened):
+            return False
+        return any(address in network for network in DENIED) or address in _own()
+
+
+def _plain(text: str) -> Address:
+    """The address that is meant where one of version 4 is written as one of version 6. Zones are not addresses."""
+    if "%" in text:
+        raise ValueError(text)
+    address = ip_address(text)
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address in _NAT64:
+            return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address
+
+
+def _own() -> set[Address]:
+    """Asked anew each time: addresses come and go while a server runs."""
+    own: set[Address] = set()
+    for bound in psutil.net_if_addrs().values():
+        for each in bound:
+            try:
+                own.add(ip_address(each.address.partition("%")[0]))
+            except ValueError:
+                continue  # the address of a network card
+    return own

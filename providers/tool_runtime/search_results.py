@@ -1,0 +1,184 @@
+"""What every search service of the web shares: the tool, its options, and results that are safe to show and to cite."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from apis.errors import ToolFailed
+from apis.tool_runtime import Source, ToolSpec
+
+_MAX_URL_CHARS: Final = 2048
+_MAX_TITLE_CHARS: Final = 200
+_CONTEXT: Final[Mapping[str, tuple[int, int]]] = {"low": (5, 500), "medium": (10, 1000), "high": (20, 1500)}
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
+_DOMAIN: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]")
+
+SEARCH: Final = ToolSpec(
+    name="search",
+    description="Search the web. Gives a numbered list of pages, each with its title, URL and the passages that fit.",
+    parameters={
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "What to look for, in plain words."}},
+        "required": ["query"],
+        "additionalProperties": False,
+    },
+)
+
+
+def _domain(name: str) -> str:
+    """The form in which domains compare: ASCII, lower case, no final dot. Raises ValueError for what is no domain."""
+    ascii_name = name.encode("idna").decode("ascii").lower().rstrip(".")
+    if len(ascii_name) > 253 or not _DOMAIN.fullmatch(ascii_name):
+        raise ValueError("not a domain name")
+    return ascii_name
+
+
+_Domains = Annotated[list[Annotated[str, AfterValidator(_domain)]], Field(max_length=100)]
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class SearchArguments(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    query: str = Field(min_length=1, max_length=4096)
+
+
+class Location(BaseModel):
+    """Roughly where the user is. Services take of it what they know."""
+
+    model_config = ConfigDict(strict=True)
+
+    country: str | None = Field(None, pattern=r"^[A-Za-z]{2}$")
+    region: str | None = None
+    city: str | None = None
+    timezone: str | None = None
+
+
+class SearchOptions(BaseModel):
+    """What the request's tool declaration may set. Null is unset."""
+
+    model_config = ConfigDict(strict=True)
+
+    allowed_domains: _Domains | None = None
+    blocked_domains: _Domains | None = None
+    context_size: Literal["low", "medium", "high"] | None = None
+    user_location: Location | None = None
+    live: bool | None = None
+
+    @property
+    def max_results(self) -> int:
+        return _CONTEXT[self.context_size or "medium"][0]
+
+    @property
+    def max_chars(self) -> int:
+        """Of each result's text."""
+        return _CONTEXT[self.context_size or "medium"][1]
+
+    @property
+    def country(self) -> str | None:
+        """Two capital letters (ISO 3166)."""
+        country = self.user_location.country if self.user_location else None
+        return country.upper() if country else None
+
+    def permit(self, url: str) -> bool:
+        """Whether the declaration's domains, each with its subdomains, leave room for this URL."""
+        host = host_of(url)
+
+        def within(domains: Sequence[str]) -> bool:
+            return any(host == domain or host.endswith(f".{domain}") for domain in domains)
+
+        return not within(self.blocked_domains or ()) and (not self.allowed_domains or within(self.allowed_domains))
+
+
+def validated(model: type[_Model], values: Mapping[str, Any], what: str) -> _Model:
+    """`values` as a model. Raises ToolFailed with what is wrong, in words for the model."""
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = ".".join(str(step) for step in first["loc"])
+        raise ToolFailed(clean(f"Wrong {what}: {path}: {first['msg']}", 500)) from None
+
+
+def query_with_domains(query: str, options: SearchOptions, max_chars: int, max_words: int) -> str:
+    """`query` with the domains as operators that most engines know, as far as they fit beside it. What an engine makes
+    of them is only its own choice of results: `sources_of` holds the domains by itself."""
+    words = query.split()
+    query = " ".join(words[:max_words])[:max_chars].rstrip()
+    chars, count = max_chars - len(query), max_words - len(words)
+    wanted: list[str] = []
+    for domain in options.allowed_domains or ():
+        operator = f"site:{domain}" if not wanted else f"OR site:{domain}"
+        chars, count = chars - len(operator) - 1, count - len(operator.split())
+        if chars < 2 or count < 0:
+            break
+        wanted.append(operator)
+    if wanted:
+        return f"{query} ({' '.join(wanted)})" if len(wanted) > 1 else f"{query} {wanted[0]}"
+    for domain in options.blocked_domains or ():
+        operator = f"-site:{domain}"
+        chars, count = chars - len(operator) - 1, count - 1
+        if chars < 0 or count < 0:
+            break
+        query = f"{query} {operator}"
+    return query
+
+
+def sources_of(results: Sequence[Any], passages: Sequence[str], options: SearchOptions) -> list[Source]:
+    """The results that have an address a client could follow and that the declaration permits, in their order."""
+    pairs = zip(results, passages, strict=True)
+    sources = (_source(result, passage, options.max_chars) for result, passage in pairs)
+    return [source for source in sources if source is not None and options.permit(source.url)][: options.max_results]
+
+
+def _source(result: Any, passage: str, max_chars: int) -> Source | None:
+    match result:
+        case {"url": str() as url} if (
+            len(url) <= _MAX_URL_CHARS and url == clean(url).replace(" ", "") and host_of(url)
+        ):
+            title = clean(text_of(result.get("title")), _MAX_TITLE_CHARS) or host_of(url)
+            return Source(url, title, clean(passage, max_chars))
+        case _:
+            return None
+
+
+def listing(sources: Sequence[Source]) -> str:
+    """The results as a model is told them."""
+    if not sources:
+        return "The search found no results."
+    entries = (f"[{number}] {s.title}\n{s.url}\n{s.text}".rstrip() for number, s in enumerate(sources, start=1))
+    return "\n\n".join(entries)
+
+
+def host_of(url: str) -> str:
+    """Empty when `url` is not a web address."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https"):
+            return ""
+        return (parts.hostname or "").encode("idna").decode("ascii").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def text_of(value: Any) -> str:
+    """Parsed JSON as text; empty when it is none."""
+    return value if isinstance(value, str) else ""
+
+
+def texts_of(value: Any) -> str:
+    """A list of passages as one text; empty when it is none."""
+    if not isinstance(value, list):
+        return ""
+    return " … ".join(text_of(passage) for passage in value)  # pyright: ignore[reportUnknownVariableType] - parsed JSON
+
+
+def clean(text: str, max_chars: int | None = None) -> str:
+    """One line of storable text: a page must not be able to begin what looks like the next entry of the list."""
+    line = " ".join(_CONTROL.sub(" ", _SURROGATE.sub("\ufffd", text)).split())
+    return line if max_chars is None or len(line) <= max_chars else f"{line[: max_chars - 1]}…"

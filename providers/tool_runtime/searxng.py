@@ -1,0 +1,48 @@
+"""SearXNG: web search through a SearXNG instance of one's own, as one tool named `search`."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from apis.errors import ToolFailed
+from providers.tool_runtime.search_results import SearchOptions, query_with_domains, text_of
+from providers.tool_runtime.search_service import Asked, SearchService, ServiceUrl
+
+_MAX_QUERY_CHARS: Final = 1024
+_MAX_QUERY_WORDS: Final = 50
+
+
+class SearXNG(SearchService):
+    """Searches with SearXNG (https://docs.searxng.org/dev/search_api.html), whose settings must list the format json.
+
+    Domains go into the query as operators, for the engines behind it. It knows no `user_location`. It asks live
+    engines, so that `live: false` is refused. It needs no key; one that is given goes along as a bearer token.
+    """
+
+    needs_key = False
+    status_texts: ClassVar[Mapping[int, str]] = {
+        403: "The search service does not give JSON: its settings must list json among search.formats."
+    }
+
+    class Config(SearchService.Config):
+        """`base_url` is the instance's own; `language` is one of SearXNG's (`all`, `de`, `de-CH`)."""
+
+        base_url: ServiceUrl = "http://127.0.0.1:8080"
+        language: str | None = None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._language = config.language
+
+    def ask(self, query: str, options: SearchOptions) -> Asked:
+        if options.live is False:
+            raise ToolFailed("This search service asks live search engines only, which this request does not allow.")
+        asked = {"q": query_with_domains(query, options, _MAX_QUERY_CHARS, _MAX_QUERY_WORDS), "format": "json"}
+        if self._language:
+            asked["language"] = self._language
+        return Asked("/search", asked, {"Authorization": f"Bearer {self.key}"} if self.key else {})
+
+    def results(self, answer: Any) -> Any:
+        return answer["results"]
+
+    def passage(self, result: Mapping[str, Any]) -> str:
+        return text_of(result.get("content"))

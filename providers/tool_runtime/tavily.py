@@ -1,0 +1,109 @@
+"""Tavily: web search through Tavily's API, as one tool named `search`."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from apis.errors import ToolFailed
+from providers.tool_runtime.search_results import SearchOptions, text_of
+from providers.tool_runtime.search_service import Asked, SearchService, ServiceUrl
+
+_MAX_QUERY_CHARS: Final = 400
+_COUNTRIES: Final[Mapping[str | None, str]] = {
+    "AE": "united arab emirates",
+    "AR": "argentina",
+    "AT": "austria",
+    "AU": "australia",
+    "BE": "belgium",
+    "BG": "bulgaria",
+    "BR": "brazil",
+    "CA": "canada",
+    "CH": "switzerland",
+    "CL": "chile",
+    "CN": "china",
+    "CO": "colombia",
+    "CZ": "czech republic",
+    "DE": "germany",
+    "DK": "denmark",
+    "EG": "egypt",
+    "ES": "spain",
+    "FI": "finland",
+    "FR": "france",
+    "GB": "united kingdom",
+    "GR": "greece",
+    "HR": "croatia",
+    "HU": "hungary",
+    "ID": "indonesia",
+    "IE": "ireland",
+    "IL": "israel",
+    "IN": "india",
+    "IT": "italy",
+    "JP": "japan",
+    "KE": "kenya",
+    "KR": "south korea",
+    "MX": "mexico",
+    "MY": "malaysia",
+    "NG": "nigeria",
+    "NL": "netherlands",
+    "NO": "norway",
+    "NZ": "new zealand",
+    "PE": "peru",
+    "PH": "philippines",
+    "PK": "pakistan",
+    "PL": "poland",
+    "PT": "portugal",
+    "RO": "romania",
+    "RS": "serbia",
+    "RU": "russia",
+    "SA": "saudi arabia",
+    "SE": "sweden",
+    "SG": "singapore",
+    "SK": "slovakia",
+    "TH": "thailand",
+    "TR": "turkey",
+    "TW": "taiwan",
+    "UA": "ukraine",
+    "US": "united states",
+    "VN": "vietnam",
+    "ZA": "south africa",
+}
+"""Tavily knows countries by their names; it prefers pages of a country, no more, so that others are left out."""
+
+
+class Tavily(SearchService):
+    """Searches with Tavily (https://docs.tavily.com/documentation/api-reference/endpoint/search).
+
+    Of `user_location` Tavily knows the `country` only. It searches the live web, so that `live: false` is refused. A
+    longer query than Tavily takes is cut.
+    """
+
+    status_texts: ClassVar[Mapping[int, str]] = {
+        432: "The search service's plan is used up.",
+        433: "The search service's spending limit is reached.",
+    }
+
+    class Config(SearchService.Config):
+        """`base_url` is Tavily's own."""
+
+        base_url: ServiceUrl = "https://api.tavily.com"
+
+    def ask(self, query: str, options: SearchOptions) -> Asked:
+        if options.live is False:
+            raise ToolFailed("This search service searches the live web only, which this request does not allow.")
+        body: dict[str, Any] = {
+            "query": query[:_MAX_QUERY_CHARS],
+            "search_depth": "basic",
+            "max_results": options.max_results,
+        }
+        if options.allowed_domains:
+            body["include_domains"] = options.allowed_domains
+        if options.blocked_domains:
+            body["exclude_domains"] = options.blocked_domains
+        if options.country in _COUNTRIES:
+            body["country"] = _COUNTRIES[options.country]
+        return Asked("/search", headers={"Authorization": f"Bearer {self.key}"}, body=body)
+
+    def results(self, answer: Any) -> Any:
+        return answer["results"]
+
+    def passage(self, result: Mapping[str, Any]) -> str:
+        return text_of(result.get("content"))

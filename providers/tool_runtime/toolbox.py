@@ -1,0 +1,49 @@
+"""Toolbox: a ToolRuntime made of ToolRuntimes, chosen by the tool's name."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from apis.errors import ConfigError, ToolFailed
+from apis.provider import Provider
+from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime, ToolSpec
+
+
+class Toolbox(ToolRuntime):
+    """Has the tools of all its providers, in their order. Each call goes to the provider that has the tool."""
+
+    class Config(Provider.Config):
+        """`providers` are tool_runtime sections by name."""
+
+        providers: dict[str, dict[str, Any]] = Field(min_length=1)
+
+    def __init__(self, config: Config, providers: Mapping[str, ToolRuntime]) -> None:
+        self._providers = providers
+        self._tools: Sequence[ToolSpec] = ()
+        self._runtimes: dict[str, ToolRuntime] = {}
+
+    async def start(self) -> None:
+        """Raises ConfigError when two providers have a tool of one name."""
+        tools: list[ToolSpec] = []
+        owners: dict[str, str] = {}
+        for name, runtime in self._providers.items():
+            for tool in runtime.tools():
+                first = owners.setdefault(tool.name, name)
+                if first != name:
+                    raise ConfigError(
+                        f"providers: '{first}' and '{name}' both have a tool named '{tool.name}'. Keep one of them."
+                    )
+                tools.append(tool)
+                self._runtimes[tool.name] = runtime
+        self._tools = tuple(tools)
+
+    def tools(self) -> Sequence[ToolSpec]:
+        return self._tools
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        runtime = self._runtimes.get(call.name)
+        if runtime is None:
+            known = ", ".join(self._runtimes) or "none"
+            raise ToolFailed(f"There is no such tool here. There are: {known}."[:1000])
+        return await runtime.call(call)
