@@ -27,6 +27,7 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
         "brave": "providers.tool_runtime.brave:Brave",
         "browser": "providers.tool_runtime.browser:Browser",
         "exa": "providers.tool_runtime.exa:Exa",
+        "mcp": "providers.tool_runtime.mcp:MCP",
         "python": "providers.tool_runtime.python:Python",
         "searxng": "providers.tool_runtime.searxng:SearXNG",
         "tavily": "providers.tool_runtime.tavily:Tavily",

@@ -35,7 +35,10 @@ DEFAULTS: Final = {"fetcher": "safe"}
 """What stands behind an API that another provider needs and the config does not name."""
 EXTRAS: Final = {
     "asyncpg": "postgres",
+    "httpx2": "mcp",
     "lxml": "browser",
+    "mcp": "mcp",
+    "mcp_types": "mcp",
     "llguidance": "harmony",
     "openai_harmony": "harmony",
     "redis": "redis",
