@@ -141,8 +141,8 @@ async def test_a_client_that_leaves_stops_its_generation(served: Served) -> None
 async def test_what_cannot_be_done_is_refused_by_name(
     fields: dict[str, Any], param: str | None, served: Served
 ) -> None:
+    create: Any = served.client.responses.create
     with pytest.raises(BadRequestError) as caught:
-        create: Any = served.client.responses.create
         await create(**{"model": MODEL, "input": "hi", **fields})
     assert param is None or caught.value.param == param
 
