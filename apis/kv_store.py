@@ -63,8 +63,8 @@ class KVStore(Provider, ABC):
         Returns the new versions, in the order of `ops` (ABSENT for a Delete), or None when an `expect` did not
         hold: then nothing was changed. The same key twice in `ops` is a ValueError. With `durable`, a return means
         that the change survives the loss of power as far as the backend can promise it (SQLite: `synchronous=FULL`;
-        PostgreSQL: `synchronous_commit`; Redis: what its own persistence is set to); without, it survives the end of this process, and the last moments
-        before a loss of power may be missing.
+        PostgreSQL: `synchronous_commit`; Redis: what its own persistence is set to); without, it survives the end of
+        this process, and the last moments before a loss of power may be missing.
         """
 
     @abstractmethod
