@@ -5,21 +5,18 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
+from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.errors import Unsupported
 from apis.provider import Provider
+from apis.wire import Wire
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Phase = Literal["commentary", "final_answer"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 Modality = Literal["image", "file"]
 Native = Literal["browser", "python"]
-
-
-class Wire(BaseModel):
-    """Strict: a number in quotes is not a number. Fields we do not know are dropped."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
 # --- messages: chat completions' own shape, plus the reasoning it lacks ----------------------------------------------
@@ -242,9 +239,7 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 class Sampling(Wire):
     """What shapes the choice of tokens. None leaves it to the model's own generation config.
-
-    `top_k`, `min_p`, `repetition_penalty` and `stop_token_ids` are not in OpenAI's API; the engines here have them.
-    """
+    `top_k`, `min_p`, `repetition_penalty` and `stop_token_ids` are not in OpenAI's API; the engines here have them."""
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
@@ -261,10 +256,8 @@ class Sampling(Wire):
 
 class ChatRequest(Sampling):
     """A chat completion to make: messages, tools and sampling, in chat completions' own names.
-
     `max_completion_tokens` bounds all generated tokens, reasoning included. `cache_salt` keeps the prefix caches of
-    tenants apart, `priority` is lower-first, both where an engine has them.
-    """
+    tenants apart, `priority` is lower-first, both where an engine has them."""
 
     model: str = Field(min_length=1, max_length=256)
     messages: list[Message] = Field(min_length=1)
@@ -368,7 +361,7 @@ Step = Sequence[Delta]
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model that is served now. `modalities` are the inputs it takes beside text, None where not known;
-    `native_tools` are those it takes as a NativeTool."""
+    `native_tools` are those it takes as a NativeTool. A model of embeddings has `embedding_dimensions`, where known."""
 
     id: str
     owned_by: str
@@ -376,10 +369,11 @@ class Model:
     context_tokens: int | None = None
     modalities: frozenset[Modality] | None = None
     native_tools: frozenset[Native] = frozenset()
+    embedding_dimensions: int | None = None
 
 
 class Inference(Provider, ABC):
-    """Chat models by id. Messages and deltas are all that the layers above know of a model."""
+    """Models by id, for chats and for embeddings. Messages and deltas are all that the layers above know of a model."""
 
     @abstractmethod
     async def models(self) -> Sequence[Model]:
@@ -398,3 +392,7 @@ class Inference(Provider, ABC):
     @abstractmethod
     async def count_tokens(self, request: ChatRequest) -> int:
         """The prompt's length in tokens as the model would see it. Raises Unsupported where that cannot be known."""
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """A vector for each input. Raises as `chat` does; as here where a model makes none."""
+        raise Unsupported(f"The model '{request.model}' makes no embeddings.", param="model")

@@ -5,68 +5,27 @@ Fields we do not know are kept, so that an item is stored and listed as it came.
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Tag
 
 from apis.inference import Phase
-
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
-CallId = Annotated[str, Field(min_length=1, max_length=256)]
-ItemId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")]
-ToolName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")]
-
-
-class ItemWire(BaseModel):
-    """Strict in what it knows, lossless in what it does not."""
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-
-
-class InputText(ItemWire):
-    type: Literal["input_text"]
-    text: str
-
-
-class InputImage(ItemWire):
-    """An image by URL (https or data) or by the id of an uploaded file."""
-
-    type: Literal["input_image"]
-    image_url: str | None = None
-    file_id: str | None = None
-    detail: Literal["low", "high", "auto", "original"] | None = None
-
-
-class InputFile(ItemWire):
-    """A file by its data (data URL or base64), by URL or by the id of an uploaded file."""
-
-    type: Literal["input_file"]
-    file_data: str | None = None
-    file_url: str | None = None
-    file_id: str | None = None
-    filename: str | None = None
-
-
-class OutputText(ItemWire):
-    type: Literal["output_text"]
-    text: str
-
-
-class OutputRefusal(ItemWire):
-    type: Literal["refusal"]
-    refusal: str
-
-
-def text_or_list(value: Any) -> str:
-    """Tells the two forms apart that content has, so that errors speak of the one that was meant."""
-    return "text" if isinstance(value, str) else "list"
-
-
-GivenContent = Annotated[InputText | InputImage | InputFile, Field(discriminator="type")]
-MadeContent = Annotated[InputText | OutputText | OutputRefusal, Field(discriminator="type")]
-# fail_fast: only the first error is told, and listing a hundred thousand of them would hold up all else
-_GivenList = Annotated[list[GivenContent], Field(fail_fast=True)]
-_MadeList = Annotated[list[MadeContent], Field(fail_fast=True)]
-Given = Annotated[Annotated[str, Tag("text")] | Annotated[_GivenList, Tag("list")], Discriminator(text_or_list)]
-Made = Annotated[Annotated[str, Tag("text")] | Annotated[_MadeList, Tag("list")], Discriminator(text_or_list)]
+from apis.item_parts import CallId, Given, ItemId, ItemStatus, ItemWire, Made, ToolName
+from apis.tool_items import (
+    ApplyPatchCallItem,
+    ApplyPatchCallOutput,
+    CodeInterpreterCallItem,
+    FileSearchCallItem,
+    LocalShellCallItem,
+    LocalShellCallOutput,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCallItem,
+    McpListToolsItem,
+    ShellCallItem,
+    ShellCallOutput,
+    ToolSearchCallItem,
+    ToolSearchOutput,
+    WebSearchCallItem,
+)
 
 
 class GivenMessage(ItemWire):
@@ -145,19 +104,6 @@ class CustomToolCallOutput(ItemWire):
     status: ItemStatus | None = None
 
 
-class WebSearchAction(ItemWire):
-    type: Literal["search", "open_page", "find_in_page", "find"]
-
-
-class WebSearchCallItem(ItemWire):
-    """A search the server ran. `result` is our own field in the store: what the model was told."""
-
-    type: Literal["web_search_call"]
-    id: ItemId | None = None
-    status: Literal["in_progress", "searching", "completed", "failed", "incomplete"] | None = None
-    action: WebSearchAction | None = None
-
-
 class ItemReference(ItemWire):
     """Stands for a stored item; `type` may be left out."""
 
@@ -185,6 +131,20 @@ Item = Annotated[
     | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
     | Annotated[CustomToolCallOutput, Tag("custom_tool_call_output")]
     | Annotated[WebSearchCallItem, Tag("web_search_call")]
+    | Annotated[CodeInterpreterCallItem, Tag("code_interpreter_call")]
+    | Annotated[FileSearchCallItem, Tag("file_search_call")]
+    | Annotated[McpListToolsItem, Tag("mcp_list_tools")]
+    | Annotated[McpCallItem, Tag("mcp_call")]
+    | Annotated[McpApprovalRequest, Tag("mcp_approval_request")]
+    | Annotated[McpApprovalResponse, Tag("mcp_approval_response")]
+    | Annotated[LocalShellCallItem, Tag("local_shell_call")]
+    | Annotated[LocalShellCallOutput, Tag("local_shell_call_output")]
+    | Annotated[ShellCallItem, Tag("shell_call")]
+    | Annotated[ShellCallOutput, Tag("shell_call_output")]
+    | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
+    | Annotated[ApplyPatchCallOutput, Tag("apply_patch_call_output")]
+    | Annotated[ToolSearchCallItem, Tag("tool_search_call")]
+    | Annotated[ToolSearchOutput, Tag("tool_search_output")]
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(item_tag),
 ]

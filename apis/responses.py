@@ -7,102 +7,12 @@ from typing import Annotated, Any, Literal
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
-from apis.inference import Effort, Grammar, JsonObjectFormat, JsonSchema, Sampling, TextFormat, TextFormatInput, Wire
-from apis.items import Item, text_or_list
+from apis.inference import Effort, JsonObjectFormat, JsonSchema, Sampling, TextFormat, Wire
+from apis.item_parts import text_or_list
+from apis.items import Item
+from apis.logged_event import LoggedEvent
 from apis.provider import Provider
-
-DeclaredName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-
-
-class FunctionTool(Wire):
-    """A function the client runs. `strict` holds the model to the schema where the engine can."""
-
-    type: Literal["function"]
-    name: DeclaredName
-    description: str | None = None
-    parameters: dict[str, JsonValue] | None = None
-    strict: bool | None = None
-
-
-class GrammarFormat(Grammar):
-    type: Literal["grammar"]
-
-
-class CustomTool(Wire):
-    """A tool the client runs on free text, or on text of a grammar."""
-
-    type: Literal["custom"]
-    name: DeclaredName
-    description: str | None = None
-    format: Annotated[TextFormatInput | GrammarFormat, Field(discriminator="type")] | None = None
-
-
-class SearchFilters(Wire):
-    allowed_domains: list[Annotated[str, Field(min_length=1, max_length=253)]] | None = Field(None, max_length=100)
-    blocked_domains: list[Annotated[str, Field(min_length=1, max_length=253)]] | None = Field(None, max_length=100)
-
-
-class UserLocation(Wire):
-    type: Literal["approximate"] | None = None
-    city: str | None = None
-    country: str | None = Field(None, pattern=r"^[A-Za-z]{2}$")
-    region: str | None = None
-    timezone: str | None = None
-
-
-class WebSearchTool(Wire):
-    """The web search, in all its spellings. With `external_web_access: false` nothing live is fetched."""
-
-    type: Literal[
-        "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "browser_search"
-    ]
-    filters: SearchFilters | None = None
-    search_context_size: Literal["low", "medium", "high"] | None = None
-    user_location: UserLocation | None = None
-    external_web_access: bool | None = None
-    search_content_types: list[Literal["text", "image"]] | None = None
-
-
-Tool = Annotated[FunctionTool | CustomTool | WebSearchTool, Field(discriminator="type")]
-
-
-class ChosenFunction(Wire):
-    type: Literal["function"]
-    name: str
-
-
-class ChosenCustom(Wire):
-    type: Literal["custom"]
-    name: str
-
-
-class ChosenHosted(Wire):
-    type: Literal["web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"]
-
-
-ChosenTool = Annotated[ChosenFunction | ChosenCustom | ChosenHosted, Field(discriminator="type")]
-
-
-class AllowedTools(Wire):
-    """Of all the declared tools, only these may be called."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[ChosenTool] = Field(min_length=1, max_length=128)
-
-
-def _choice_tag(value: Any) -> str:
-    return "mode" if isinstance(value, str) else "tool"
-
-
-ToolChoiceMode = Literal["none", "auto", "required"]
-ToolChoice = Annotated[
-    Annotated[ToolChoiceMode, Tag("mode")]
-    | Annotated[
-        Annotated[ChosenFunction | ChosenCustom | ChosenHosted | AllowedTools, Field(discriminator="type")], Tag("tool")
-    ],
-    Discriminator(_choice_tag),
-]
+from apis.tools import Tool, ToolChoice
 
 
 class JsonSchemaFormat(JsonSchema):
@@ -223,8 +133,14 @@ class Responses(Provider, ABC):
     `tenant` owns what is made; another tenant's id is an unknown id, everywhere.
     """
 
+    async def drain(self) -> None:
+        """This process is about to end: begin nothing more, end the streams of background responses, which can be
+        followed elsewhere, and return when none is made here any more. It may be cancelled."""
+
     @abstractmethod
-    def create(self, request: CreateResponse, *, tenant: str) -> AsyncGenerator[Sequence[ResponseStreamEvent]]:
+    def create(
+        self, request: CreateResponse, *, tenant: str
+    ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
         """Make a response, as batches of events that became ready together; the laws of the stream hold for all.
         Where the request does not say `stream`, nobody is told of the beginning: the events start with the first item.
 
@@ -232,11 +148,25 @@ class Responses(Provider, ABC):
         as the terminal `response.failed`, then by raising the StackError that caused it, so that whoever drains the
         stream cannot take it for an answer. A terminal event of a stored response is in the store before it is
         yielded. Closing the generator early stops the generation and stores what there is as `cancelled`.
+
+        A `background` response goes on without the generator. With `stream` that is as `follow` from the first event
+        on; without, its only event tells that the response is queued. Raises RateLimited where too many wait.
+        """
+
+    @abstractmethod
+    def follow(
+        self, response_id: str, starting_after: int, *, tenant: str
+    ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
+        """The events of a background response after the one of that number (-1 for all), then those to come, until
+        it is at its end, or cancelled or deleted; any process may be asked, any number of times. Batches may be
+        empty.
+
+        Raises NotFound; InvalidRequest where its events are not kept, not any more, or do not reach as far.
         """
 
     @abstractmethod
     async def get(self, response_id: str, *, tenant: str) -> Response:
-        """The stored response, equal to what its terminal event carried. Raises NotFound."""
+        """The stored response, equal to what its terminal event carried; before that, as it began. Raises NotFound."""
 
     @abstractmethod
     async def delete(self, response_id: str, *, tenant: str) -> None:
@@ -244,7 +174,8 @@ class Responses(Provider, ABC):
 
     @abstractmethod
     async def cancel(self, response_id: str, *, tenant: str) -> Response:
-        """Stop a background response. Raises NotFound; InvalidRequest for one that does not run in the background."""
+        """Stop a background response, whichever process makes it; one at its end is returned as it is. Raises NotFound;
+        InvalidRequest for one that was not made in the background."""
 
     @abstractmethod
     async def input_items(self, response_id: str, page: InputItemsPage, *, tenant: str) -> ItemList:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from apis.containers import Containers
 from apis.provider import Provider
 
 
@@ -73,3 +74,7 @@ class ToolRuntime(Provider, ABC):
 
         Cancelling the call stops the work it started.
         """
+
+    def containers(self) -> Containers | None:
+        """Where the state of its stateful tools is kept; None where it has no such tools."""
+        return None

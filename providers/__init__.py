@@ -3,12 +3,16 @@
 from typing import Final
 
 PROVIDERS: Final[dict[str, dict[str, str]]] = {
+    "files": {
+        "kv": "providers.files.kv:KV",
+    },
     "fetcher": {
         "safe": "providers.fetcher.safe:Safe",
     },
     "inference": {
         "gpt_oss": "providers.inference.gpt_oss.provider:GptOss",
         "llama_cpp": "providers.inference.llama_cpp:LlamaCpp",
+        "minilm": "providers.inference.minilm:MiniLM",
         "next_token": "providers.inference.next_token:NextToken",
         "router": "providers.inference.router:Router",
         "scripted": "providers.inference.scripted:Scripted",
@@ -32,5 +36,12 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
         "searxng": "providers.tool_runtime.searxng:SearXNG",
         "tavily": "providers.tool_runtime.tavily:Tavily",
         "toolbox": "providers.tool_runtime.toolbox:Toolbox",
+    },
+    "vector_index": {
+        "pgvector": "providers.vector_index.pgvector:PgVector",
+        "sqlite_vec": "providers.vector_index.sqlite_vec:SQLiteVec",
+    },
+    "vector_stores": {
+        "hybrid": "providers.vector_stores.hybrid:Hybrid",
     },
 }

@@ -6,18 +6,20 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from apis.errors import ConfigError, StackError
+from apis.files import Files
 from apis.inference import Inference
 from apis.kv_store import KVStore
 from apis.provider import Provider
 from apis.responses import Responses
 from apis.tool_runtime import ToolRuntime
+from apis.vector_stores import VectorStores
 from stack.config import StackConfig
 from stack.wiring import APIS, Part, wire
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The live providers of a run config. `tool_runtime` is None where the config has none."""
+    """The live providers of a run config. What may be None is so where the config has none."""
 
     config: StackConfig
     parts: Mapping[str, Part]
@@ -25,6 +27,8 @@ class Stack:
     responses: Responses
     kv_store: KVStore
     tool_runtime: ToolRuntime | None
+    files: Files | None = None
+    vector_stores: VectorStores | None = None
 
 
 @asynccontextmanager
@@ -48,6 +52,8 @@ async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
             cast("Responses", live["responses"]),
             cast("KVStore", live["kv_store"]),
             cast("ToolRuntime | None", live.get("tool_runtime")),
+            cast("Files | None", live.get("files")),
+            cast("VectorStores | None", live.get("vector_stores")),
         )
 
 

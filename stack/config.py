@@ -112,6 +112,9 @@ class StackConfig(BaseModel):
     responses: Section = Section(provider="loop")
     tool_runtime: Section | None = None
     fetcher: Section | None = None
+    files: Section | None = None
+    vector_index: Section | None = None
+    vector_stores: Section | None = None
 
     _source: str = PrivateAttr(default="config")
 

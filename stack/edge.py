@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import logging
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 _PROCESS: Final = secrets.token_hex(10)
 _numbers = itertools.count()
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
+UPLOAD_PATHS: Final = frozenset({"/v1/files", "/files"})
+FORM_OR_JSON_PATHS: Final = re.compile(r"(?:/v1)?/containers/[^/]+/files")
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -87,6 +90,12 @@ class Edge:
         if scope["method"] == "POST":
             kind, _, parameters = headers.get("content-type", "").partition(";")
             charset = parameters.strip().lower()
+            if scope["path"] in UPLOAD_PATHS:
+                if kind.strip().lower() != "multipart/form-data":
+                    raise UnsupportedMediaType("A file is sent as a form: `Content-Type: multipart/form-data`.")
+                return
+            if kind.strip().lower() == "multipart/form-data" and FORM_OR_JSON_PATHS.fullmatch(scope["path"]):
+                return
             if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
                 raise UnsupportedMediaType("The body must be JSON: send `Content-Type: application/json`.")
 

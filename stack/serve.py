@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from types import FrameType
 from typing import Any, Protocol
@@ -92,10 +92,13 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
         tasks = self.server_state.tasks
+        draining = self._drain_app()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._grace_s
-        while tasks and not self.force_exit and loop.time() < deadline:
-            await asyncio.wait(set(tasks), timeout=_POLL_S)
+        while (running := {*tasks, *draining}) and not self.force_exit and loop.time() < deadline:
+            await asyncio.wait(running, timeout=_POLL_S)
+        for task in draining:
+            task.cancel()
         if tasks:
             _log.warning("%d requests still ran when the grace period was over and are cut off.", len(tasks))
             for task in tasks:
@@ -104,6 +107,16 @@ class Server(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
         await super().shutdown(sockets)
+
+    def _drain_app(self) -> set[asyncio.Task[None]]:
+        """The app's own work that no request waits for, as a task until it is done; its `state.drain` says what."""
+        drain: Callable[[], Coroutine[Any, Any, None]] | None = getattr(self._app.state, "drain", None)
+        if drain is None:
+            return set()
+        draining = {asyncio.create_task(drain())}
+        for task in draining:
+            task.add_done_callback(draining.discard)
+        return draining
 
     def _drain_with_parent(self) -> None:
         parent = multiprocessing.parent_process()

@@ -1,7 +1,7 @@
 """The HTTP API: routes over the live providers of one stack."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, get_args
 
@@ -11,19 +11,24 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response as ResponseObject
 from openai.types.responses import ResponseStreamEvent
 from pydantic import ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.errors import InvalidRequest, ModelNotFound, NotFound, PayloadTooLarge, StackError
+from apis.errors import InvalidRequest, ModelNotFound, NotFound
 from apis.inference import Model
 from apis.responses import CreateResponse, InputItemsPage
+from stack.bodies import read_body
 from stack.build import Stack, open_stack
 from stack.chat import chat_completion
 from stack.config import StackConfig
+from stack.containers import CONTAINER_ROUTES
 from stack.edge import Edge, client_gone, json_response
+from stack.embeddings import embeddings
+from stack.files import FILE_ROUTES
 from stack.json_gate import explain, read_request
 from stack.sse import Dialect, frames, response_to_json
 from stack.streams import ClientGone, EventStream, Pulse, while_connected
+from stack.vector_stores import VECTOR_STORE_ROUTES
 
 DIALECT_HEADER: Final = "x-responses-dialect"
 
@@ -37,6 +42,7 @@ def create_app(config: StackConfig) -> FastAPI:
             pulse = Pulse(config.server.keep_alive_s)
             beating = asyncio.create_task(pulse.run())
             app.state.routes = Routes(stack, pulse)
+            app.state.drain = stack.responses.drain
             warm_up()
             try:
                 yield
@@ -54,6 +60,9 @@ def create_app(config: StackConfig) -> FastAPI:
     for path, method, name in ROUTES:
         for prefix in ("/v1", ""):
             app.add_route(prefix + path, _endpoint(name), methods=[method])
+    for path, method, handle in (*CONTAINER_ROUTES, *FILE_ROUTES, *VECTOR_STORE_ROUTES):
+        for prefix in ("/v1", ""):
+            app.add_route(prefix + path, _over_stack(handle), methods=[method])
     return app
 
 
@@ -65,6 +74,7 @@ ROUTES: Final = (
     ("/responses/{response_id}/cancel", "POST", "cancel"),
     ("/responses/{response_id}/input_items", "GET", "input_items"),
     ("/chat/completions", "POST", "chat"),
+    ("/embeddings", "POST", "embeddings"),
     ("/models", "GET", "models"),
     ("/models/{model_id:path}", "GET", "model"),
 )
@@ -74,6 +84,14 @@ def _endpoint(name: str) -> Any:
     async def endpoint(request: Request) -> Response:
         routes: Routes = request.app.state.routes
         return await getattr(routes, name)(request)
+
+    return endpoint
+
+
+def _over_stack(handle: Callable[[Request, Stack], Awaitable[Response]]) -> Any:
+    async def endpoint(request: Request) -> Response:
+        routes: Routes = request.app.state.routes
+        return await handle(request, routes.stack)
 
     return endpoint
 
@@ -98,9 +116,8 @@ class Routes:
             )
         batches = self.stack.responses.create(request, tenant=http.scope["tenant"])
         if request.stream:
-            dialect = self._dialect(http)
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
-            return EventStream(batches, lambda events: frames(events, dialect, obfuscate=obfuscate), self._pulse)
+            return self._stream(http, batches, obfuscate=obfuscate)
         try:
             response = await while_connected(http.receive, _last_response(batches))
         except ClientGone:
@@ -114,9 +131,9 @@ class Routes:
 
     async def get(self, http: Request) -> Response:
         if http.query_params.get("stream") == "true":
-            raise InvalidRequest(
-                "Only a background response can be streamed again.", param="stream", code="unsupported_value"
-            )
+            after = _number(http, "starting_after", -1)
+            batches = self.stack.responses.follow(_id(http), after, tenant=http.scope["tenant"])
+            return self._stream(http, batches, obfuscate=http.query_params.get("include_obfuscation") == "true")
         response = await self.stack.responses.get(_id(http), tenant=http.scope["tenant"])
         return json_response(response_to_json(response))
 
@@ -144,6 +161,9 @@ class Routes:
     async def chat(self, http: Request) -> Response:
         return await chat_completion(await self._body(http), self.stack.inference, self._pulse, http.receive)
 
+    async def embeddings(self, http: Request) -> Response:
+        return await embeddings(await self._body(http), self.stack.inference, http.receive)
+
     async def models(self, http: Request) -> Response:
         models = await self.stack.inference.models()
         return _json({"object": "list", "data": [_model(each) for each in models]})
@@ -155,6 +175,10 @@ class Routes:
                 return _json(_model(each))
         raise ModelNotFound(model_id)
 
+    def _stream(self, http: Request, batches: AsyncGenerator[Sequence[Any]], *, obfuscate: bool) -> Response:
+        dialect = self._dialect(http)
+        return EventStream(batches, lambda events: frames(events, dialect, obfuscate=obfuscate), self._pulse)
+
     def _dialect(self, http: Request) -> Dialect:
         wanted = http.headers.get(DIALECT_HEADER, self.stack.config.server.dialect)
         if wanted not in ("openai", "open-responses"):
@@ -162,21 +186,7 @@ class Routes:
         return wanted
 
     async def _body(self, http: Request) -> bytes:
-        limit = self._max_body_bytes
-        announced = http.headers.get("content-length", "")
-        if announced.isdigit() and int(announced) > limit:
-            raise _too_large(limit)
-        chunks: list[bytes] = []
-        size = 0
-        try:
-            async for chunk in http.stream():
-                size += len(chunk)
-                if size > limit:
-                    raise _too_large(limit)
-                chunks.append(chunk)
-        except ClientDisconnect:
-            raise InvalidRequest("The client left before its body was whole.") from None
-        return b"".join(chunks)
+        return await read_body(http, self._max_body_bytes)
 
 
 async def _last_response(batches: AsyncGenerator[Any]) -> ResponseObject:
@@ -188,15 +198,21 @@ async def _last_response(batches: AsyncGenerator[Any]) -> ResponseObject:
     return last.response
 
 
-def _too_large(limit: int) -> StackError:
-    return PayloadTooLarge(f"The body is larger than {limit} bytes.")
-
-
 def _id(http: Request) -> str:
     response_id: str = http.path_params["response_id"]
     if not (response_id.isascii() and response_id.isprintable() and len(response_id) <= 256 and "/" not in response_id):
         raise NotFound("No response has such an id.")
     return response_id
+
+
+def _number(http: Request, name: str, unset: int) -> int:
+    """A query parameter that is a whole number from 0 on."""
+    text = http.query_params.get(name)
+    if text is None:
+        return unset
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidRequest(f"'{name}' is a whole number from 0 on.", param=name, code="invalid_value")
+    return int(text)
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -9,6 +9,8 @@ from typing import Any, Final, Literal
 import orjson
 from openai.types.responses import ResponseStreamEvent
 
+from apis.logged_event import LoggedEvent
+
 Dialect = Literal["openai", "open-responses"]
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -39,7 +41,7 @@ def response_to_json(response: Any) -> bytes:
     return _SECONDS.sub(rb'"\1":\2', to_json(response))
 
 
-def frames(events: Sequence[ResponseStreamEvent], dialect: Dialect, *, obfuscate: bool = False) -> bytes:
+def frames(events: Sequence[ResponseStreamEvent | LoggedEvent], dialect: Dialect, *, obfuscate: bool = False) -> bytes:
     """All of `events` as one piece of the stream."""
     if obfuscate or dialect != "openai":
         return b"".join([_frame_as(event, dialect, obfuscate=obfuscate) for event in events])
@@ -51,7 +53,9 @@ def _head(name: str | None) -> bytes:
     return f"event: {name}\ndata: ".encode()
 
 
-def _data(event: ResponseStreamEvent) -> bytes:
+def _data(event: ResponseStreamEvent | LoggedEvent) -> bytes:
+    if isinstance(event, LoggedEvent):
+        return _SECONDS.sub(rb'"\1":\2', event.data) if event.type in _WITH_RESPONSE else event.data
     if event.type in _FLAT:
         # nearly all events are these; as plain fields they cost a third of what the model's serializer takes
         return orjson.dumps(event.__dict__, default=_fields)
@@ -62,7 +66,7 @@ def _fields(model: Any) -> dict[str, Any]:
     return model.to_dict()
 
 
-def _frame_as(event: ResponseStreamEvent, dialect: Dialect, *, obfuscate: bool) -> bytes:
+def _frame_as(event: ResponseStreamEvent | LoggedEvent, dialect: Dialect, *, obfuscate: bool) -> bytes:
     fields: dict[str, Any] = orjson.loads(_data(event))
     if obfuscate and isinstance(fields.get("delta"), str):
         # padding to a multiple of 32, so that the length of a frame tells little of the length of a token

@@ -15,11 +15,14 @@ from pydantic import BaseModel, SecretStr, ValidationError
 
 from apis.errors import ConfigError
 from apis.fetcher import Fetcher
+from apis.files import Files
 from apis.inference import Inference
 from apis.kv_store import KVStore
 from apis.provider import Provider
 from apis.responses import Responses
 from apis.tool_runtime import ToolRuntime
+from apis.vector_index import VectorIndex
+from apis.vector_stores import VectorStores
 from providers import PROVIDERS
 from stack.config import Section, StackConfig, explained
 from stack.imports import ImportFromStringError, import_from_string
@@ -30,10 +33,14 @@ APIS: Final[dict[str, type[Provider]]] = {
     "tool_runtime": ToolRuntime,
     "kv_store": KVStore,
     "fetcher": Fetcher,
+    "files": Files,
+    "vector_index": VectorIndex,
+    "vector_stores": VectorStores,
 }
-DEFAULTS: Final = {"fetcher": "safe"}
+DEFAULTS: Final = {"fetcher": "safe", "files": "kv", "vector_index": "sqlite_vec"}
 """What stands behind an API that another provider needs and the config does not name."""
 EXTRAS: Final = {
+    "apsw": "files",
     "asyncpg": "postgres",
     "httpx2": "mcp",
     "lxml": "browser",
@@ -43,6 +50,7 @@ EXTRAS: Final = {
     "openai_harmony": "harmony",
     "redis": "redis",
     "safetensors": "gpt-oss",
+    "sqlite_vec": "files",
     "torch": "gpt-oss",
     "xllamacpp": "local",
 }

@@ -1,6 +1,6 @@
 """The laws of a response's stream, checked over the whole of it: `check_stream` for events, `check_frames` for bytes.
 
- 1  created, perhaps queued, in_progress: each with the whole response and no output yet
+ 1  created, perhaps queued, in_progress: each with the whole response and no output yet. After queued it may fail
  2  sequence_number counts 0, 1, 2, ...
  3  output_index is given out once, at output_item.added, and is the item's position in the output
  4  an item is added in progress, with every streamable field there and empty
@@ -142,8 +142,7 @@ class _Stream:
             self.law(0, False, f"{model.__name__} at {error['loc']}: {error['msg']}")
 
     def _check_beginning(self, before: str) -> None:
-        legal = {"": ("response.created",), "response.created": ("response.queued", "response.in_progress")}
-        follow = legal.get(before, ("response.in_progress",) if before == "response.queued" else None)
+        follow = order.BEGINNING.get(before)
         if follow is not None:
             self.law(1, self.name in follow, f"it must be {' or '.join(follow)} here")
         else:
@@ -219,7 +218,8 @@ class _Stream:
         if "status" in item or kind not in order.NO_STATUS:
             self.law(4, item.get("status") == "in_progress", f"the status is {item.get('status')!r}")
         if kind.endswith("_call") and "call_id" in item:
-            self.law(8, item["call_id"] and item["name"], "the call has no id or no name")
+            named = item["name"] if kind in ("function_call", "custom_tool_call") else kind
+            self.law(8, item["call_id"] and named, "the call has no id or no name")
             taken = any(item["call_id"] == other.added.get("call_id") for other in self.items)
             self.law(8, not taken, f"the call_id {item['call_id']} is taken")
         labels = [other.added.get("server_label") for other in self.items if other.kind != kind]

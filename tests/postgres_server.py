@@ -24,7 +24,9 @@ class PostgresServer:
     Every method blocks for a bounded time: within a running event loop, call it through `asyncio.to_thread`.
     """
 
-    def __init__(self, **settings: str) -> None:
+    def __init__(self, programs: Path | None = None, **settings: str) -> None:
+        """`programs` is the folder of another PostgreSQL than the machine's own."""
+        self._programs = programs
         self._folder = tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True)
         self._data = Path(self._folder.name) / "data"
         self._settings = settings
@@ -96,7 +98,7 @@ class PostgresServer:
 
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
-            [_path(program), *arguments],
+            [str(self._programs / program) if self._programs else _path(program), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -87,14 +87,15 @@ async def serving(
     tool_runtime: Mapping[str, Any] | None = None,
     responses: Mapping[str, Any] | None = None,
     server: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> AsyncGenerator[Served]:
-    """Serve a stack of these sections; without any, the scripted model and the memory store."""
+    """Serve a stack of these sections, `more` by API; without any, the scripted model and the memory store."""
     sections: dict[str, Any] = {"inference": inference or SCRIPTED, "kv_store": kv_store or MEMORY}
     sections["server"] = {"port": 0, **(server or {})}
     if tool_runtime is not None:
         sections["tool_runtime"] = tool_runtime
     sections["responses"] = {"provider": "loop", **(responses or {})}
-    config = StackConfig.model_validate(sections)
+    config = StackConfig.model_validate({**sections, **(more or {})})
     app = create_app(config)
     recorder = Recorder(app)
     # asyncio turns Nagle's algorithm off only where the protocol is given: without it, small pieces wait for 40 ms

@@ -97,6 +97,12 @@ TEXTS: Final[Mapping[str, str]] = {
 PARTS: Final = {"content_part": ("content_index", "content"), "reasoning_summary_part": ("summary_index", "summary")}
 PART_OF_TEXT: Final = {"reasoning_summary_text": "summary_text"}
 
+BEGINNING: Final[Mapping[str, tuple[str, ...]]] = {
+    "": ("response.created",),
+    "response.created": ("response.queued", "response.in_progress"),
+    "response.queued": ("response.in_progress", "response.failed"),
+}
+"""What follows what until the response is in progress; one that is queued may fail without ever being so."""
 TERMINAL: Final = {"response.completed", "response.incomplete", "response.failed"}
 STATUS: Final = {
     "response.created": {"queued", "in_progress"},

@@ -27,10 +27,30 @@ ROOT_FILES: Final = {
 BROAD_EXCEPTS: Final = {
     "providers/inference/gpt_oss/engine.py",  # the engine thread's outer edge: one step's failure is its requests'
     "providers/tool_runtime/python_guest.py",  # around the model's program: its exceptions are its output
+    "providers/responses/background.py",  # the same for responses that run without a stream
     "providers/responses/loop.py",  # the stream's outer edge
     "stack/edge.py",  # the same for what is no stream
     "providers/responses/turns.py",  # around a tool call: the model is told
 }
+OPENS_SOCKETS: Final = {
+    "providers/fetcher/safe.py",  # to where requests, models, tools and pages point
+    # to hosts that the run config names
+    "providers/inference/chat_completions.py",
+    "providers/inference/llama_cpp.py",
+    "providers/inference/llama_cpp_client.py",
+    "providers/inference/vllm.py",
+    "providers/tool_runtime/search_service.py",
+    # an httpx transport over the Fetcher, for a library that wants one
+    "providers/tool_runtime/mcp_servers.py",
+    "providers/tool_runtime/mcp_wire.py",
+    # the server's own listener, and a pipe to a child process
+    "providers/tool_runtime/python_check.py",
+    "providers/tool_runtime/python_guest.py",
+    "providers/tool_runtime/python_session.py",
+    "stack/launch.py",
+    "stack/serve.py",
+}
+"""Who may import what opens connections; the stores' own clients aside."""
 MAX_LINES: Final = 400
 MAX_FUNCTION_LINES: Final = 50
 MAX_PARAMETERS: Final = 6
@@ -219,6 +239,16 @@ def test_torch_is_the_local_engines_alone() -> None:
     imported = re.compile(r"^\s*(from|import) (torch|triton)\b", re.MULTILINE)
     found = {file for file in OURS if imported.search(file.read_text())}
     assert {where(file) for file in found if file.parent != home or file in known} == set()
+
+
+def test_only_the_fetcher_goes_where_others_point() -> None:
+    opens = re.compile(
+        r"^\s*(from|import) (aiohttp|httpx2?|socket|requests|websockets|urllib\.request|urllib3|http\.client)\b"
+        r"|\bopen_connection\(|\bcreate_connection\(",
+        re.MULTILINE,
+    )
+    found = {where(file) for file in OURS if opens.search(file.read_text())}
+    assert found == OPENS_SOCKETS
 
 
 def test_every_registered_provider_is_there_under_its_modules_name() -> None:

@@ -13,7 +13,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -73,7 +73,7 @@ class UpstreamServer:
         self.left = asyncio.Event()
         self.connections = 0
         self.base_url = ""
-        self.routes: dict[str, Answer] = {
+        self.routes: dict[str, Answer | Callable[[Received], Answer]] = {
             "/v1/models": json_answer({"object": "list", "data": [_model(name) for name in models]}),
             "/tokenize": json_answer({"count": 5, "max_model_len": 4096, "tokens": [1, 2, 3, 4, 5]}),
         }
@@ -135,7 +135,8 @@ class UpstreamServer:
 
     def _answer(self, request: Received) -> Answer:
         if request.path in self.routes:
-            return self.routes[request.path]
+            answer = self.routes[request.path]
+            return answer(request) if callable(answer) else answer
         if request.path.endswith("/completions") and self._answers:
             return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         return json_answer({"detail": "Not Found"}, status=404)

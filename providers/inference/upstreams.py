@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import RateLimited, StackError, UpstreamError
 from apis.inference import ChatRequest, Step
 from providers.inference.chat_completions import ChatCompletions, ConnectTimeout
@@ -130,8 +131,21 @@ class Upstreams:
         self._budget = RetryBudget(policy.budget)
         self._turn = itertools.count()
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
         """As `Inference.chat`."""
+        return self._tried(lambda endpoint: endpoint.chat(request))
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """As `Inference.embed`; all inputs in one request."""
+
+        async def answer(endpoint: ChatCompletions) -> AsyncGenerator[Embeddings]:
+            yield await endpoint.embed(request)
+
+        async with aclosing(self._tried(answer)) as answers:
+            return await anext(answers)
+
+    async def _tried(self, make: Callable[[ChatCompletions], AsyncGenerator[T]]) -> AsyncGenerator[T]:
+        """What one server makes, or another where that one failed before it made anything."""
         self._budget.deposit()
         tried: list[Upstream] = []
         while True:
@@ -139,7 +153,7 @@ class Upstreams:
             started = False
             probe = upstream.breaker.begin()
             try:
-                async with aclosing(upstream.endpoint.chat(request)) as steps:
+                async with aclosing(make(upstream.endpoint)) as steps:
                     async for step in steps:
                         if not started:
                             started = True

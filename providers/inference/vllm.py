@@ -1,4 +1,4 @@
-"""VLLM: models served by vLLM, or by any other server that speaks OpenAI's chat completions, on this or other hosts."""
+"""VLLM: models served by vLLM, or by any other server that speaks OpenAI's chat completions or embeddings, wherever."""
 
 import asyncio
 import importlib
@@ -12,11 +12,13 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
 from apis.inference import ChatRequest, Inference, Modality, Model, Step
 from apis.provider import Provider
 from providers.inference.chat_body import Dialect, Engine
 from providers.inference.chat_completions import ChatCompletions, Timeouts, open_session
+from providers.inference.embedding_wire import join, request_to_parts
 from providers.inference.harmony_options import HarmonyOptions
 from providers.inference.upstreams import Policy, Upstreams
 
@@ -29,7 +31,7 @@ class VLLM(Inference):
 
     class Config(Provider.Config):
         """`engine: openai` sends nothing that OpenAI's own API does not have; there `reasoning_field` is `none` unless
-        it is set. `extra_body` is merged over every body. `modalities` says what the models take beside text.
+        it is set. `extra_body` is merged over every chat's body. `modalities` says what the models take beside text.
         `template: harmony` is for gpt-oss on vLLM: prompts are made here, as `harmony` says, and sent as tokens. Then
         `grammars` says whether vLLM enforces them, as it does when it was started with --structured-outputs-config
         '{"backend": "guidance", "enable_in_reasoning": true}'. For the rest see Dialect, Timeouts and Policy."""
@@ -127,6 +129,10 @@ class VLLM(Inference):
     def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
         """See `Inference.chat`."""
         return self._live().chat(request)
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Asked of the server's /embeddings, a few inputs at a time. Each such part has `headers_timeout_s`."""
+        return join([await self._live().embed(part) for part in request_to_parts(request)])
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Asked of vLLM's /tokenize, where the prompt is not made here; other engines raise Unsupported."""

@@ -10,11 +10,12 @@ from apis.errors import NotFound
 from apis.inference import Message
 from apis.items import AssistantMessage, GivenMessage, Item, ItemReference
 from apis.responses import CreateResponse
-from providers.responses.history import ITEMS, History
+from providers.responses.history import History
 from providers.responses.hosted.call import Told
 from providers.responses.ids import Ids
 from providers.responses.items import check_items, items_to_messages
 from providers.responses.recent import Past
+from providers.responses.retold import HOSTED
 
 _PREFIXES = {
     "message": "msg",
@@ -24,7 +25,23 @@ _PREFIXES = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "web_search_call": "ws",
+    "code_interpreter_call": "ci",
+    "file_search_call": "fs",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+    "shell_call": "sh",
+    "shell_call_output": "sho",
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apco",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
 }
+_NO_STATUS = frozenset({"item_reference", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
+_KNOWN_BETTER = frozenset({*HOSTED, "mcp_approval_request"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +53,14 @@ class Conversation:
     told: dict[str, Told]
     instructions: str | None
 
-    def messages(self, made: bytes = b"[]") -> list[Message]:
-        """The whole conversation for a model; `made` is the JSON of what the running response has put out so far."""
-        items = [*self.past.items, *self.given, *(ITEMS.validate_json(made) if made != b"[]" else ())]
-        messages = items_to_messages(items, self.told)
+    @property
+    def items(self) -> Sequence[Item]:
+        """All that came before the response."""
+        return [*self.past.items, *self.given]
+
+    def messages(self, made: Sequence[Item | Told] = (), *, grouped: bool = False) -> list[Message]:
+        """The whole conversation for a model; `made` is what the running response has put out so far."""
+        messages = items_to_messages([*self.past.items, *self.given, *made], self.told, grouped=grouped)
         if self.instructions:
             messages.insert(0, Message(role="developer", content=self.instructions))
         return messages
@@ -62,7 +83,7 @@ async def read_conversation(request: CreateResponse, history: History, *, tenant
     check_items(request.input)
     given = []
     for index, item in enumerate(request.input):
-        if isinstance(item, ItemReference) or item.type == "web_search_call":
+        if isinstance(item, ItemReference) or item.type in _KNOWN_BETTER:
             stored = await history.item(item.id, tenant=tenant) if item.id else None
             if isinstance(item, ItemReference) and stored is None:
                 raise NotFound(
@@ -89,6 +110,6 @@ def _kept(item: Item, ids: Ids) -> dict[str, Any]:
             fields["content"] = [{"type": "output_text", "text": text, "annotations": []}]
         case _:
             pass
-    if not isinstance(item, ItemReference):
+    if fields["type"] not in _NO_STATUS:
         fields.setdefault("status", "completed")
     return fields

@@ -2,20 +2,25 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal, get_args
 
 from openai.types.responses import Response, ResponseError, ResponseOutputItem, ResponseUsage
 from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
+from openai.types.responses.tool import Mcp
 
 from apis.inference import Usage
-from apis.responses import ChosenHosted, CreateResponse, CustomTool, FunctionTool, Tool
+from apis.responses import CreateResponse
+from apis.tools import ChosenHosted, CustomTool, FunctionTool, McpTool, NamespaceTool, Tool, WebSearchTool
 
-Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+_CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-def begin_response(request: CreateResponse, response_id: str, created_at: int) -> Response:
-    """The response as it begins: in progress, without output, every field present with its value or default."""
+def begin_response(
+    request: CreateResponse, response_id: str, created_at: int, status: Status = "in_progress"
+) -> Response:
+    """The response as it begins: without output, every field present with its value or default."""
     text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
     reasoning = request.reasoning
     return Response.model_validate(
@@ -23,9 +28,9 @@ def begin_response(request: CreateResponse, response_id: str, created_at: int) -
             "id": response_id,
             "object": "response",
             "created_at": created_at,
-            "status": "in_progress",
+            "status": status,
             "completed_at": None,
-            "background": False,
+            "background": request.background is True,
             "error": None,
             "incomplete_details": None,
             "instructions": request.instructions,
@@ -106,7 +111,7 @@ def _echo_choice(request: CreateResponse) -> Any:
     choice = request.tool_choice
     if choice is None or isinstance(choice, str):
         return choice or "auto"
-    if isinstance(choice, ChosenHosted) and "preview" not in choice.type:
+    if isinstance(choice, ChosenHosted) and choice.type in ("web_search", "web_search_2025_08_26"):
         return {"type": "web_search_preview"}  # the SDK's response knows the search under this name only
     return choice.model_dump(exclude_none=True)
 
@@ -119,5 +124,12 @@ def _echo_tool(tool: Tool) -> dict[str, Any]:
             return {"description": None, "parameters": None, **fields, "strict": bool(tool.strict)}
         case CustomTool():
             return {**fields, "format": fields.get("format") or {"type": "text"}}
+        case WebSearchTool(type="browser_search"):
+            return {**fields, "type": "web_search"}
+        case NamespaceTool(tools=tools):
+            return {**fields, "tools": [_echo_tool(each) for each in tools]}
+        case McpTool(connector_id=str() as connector) if connector not in _CONNECTORS:
+            del fields["connector_id"]  # one of this server's own, which no client's types know
+            return fields
         case _:
-            return {**fields, "type": "web_search"} if tool.type == "browser_search" else fields
+            return fields

@@ -14,6 +14,7 @@ for each turn, and nothing is stored twice.
 import hashlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -38,6 +39,17 @@ class Head(msgspec.Struct):
     line: str
     depth: int
     response: msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A finished response and what is kept with it: `given` is the JSON array of its own input items, each with an id;
+    `told` is what its hosted calls gave; `also` is written in the same step, or nothing is."""
+
+    response: Response
+    given: bytes
+    told: dict[str, Told]
+    also: Sequence[Op] = ()
 
 
 _decode_turn = msgspec.json.Decoder(Turn).decode
@@ -74,18 +86,22 @@ class History:
             raise _too_many(self._max_turns)
         return past
 
-    async def save(self, response: Response, given: bytes, told: dict[str, Told], *, tenant: str, past: Past) -> None:
-        """Keep a finished response; `given` is the JSON array of its own input items, each with an id."""
+    async def save(self, kept: Finished, *, tenant: str, past: Past) -> bool:
+        """Keep a finished response, after `past`; False when its `also` did not hold, and nothing was kept."""
+        response = kept.response
         made = items_to_json(response.output)
         bare = to_json(response.model_copy(update={"output": []}))
-        turn = Turn(response.id, time.time(), msgspec.Raw(given), msgspec.Raw(made), told)
+        turn = Turn(response.id, time.time(), msgspec.Raw(kept.given), msgspec.Raw(made), kept.told)
         place = Place(past.place.line, past.place.depth + 1) if past.place else Place(response.id[5:], 0)
-        if not await self._put(place, turn, bare, tenant) and past.place is not None:
+        done = await self._put(place, turn, bare, tenant, kept.also)
+        if not done and past.place is not None:
             turn.base = (past.place.line, past.place.depth)
             place = Place(response.id[5:], 0)
-            await self._put(place, turn, bare, tenant)
-        self._recent.discard(tenant, response.previous_response_id)
-        self._recent.put(tenant, Recent(past, turn, place))
+            done = await self._put(place, turn, bare, tenant, kept.also)
+        if done:
+            self._recent.discard(tenant, response.previous_response_id)
+            self._recent.put(tenant, Recent(past, turn, place))
+        return done
 
     async def response(self, response_id: str, *, tenant: str) -> Response:
         """A stored response, whole. Raises NotFound."""
@@ -142,7 +158,7 @@ class History:
         known = await self._kv.get(_key(tenant, "response", before.id))
         return before, None if known else parent
 
-    async def _put(self, place: Place, turn: Turn, bare: bytes, tenant: str) -> bool:
+    async def _put(self, place: Place, turn: Turn, bare: bytes, tenant: str, also: Sequence[Op]) -> bool:
         head = Head(place.line, place.depth, msgspec.Raw(bare))
         ttl = self._retention_s
         ops: list[Op] = [
@@ -152,6 +168,7 @@ class History:
         ops += [Put(_key(tenant, "item", each), turn.id.encode(), ttl) for each in _foreign_ids(turn)]
         if turn.base is not None:
             ops.append(Put(_branch_key(tenant, Place(*turn.base), place.line), b"", ttl))
+        ops += also
         return await self._kv.write(ops) is not None
 
     async def _find(self, response_id: str, tenant: str) -> tuple[Head, Turn]:

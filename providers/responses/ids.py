@@ -3,6 +3,7 @@
 import re
 import secrets
 
+_RESPONSE = re.compile(r"resp_[0-9a-f]{32}")
 _ITEM = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4,8}")
 
 
@@ -11,10 +12,16 @@ class Ids:
 
     __slots__ = ("_key", "_next", "response")
 
-    def __init__(self) -> None:
-        self._key = secrets.token_hex(16)
-        self._next = 0
+    def __init__(self, response_id: str | None = None, minted: int = 0) -> None:
+        """Of a new response, or of one that has `minted` item ids already."""
+        self._key = secrets.token_hex(16) if response_id is None else response_id.removeprefix("resp_")
+        self._next = minted
         self.response = f"resp_{self._key}"
+
+    @property
+    def minted(self) -> int:
+        """How many item ids there are."""
+        return self._next
 
     def item(self, prefix: str) -> str:
         """A new id, such as msg_…, for an item of this response."""
@@ -32,3 +39,8 @@ def response_of(item_id: str) -> str | None:
     """The response in which an item with this id was minted; None for an id that is not ours."""
     found = _ITEM.fullmatch(item_id)
     return f"resp_{found[1]}" if found else None
+
+
+def is_response_id(response_id: str) -> bool:
+    """Whether it is of the form that `Ids` gives to responses."""
+    return _RESPONSE.fullmatch(response_id) is not None

@@ -22,31 +22,29 @@ from apis.inference import (
     Phase,
     TextPart,
 )
+from apis.item_parts import GivenContent, InputFile, InputImage, InputText, OutputRefusal
 from apis.items import (
     AssistantMessage,
     CustomToolCallItem,
     CustomToolCallOutput,
     FunctionCallItem,
     FunctionCallOutput,
-    GivenContent,
     GivenMessage,
-    InputFile,
-    InputImage,
-    InputText,
     Item,
     ItemReference,
-    OutputRefusal,
     ReasoningItem,
-    WebSearchCallItem,
 )
+from apis.tool_items import LocalShellCallOutput, McpApprovalRequest, McpApprovalResponse
 from providers.responses.hosted.call import Told
+from providers.responses.naming import called_name
+from providers.responses.retold import client_call, client_output, hosted_call
 
 
 def check_items(items: Sequence[Item]) -> None:
     """Refuse, by index, what is legal in the API and not offered here, and ids that come twice."""
     seen: set[str] = set()
     for index, item in enumerate(items):
-        if isinstance(item, ItemReference):
+        if isinstance(item, ItemReference | LocalShellCallOutput):  # its id is that of its call
             continue
         if item.id is not None and item.id in seen:
             raise InvalidRequest(f"Duplicate item id '{item.id}'.", param=f"input[{index}].id", code="invalid_value")
@@ -61,35 +59,79 @@ def check_items(items: Sequence[Item]) -> None:
                 pass
 
 
-def items_to_messages(items: Iterable[Item], told: Mapping[str, Told]) -> list[Message]:
-    """The conversation as a model sees it. `told` holds, by item id, what hosted calls gave.
+def items_to_messages(
+    items: Iterable[Item | Told], told: Mapping[str, Told], *, grouped: bool = False
+) -> list[Message]:
+    """The conversation as a model sees it. `told` holds, by item id, what hosted calls gave; one among the items is a
+    call that has no item. `grouped` is for models that know namespaces.
 
     Raises InvalidRequest where a call has no output or an output no call.
     """
     grouping = _Grouping()
+    typed = _Typed(grouping, told, grouped=grouped)
     for item in items:
         match item:
+            case Told():
+                grouping.hosted(item)
             case GivenMessage(role=role, content=content):
                 grouping.give(Message(role=role, content=_content(content)))
             case AssistantMessage():
                 grouping.say(item)
             case ReasoningItem():
                 grouping.think(item)
-            case FunctionCallItem():
+            case FunctionCallItem() | CustomToolCallItem():
                 if item.status != "incomplete":
-                    function = CalledFunction(name=item.name, arguments=item.arguments)
-                    grouping.call(FunctionCall(id=item.call_id, function=function))
-            case CustomToolCallItem():
-                if item.status != "incomplete":
-                    custom = CalledCustom(name=item.name, input=item.input)
-                    grouping.call(CustomCall(id=item.call_id, custom=custom))
+                    grouping.call(_call(item, grouped=grouped))
             case FunctionCallOutput() | CustomToolCallOutput():
                 grouping.answer(item.call_id, _content(item.output))
-            case WebSearchCallItem():
-                grouping.hosted(told.get(item.id or ""))
             case ItemReference():
                 raise InvalidRequest(f"Item with id '{item.id}' not found.", param="input")
+            case _:
+                typed.take(item)
     return grouping.finish()
+
+
+def _call(item: FunctionCallItem | CustomToolCallItem, *, grouped: bool) -> Call:
+    if isinstance(item, FunctionCallItem):
+        name = called_name(item.namespace, item.name, grouped=grouped)
+        return FunctionCall(id=item.call_id, function=CalledFunction(name=name, arguments=item.arguments))
+    name = called_name(item.namespace, item.name, grouped=False)
+    return CustomCall(id=item.call_id, custom=CalledCustom(name=name, input=item.input))
+
+
+class _Typed:
+    """Reads the items of typed tools into a grouping."""
+
+    def __init__(self, grouping: "_Grouping", told: Mapping[str, Told], *, grouped: bool) -> None:
+        self._grouping = grouping
+        self._told = told
+        self._grouped = grouped
+        self._calls: dict[str, str] = {}
+        self._asked: dict[str, McpApprovalRequest] = {}
+
+    def take(self, item: Item) -> None:
+        if isinstance(item, McpApprovalRequest):
+            self._asked[item.id] = item
+        elif isinstance(item, McpApprovalResponse):
+            request = self._asked.get(item.approval_request_id)
+            if request is not None and not item.approve:  # one that was approved is told by its call
+                self._grouping.hosted(self._refused(request, item.reason))
+        elif (call := client_call(item)) is not None:
+            self._calls[item.id or ""] = call.id
+            written = self._told.get(item.id or "")
+            function = CalledFunction(name=written.name, arguments=written.arguments) if written else call.function
+            self._grouping.call(FunctionCall(id=call.id, function=function))
+        elif (output := client_output(item, self._calls)) is not None:
+            self._grouping.answer(*output)
+        else:
+            self._grouping.hosted(self._told.get(item.id or "") or hosted_call(item, native=self._grouped))
+
+    def _refused(self, request: McpApprovalRequest, reason: str | None) -> Told:
+        before = self._told.get(request.id)
+        name = before.name if before else called_name(request.server_label, request.name, grouped=self._grouped)
+        identity = before.call_id if before else request.id
+        why = f" They said: {reason}" if reason else ""
+        return Told(identity, name, request.arguments, f"Not run: the user did not approve this call.{why}")
 
 
 class _Grouping:
@@ -108,6 +150,7 @@ class _Grouping:
         self._phase: Phase | None = None
         self._calls: list[Call] = []
         self._told: list[Message] = []
+        self._turn = 0
 
     def flush(self) -> None:
         """End the assistant message being gathered; what hosted tools told follows it."""
@@ -159,10 +202,18 @@ class _Grouping:
 
     def hosted(self, told: Told | None) -> None:
         # without what it told, the call says nothing to a model: a client sent it along, and the store has it no more
-        if told is not None:
+        if told is None:
+            return
+        if self._told and told.turn != self._turn and not self._waits():
+            self.flush()  # the model had been told of those before when it made this one
+        self._turn = told.turn
+        if told.custom:
+            custom = CalledCustom(name=told.name, input=told.arguments)
+            self._calls.append(CustomCall(id=told.call_id, custom=custom))
+        else:
             function = CalledFunction(name=told.name, arguments=told.arguments)
             self._calls.append(FunctionCall(id=told.call_id, function=function))
-            self._told.append(Message(role="tool", tool_call_id=told.call_id, content=told.output))
+        self._told.append(Message(role="tool", tool_call_id=told.call_id, content=told.output))
 
     def answer(self, call_id: str, content: str | list[Part]) -> None:
         if call_id not in self._unanswered:

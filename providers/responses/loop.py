@@ -7,37 +7,35 @@ makes a failure of what goes wrong. The inner one (turns.py) runs turns and tool
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from typing import Annotated
 
-from openai.types.responses import (
-    Response,
-    ResponseCompletedEvent,
-    ResponseCreatedEvent,
-    ResponseFailedEvent,
-    ResponseIncompleteEvent,
-    ResponseInProgressEvent,
-    ResponseStreamEvent,
-)
-from pydantic import Field
+from openai.types.responses import Response, ResponseCreatedEvent, ResponseStreamEvent
+from pydantic import Field, SecretStr
 
-from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamTimeout, error_to_failure, internal_error
+from apis.errors import InvalidRequest, NotFound, StackError, UpstreamTimeout, internal_error
 from apis.inference import Inference
 from apis.kv_store import KVStore
+from apis.logged_event import LoggedEvent
 from apis.provider import Provider
-from apis.responses import CreateResponse, InputItemsPage, ItemList, Responses, WebSearchTool
+from apis.responses import CreateResponse, InputItemsPage, ItemList, Responses
 from apis.tool_runtime import ToolRuntime
+from apis.tools import CustomTool, FunctionTool
+from providers.responses.background import Background
 from providers.responses.chat_request import build_chat, refuse_unsupported
 from providers.responses.conversation import Conversation, read_conversation
-from providers.responses.envelope import Status, begin_response, end_response
 from providers.responses.history import History
-from providers.responses.hosted.call import HostedTool
-from providers.responses.hosted.web_search import NAME as WEB_SEARCH
-from providers.responses.hosted.web_search import WebSearch
+from providers.responses.hosted.natives import Natives
+from providers.responses.hosted.registry import ASKS_FOR_NATIVE, make_tools
+from providers.responses.hosted.setting import Setting
 from providers.responses.ids import Ids
-from providers.responses.turn import Output
-from providers.responses.turns import Turns
+from providers.responses.kept_reasoning import KeptReasoning
+from providers.responses.making import Making, in_progress, number_on, terminal
+from providers.responses.output import Output
+from providers.responses.toolbox import Toolbox
+from providers.responses.turns import Limits, Turns
+from providers.responses.workers import BackgroundConfig
 
 _log = logging.getLogger(__name__)
 
@@ -46,36 +44,27 @@ _PROMPT_FAILURE_S = 0.04
 """How long the first event waits for the model, so that what is refused at once is refused by an HTTP status."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """One response being made."""
-
-    request: CreateResponse
-    tenant: str
-    conversation: Conversation
-    ids: Ids
-    output: Output
-    turns: Turns
-    created_at: int
-
-    def begin(self) -> Response:
-        """The response as it began. Made anew where it is needed: held, it would be most of an open stream's memory."""
-        return begin_response(self.request, self.ids.response, self.created_at)
-
-
 class Loop(Responses):
     """The Responses API over one Inference, one KVStore and, where there is one, a ToolRuntime."""
 
     class Config(Provider.Config):
         """`retention_days` after their last use, responses are forgotten; `max_turns` bounds a chain;
-        `cache_bytes` of the last conversations are kept in memory, as they are stored."""
+        `cache_bytes` of the last conversations are kept in memory, as they are stored. `max_tool_calls` are run here
+        for one response, `parallel_tool_calls` of them at a time, each for `tool_timeout_s`; of what one gives, the
+        model is told `max_tool_output_chars`. `reasoning_keys` seal the reasoning that clients keep: the first seals,
+        all open; without any, the workers on one store share one that is kept there."""
 
         retention_days: float = Field(30, gt=0)
         sweep_interval_s: float = Field(600, gt=0)
         max_turns: int = Field(1000, ge=1)
         cache_bytes: int = Field(64 * 1024 * 1024, ge=0)
         max_tool_calls: int = Field(32, ge=1)
+        parallel_tool_calls: int = Field(8, ge=1, le=64)
+        tool_timeout_s: float = Field(60, gt=0)
+        max_tool_output_chars: int = Field(100_000, ge=1000)
         response_timeout_s: float = Field(600, gt=0)
+        reasoning_keys: tuple[Annotated[SecretStr, Field(min_length=32)], ...] = ()
+        background: BackgroundConfig = BackgroundConfig()
 
     def __init__(
         self, config: Config, inference: Inference, kv_store: KVStore, tool_runtime: ToolRuntime | None
@@ -84,47 +73,79 @@ class Loop(Responses):
         self._inference = inference
         self._kv = kv_store
         self._tool_runtime = tool_runtime
+        self._natives = Natives(inference)
+        retention_s = config.retention_days * 86_400
         self._history = History(
-            kv_store,
-            retention_s=config.retention_days * 86_400,
-            max_turns=config.max_turns,
-            cache_bytes=config.cache_bytes,
+            kv_store, retention_s=retention_s, max_turns=config.max_turns, cache_bytes=config.cache_bytes
         )
+        self._background = Background(kv_store, self._history, self._prepare, config.background, retention_s)
+        self._reasoning = KeptReasoning(config.reasoning_keys, kv_store)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         self._sweeper = asyncio.create_task(self._sweep())
+        self._background.start()
+
+    async def drain(self) -> None:
+        await self._background.drain()
 
     async def close(self) -> None:
+        await self._background.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.wait({self._sweeper})
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=10)
 
-    async def create(self, request: CreateResponse, *, tenant: str) -> AsyncGenerator[Events]:
-        run = await self._prepare(request, tenant)
+    async def create(
+        self, request: CreateResponse, *, tenant: str
+    ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
+        making = await self._prepare(request, tenant, Ids())
+        if request.background:
+            async with aclosing(self._background.create(making)) as logged:
+                async for some in logged:
+                    yield some
+            return
         number = 0
-        async with aclosing(self._live(run)) as batches:
+        async with aclosing(self._live(making)) as batches:
             async for events in batches:
-                for event in events:
-                    event.sequence_number = number
-                    number += 1
+                number = number_on(events, number)
                 yield events
 
     async def get(self, response_id: str, *, tenant: str) -> Response:
-        return await self._history.response(response_id, tenant=tenant)
+        try:
+            return await self._history.response(response_id, tenant=tenant)
+        except NotFound:
+            running = await self._background.get(response_id, tenant=tenant)
+            # it may have ended between the two looks
+            return running or await self._history.response(response_id, tenant=tenant)
+
+    async def follow(
+        self, response_id: str, starting_after: int, *, tenant: str
+    ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
+        await self.get(response_id, tenant=tenant)
+        async with aclosing(self._background.follow(response_id, starting_after, tenant=tenant)) as batches:
+            async for events in batches:
+                yield events
 
     async def delete(self, response_id: str, *, tenant: str) -> None:
+        await self._background.cancel(response_id, tenant=tenant)
         await self._history.delete(response_id, tenant=tenant)
+        await self._background.forget(response_id, tenant=tenant)
 
     async def cancel(self, response_id: str, *, tenant: str) -> Response:
-        await self._history.response(response_id, tenant=tenant)
-        raise InvalidRequest("Only a response that was made with `background` can be cancelled.", param="response_id")
+        await self._background.cancel(response_id, tenant=tenant)
+        response = await self._history.response(response_id, tenant=tenant)
+        if not response.background:
+            message = "Only a response that was made with `background` can be cancelled."
+            raise InvalidRequest(message, param="response_id")
+        return response
 
     async def input_items(self, response_id: str, page: InputItemsPage, *, tenant: str) -> ItemList:
-        items = await self._history.given(response_id, tenant=tenant)
+        items = await self._background.given(response_id, tenant=tenant)
+        if items is None:
+            items = await self._history.given(response_id, tenant=tenant)
         if page.order == "desc":
             items.reverse()
         if page.after is not None:
@@ -137,47 +158,51 @@ class Loop(Responses):
         return ItemList(data=shown, first_id=first, last_id=last, has_more=len(items) > len(shown))
 
     async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
-        run = await self._prepare(request, tenant)
-        return await self._inference.count_tokens(run.turns.chat)
+        making = await self._prepare(request, tenant, Ids())
+        return await self._inference.count_tokens(making.turns.chat)
 
-    async def _prepare(self, request: CreateResponse, tenant: str) -> _Run:
+    async def _prepare(self, request: CreateResponse, tenant: str, ids: Ids) -> Making:
         """Everything that can be refused before a response exists."""
         refuse_unsupported(request)
-        hosted = self._hosted(request)
+        request, removed = await self._reasoning.opened(request, tenant)
         conversation = await read_conversation(request, self._history, tenant=tenant)
-        ids = Ids()
-        output = Output(ids)
-        chat = build_chat(request, conversation.messages(), hosted)
-        limit = request.max_tool_calls or self._config.max_tool_calls
-        turns = Turns(self._inference, chat, conversation, output, hosted, limit)
-        return _Run(request, tenant, conversation, ids, output, turns, int(time.time()))
+        output = Output(ids, self._config.max_tool_output_chars, await self._reasoning.sealing(request, tenant))
+        toolbox = await self._toolbox(request, conversation, tenant, ids)
+        chat = build_chat(request, conversation.messages(grouped=toolbox.grouped), toolbox)
+        limits = Limits(
+            request.max_tool_calls or self._config.max_tool_calls,
+            self._config.parallel_tool_calls,
+            self._config.tool_timeout_s,
+        )
+        turns = Turns(self._inference, chat, conversation, output, toolbox, limits)
+        return Making(request, tenant, conversation, ids, output, turns, int(time.time()), removed)
 
-    def _hosted(self, request: CreateResponse) -> Mapping[str, HostedTool]:
-        hosted: dict[str, HostedTool] = {}
-        for index, tool in enumerate(request.tools or ()):
-            if not isinstance(tool, WebSearchTool):
-                continue
-            runtime = self._tool_runtime
-            if runtime is None or all(spec.name != "search" for spec in runtime.tools()):
-                if tool.external_web_access is False:
-                    continue  # agents declare this one always, and expect little of it
-                raise Unsupported(
-                    "No web search is configured: give the run config's `tool_runtime` a search provider and its key.",
-                    param=f"tools[{index}].type",
-                )
-            hosted[WEB_SEARCH] = WebSearch(tool, request, runtime)
-        return hosted
+    async def _toolbox(self, request: CreateResponse, conversation: Conversation, tenant: str, ids: Ids) -> Toolbox:
+        if all(isinstance(tool, FunctionTool | CustomTool) for tool in request.tools or ()):
+            return Toolbox(request)
+        asks = any(isinstance(tool, ASKS_FOR_NATIVE) for tool in request.tools or ())
+        setting = Setting(
+            request,
+            tenant,
+            ids.response,
+            self._tool_runtime,
+            conversation.told,
+            conversation.items,
+            await self._natives.of(request.model) if asks else frozenset(),
+        )
+        made = make_tools(request, setting)
+        return Toolbox(request, made, setting.items, grouped=setting.grouped)
 
-    async def _live(self, run: _Run) -> AsyncGenerator[Events]:
+    async def _live(self, making: Making) -> AsyncGenerator[Events]:
         """The outer generator, but for the numbers."""
         deadline = time.monotonic() + self._config.response_timeout_s
         begun = False
         try:
-            async with aclosing(run.turns.run()) as batches:
-                if run.request.stream:
+            async with aclosing(making.turns.run()) as batches:
+                if making.request.stream:
                     async with _head_start(batches) as first:
                         begun = True
-                        yield _beginning(run.begin())
+                        yield _beginning(making.begin())
                         if events := await first:
                             yield events
                     del first
@@ -186,57 +211,41 @@ class Loop(Responses):
                     yield events
                     if time.monotonic() > deadline:
                         raise _too_long(self._config.response_timeout_s)
-            yield [await self._end(run)]
+            final = making.ended()
+            await making.keep(final, self._history)
+            yield [terminal(final)]
         except (GeneratorExit, asyncio.CancelledError):
             if begun:
-                self._leave(run)
+                self._leave(making)
             raise
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:  # the stream's outer edge; a native panic is no Exception
             if not begun:
                 raise
-            error = exc if isinstance(exc, StackError) else _bug(exc, run.ids.response)
-            yield await self._fail(run, error)
+            error = exc if isinstance(exc, StackError) else _bug(exc, making.ids.response)
+            yield await self._fail(making, error)
             raise error from exc
 
-    async def _end(self, run: _Run) -> ResponseStreamEvent:
-        """The terminal event of a response that came to its end. It is in the store before it is told."""
-        reason = run.turns.reason
-        status: Status = "incomplete" if reason else "completed"
-        final = end_response(run.begin(), status, run.output.finished(), run.turns.usage, reason=reason)
-        await self._keep(run, final)
-        if reason:
-            return ResponseIncompleteEvent(type="response.incomplete", response=final, sequence_number=0)
-        return ResponseCompletedEvent(type="response.completed", response=final, sequence_number=0)
-
-    async def _fail(self, run: _Run, error: StackError) -> Events:
+    async def _fail(self, making: Making, error: StackError) -> Events:
         """The last events of a response that failed: what is open ends incomplete, and the cause is told."""
-        events = run.turns.break_off()
-        failure = error_to_failure(error)
-        final = end_response(run.begin(), "failed", run.output.finished(), run.turns.usage, error=failure)
+        events = making.turns.break_off()
+        final = making.failed(error)
         try:
-            await self._keep(run, final)
+            await making.keep(final, self._history)
         except StackError as exc:
             _log.warning("a failed response was not stored: %s", exc.message)
-        return [*events, ResponseFailedEvent(type="response.failed", response=final, sequence_number=0)]
+        return [*events, terminal(final)]
 
-    def _leave(self, run: _Run) -> None:
+    def _leave(self, making: Making) -> None:
         """Nobody listens any more: keep what there is, in a task, because whoever called is being cancelled."""
-        run.turns.break_off()
-        final = end_response(run.begin(), "cancelled", run.output.finished(), run.turns.usage)
-        task = asyncio.create_task(self._keep_quietly(run, final))
+        task = asyncio.create_task(self._keep_quietly(making, making.left()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _keep(self, run: _Run, final: Response) -> None:
-        if run.request.store is not False:
-            given = run.conversation.given_json(run.ids)
-            await self._history.save(final, given, run.turns.told, tenant=run.tenant, past=run.conversation.past)
-
-    async def _keep_quietly(self, run: _Run, final: Response) -> None:
+    async def _keep_quietly(self, making: Making, final: Response) -> None:
         try:
-            await self._keep(run, final)
+            await making.keep(final, self._history)
         except StackError as exc:
             _log.warning("a cancelled response was not stored: %s", exc.message)
 
@@ -275,7 +284,7 @@ async def _head_start(batches: AsyncGenerator[Events]) -> AsyncGenerator[asyncio
 def _beginning(response: Response) -> Events:
     return [
         ResponseCreatedEvent(type="response.created", response=response, sequence_number=0),
-        ResponseInProgressEvent(type="response.in_progress", response=response, sequence_number=0),
+        in_progress(response),
     ]
 
 

@@ -3,7 +3,7 @@
 Every event is made with `sequence_number=0`; the number is given where the stream leaves (loop.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from openai.types.responses import (
@@ -214,17 +214,22 @@ class OpenMessage:
 
 
 class OpenReasoning:
-    """The model's thought, raw, as one part of text."""
+    """The model's thought, raw, as one part of text; and sealed, where a client is to keep it."""
 
-    def __init__(self, item_id: str, index: int) -> None:
+    def __init__(self, item_id: str, index: int, seal: Callable[[str], str] | None = None) -> None:
         self.id = item_id
         self.index = index
         self._pieces: list[str] = []
+        self._seal = seal
+        self._sealed: str | None = None
 
     def item(self, status: Literal["in_progress"] | Status) -> ResponseReasoningItem:
         text = "".join(self._pieces)
         content = [Content(type="reasoning_text", text=text)] if status != "in_progress" else []
-        return ResponseReasoningItem(id=self.id, type="reasoning", summary=[], content=content, status=status)
+        item = ResponseReasoningItem(id=self.id, type="reasoning", summary=[], content=content, status=status)
+        if self._seal is not None and status != "in_progress":
+            self._sealed = item.encrypted_content = self._sealed or self._seal(text)
+        return item
 
     def open(self) -> Events:
         return [
@@ -269,11 +274,12 @@ class OpenReasoning:
 class OpenCall:
     """A call of a function or a custom tool of the client's."""
 
-    def __init__(self, item_id: str, index: int, call_id: str, name: str) -> None:
+    def __init__(self, item_id: str, index: int, call_id: str, name: str, namespace: str | None = None) -> None:
         self.id = item_id
         self.index = index
         self.call_id = call_id
         self.name = name
+        self.namespace = namespace
         self._pieces: list[str] = []
 
     @property
@@ -284,7 +290,7 @@ class OpenCall:
         return [item_added(self.index, self.item("in_progress"))]
 
     def item(self, status: Literal["in_progress"] | Status) -> ResponseOutputItem:
-        return ResponseFunctionToolCall(
+        item = ResponseFunctionToolCall(
             id=self.id,
             type="function_call",
             call_id=self.call_id,
@@ -292,6 +298,9 @@ class OpenCall:
             arguments=self.text,
             status=status,
         )
+        if self.namespace is not None:
+            item.namespace = self.namespace
+        return item
 
     def append(self, text: str, events: Events) -> None:
         self._pieces.append(text)
@@ -318,7 +327,7 @@ class OpenCustomCall(OpenCall):
     """The same for free text."""
 
     def item(self, status: Literal["in_progress"] | Status) -> ResponseOutputItem:
-        return ResponseCustomToolCall(
+        item = ResponseCustomToolCall(
             id=self.id,
             type="custom_tool_call",
             call_id=self.call_id,
@@ -326,6 +335,9 @@ class OpenCustomCall(OpenCall):
             input=self.text,
             status=status,  # pyright: ignore[reportCallIssue]  # extra: Open Responses wants one on every item
         )
+        if self.namespace is not None:
+            item.namespace = self.namespace
+        return item
 
     def _delta(self, text: str) -> ResponseStreamEvent:
         return input_delta(self.id, self.index, text)

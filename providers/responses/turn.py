@@ -10,21 +10,19 @@ What a delta does depends only on its type and on what is open:
     * a change of phase closes it and opens another
 
 Calls stay open beside the rest until the turn ends, because parallel calls may interleave; they are found by call id.
+Calls of typed tools that the client runs open only then, because the item needs its arguments whole and good.
 `output` grows exactly when an item opens, and an item's output_index is its position there. Opening and closing are one
 method each, so that no kind of item can miss its `added` or its `done`.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import assert_never
 
-from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
-
-from apis.errors import UpstreamError
+from apis.errors import ToolFailed, UpstreamError
 from apis.inference import Finish, Reasoning, Refusal, Step, Text, ToolArguments, ToolCallStart
-from apis.tool_runtime import Source
 from providers.responses.citations import CitationScanner
-from providers.responses.hosted.call import HostedCall, HostedTool
-from providers.responses.ids import Ids, call_id
+from providers.responses.hosted.call import ClientCall, HostedCall, Told, TypedTool
+from providers.responses.ids import call_id
 from providers.responses.open_items import (
     Events,
     OpenCall,
@@ -34,33 +32,23 @@ from providers.responses.open_items import (
     OpenReasoning,
     Status,
 )
-
-
-class Output:
-    """The items of a response so far, over all its turns, and the sources its tools have shown the model."""
-
-    def __init__(self, ids: Ids) -> None:
-        self.ids = ids
-        self.items: list[ResponseOutputItem | None] = []
-        self.sources: dict[int, Source] = {}
-
-    def grow(self) -> int:
-        """A new item opens: its output_index."""
-        self.items.append(None)
-        return len(self.items) - 1
-
-    def finished(self) -> list[ResponseOutputItem]:
-        return [item for item in self.items if item is not None]
+from providers.responses.output import Output
+from providers.responses.toolbox import Toolbox
+from providers.responses.undeclared import Undeclared
 
 
 class Turn:
-    """Feed it one chat's steps; then `calls` and `hosted` are what the model wants done, and `finish` how it ended."""
+    """Feed it one chat's steps; then `finish` is how it ended, and what the model wants done is told apart: `calls` and
+    `typed` by the client, `hosted` here. `rejected` are calls that cannot be made: the model is to be told why."""
 
-    def __init__(self, output: Output, hosted: Mapping[str, HostedTool]) -> None:
+    def __init__(self, output: Output, toolbox: Toolbox) -> None:
         self.finish: Finish | None = None
         self.calls: dict[str, OpenCall] = {}
         self.hosted: dict[str, HostedCall] = {}
-        self._tools = hosted
+        self.typed: list[ClientCall] = []
+        self.rejected: list[Told] = []
+        self._waiting: dict[str, ClientCall] = {}
+        self._toolbox = toolbox
         self._output = output
         self._open: OpenMessage | OpenReasoning | None = None
         self._growing: set[str] = set()
@@ -111,6 +99,10 @@ class Turn:
                 events += call.close(status)
                 self._output.items[call.index] = call.item(status)
             self.hosted.clear()
+        else:
+            for call in self._waiting.values():
+                self._place(call, events)
+        self._waiting.clear()
 
     def _message_for(self, delta: Text | Refusal, events: Events) -> OpenMessage:
         phase = delta.phase if isinstance(delta, Text) else None
@@ -127,28 +119,45 @@ class Turn:
     def _reasoning(self, events: Events) -> OpenReasoning:
         if not isinstance(self._open, OpenReasoning):
             self._close(events)
-            self._open = OpenReasoning(self._output.ids.item("rs"), self._output.grow())
+            self._open = OpenReasoning(self._output.ids.item("rs"), self._output.grow(), self._output.seal)
             events += self._open.open()
         return self._open
 
     def _call(self, start: ToolCallStart, events: Events) -> None:
         identity = start.id or call_id()
         self._growing = {identity}
-        if identity in self.calls or identity in self.hosted:
+        if identity in self.calls or identity in self.hosted or identity in self._waiting:
             raise UpstreamError("The inference server began two tool calls with one id.")
-        tool = self._tools.get(start.name)
-        if tool is not None:
-            index = self._output.grow()
-            call = tool.begin(self._output.ids.item(tool.prefix), index, identity, start.name)
-            self.hosted[identity] = call
+        found = self._toolbox.find(start.name)
+        if isinstance(found, TypedTool) or (found is None and self._toolbox.hosted):
+            begun = replace(start, id=identity)
+            typed = found.begin(begun) if found is not None else Undeclared(begun)
+            if isinstance(typed, ClientCall):
+                self._waiting[identity] = typed
+                return
+            call = self.hosted[identity] = typed
+            self._output.place(call)
         else:
+            name, namespace = (found.name, found.namespace) if found is not None else (start.name, None)
             kind, prefix = (OpenCustomCall, "ctc") if start.custom else (OpenCall, "fc")
             index = self._output.grow()
-            call = self.calls[identity] = kind(self._output.ids.item(prefix), index, identity, start.name)
+            call = self.calls[identity] = kind(self._output.ids.item(prefix), index, identity, name, namespace)
         events += call.open()
 
-    def _find(self, identity: str) -> OpenCall | HostedCall:
-        call = self.calls.get(identity) or self.hosted.get(identity)
+    def _place(self, call: ClientCall, events: Events) -> None:
+        """A typed call of the client's is whole: it becomes an item, or the model is told why it cannot."""
+        try:
+            call.take()
+        except ToolFailed as exc:
+            self.rejected.append(Told(call.call_id, call.name, call.text, exc.message, custom=call.custom))
+            return
+        self._output.place(call)
+        self.typed.append(call)
+        events += call.open()
+        self._finish_item(call, "completed", events)
+
+    def _find(self, identity: str) -> OpenCall | HostedCall | ClientCall:
+        call = self.calls.get(identity) or self.hosted.get(identity) or self._waiting.get(identity)
         if call is None:
             raise UpstreamError("The inference server sent arguments of a tool call that had not begun.")
         return call
@@ -158,6 +167,6 @@ class Turn:
             self._finish_item(self._open, status, events)
             self._open = None
 
-    def _finish_item(self, item: OpenItem | HostedCall, status: Status, events: list[ResponseStreamEvent]) -> None:
+    def _finish_item(self, item: OpenItem | HostedCall | ClientCall, status: Status, events: Events) -> None:
         events += item.close(status)
         self._output.items[item.index] = item.item(status)

@@ -1,26 +1,46 @@
 """The inner loop: the model answers, the server runs its own tools, the model goes on, until it wants no more here."""
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal
 
 from openai.types.responses import ResponseOutputItemDoneEvent, ResponseStreamEvent
 
-from apis.errors import UpstreamError
-from apis.inference import ChatRequest, Finish, FunctionTool, Inference, Usage
-from apis.tool_runtime import Source
+from apis.errors import StackError, ToolFailed, UpstreamError
+from apis.inference import ChatRequest, Finish, Inference, Message, Usage
+from apis.items import Item
 from providers.responses.conversation import Conversation
 from providers.responses.envelope import add_usage
-from providers.responses.history import items_to_json
-from providers.responses.hosted.call import HostedCall, HostedTool, Told
-from providers.responses.turn import Output, Turn
+from providers.responses.history import ITEMS, items_to_json
+from providers.responses.hosted.call import HostedCall, Told
+from providers.responses.output import Output
+from providers.responses.side_by_side import Put, side_by_side
+from providers.responses.toolbox import Toolbox
+from providers.responses.turn import Turn
+
+_log = logging.getLogger(__name__)
 
 Events = Sequence[ResponseStreamEvent]
 _MAX_REPEATS: Final = 5
+_MAX_REJECTED_TURNS: Final = 3
+_MAX_CALLS_OF_A_TURN: Final = 64
 _REASONS: Final[Mapping[str, Literal["max_output_tokens", "content_filter"]]] = {
     "length": "max_output_tokens",
     "content_filter": "content_filter",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one response: hosted calls in all, how many of them at a time, and seconds for each."""
+
+    calls: int
+    parallel_calls: int
+    tool_timeout_s: float
 
 
 class Turns:
@@ -32,8 +52,8 @@ class Turns:
         chat: ChatRequest,
         conversation: Conversation,
         output: Output,
-        hosted: Mapping[str, HostedTool],
-        max_tool_calls: int,
+        toolbox: Toolbox,
+        limits: Limits,
     ) -> None:
         self.usage = Usage()
         self.told: dict[str, Told] = {}
@@ -42,81 +62,165 @@ class Turns:
         self.chat = chat
         self._conversation = conversation
         self._output = output
-        self._hosted = hosted
-        self._calls_left = max_tool_calls
+        self._toolbox = toolbox
+        self._limits = limits
+        self._budget = chat.max_completion_tokens
+        self._calls_left = limits.calls
         self._asked: list[tuple[str, str]] = []
+        self._number = 0
         self._turn: Turn | None = None
+        self._unasked: list[HostedCall] = []
+        self._rejected: list[tuple[int, Told]] = []
+        self._rejected_turns = 0
 
     async def run(self) -> AsyncGenerator[Events]:
         """The events of all turns, as batches that became ready together."""
-        chat: ChatRequest | None = self.chat
         for told in self._conversation.told.values():
             self._output.sources.update(told.sources)
-        while chat is not None:
-            self._turn = turn = Turn(self._output, self._hosted)
-            async with aclosing(self._inference.chat(chat)) as steps:
+        while True:
+            async with aclosing(self._prepare()) as batches:
+                async for events in batches:
+                    yield events
+            self._turn = turn = Turn(self._output, self._toolbox)
+            async with aclosing(self._inference.chat(self.chat)) as steps:
                 async for step in steps:
                     if events := turn.feed(step):
                         yield events
             if turn.finish is None:
                 raise UpstreamError("The inference server ended its answer without saying why.")
             self.usage = add_usage(self.usage, turn.finish.usage)
-            for call in turn.hosted.values():
-                async with aclosing(self._run(call)) as batches:
+            if turn.hosted:
+                async with aclosing(self._run_asked([*turn.hosted.values()])) as batches:
                     async for events in batches:
                         yield events
-            chat = self._next(turn, turn.finish)
+            if self._ended(turn, turn.finish):
+                return
+            self._number += 1
+            self.chat = self._next_chat()
+
+    async def _prepare(self) -> AsyncGenerator[Events]:
+        """What tools do before the turn. `chat` is then what the model is to be asked."""
+        waiting = [iter(tool.before(self._number)) for tool in self._toolbox.typed]
+        ran = False
+        while calls := [call for each in waiting if (call := next(each, None)) is not None]:
+            ran = True
+            self._unasked += calls
+            for call in calls:
+                self._output.place(call)
+                yield call.open()
+            async with aclosing(self._run_all(calls)) as batches:
+                async for events in batches:
+                    yield events
+        if ran:
+            self._toolbox.refresh()
+            self.chat = self._next_chat()
 
     def break_off(self) -> Events:
         """The events that close what is open when the response ends before its end."""
-        return self._turn.break_off() if self._turn is not None else ()
+        events = [*self._turn.break_off()] if self._turn is not None else []
+        for call in self._unasked:
+            if self._output.items[call.index] is None:
+                events += call.close("incomplete")
+                self._output.items[call.index] = call.item("incomplete")
+        return events
 
-    async def _run(self, call: HostedCall) -> AsyncGenerator[Events]:
-        if self._calls_left > 0:
-            self._calls_left -= 1
-            sources: Mapping[int, Source] = self._output.sources
-            async with aclosing(call.run(sources)) as batches:
-                async for events in batches:
-                    self._take(events)
-                    yield events
-        else:
-            events = call.refuse("Not run: no more tool calls are allowed in this response. Answer with what you have.")
+    async def _run_asked(self, calls: Sequence[HostedCall]) -> AsyncGenerator[Events]:
+        """Run what the model asked for, as far as it may be run. It is told of all in the order of the calls."""
+        may_run = min(self._calls_left, _MAX_CALLS_OF_A_TURN)
+        self._calls_left -= min(may_run, len(calls))
+        async with aclosing(self._run_all(calls[:may_run])) as batches:
+            async for events in batches:
+                yield events
+        for call in calls[may_run:]:
+            why = (
+                "no more tool calls are allowed in this response. Answer with what you have."
+                if self._calls_left <= 0
+                else f"only {_MAX_CALLS_OF_A_TURN} tools can be called at a time."
+            )
+            events = call.fail(ToolFailed(f"Not run: {why}"))
             self._take(events)
+            self._keep(call)
             yield events
-        assert call.told is not None  # run and refuse both tell
-        self.told[call.id] = call.told
-        self._conversation.told[call.id] = call.told
-        self._output.sources.update(call.told.sources)
-        self._asked.append((call.told.name, call.told.arguments))
+        self._asked += [(call.told.name, call.told.arguments) for call in calls if call.told is not None]
+
+    async def _run_all(self, calls: Sequence[HostedCall]) -> AsyncGenerator[Events]:
+        jobs = [partial(self._drive, call) for call in calls]
+        async with aclosing(side_by_side(jobs, self._limits.parallel_calls)) as batches:
+            async for events in batches:
+                self._take(events)
+                yield events
+
+    async def _drive(self, call: HostedCall, put: Put) -> None:
+        """Run one call to its end, whatever becomes of it: a tool that fails is an outcome that the model is told."""
+        limit_s = self._limits.tool_timeout_s
+        done = False
+        try:
+            async with asyncio.timeout(limit_s), aclosing(call.run(self._output)) as batches:
+                async for events in batches:
+                    done = done or any(isinstance(event, ResponseOutputItemDoneEvent) for event in events)
+                    put(events)
+            failure = ToolFailed("The tool ended without a result.")
+        except StackError as exc:
+            failure = exc if isinstance(exc, ToolFailed) else ToolFailed(exc.message)
+        except TimeoutError:
+            failure = ToolFailed(f"The tool took longer than {limit_s:g} s and was stopped.")
+        except Exception:  # noqa: BLE001 - around a tool call: the model is told, though not the bug's own text
+            _log.exception("the tool %s failed on a bug", call.name)
+            failure = ToolFailed("The tool failed on an error of its own.")
+        if not done:
+            put(call.fail(failure))
+        self._keep(call)
+
+    def _keep(self, call: HostedCall) -> None:
+        if call.told is not None:
+            told = replace(call.told, output=self._output.bound(call.told.output), turn=self._number)
+            self.told[call.id] = self._conversation.told[call.id] = told
 
     def _take(self, events: Events) -> None:
         for event in events:
             if isinstance(event, ResponseOutputItemDoneEvent):
                 self._output.items[event.output_index] = event.item
 
-    def _next(self, turn: Turn, finish: Finish) -> ChatRequest | None:
-        """The chat of the next turn; None when the response is at its end."""
+    def _ended(self, turn: Turn, finish: Finish) -> bool:
+        """Whether the response is at its end."""
+        self.told |= {call.id: call.told for call in turn.typed if call.told is not None}
         self.reason = _REASONS.get(finish.reason)
-        if self.reason or not turn.hosted or turn.calls:
-            return None
-        budget = self.chat.max_completion_tokens
-        left = None if budget is None else budget - self.usage.output_tokens
-        if left is not None and left <= 0:
+        if self.reason or turn.calls or turn.typed or not (turn.hosted or turn.rejected):
+            return True
+        if turn.rejected:
+            self._rejected_turns += 1
+            if self._rejected_turns > _MAX_REJECTED_TURNS:
+                raise UpstreamError(f"The model kept making calls that cannot be made. {turn.rejected[-1].output}")
+            position = len(self._output.items)
+            self._rejected += [(position, replace(told, turn=self._number)) for told in turn.rejected]
+        if self._left() == 0:
             self.reason = "max_output_tokens"
-            return None
-        tools = self.chat.tools
-        if self._calls_left <= 0 or self._repeats():
-            own = [t for t in tools or () if not (isinstance(t, FunctionTool) and t.name in self._hosted)]
-            tools = own or None
-        # a forced choice has been obeyed by now, and would never let the model answer
+        return self.reason is not None
+
+    def _left(self) -> int | None:
+        """How many tokens the model may still generate; None where there is no limit."""
+        return None if self._budget is None else max(0, self._budget - self.usage.output_tokens)
+
+    def _next_chat(self) -> ChatRequest:
+        """The chat of the turn that comes."""
+        tools = self._toolbox.offered(hosted=self._calls_left > 0 and not self._repeats())
+        # a forced choice has been obeyed after the first turn, and would never let the model answer
+        choice = self._toolbox.choice() if self._number == 0 else "auto"
         return self.chat.model_copy(
             update={
-                "messages": self._conversation.messages(items_to_json(self._output.finished())),
-                "tools": tools,
-                "tool_choice": None if tools is None else "auto",
-                "max_completion_tokens": left,
+                "messages": self._messages(),
+                "tools": tools or None,
+                "tool_choice": choice if tools else None,
+                "parallel_tool_calls": self._toolbox.parallel if tools else None,
+                "max_completion_tokens": self._left(),
             }
         )
+
+    def _messages(self) -> list[Message]:
+        made: list[Item | Told] = [*ITEMS.validate_json(items_to_json(self._output.finished()))]
+        for position, told in reversed(self._rejected):
+            made.insert(position, told)
+        return self._conversation.messages(made, grouped=self._toolbox.grouped)
 
     def _repeats(self) -> bool:
         """Whether the model has made one and the same call over and over."""

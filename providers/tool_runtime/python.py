@@ -2,23 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from apis.errors import ConfigError, InvalidRequest, NotFound, ToolFailed
+from apis.containers import Containers
+from apis.errors import ConfigError, NotFound, ToolFailed
+from apis.files import Files
 from apis.provider import Provider
 from apis.tool_runtime import ToolCall, ToolFile, ToolResult, ToolRuntime, ToolSpec
 from providers.tool_runtime.python_cgroup import remove_left_groups
 from providers.tool_runtime.python_check import faults_of
-from providers.tool_runtime.python_files import MAX_FILES_BYTES, is_file_name, media_type
+from providers.tool_runtime.python_containers import Offer, PythonContainers
+from providers.tool_runtime.python_files import media_type
 from providers.tool_runtime.python_sandbox import INSTALL, MIB, Bubblewrap, DangerouslyUnsandboxed, Limits, Sandbox
-from providers.tool_runtime.python_session import FileRefused, Outcome, Session, SessionOver
-from providers.tool_runtime.python_sessions import Sessions
+from providers.tool_runtime.python_session import Outcome, Session, SessionOver
+from providers.tool_runtime.python_sessions import Sessions, Terms
 
 _log = logging.getLogger(__name__)
 
@@ -43,16 +45,6 @@ class _Arguments(BaseModel):
     code: str = Field(max_length=MIB)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionInfo:
-    """A session as a list shows it. Times are seconds since 1970; it is ended `idle_s` after `used_at`."""
-
-    name: str
-    created_at: float
-    used_at: float
-    idle_s: float
-
-
 class Python(ToolRuntime):
     """A notebook for each (tenant, `ToolCall.session`); a call without a session has one for itself alone.
 
@@ -68,21 +60,23 @@ class Python(ToolRuntime):
     """
 
     class Config(Provider.Config):
-        """Limits are per call (`timeout_s`, `cpu_s`, `max_output_bytes`) or per session (the others). `python` names
-        an interpreter other than the system's, such as one of a virtual environment with packages for programs."""
+        """Limits are per call (`timeout_s`, `cpu_s`, `max_output_bytes`) or per session (the others). A container may
+        ask for as much as `max_memory_mib`. `python` names an interpreter other than the system's, such as one of a
+        virtual environment with packages for programs."""
 
         backend: Literal["bubblewrap", "dangerously_unsandboxed"] = "bubblewrap"
         python: Path | None = None
         timeout_s: float = Field(30.0, gt=0, le=600)
         cpu_s: float = Field(10.0, gt=0, le=600)
         memory_mib: int = Field(512, ge=64, le=65536)
+        max_memory_mib: int = Field(1024, ge=64, le=65536)
         max_processes: int = Field(64, ge=1, le=1024)
         scratch_mib: int = Field(64, ge=1, le=4096)
         max_output_bytes: int = Field(256 * 1024, ge=1024, le=256 * 1024)
         max_sessions: int = Field(16, ge=1, le=1024)
         idle_timeout_s: float = Field(1200.0, gt=0, le=86400)
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, files: Files | None) -> None:
         self._config = config
         self._limits = Limits(
             wall_s=config.timeout_s,
@@ -92,8 +86,15 @@ class Python(ToolRuntime):
             scratch_bytes=config.scratch_mib * MIB,
             output_bytes=config.max_output_bytes,
         )
+        self._terms = Terms(config.idle_timeout_s, self._limits.memory_bytes)
         self._sandbox: Sandbox | None = None
         self._sessions = Sessions(self._start_session, config.max_sessions, 2 * config.timeout_s)
+        offer = Offer(
+            self._terms,
+            max(config.memory_mib, config.max_memory_mib) * MIB,
+            isolated=config.backend != "dangerously_unsandboxed",
+        )
+        self._containers = PythonContainers(self._sessions, offer, files)
 
     async def start(self) -> None:
         if self._config.backend == "dangerously_unsandboxed":
@@ -134,7 +135,7 @@ class Python(ToolRuntime):
         except ValidationError as exc:
             told = exc.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
             raise ToolFailed(f"Wrong arguments: they must be one text, `code`, of at most 1 MiB ({told}).") from None
-        key = self._sessions.create(call.tenant, call.session, self._config.idle_timeout_s)
+        key = self._sessions.create(call.tenant, call.session, self._terms)
         try:
             async with self._sessions.use(key) as (session, lost):
                 _log.debug("a program begins to run")
@@ -146,64 +147,13 @@ class Python(ToolRuntime):
                 self._sessions.drop(key)
         return _result(outcome, lost)
 
-    # --- sessions and their files, for those who manage them by name
+    def containers(self) -> Containers:
+        return self._containers
 
-    def sessions(self, tenant: str) -> list[SessionInfo]:
-        """The named sessions of a tenant, in the order of their last use."""
-        kept = self._sessions.of(tenant)
-        return [SessionInfo(name, each.created_at, each.used_at, each.idle_s) for name, each in kept.items()]
-
-    def create_session(self, tenant: str, name: str, idle_s: float | None = None) -> SessionInfo:
-        """Make a session that ends `idle_s` after its last use, or find it. Raises ToolFailed when there is no room."""
-        self._sessions.create(tenant, name, self._config.idle_timeout_s if idle_s is None else idle_s)
-        kept = self._sessions.of(tenant)[name]
-        return SessionInfo(name, kept.created_at, kept.used_at, kept.idle_s)
-
-    def delete_session(self, tenant: str, name: str) -> None:
-        """End a session, with its variables and files. Raises NotFound."""
-        if not self._sessions.drop((tenant, name, 0)):
-            raise NotFound("There is no such Python session.")
-
-    async def files(self, tenant: str, name: str) -> list[tuple[str, int]]:
-        """Names and sizes in bytes of a session's files, at most 2,000. Raises NotFound."""
-        async with self._files_of(tenant, name) as session:
-            return await session.files()
-
-    async def read_file(self, tenant: str, name: str, file: str) -> ToolFile:
-        """Raises NotFound when there is no such session or file, InvalidRequest when it is larger than 16 MiB."""
-        async with self._files_of(tenant, name, file) as session:
-            return ToolFile(file, media_type(file), await session.read(file))
-
-    async def write_file(self, tenant: str, name: str, file: str, data: bytes) -> None:
-        """Make or replace a file. Raises NotFound, and InvalidRequest for a wrong name or when there is no room."""
-        if len(data) > MAX_FILES_BYTES:
-            raise InvalidRequest("A file of a Python session must not be larger than 16 MiB.")
-        async with self._files_of(tenant, name, file) as session:
-            await session.write(file, data)
-
-    async def delete_file(self, tenant: str, name: str, file: str) -> None:
-        """Raises NotFound when there is no such session or file."""
-        async with self._files_of(tenant, name, file) as session:
-            await session.delete(file)
-
-    @asynccontextmanager
-    async def _files_of(self, tenant: str, name: str, file: str = "file") -> AsyncGenerator[Session]:
-        if not is_file_name(file):
-            raise InvalidRequest("A file's name must be a relative path of printable characters, at most 255 bytes.")
-        try:
-            async with self._sessions.use((tenant, name, 0)) as (session, _):
-                yield session
-        except FileRefused as exc:
-            if exc.missing:
-                raise NotFound("There is no such file.") from None
-            raise InvalidRequest(f"The file could not be used: {exc}") from None
-        except SessionOver as exc:
-            raise ToolFailed(f"The Python session ended: {exc}.") from None
-
-    async def _start_session(self) -> Session:
+    async def _start_session(self, terms: Terms) -> Session:
         assert self._sandbox is not None, "started before it is called"
         try:
-            return await Session.start(self._sandbox, self._limits)
+            return await Session.start(self._sandbox, replace(self._limits, memory_bytes=terms.memory_bytes))
         except (SessionOver, OSError) as exc:
             _log.warning("a Python session could not start: %s", exc)
             raise ToolFailed("The Python sandbox could not be started; try again later.") from exc

@@ -7,6 +7,7 @@ from typing import Any, Final, cast
 MAX_FILES: Final = 20
 MAX_FILES_BYTES: Final = 16 * 1024 * 1024
 MAX_NAME_BYTES: Final = 255
+_MAX_NUMBER: Final = 2**53
 
 # Without the system's own tables, so that a name means the same type everywhere.
 _TYPES: Final = MimeTypes()
@@ -28,13 +29,14 @@ def media_type(name: str) -> str:
     return _TYPES.guess_type(name)[0] or "application/octet-stream"
 
 
-def listed_files(reply: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The well-named files of a reply, with their sizes."""
-    found: list[tuple[str, int]] = []
+def listed_files(reply: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """The files of a reply: name, bytes, and seconds since 1970 when it was written last, 0 where that is not told."""
+    found: list[tuple[str, int, int]] = []
     for entry in _list(reply, "files"):
         match entry:
-            case {"name": str(name), "size": int(size)} if size >= 0:
-                found.append((name, size))
+            case {"name": str(name), "size": int(size), **rest} if 0 <= size < _MAX_NUMBER:
+                at: Any = rest.get("at")
+                found.append((name, size, at if isinstance(at, int) and 0 <= at < _MAX_NUMBER else 0))
             case _:
                 pass
     return found
@@ -44,7 +46,7 @@ def returned_files(reply: Mapping[str, Any], data: bytes) -> tuple[list[tuple[st
     """The files whose contents stand in `data` one after the other; and the names of those that were left out."""
     files: list[tuple[str, bytes]] = []
     start = 0
-    for name, size in listed_files(reply)[:MAX_FILES]:
+    for name, size, _ in listed_files(reply)[:MAX_FILES]:
         if is_file_name(name):
             files.append((name, data[start : start + size]))
         start += size

@@ -193,7 +193,8 @@ def answer(request: Message, payload: bytes, files: Files, notebook: Notebook) -
             files.write(request["name"], payload)
         elif request["do"] == "delete":
             files.delete(request["name"])
-        return {"files": [{"name": name, "size": about[0]} for name, about in files.seen().items()]}, b""
+        listed = [{"name": name, "size": size, "at": at // 10**9} for name, (size, at, _) in files.seen().items()]
+        return {"files": listed}, b""
     except FileNotFoundError:
         return {"error": "missing"}, b""
     except OSError as exc:

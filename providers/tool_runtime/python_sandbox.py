@@ -22,7 +22,7 @@ MAX_INODES: Final = 20_000
 
 _GUEST: Final = Path(__file__).with_name("python_guest.py").read_bytes()
 _NOBODY: Final = 65534
-_FOLDER: Final = "/mnt/data"
+FOLDER: Final = "/mnt/data"
 _PROBE_TIMEOUT_S: Final = 10
 
 # The server's own environment never enters. Threads are few: each counts as a process and costs address space.
@@ -116,10 +116,10 @@ class Bubblewrap:
                 *self._before,
                 *_scratch(limits),
                 *("--seccomp", str(seccomp), "--ro-bind-data", str(guest), "/guest.py"),
-                *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", _FOLDER),
+                *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", FOLDER),
                 *("--", self._python, "-I", "/guest.py", str(channel)),
             ]
-            yield Launch(argv, (channel, seccomp, guest), _FOLDER, limits.rlimits())
+            yield Launch(argv, (channel, seccomp, guest), FOLDER, limits.rlimits())
 
 
 class DangerouslyUnsandboxed:
@@ -188,7 +188,7 @@ def _scratch(limits: Limits) -> list[str]:
     return [
         *("--proc", "/proc", "--dev", "/dev"),
         *("--size", str(limits.scratch_bytes // 4), "--tmpfs", "/dev/shm"),  # noqa: S108 - the sandbox's own
-        *("--size", str(limits.scratch_bytes), "--tmpfs", "/mnt", "--dir", _FOLDER, "--dir", "/mnt/tmp"),
+        *("--size", str(limits.scratch_bytes), "--tmpfs", "/mnt", "--dir", FOLDER, "--dir", "/mnt/tmp"),
         *("--symlink", "mnt/tmp", "/tmp"),  # noqa: S108 - the sandbox's own
     ]
 

@@ -136,10 +136,10 @@ class Session:
             return Outcome(self._output.text(), exc.exit, str(exc))
         return Outcome(self._output.text(), done, files=files, skipped=skipped)
 
-    async def files(self) -> list[tuple[str, int]]:
-        """Names and sizes of the files in the work folder, at most 2,000."""
+    async def files(self) -> list[tuple[str, int, int]]:
+        """The files in the work folder, at most 2,000: name, bytes, and seconds since 1970 when it was written last."""
         reply, _ = await self._ask({"do": "list"})
-        return [(name, size) for name, size in listed_files(reply) if is_file_name(name)]
+        return [each for each in listed_files(reply) if is_file_name(each[0])]
 
     async def read(self, name: str) -> bytes:
         """A file's content. Raises FileRefused when it is none, or holds more than 16 MiB."""

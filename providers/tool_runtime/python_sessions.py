@@ -21,24 +21,35 @@ Key = tuple[str, str | None, int]
 """Tenant, name, and a number that keeps sessions without a name apart."""
 
 
-@dataclass(slots=True)
-class Kept:
-    """A session and its bookkeeping. `session` is None before its first use, and after its process has ended."""
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a session is made with: it is ended `idle_s` after its last use. `label` is only shown."""
 
     idle_s: float
+    memory_bytes: int
+    label: str = "auto"
+
+
+@dataclass(slots=True)
+class Kept:
+    """A session and its bookkeeping. `session` is None before its first use, and after its process has ended; `given`
+    are the names of the files that came from outside."""
+
+    terms: Terms
     session: Session | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
     created_at: float = field(default_factory=time.time)
     used_at: float = field(default_factory=time.time)
     expiry: asyncio.TimerHandle | None = None
+    given: set[str] = field(default_factory=set[str])
 
 
 class Sessions:
     """Gives out sessions one user at a time. When all places are taken, the tenant with most idle sessions loses the
     one it has not used for longest."""
 
-    def __init__(self, start: Callable[[], Awaitable[Session]], max_sessions: int, patience_s: float) -> None:
+    def __init__(self, start: Callable[[Terms], Awaitable[Session]], max_sessions: int, patience_s: float) -> None:
         self._start = start
         self._max_sessions = max_sessions
         self._patience_s = patience_s
@@ -51,13 +62,13 @@ class Sessions:
         """The named sessions of a tenant."""
         return {name: kept for (owner, name, _), kept in self._kept.items() if owner == tenant and name is not None}
 
-    def create(self, tenant: str, name: str | None, idle_s: float) -> Key:
+    def create(self, tenant: str, name: str | None, terms: Terms) -> Key:
         """A place for a session; its process starts with its first use. Raises ToolFailed when all are in use."""
         key = (tenant, name, next(self._numbers) if name is None else 0)
         if key not in self._kept:
             if len(self._kept) >= self._max_sessions:
                 self._make_room()
-            self._kept[key] = Kept(idle_s)
+            self._kept[key] = Kept(terms)
             self._rest(key)
         return key
 
@@ -117,7 +128,7 @@ class Sessions:
 
     async def _running(self, key: Key, kept: Kept) -> Session:
         if kept.session is None and self._kept.get(key) is kept:
-            kept.session = await self._start()
+            kept.session = await self._start(kept.terms)
         if kept.session is None or self._kept.get(key) is not kept:
             if kept.session is not None:
                 await kept.session.kill()
@@ -128,6 +139,7 @@ class Sessions:
         kept.used_at = time.time()
         if kept.session is not None and kept.session.over:
             kept.session = None
+            kept.given.clear()
             _log.debug("a Python session ended while it was used")
 
     def _rest(self, key: Key) -> None:
@@ -137,7 +149,8 @@ class Sessions:
         if kept.expiry is not None:
             kept.expiry.cancel()
         loop = asyncio.get_running_loop()
-        kept.expiry = loop.call_later(kept.idle_s, self.drop, key, f"it was not used for {kept.idle_s / 60:g} minutes")
+        idle_s = kept.terms.idle_s
+        kept.expiry = loop.call_later(idle_s, self.drop, key, f"it was not used for {idle_s / 60:g} minutes")
 
     def _make_room(self) -> None:
         idle: dict[str, deque[Key]] = {}

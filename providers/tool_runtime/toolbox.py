@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
+from apis.containers import Containers
 from apis.errors import ConfigError, ToolFailed
 from apis.provider import Provider
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime, ToolSpec
@@ -47,3 +48,7 @@ class Toolbox(ToolRuntime):
             known = ", ".join(self._runtimes) or "none"
             raise ToolFailed(f"There is no such tool here. There are: {known}."[:1000])
         return await runtime.call(call)
+
+    def containers(self) -> Containers | None:
+        """Those of the first provider that has any."""
+        return next((found for each in self._providers.values() if (found := each.containers())), None)

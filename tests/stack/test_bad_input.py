@@ -91,8 +91,7 @@ FIELDS: dict[str, tuple[Fields, str | None, str | None]] = {
         "string_above_max_length",
         "metadata." + "k" * 64,
     ),
-    "background": ({"background": True}, "unsupported_parameter", "background"),
-    "background and no store": ({"background": True, "store": False}, "unsupported_parameter", "background"),
+    "background and no store": ({"background": True, "store": False}, "invalid_value", "background"),
     "conversation": ({"conversation": "conv_1"}, "unsupported_parameter", "conversation"),
     "conversation and previous": (
         {"conversation": {"id": "conv_1"}, "previous_response_id": "resp_1"},
@@ -187,7 +186,11 @@ TOOLS: dict[str, tuple[Any, str, str | None]] = {
         "missing_required_parameter",
         "tools[0].name",
     ),
-    "a stdio server": ([{"type": "mcp", "server_label": "x", "command": "sh"}], "invalid_value", "tools[0].type"),
+    "a stdio server": (
+        [{"type": "mcp", "server_label": "x", "command": "sh"}],
+        "unsupported_parameter",
+        "tools[0].type",
+    ),
     "no name": ([{"type": "function"}], "missing_required_parameter", "tools[0].name"),
     **{
         f"the name {name[:12]!r}": ([function(name)], "invalid_value", "tools[0].name")

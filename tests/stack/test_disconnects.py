@@ -101,7 +101,7 @@ async def test_nothing_is_kept_of_what_was_not_to_be_stored(caplog: pytest.LogCa
             writer.write(request(served.url, ask_for(stream=True, store=False)))
             await reader.readuntil(b"output_text.delta")
         await until(lambda: model(served).left_early == 1)
-        assert not await served.stack.kv_store.scan("")
+        assert not await served.stack.kv_store.scan("default/")
         assert_calm(caplog)
 
 

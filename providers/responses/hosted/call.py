@@ -1,15 +1,29 @@
-"""The seam of hosted tools: what a tool type that the server runs itself must give to the loop."""
+"""The seam of tools with typed items: what such a tool must give to the loop.
+
+A TypedTool makes a TypedCall for each call of the model's. There are two kinds of calls:
+
+    HostedCall   run here: opens when the model begins it, runs when the turn is over, tells the model what came of it
+    ClientCall   run by the client: opens and closes when the turn is over, if its arguments are good; then the
+                 response ends. If they are not, the model is told, and the client sees nothing of it
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final, cast
 
+import orjson
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 
-from apis.inference import FunctionTool
+from apis.errors import ToolFailed
+from apis.inference import NativeTool, Tool, ToolCallStart
 from apis.tool_runtime import Source
+from apis.tools import ChosenHosted, ChosenMcp
+from providers.responses.open_items import item_added, item_done
+from providers.responses.output import Output
 
 Events = list[ResponseStreamEvent]
+_NATIVE_NAMES: Final = {"browser": ("browser.search", "browser.open", "browser.find"), "python": ("python",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,55 +37,119 @@ class Told:
     output: str
     sources: Mapping[int, Source] = field(default_factory=dict[int, Source])
     """The pages it showed, by the numbers that the model may cite them by."""
+    custom: bool = False
+    """`arguments` is raw text, the input of a custom call."""
+    state: Any = None
+    """JSON that the tool wants to find again in later turns of the chain (`Setting.last_state`)."""
+    turn: int = 0
+    """Which of the response's turns called; calls of one turn are one message."""
 
 
-class HostedCall(ABC):
-    """One call of a hosted tool: its item, and its events while the model writes it and while it runs."""
+class TypedCall(ABC):
+    """A call with an item of its own type. `text` is what the model has written of its arguments so far."""
 
-    index: int
-    id: str
-    call_id: str
+    prefix: str
+    """Of the item's id."""
+    id: str = ""
+    index: int = -1
     told: Told | None = None
 
-    @abstractmethod
+    def __init__(self, start: ToolCallStart) -> None:
+        self.call_id = start.id
+        self.name = start.name
+        self.custom = start.custom
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
     def open(self) -> Events:
-        """The item is added; the call has begun."""
+        """The item is added. It has its `id` and `index` by now."""
+        return [item_added(self.index, self.item("in_progress"))]
 
-    @abstractmethod
     def append(self, text: str, events: Events) -> None:
-        """More of the arguments, as the model writes them."""
+        """More of the arguments, as the model writes them; what there is to tell of it is added to `events`."""
+        self._pieces.append(text)
 
-    @abstractmethod
-    def run(self, sources: Mapping[int, Source]) -> AsyncGenerator[Events]:
-        """Do the work once the arguments are whole; the last event is the item's done.
-
-        Afterwards `told` holds the outcome. A tool that fails is an outcome too: the model is told. `sources` are those
-        shown so far in this conversation; new ones are numbered on from them.
-        """
-
-    @abstractmethod
     def close(self, status: str) -> Events:
-        """End a call that will not run, because the model was cut off in it."""
-
-    @abstractmethod
-    def refuse(self, reason: str) -> Events:
-        """End a call that may not run; the model is told the reason."""
+        """The item is done: `completed`, or `failed` or `incomplete` where it was not run to its end."""
+        return [item_done(self.index, self.item(status))]
 
     @abstractmethod
     def item(self, status: str) -> ResponseOutputItem:
         """The item as it stands."""
 
+    def tell(self, output: str, *, sources: Mapping[int, Source] | None = None, state: Any = None) -> None:
+        """What the model shall be told of this call."""
+        bare = {number: replace(source, text="") for number, source in (sources or {}).items()}
+        self.told = Told(self.call_id, self.name, self.text, output, bare, self.custom, state)
 
-class HostedTool(ABC):
-    """A hosted tool as one request declared it."""
+    def arguments(self) -> dict[str, Any]:
+        """The arguments as an object. Raises ToolFailed where the model wrote something else."""
+        try:
+            arguments: Any = orjson.loads(self.text or "{}")
+        except orjson.JSONDecodeError as exc:
+            raise ToolFailed(f"The arguments of `{self.name}` are not JSON: {exc}.") from exc
+        if not isinstance(arguments, dict):
+            raise ToolFailed(f"The arguments of `{self.name}` are not a JSON object.")
+        return cast(dict[str, Any], arguments)
 
-    prefix: str
-    """Of its items' ids."""
+
+class HostedCall(TypedCall):
+    """One call of a tool that runs here."""
 
     @abstractmethod
-    def functions(self) -> Mapping[str, FunctionTool]:
-        """What the model is offered, by the name it calls."""
+    def run(self, output: Output) -> AsyncGenerator[Events]:
+        """Do the work once the arguments are whole; the last event is the item's done, and `tell` has been called.
+
+        Raises ToolFailed where the work cannot be done. It may be cancelled at any time: the time-out is the loop's.
+        """
+
+    def fail(self, error: ToolFailed) -> Events:
+        """End a call that failed, took too long or may not run; the model is told the error's message."""
+        if self.name:  # what the model has not called, it is not told of
+            self.tell(error.message)
+        return self.close("failed")
+
+
+class ClientCall(TypedCall):
+    """One call of a tool that the client runs."""
 
     @abstractmethod
-    def begin(self, item_id: str, index: int, call_id: str, name: str) -> HostedCall:
-        """The model has begun to call the function `name`."""
+    def take(self) -> None:
+        """Read the arguments, which are whole. Raises ToolFailed with what the model did wrong."""
+
+
+class TypedTool(ABC):
+    """A tool as one request declared it."""
+
+    hosted: ClassVar[bool] = True
+    """Whether it is run here."""
+
+    @property
+    @abstractmethod
+    def offered(self) -> Sequence[Tool]:
+        """What the model is given. It may be another after `before`."""
+
+    @abstractmethod
+    def begin(self, start: ToolCallStart) -> HostedCall | ClientCall:
+        """The model has begun to call one of `names`."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What its calls are named by the model."""
+        return [
+            name
+            for tool in self.offered
+            for name in (_NATIVE_NAMES[tool.type] if isinstance(tool, NativeTool) else (tool.name,))
+        ]
+
+    def chosen(self, choice: ChosenHosted | ChosenMcp) -> Sequence[str]:
+        """The names, of those offered, that a tool choice of this tool means."""
+        return [tool.name for tool in self.offered]
+
+    def before(self, turn: int) -> Iterable[HostedCall]:
+        """Calls to be made here before the model's turn, which counts from 0, unasked by the model: listing an MCP
+        server's tools, for one. Each is run to its end before the next is asked for; other tools' run beside it."""
+        return ()

@@ -1,40 +1,43 @@
 """A request in the terms of a chat: what is refused, what is passed on, and which schemas are let through."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from apis.errors import InvalidRequest, Unsupported
-from apis.inference import ChatRequest, Function, FunctionTool, Message
+from apis.inference import ChatRequest, Function, FunctionTool, Message, ToolCallStart
 from apis.responses import CreateResponse
+from apis.tools import WebSearchTool
 from providers.responses.chat_request import build_chat, refuse_unsupported
-from providers.responses.hosted.call import HostedCall, HostedTool
+from providers.responses.hosted.call import HostedCall, TypedTool
+from providers.responses.hosted.registry import Made
+from providers.responses.toolbox import Toolbox
 
 Fields = dict[str, Any]
 F: Fields = {"type": "function", "name": "f"}
 C: Fields = {"type": "custom", "name": "c"}
 
 
-class Clock(HostedTool):
+class Clock(TypedTool):
     """Tells the time; a turn never runs it here."""
 
-    prefix = "ck"
+    @property
+    def offered(self) -> Sequence[FunctionTool]:
+        return [FunctionTool(function=Function(name="clock"))]
 
-    def functions(self) -> Mapping[str, FunctionTool]:
-        return {"clock": FunctionTool(function=Function(name="clock"))}
-
-    def begin(self, item_id: str, index: int, call_id: str, name: str) -> HostedCall:
+    def begin(self, start: ToolCallStart) -> HostedCall:
         raise NotImplementedError
 
 
-CLOCK = Clock()
+CLOCK = Made(WebSearchTool(type="web_search"), Clock())
 
 
 def chat(*, hosted: bool = False, **fields: Any) -> ChatRequest:
     request = CreateResponse.model_validate({"model": "m", "input": "hi", **fields})
-    return build_chat(request, [Message(role="user", content="hi")], {"clock": CLOCK} if hosted else {})
+    toolbox = Toolbox(request, [CLOCK] if hosted else [])
+    return build_chat(request, [Message(role="user", content="hi")], toolbox)
 
 
 def told(**fields: Any) -> Fields:

@@ -11,7 +11,7 @@ from apis.responses import CreateResponse
 from providers.kv_store.memory import Memory
 from providers.responses.conversation import Conversation, read_conversation
 from providers.responses.envelope import begin_response, end_response
-from providers.responses.history import History
+from providers.responses.history import Finished, History
 from providers.responses.hosted.call import Told
 from providers.responses.ids import Ids, response_of
 
@@ -40,7 +40,7 @@ async def save(history: History, value: Any, *output: dict[str, Any], told: dict
     begun = begin_response(CreateResponse.model_validate({"model": "m", "input": "x"}), ids.response, created_at=5)
     shaped = begun.model_validate({**begun.model_dump(), "output": output})
     final = end_response(begun, "completed", shaped.output, Usage())
-    await history.save(final, conversation.given_json(ids), told or {}, tenant=TENANT, past=conversation.past)
+    await history.save(Finished(final, conversation.given_json(ids), told or {}), tenant=TENANT, past=conversation.past)
     return ids.response
 
 
@@ -85,7 +85,7 @@ async def test_a_search_is_shown_with_what_it_told_wherever_it_is_sent_along(his
     shaped = begun.model_validate({**begun.model_dump(), "output": [{**SEARCH, "id": item_id}]})
     conversation = await read(history, "a")
     told = {item_id: Told("c1", "web_search", '{"query":"q"}', "[1] A page")}
-    await history.save(shaped, conversation.given_json(ids), told, tenant=TENANT, past=conversation.past)
+    await history.save(Finished(shaped, conversation.given_json(ids), told), tenant=TENANT, past=conversation.past)
     shown = [("assistant", None), ("tool", "[1] A page"), ("user", "b")]
     for item in ({**SEARCH, "id": item_id}, {"type": "item_reference", "id": item_id}):
         assert contents(await read(history, [item, {"role": "user", "content": "b"}])) == shown

@@ -13,11 +13,13 @@ from apis.kv_store import Entry, Op
 from apis.responses import CreateResponse
 from providers.kv_store.memory import Memory
 from providers.responses.envelope import begin_response, end_response
-from providers.responses.history import ITEMS, History, Past
+from providers.responses.history import ITEMS, Finished, History, Past
 from providers.responses.hosted.call import Told
 from providers.responses.ids import Ids
 from providers.responses.items import items_to_messages
-from providers.responses.turn import Output, Turn
+from providers.responses.output import Output
+from providers.responses.toolbox import Toolbox
+from providers.responses.turn import Turn
 
 DAY_S = 86_400.0
 TENANT = "t"
@@ -68,12 +70,13 @@ class Kept:
     async def save(self, text: str, past: Past, *, tenant: str = TENANT, item_id: str | None = None) -> str:
         ids = Ids()
         output = Output(ids)
-        Turn(output, {}).feed([Text(text.upper()), Finish("stop", Usage())])
-        begun = begin_response(CreateResponse.model_validate({"model": "m", "input": text}), ids.response, created_at=5)
+        request = CreateResponse.model_validate({"model": "m", "input": text})
+        Turn(output, Toolbox(request)).feed([Text(text.upper()), Finish("stop", Usage())])
+        begun = begin_response(request, ids.response, created_at=5)
         final = end_response(begun, "completed", output.finished(), Usage(1, 1))
         given = [{"type": "message", "role": "user", "content": text, "id": item_id or ids.item("msg")}]
         told = {output.finished()[0].id or "": Told("c", "f", "{}", f"told {text}")}
-        await self.history.save(final, orjson.dumps(given), told, tenant=tenant, past=past)
+        await self.history.save(Finished(final, orjson.dumps(given), told), tenant=tenant, past=past)
         return ids.response
 
     async def said(self, response_id: str, *, tenant: str = TENANT) -> str:

@@ -1,23 +1,12 @@
 """What one answer's deltas become: every cell of the table of turn.py, and what ends early."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from openai.types.responses import (
-    ResponseCompletedEvent,
-    ResponseCreatedEvent,
-    ResponseError,
-    ResponseFailedEvent,
-    ResponseIncompleteEvent,
-    ResponseInProgressEvent,
-    ResponseStreamEvent,
-)
 
 from apis.errors import UpstreamError
 from apis.inference import (
     Delta,
-    Finish,
     FinishReason,
     Reasoning,
     Refusal,
@@ -26,83 +15,14 @@ from apis.inference import (
     ToolArguments,
     ToolCallStart,
     TopLogprob,
-    Usage,
 )
-from apis.responses import CreateResponse, WebSearchTool
-from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime, ToolSpec
-from providers.responses.envelope import begin_response, end_response
-from providers.responses.hosted.web_search import NAME, WebSearch
+from apis.tool_runtime import Source
+from providers.responses.hosted.web_search import NAME
 from providers.responses.ids import Ids
-from providers.responses.turn import Output, Turn
-from tests.laws import check_stream
-
-REQUEST = CreateResponse.model_validate({"model": "m", "input": "hi"})
-
-
-class Pages(ToolRuntime):
-    """Searches nothing: no call of a turn is run by the turn."""
-
-    def tools(self) -> Sequence[ToolSpec]:
-        return [ToolSpec("search", "Searches.", {"type": "object"})]
-
-    async def call(self, call: ToolCall) -> ToolResult:
-        raise NotImplementedError
-
-
-SEARCH = WebSearch(WebSearchTool(type="web_search"), REQUEST, Pages())
-
-
-def finish(reason: FinishReason = "stop") -> Finish:
-    return Finish(reason, Usage(1, 2))
-
-
-def turn_of(sources: Mapping[int, Source] | None = None) -> tuple[Turn, Output]:
-    output = Output(Ids())
-    output.sources.update(sources or {})
-    return Turn(output, {NAME: SEARCH}), output
-
-
-def line(event: Any) -> str:
-    """An event in a few words: what it is, where, and what it carries."""
-    name = event.type.removeprefix("response.")
-    where = str(event.output_index)
-    if hasattr(event, "content_index"):
-        where += f".{event.content_index}"
-    for key in ("delta", "text", "refusal", "arguments", "input"):
-        if (value := getattr(event, key, None)) is not None:
-            return f"{where} {name} {value!r}"
-    if hasattr(event, "item"):
-        phase = f" {event.item.phase}" if getattr(event.item, "phase", None) else ""
-        return f"{where} {name} {event.item.type} {event.item.status}{phase}"
-    if hasattr(event, "part"):
-        text = event.part.refusal if event.part.type == "refusal" else event.part.text
-        return f"{where} {name} {event.part.type} {text!r}"
-    if hasattr(event, "annotation"):
-        cited = event.annotation
-        return f"{where} {name} {event.annotation_index}: {cited.url} {cited.start_index}-{cited.end_index}"
-    return f"{where} {name}"
-
-
-def check_laws(
-    events: Sequence[ResponseStreamEvent], output: Output, ending: Literal["completed", "incomplete", "failed"]
-) -> None:
-    """Hold the events against the laws of the stream, with a beginning and an end around them."""
-    begun = begin_response(REQUEST, "resp_1", created_at=5)
-    reason = "max_output_tokens" if ending == "incomplete" else None
-    error = ResponseError(code="server_error", message="x") if ending == "failed" else None
-    ended = end_response(begun, ending, output.finished(), Usage(1, 2), reason=reason, error=error)
-    last: dict[str, Any] = {
-        "completed": ResponseCompletedEvent,
-        "incomplete": ResponseIncompleteEvent,
-        "failed": ResponseFailedEvent,
-    }
-    whole = [
-        ResponseCreatedEvent(type="response.created", response=begun, sequence_number=0),
-        ResponseInProgressEvent(type="response.in_progress", response=begun, sequence_number=0),
-        *events,
-        last[ending](type=f"response.{ending}", response=ended, sequence_number=0),
-    ]
-    check_stream([event.model_copy(update={"sequence_number": number}) for number, event in enumerate(whole)])
+from providers.responses.output import Output
+from providers.responses.toolbox import Toolbox
+from providers.responses.turn import Turn
+from tests.providers.responses.turning import REQUEST, check_laws, finish, line, turn_of
 
 
 def message(index: int, *texts: str, status: str = "completed", phase: str = "") -> list[str]:
@@ -347,8 +267,8 @@ def test_what_is_to_be_done_is_told_apart() -> None:
 def test_a_second_turn_goes_on_where_the_first_ended() -> None:
     output = Output(Ids())
     events = [
-        *Turn(output, {}).feed([Text("a"), finish()]),
-        *Turn(output, {}).feed([Reasoning("b"), Text("c"), finish()]),
+        *Turn(output, Toolbox(REQUEST)).feed([Text("a"), finish()]),
+        *Turn(output, Toolbox(REQUEST)).feed([Reasoning("b"), Text("c"), finish()]),
     ]
     assert [line(event) for event in events] == [*message(0, "a"), *thought(1, "b"), *message(2, "c")]
     ids = [item.id for item in output.finished()]

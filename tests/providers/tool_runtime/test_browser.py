@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,14 @@ from tests.providers.fetcher.hosts import SITE, Canary, Site, answers, fetching
 from tests.providers.tool_runtime.fake_search import failure_of, started
 
 PAGE = "<title>A page</title><h1>Head</h1><p>Words with <a href='/next'>a link</a>.</p>"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Generator[None]:
+    """No child process outlives a test."""
+    before = set(psutil.Process().children())
+    yield
+    assert set(psutil.Process().children()) <= before
 
 
 @pytest.fixture
@@ -129,7 +137,6 @@ async def test_hostile_pages_end_in_text_or_in_words_and_leave_nothing_behind(
         assert (await browser.call(opening(site.page("/", PAGE)))).text
     async with asyncio.timeout(30):
         await hostile
-    assert psutil.Process().children() == []
 
 
 async def test_a_parser_that_dies_takes_nothing_along(
@@ -142,7 +149,6 @@ async def test_a_parser_that_dies_takes_nothing_along(
         async with fetching([site.port]) as safe, started(browsing(safe, tool_timeout_s=1.5)) as browser:
             failure = await failure_of(browser, opening(site.page("/", PAGE * 10_000)))
             assert "cannot be read" in failure.message or "within 1.5 s" in failure.message
-    assert psutil.Process().children() == []
 
 
 async def test_the_reading_process_is_given_no_secrets(

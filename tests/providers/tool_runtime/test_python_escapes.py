@@ -89,7 +89,7 @@ def host() -> Iterator[Host]:
 
 @asynccontextmanager
 async def started(**fields: Any) -> AsyncGenerator[Python]:
-    python = Python(Python.Config.model_validate({"timeout_s": 2, "cpu_s": 1, "memory_mib": 128, **fields}))
+    python = Python(Python.Config.model_validate({"timeout_s": 2, "cpu_s": 1, "memory_mib": 128, **fields}), None)
     await python.start()
     try:
         yield python
@@ -133,7 +133,7 @@ async def test_a_program_that(name: str, python: Python, host: Host) -> None:
             assert_harmless(await python.call(run_in(name, program)))
             # An interpreter that was broken may break once more; the next one is whole.
             assert_harmless(await python.call(run_in(name, "0")))
-            python.delete_session("tenant", name)
+            python.containers().delete(name, tenant="tenant")
             assert (await python.call(run_in("another", "6 * 7"))).text == "42"
         host.assert_untouched()
 

@@ -1,0 +1,68 @@
+"""Embeddings: texts in, one vector for each out."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, cast
+
+from pydantic import Discriminator, Field, Tag
+
+from apis.wire import Wire
+
+MAX_INPUTS: Final = 2048
+MAX_INPUT_TOKENS: Final = 8192
+MAX_REQUEST_TOKENS: Final = 300_000
+"""OpenAI's bounds of one request, of one input and of all inputs of a request together."""
+
+
+def _kind(given: Any) -> str:
+    """Which form of input this is meant to be: what is wrong with it is then told of that form alone. No form is named
+    like a key, lest it be looked for in what was given."""
+    first = cast("list[Any]", given)[:1] if isinstance(given, list) else None
+    if first is None:
+        return "a text"
+    if first and isinstance(first[0], list):
+        return "token lists"
+    return "some tokens" if first and type(first[0]) is int else "some texts"
+
+
+Words = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_INPUT_TOKENS)]
+Input = Annotated[
+    Annotated[Words, Tag("a text")]
+    | Annotated[list[Words], Field(min_length=1, max_length=MAX_INPUTS), Tag("some texts")]
+    | Annotated[Tokens, Tag("some tokens")]
+    | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS), Tag("token lists")],
+    Discriminator(_kind),
+]
+
+
+class EmbeddingRequest(Wire):
+    """Texts to embed, or texts as ids of the model's own tokens. `encoding_format` is how a client wants to read the
+    numbers: it changes nothing about them."""
+
+    model: str = Field(min_length=1, max_length=256)
+    input: Input
+    dimensions: int | None = Field(None, ge=1, le=2**16)
+    encoding_format: Literal["float", "base64"] | None = None
+    user: str | None = None
+
+    @property
+    def inputs(self) -> Sequence[str | list[int]]:
+        """What gets a vector each, in order."""
+        given = self.input
+        if isinstance(given, str):
+            return [given]
+        if isinstance(given[0], int):
+            return [cast("list[int]", given)]
+        return cast("list[str] | list[list[int]]", given)
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """One vector of float32 (type code `f`) per input, in the inputs' order, all finite and of equal length.
+    `input_tokens` counts the tokens of all inputs."""
+
+    vectors: Sequence["array[float]"]
+    input_tokens: int

@@ -1,0 +1,64 @@
+"""What items are made of: ids, statuses, and the parts of their content."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+CallId = Annotated[str, Field(min_length=1, max_length=256)]
+ItemId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")]
+ToolName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")]
+
+
+class ItemWire(BaseModel):
+    """Strict in what it knows, lossless in what it does not."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+
+class InputText(ItemWire):
+    type: Literal["input_text"]
+    text: str
+
+
+class InputImage(ItemWire):
+    """An image by URL (https or data) or by the id of an uploaded file."""
+
+    type: Literal["input_image"]
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Literal["low", "high", "auto", "original"] | None = None
+
+
+class InputFile(ItemWire):
+    """A file by its data (data URL or base64), by URL or by the id of an uploaded file."""
+
+    type: Literal["input_file"]
+    file_data: str | None = None
+    file_url: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
+class OutputText(ItemWire):
+    type: Literal["output_text"]
+    text: str
+
+
+class OutputRefusal(ItemWire):
+    type: Literal["refusal"]
+    refusal: str
+
+
+def text_or_list(value: Any) -> str:
+    """Tells the two forms apart that content has, so that errors speak of the one that was meant."""
+    return "text" if isinstance(value, str) else "list"
+
+
+GivenContent = Annotated[InputText | InputImage | InputFile, Field(discriminator="type")]
+MadeContent = Annotated[InputText | OutputText | OutputRefusal, Field(discriminator="type")]
+# fail_fast: only the first error is told, and listing a hundred thousand of them would hold up all else
+_GivenList = Annotated[list[GivenContent], Field(fail_fast=True)]
+_MadeList = Annotated[list[MadeContent], Field(fail_fast=True)]
+Given = Annotated[Annotated[str, Tag("text")] | Annotated[_GivenList, Tag("list")], Discriminator(text_or_list)]
+Made = Annotated[Annotated[str, Tag("text")] | Annotated[_MadeList, Tag("list")], Discriminator(text_or_list)]

@@ -1,0 +1,215 @@
+"""VectorStores: uploaded files, made searchable."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+from openai.types import VectorStore, VectorStoreSearchResponse
+from openai.types.vector_stores import FileContentResponse, VectorStoreFile, VectorStoreFileBatch
+from pydantic import Field, model_validator
+
+from apis.files import Order, Page
+from apis.provider import Provider
+from apis.tools import FileFilter, HybridWeights, Id
+from apis.wire import Wire
+
+MAX_BATCH_FILES = 2000
+
+Key = Annotated[str, Field(max_length=64, pattern=r"^[^\x00]*$")]
+Short = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
+Metadata = Annotated[dict[Key, Short], Field(max_length=16)]
+Attributes = Annotated[dict[Key, Short | bool | int | float], Field(max_length=16)]
+Query = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class Sizes(Wire):
+    """Of chunks, in tokens."""
+
+    max_chunk_size_tokens: int = Field(default=800, ge=100, le=4096)
+    chunk_overlap_tokens: int = Field(default=400, ge=0)
+
+    @model_validator(mode="after")
+    def _overlaps_by_half_at_most(self) -> Self:
+        if self.chunk_overlap_tokens > self.max_chunk_size_tokens // 2:
+            raise ValueError("the overlap is more than half of the chunk")
+        return self
+
+
+class AutoChunking(Wire):
+    type: Literal["auto"]
+
+
+class StaticChunking(Wire):
+    type: Literal["static"]
+    static: Sizes
+
+
+Chunking = Annotated[AutoChunking | StaticChunking, Field(discriminator="type")]
+
+
+class StoreExpiry(Wire):
+    """The store is emptied `days` after it was last searched or given a file."""
+
+    anchor: Literal["last_active_at"]
+    days: int = Field(ge=1, le=365)
+
+
+class CreateVectorStore(Wire):
+    name: Short | None = None
+    description: Short | None = None
+    file_ids: list[Id] | None = Field(default=None, max_length=MAX_BATCH_FILES)
+    chunking_strategy: Chunking | None = None
+    expires_after: StoreExpiry | None = None
+    metadata: Metadata | None = None
+
+
+class UpdateVectorStore(Wire):
+    """What is not given stays."""
+
+    name: Short | None = None
+    expires_after: StoreExpiry | None = None
+    metadata: Metadata | None = None
+
+
+class AddFile(Wire):
+    file_id: Id
+    attributes: Attributes | None = None
+    chunking_strategy: Chunking | None = None
+
+
+class AddFiles(Wire):
+    """Files by id, all with the same attributes, or each with its own: one of the two."""
+
+    file_ids: list[Id] | None = Field(default=None, min_length=1, max_length=MAX_BATCH_FILES)
+    files: list[AddFile] | None = Field(default=None, min_length=1, max_length=MAX_BATCH_FILES)
+    attributes: Attributes | None = None
+    chunking_strategy: Chunking | None = None
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> Self:
+        if (self.file_ids is None) == (self.files is None):
+            raise ValueError("give either file_ids or files")
+        return self
+
+
+class UpdateFile(Wire):
+    attributes: Attributes | None
+
+
+class Ranking(Wire):
+    """With the ranker `none`, likeness alone counts. What scores less than `score_threshold` is left out."""
+
+    ranker: Literal["none", "auto", "default-2024-11-15"] | None = None
+    score_threshold: float | None = Field(default=None, ge=0, le=1)
+    hybrid_search: HybridWeights | None = None
+
+
+class SearchStores(Wire):
+    """Several queries are searched for together. `rewrite_query` is accepted and changes nothing."""
+
+    query: Query | Annotated[list[Query], Field(min_length=1, max_length=16)]
+    filters: FileFilter | None = None
+    max_num_results: int = Field(default=10, ge=1, le=50)
+    ranking_options: Ranking | None = None
+    rewrite_query: bool | None = None
+
+    @property
+    def queries(self) -> Sequence[str]:
+        return [self.query] if isinstance(self.query, str) else self.query
+
+
+class StoresPage(Wire):
+    """Which to list; `after` and `before` are ids of others of the list."""
+
+    after: str | None = Field(default=None, max_length=256)
+    before: str | None = Field(default=None, max_length=256)
+    limit: int = Field(default=20, ge=1, le=100)
+    order: Order = "desc"
+
+
+class StoreFilesPage(StoresPage):
+    filter: Literal["in_progress", "completed", "failed", "cancelled"] | None = None
+
+
+class VectorStores(Provider, ABC):
+    """Vector stores, the files in them and the search over both. All that takes ids raises NotFound for one that is
+    not there, or that is another tenant's.
+
+    Promises:
+    - A file is `in_progress` until it can be found by a search (`completed`) or has turned out unreadable (`failed`,
+      and `last_error` says why). That work outlives the process it began in.
+    - What was deleted is no longer found: chunks, text and attributes go with the file, files with the store.
+    """
+
+    @abstractmethod
+    async def create(self, request: CreateVectorStore, *, tenant: str) -> VectorStore:
+        """A new store, with the files of `file_ids` in progress."""
+
+    @abstractmethod
+    async def get(self, store_id: str, *, tenant: str) -> VectorStore:
+        """The store as it is now."""
+
+    @abstractmethod
+    async def update(self, store_id: str, request: UpdateVectorStore, *, tenant: str) -> VectorStore:
+        """Change what the request names."""
+
+    @abstractmethod
+    async def list(self, page: StoresPage, *, tenant: str) -> Page[VectorStore]:
+        """The tenant's stores, by the time they were made."""
+
+    @abstractmethod
+    async def delete(self, store_id: str, *, tenant: str) -> None:
+        """Forget the store, with all that was made of its files. The files themselves stay."""
+
+    @abstractmethod
+    async def search(
+        self, store_ids: Sequence[str], request: SearchStores, *, tenant: str
+    ) -> Sequence[VectorStoreSearchResponse]:
+        """The chunks of all these stores that fit best, best first, with scores from 0 to 1.
+
+        A score says how high a chunk ranked among the likest and among those with the query's words: 1 is first in
+        both, with all of the words. With the ranker `none` likeness alone counts, and the score is the cosine. Raises
+        what `embed` raises.
+        """
+
+    @abstractmethod
+    async def add_file(self, store_id: str, request: AddFile, *, tenant: str) -> VectorStoreFile:
+        """Begin to make a file searchable; one that is there already begins anew."""
+
+    @abstractmethod
+    async def get_file(self, store_id: str, file_id: str, *, tenant: str) -> VectorStoreFile:
+        """The file as it stands in the store."""
+
+    @abstractmethod
+    async def list_files(
+        self, store_id: str, page: StoreFilesPage, *, batch_id: str | None = None, tenant: str
+    ) -> Page[VectorStoreFile]:
+        """The files of the store, or of one batch, by the time they were added."""
+
+    @abstractmethod
+    async def update_file(self, store_id: str, file_id: str, request: UpdateFile, *, tenant: str) -> VectorStoreFile:
+        """Give the file these attributes instead of its own."""
+
+    @abstractmethod
+    async def delete_file(self, store_id: str, file_id: str, *, tenant: str) -> None:
+        """Take the file out of the store."""
+
+    @abstractmethod
+    async def file_content(self, store_id: str, file_id: str, *, tenant: str) -> Sequence[FileContentResponse]:
+        """The text that was read out of the file; empty while there is none."""
+
+    @abstractmethod
+    async def forget_file(self, file_id: str, *, tenant: str) -> None:
+        """Take a file out of all the tenant's stores. No error when it is in none."""
+
+    @abstractmethod
+    async def add_files(self, store_id: str, request: AddFiles, *, tenant: str) -> VectorStoreFileBatch:
+        """Add many files as one batch."""
+
+    @abstractmethod
+    async def get_batch(self, store_id: str, batch_id: str, *, tenant: str) -> VectorStoreFileBatch:
+        """The batch, with its files counted as they are now."""
+
+    @abstractmethod
+    async def cancel_batch(self, store_id: str, batch_id: str, *, tenant: str) -> VectorStoreFileBatch:
+        """Stop what of the batch is still in progress."""

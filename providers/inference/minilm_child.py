@@ -1,0 +1,198 @@
+"""The child process of the embedded embeddings: a small BERT (Devlin et al. 2018, as sentence-transformers uses it).
+
+Run as a script with the model's folder as its argument. It writes one line of JSON, `{"dimensions": N}` or
+`{"error": "..."}`, then answers lines of JSON from stdin, each a list of texts, until stdin ends. An answer is a line
+`{"tokens": [...]}` followed by one vector of little-endian float32 per text, or `{"too_long": [position, tokens]}`.
+Nothing of this project is imported here.
+
+A text of more tokens than the model was trained for is read in windows of that many; its vector is the normalised sum
+of the vectors of all its tokens, as it is for a text of one window.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+Floats = npt.NDArray[np.float32]
+
+WINDOW_TOKENS = 256
+"""What all-MiniLM-L6-v2 was trained for, its two special tokens included."""
+MAX_TOKENS = 8192
+STEP_TOKENS = 1024
+"""So many tokens go through the layers together: more is no faster, and takes more memory."""
+HEAD_WIDTH = 32
+EPSILON = np.float32(1e-12)
+
+
+class TooLong(Exception):
+    """The text at `position` has more than MAX_TOKENS."""
+
+    def __init__(self, position: int, tokens: int) -> None:
+        super().__init__(position, tokens)
+        self.position, self.tokens = position, tokens
+
+
+def read_safetensors(path: Path) -> dict[str, Floats]:
+    """The float32 tensors of a file of https://github.com/huggingface/safetensors: a JSON header, then their bytes."""
+    raw = np.memmap(path, dtype=np.uint8, mode="r")
+    start = 8 + int(raw[:8].view("<u8")[0])
+    header: dict[str, Any] = json.loads(raw[8:start].tobytes())
+    tensors: dict[str, Floats] = {}
+    for name, about in header.items():
+        if name != "__metadata__" and about["dtype"] == "F32":
+            first, last = about["data_offsets"]
+            # Copied, because the file does not align them, and the arithmetic is slower on what is not aligned.
+            tensors[name] = raw[start + first : start + last].copy().view("<f4").reshape(about["shape"])
+    return tensors
+
+
+class Bert:
+    """The weights, and the way through them."""
+
+    def __init__(self, tensors: dict[str, Floats]) -> None:
+        self._tensors = tensors
+        self._layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("encoder.layer."))
+        self.dimensions = int(tensors["embeddings.LayerNorm.weight"].shape[0])
+
+    def token_vectors(self, sequences: Sequence[Sequence[int]]) -> list[Floats]:
+        """The last layer's vectors of each sequence's tokens.
+
+        The sequences lie end to end, not padded to one length: only attention has to know where each of them begins.
+        """
+        lengths = [len(sequence) for sequence in sequences]
+        cuts = np.cumsum(lengths)[:-1]
+        tensors, ids = self._tensors, np.concatenate([np.asarray(sequence) for sequence in sequences])
+        places = np.concatenate([np.arange(length) for length in lengths])
+        x = tensors["embeddings.word_embeddings.weight"][ids]
+        x += tensors["embeddings.position_embeddings.weight"][places]
+        x += tensors["embeddings.token_type_embeddings.weight"][0]
+        x = self._normalise(x, "embeddings.LayerNorm")
+        for number in range(self._layers):
+            layer = f"encoder.layer.{number}"
+            x += self._attend(x, cuts, f"{layer}.attention")
+            x = self._normalise(x, f"{layer}.attention.output.LayerNorm")
+            x += self._linear(gelu(self._linear(x, f"{layer}.intermediate.dense")), f"{layer}.output.dense")
+            x = self._normalise(x, f"{layer}.output.LayerNorm")
+        return np.split(x, cuts)
+
+    def _attend(self, x: Floats, cuts: npt.NDArray[np.int64], name: str) -> Floats:
+        query, key, value = (
+            [_heads(part) for part in np.split(self._linear(x, f"{name}.self.{what}"), cuts)]
+            for what in ("query", "key", "value")
+        )
+        mixed = [
+            _softmax(q @ k.transpose(0, 2, 1) * np.float32(HEAD_WIDTH**-0.5)) @ v
+            for q, k, v in zip(query, key, value, strict=True)
+        ]
+        joined = np.concatenate([each.transpose(1, 0, 2).reshape(-1, x.shape[1]) for each in mixed])
+        return self._linear(joined, f"{name}.output.dense")
+
+    def _linear(self, x: Floats, name: str) -> Floats:
+        y: Floats = x @ self._tensors[f"{name}.weight"].T
+        y += self._tensors[f"{name}.bias"]
+        return y
+
+    def _normalise(self, x: Floats, name: str) -> Floats:
+        x = x - x.mean(axis=-1, keepdims=True)
+        x /= np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + EPSILON)
+        return x * self._tensors[f"{name}.weight"] + self._tensors[f"{name}.bias"]
+
+
+def _heads(x: Floats) -> Floats:
+    return x.reshape(x.shape[0], -1, HEAD_WIDTH).transpose(1, 0, 2)
+
+
+def _softmax(x: Floats) -> Floats:
+    x -= x.max(axis=-1, keepdims=True)
+    np.exp(x, out=x)
+    x /= x.sum(axis=-1, keepdims=True)
+    return x
+
+
+def gelu(x: Floats) -> Floats:
+    """x * P(N(0, 1) < x), by 7.1.26 of Abramowitz and Stegun (error below 1.5e-7): numpy has no error function."""
+    z = np.abs(x)
+    z *= np.float32(0.5**0.5)
+    t = 1 / (1 + np.float32(0.3275911) * z)
+    tail = np.full_like(t, 1.061405429)
+    for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        tail *= t
+        tail += np.float32(factor)
+    tail *= t
+    tail *= np.exp(-np.square(z, out=z))
+    return np.float32(0.5) * x * (1 + np.copysign(1 - tail, x))
+
+
+class Embedder:
+    """Texts to unit vectors."""
+
+    def __init__(self, folder: Path) -> None:
+        self._bert = Bert(read_safetensors(folder / "model.safetensors"))
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(WINDOW_TOKENS)  # pyright: ignore[reportUnknownMemberType] - untyped kwargs
+        self.dimensions = self._bert.dimensions
+
+    def embed(self, texts: Sequence[str]) -> tuple[list[int], Floats]:
+        """How many tokens each text has, and their vectors as rows. Raises TooLong."""
+        windows: list[list[int]] = []
+        owners: list[int] = []
+        tokens: list[int] = []
+        for position, first in enumerate(self._tokenizer.encode_batch(list(texts))):
+            own = [first.ids, *(more.ids for more in first.overflowing)]
+            tokens.append(sum(map(len, own)))
+            if tokens[-1] > MAX_TOKENS:
+                raise TooLong(position, tokens[-1])
+            windows += own
+            owners += [position] * len(own)
+        sums = np.zeros((len(texts), self.dimensions), dtype=np.float32)
+        for start, end in steps(windows):
+            for owner, vectors in zip(owners[start:end], self._bert.token_vectors(windows[start:end]), strict=True):
+                sums[owner] += vectors.sum(axis=0)
+        return tokens, sums / np.linalg.norm(sums, axis=1, keepdims=True)
+
+
+def steps(windows: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Where to cut the windows into runs of at most STEP_TOKENS."""
+    cuts: list[tuple[int, int]] = []
+    start = size = 0
+    for position, window in enumerate(windows):
+        if size and size + len(window) > STEP_TOKENS:
+            cuts.append((start, position))
+            start, size = position, 0
+        size += len(window)
+    return [*cuts, (start, len(windows))]
+
+
+def main() -> None:
+    # Native code may print; only our answers may reach the parent's pipe.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+
+    def tell(message: dict[str, Any], vectors: bytes = b"") -> None:
+        out.write(json.dumps(message).encode() + b"\n" + vectors)
+        out.flush()
+
+    # Set rather than caught: whatever ends this process, the parent is to hear of it.
+    sys.excepthook = lambda kind, error, _: tell({"error": f"{kind.__name__}: {error}"})
+    embedder = Embedder(Path(sys.argv[1]))
+    embedder.embed(["The first texts would wait for what is set up at its first use."])
+    tell({"dimensions": embedder.dimensions})
+    for line in sys.stdin.buffer:
+        try:
+            tokens, vectors = embedder.embed(json.loads(line))
+        except TooLong as exc:
+            tell({"too_long": [exc.position, exc.tokens]})
+        else:
+            tell({"tokens": tokens}, vectors.astype("<f4").tobytes())
+
+
+if __name__ == "__main__":
+    main()

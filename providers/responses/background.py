@@ -1,0 +1,289 @@
+"""Background: responses that go on when nobody listens, made by whichever worker has their lease.
+
+What a worker makes goes into the log of the response, and nowhere else: clients read the log, here or elsewhere. How
+a response ends, and the end of its log and of its lease, are one write: nobody can see one without the others.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+import orjson
+from openai.types.responses import (
+    Response,
+    ResponseCreatedEvent,
+    ResponseError,
+    ResponseQueuedEvent,
+    ResponseStreamEvent,
+)
+
+from apis.errors import (
+    InvalidRequest,
+    RateLimited,
+    StackError,
+    StoreUnavailable,
+    UpstreamTimeout,
+    error_to_failure,
+    internal_error,
+)
+from apis.inference import Usage
+from apis.kv_store import KVStore, Op, Put
+from apis.logged_event import LoggedEvent
+from apis.responses import CreateResponse
+from providers.responses.broken_log import close_log
+from providers.responses.envelope import Status, begin_response, end_response
+from providers.responses.event_log import EventLog, Wakers, event_key, write_line
+from providers.responses.history import Finished, History, to_json
+from providers.responses.ids import Ids
+from providers.responses.journal import Journal
+from providers.responses.making import Making, in_progress, number_on, terminal
+from providers.responses.recent import Past
+from providers.responses.runs import Asked, Claimed, LeaseLost, Ref, Runs, run_key
+from providers.responses.workers import BackgroundConfig, Workers
+
+_log = logging.getLogger(__name__)
+
+Prepare = Callable[[CreateResponse, str, Ids], Awaitable[Making]]
+_BEGINNING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
+_BEGUN: Final = len(_BEGINNING)
+_RANKS: Final = {"ultrafast": 0, "fast": 1, "priority": 2, "flex": 9}
+_USUAL_RANK: Final = 5
+_MAX_ATTEMPTS: Final = 3
+_RETRY_S: Final = 0.2
+_STOPPED: Final = "The server that made this response stopped before it was done."
+_WAITED: Final = "No worker was free for this response in time (`responses.background.queue_timeout_s`)."
+
+
+class Background:
+    """All background responses of a store, as this process sees them."""
+
+    def __init__(
+        self, kv: KVStore, history: History, prepare: Prepare, config: BackgroundConfig, retention_s: float
+    ) -> None:
+        self._kv = kv
+        self._history = history
+        self._prepare = prepare
+        self._config = config
+        self._events_ttl_s = config.queue_timeout_s + config.timeout_s + config.event_retention_s
+        self._wakers = Wakers()
+        self._events = EventLog(kv, self._wakers, run_key)
+        self._runs = Runs(kv, lease_s=config.lease_s, queue_timeout_s=config.queue_timeout_s, retention_s=retention_s)
+        self._here: dict[Ref, CreateResponse] = {}
+        self._journals: dict[Ref, Journal] = {}
+        self._workers = Workers(self._runs, self._play, config)
+
+    def start(self) -> None:
+        self._workers.start()
+
+    async def drain(self) -> None:
+        """Claim nothing more, let go of readers and of all that has not told of any item yet, and return when nothing
+        is made here any more."""
+        self._events.closing = True
+        self._wakers.wake_all()
+        for ref, journal in self._journals.items():
+            if journal.number <= _BEGUN:
+                self._workers.stop(ref)
+        await self._workers.drain()
+
+    async def close(self) -> None:
+        await self._workers.close()
+
+    async def create(self, making: Making) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
+        """Put it into the queue, and tell so; with `stream`, tell all of it."""
+        ref = Ref(making.tenant, making.ids.response)
+        await self._runs.check_room(ref.tenant, self._config.max_waiting)
+        request = making.request
+        stored = request.model_dump_json(by_alias=True, exclude_none=True).encode()
+        portable = CreateResponse.model_validate_json(stored) == request
+        given = making.conversation.given_json(making.ids)
+        asked = Asked(msgspec.Raw(stored), msgspec.Raw(given), making.ids.minted, making.created_at)
+        response = making.begin("queued")
+        queued = ResponseQueuedEvent(type="response.queued", response=response, sequence_number=0)
+        first = [ResponseCreatedEvent(type="response.created", response=response, sequence_number=0), queued]
+        number_on(first, 0)
+        put = self._put(ref, 0, [write_line(event) for event in first])
+        rank = _RANKS.get(request.service_tier or "", _USUAL_RANK)
+        claimed = await self._runs.add(ref, rank, asked, put, portable=portable)
+        if claimed is None:
+            self._workers.wake()
+        else:
+            self._here[ref] = request
+            self._workers.begin(claimed)
+        if not request.stream:
+            yield [queued]
+            return
+        async with aclosing(self.follow(ref.id, -1, tenant=ref.tenant)) as batches:
+            async for events in batches:
+                yield events
+
+    def follow(self, response_id: str, starting_after: int, *, tenant: str) -> AsyncGenerator[Sequence[LoggedEvent]]:
+        """The events after that number, live or later."""
+        return self._events.follow(response_id, starting_after, tenant=tenant)
+
+    async def get(self, response_id: str, *, tenant: str) -> Response | None:
+        """One that is not at its end."""
+        found = await self._runs.get(Ref(tenant, response_id))
+        return None if found is None else _begun(response_id, found[1], found[0].status)
+
+    async def given(self, response_id: str, *, tenant: str) -> list[dict[str, Any]] | None:
+        """The input items of one that is not at its end."""
+        found = await self._runs.get(Ref(tenant, response_id))
+        return None if found is None else orjson.loads(bytes(found[1].given))
+
+    async def cancel(self, response_id: str, *, tenant: str) -> bool:
+        """End one that is not at its end, whoever makes it: from then on, that worker can write nothing of it."""
+        ref = Ref(tenant, response_id)
+        while (claimed := await self._runs.wrest(ref)) is not None:
+            with suppress(LeaseLost):
+                await self._end_from_log(claimed, "cancelled")
+                self._workers.stop(ref)
+                return True
+        return False
+
+    async def forget(self, response_id: str, *, tenant: str) -> None:
+        """Its log goes."""
+        await self._events.forget(response_id, tenant=tenant)
+
+    # --- what a worker does ------------------------------------------------------------------------------------------
+
+    async def _play(self, claimed: Claimed) -> None:
+        """Bring a run to its end, or leave it: then somebody else can go on."""
+        try:
+            error, number = await self._obstacle(claimed)
+            if error is None:
+                error = await self._make(claimed, number)
+            if error is not None:
+                await self._end_from_log(claimed, "failed", error)
+        except LeaseLost:
+            _log.info("response %s is another worker's now", claimed.ref.id)
+        except (asyncio.CancelledError, StoreUnavailable):
+            with suppress(StackError):
+                await claimed.lease.give_back(claimed.run)
+            raise
+        finally:
+            self._here.pop(claimed.ref, None)
+            self._journals.pop(claimed.ref, None)
+
+    async def _obstacle(self, claimed: Claimed) -> tuple[StackError | None, int]:
+        """Why a run cannot be made, if so, and the number of its next event."""
+        if claimed.late:
+            return RateLimited(_WAITED), 0
+        if claimed.run.attempts == 1:
+            return None, 2
+        log = await self._events.whole(claimed.ref.id, tenant=claimed.ref.tenant)
+        told = any(event.type not in _BEGINNING for event in log)
+        if told or not claimed.run.portable or claimed.run.attempts > _MAX_ATTEMPTS:
+            return StackError(_STOPPED), len(log)
+        return None, len(log)
+
+    async def _make(self, claimed: Claimed, number: int) -> StackError | None:
+        """Make it from its beginning; the error for which it could not even begin."""
+        ref, asked = claimed.ref, claimed.asked
+        try:
+            request = self._here.get(ref) or _request(asked)
+            prepared = await self._prepare(request, ref.tenant, Ids(ref.id, asked.ids))
+        except StoreUnavailable:
+            raise
+        except StackError as exc:
+            return exc
+        making = replace(prepared, created_at=asked.created_at)
+        journal = self._journals[ref] = Journal(claimed.lease, number, self._events_ttl_s, self._wakers)
+        writing = asyncio.create_task(journal.run())
+        working = asyncio.create_task(self._work(making, journal))
+        try:
+            await asyncio.wait({writing, working}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                writing.result()
+            error = await working
+        finally:
+            journal.stop()
+            working.cancel()
+            await asyncio.wait({writing, working})
+        writing.result()
+        events = making.turns.break_off() if error is not None else ()
+        final = making.ended() if error is None else making.failed(error)
+        also = journal.last([*events, terminal(final)])
+        finished = Finished(final, bytes(asked.given), making.turns.told, also)
+        await self._keep(claimed, finished, making.conversation.past)
+        return None
+
+    async def _work(self, making: Making, journal: Journal) -> StackError | None:
+        """All turns, into the journal; the error that stopped them."""
+        limit_s = self._config.timeout_s
+        limit = asyncio.timeout(limit_s)
+        try:
+            if journal.number < _BEGUN:
+                await journal.append([in_progress(making.begin())])
+            async with limit, aclosing(making.turns.run()) as batches:
+                async for events in batches:
+                    await journal.append(events)
+        except StackError as exc:
+            return exc
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:  # noqa: BLE001 - the stream's outer edge; a native panic is no Exception
+            if isinstance(exc, TimeoutError) and limit.expired():
+                return UpstreamTimeout(
+                    f"The response took longer than {limit_s:g} s (`responses.background.timeout_s`)."
+                )
+            _log.error("response %s failed on a bug", making.ids.response, exc_info=exc)
+            return internal_error(making.ids.response)
+        return None
+
+    async def _end_from_log(self, claimed: Claimed, status: Status, error: StackError | None = None) -> None:
+        """End a run of which only the log is left. Raises LeaseLost."""
+        ref, asked = claimed.ref, claimed.asked
+        broken = close_log(await self._events.whole(ref.id, tenant=ref.tenant))
+        failure = error_to_failure(error) if error else None
+        final = _ended(_begun(ref.id, asked, "in_progress"), status, broken.items, failure)
+        lines = [b"%b %b\n" % (event["type"].encode(), orjson.dumps(event)) for event in broken.closing]
+        if status == "failed":
+            last = terminal(final)
+            number_on([last], broken.number)
+            lines.append(write_line(last))
+        also: list[Op] = claimed.lease.end_ops()
+        if lines:
+            also.append(self._put(ref, broken.number - len(broken.closing), lines))
+        past = Past()
+        if final.previous_response_id is not None:
+            with suppress(InvalidRequest):  # what came before is gone: it stands alone then
+                past = await self._history.past(final.previous_response_id, tenant=ref.tenant)
+        await self._keep(claimed, Finished(final, bytes(asked.given), {}, also), past)
+
+    async def _keep(self, claimed: Claimed, kept: Finished, past: Past) -> None:
+        """How it ended, and its end, in one write. Raises LeaseLost. An outage is waited out while the lease lives."""
+        deadline = time.monotonic() + self._config.lease_s
+        while True:
+            try:
+                done = await self._history.save(kept, tenant=claimed.ref.tenant, past=past)
+                break
+            except StoreUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_RETRY_S)
+        self._wakers.wake(claimed.ref.id)
+        if not done:
+            raise LeaseLost
+
+    def _put(self, ref: Ref, number: int, lines: Sequence[bytes]) -> Put:
+        return Put(event_key(ref.tenant, ref.id, number), b"".join(lines), self._events_ttl_s)
+
+
+def _request(asked: Asked) -> CreateResponse:
+    return CreateResponse.model_validate_json(bytes(asked.request))
+
+
+def _begun(response_id: str, asked: Asked, status: Status) -> Response:
+    return begin_response(_request(asked), response_id, asked.created_at, status)
+
+
+def _ended(begun: Response, status: Status, items: Sequence[dict[str, Any]], failure: ResponseError | None) -> Response:
+    """How a response ended of which only the items are known; nobody knows what it used."""
+    final = end_response(begun, status, (), Usage(), error=failure)
+    fields: dict[str, Any] = orjson.loads(to_json(final))
+    return Response.model_validate({**fields, "output": items, "usage": None})

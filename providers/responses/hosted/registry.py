@@ -1,0 +1,76 @@
+"""Which declared tool is made by what: one line for each type of tool."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from apis.errors import InvalidRequest
+from apis.inference import Wire
+from apis.responses import CreateResponse
+from apis.tools import (
+    ApplyPatchTool,
+    CodeInterpreterTool,
+    CustomTool,
+    FunctionTool,
+    LocalShellTool,
+    McpTool,
+    NamespaceTool,
+    ShellTool,
+    ToolSearchTool,
+    WebSearchTool,
+)
+from providers.responses.client.apply_patch import make_apply_patch
+from providers.responses.client.local_shell import make_local_shell
+from providers.responses.client.shell import make_shell
+from providers.responses.client.tool_search import make_tool_search
+from providers.responses.hosted.call import TypedTool
+from providers.responses.hosted.code_interpreter import make_code_interpreter
+from providers.responses.hosted.mcp import make_mcp
+from providers.responses.hosted.setting import Setting
+from providers.responses.hosted.web_search import make_web_search
+
+Factory = Callable[[Any, Setting], TypedTool | None]
+
+FACTORIES: Mapping[type[Wire], Factory] = {
+    ApplyPatchTool: make_apply_patch,
+    CodeInterpreterTool: make_code_interpreter,
+    LocalShellTool: make_local_shell,
+    McpTool: make_mcp,
+    ShellTool: make_shell,
+    ToolSearchTool: make_tool_search,
+    WebSearchTool: make_web_search,
+}
+"""A factory gives None for a tool that is left out silently, and raises `setting.missing(...)` for one that is not
+configured here."""
+
+ASKS_FOR_NATIVE: Final = (WebSearchTool, CodeInterpreterTool, NamespaceTool, McpTool, ToolSearchTool)
+"""Tools that are offered in another way to a model that has tools or namespaces of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A declared tool and what was made of it."""
+
+    declared: Wire
+    tool: TypedTool
+
+
+def make_tools(request: CreateResponse, setting: Setting) -> Sequence[Made]:
+    """The typed tools of a request. Raises Unsupported, naming the tool, for what is not offered here."""
+    made: dict[tuple[type[Wire], str], Made] = {}
+    for index, declared in enumerate(request.tools or ()):
+        if isinstance(declared, FunctionTool | CustomTool | NamespaceTool):
+            continue
+        here = replace(setting, param=f"tools[{index}]")
+        factory: Factory | None = FACTORIES.get(type(declared))
+        if factory is None:
+            raise here.missing(f"No '{declared.type}' tool is configured on this server.")
+        label = declared.server_label if isinstance(declared, McpTool) else ""
+        if label and (McpTool, label) in made:
+            raise InvalidRequest(
+                f"Two servers are labelled '{label}'.", param=f"{here.param}.server_label", code="invalid_value"
+            )
+        tool = factory(declared, here)
+        if tool is not None:
+            made[type(declared), label] = Made(declared, tool)
+    return [*made.values()]

@@ -1,0 +1,50 @@
+"""Setting: what a tool may know of the request that declared it, and of the conversation that it is in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from apis.errors import Unsupported
+from apis.inference import Native
+from apis.items import Item
+from apis.responses import CreateResponse
+from apis.tool_runtime import ToolRuntime, ToolSpec
+from providers.responses.hosted.call import Told
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`param` is the declared tool's place in the request, `items` the whole conversation before this response, `told`
+    what its hosted calls gave, by item id, oldest first; `native` are the model's own tools, and where there are any
+    it knows namespaces too (`grouped`). `response_id` is that of the response being made."""
+
+    request: CreateResponse
+    tenant: str = ""
+    response_id: str = ""
+    runtime: ToolRuntime | None = None
+    told: Mapping[str, Told] = field(default_factory=dict[str, Told])
+    items: Sequence[Item] = ()
+    native: frozenset[Native] = frozenset()
+    param: str = "tools"
+
+    @property
+    def grouped(self) -> bool:
+        return bool(self.native)
+
+    def spec(self, name: str) -> ToolSpec | None:
+        """The ToolRuntime's tool of this name, where there is one."""
+        specs = self.runtime.tools() if self.runtime else ()
+        return next((spec for spec in specs if spec.name == name), None)
+
+    def last_state(self, *names: str) -> Any:
+        """The `state` that the conversation's last call of one of these names has left; None if there is none."""
+        states = [each.state for each in self.told.values() if each.name in names and each.state is not None]
+        return states[-1] if states else None
+
+    def includes(self, what: str) -> bool:
+        """Whether the request's `include` names it."""
+        return what in (self.request.include or ())
+
+    def missing(self, message: str) -> Unsupported:
+        """The refusal of a tool that is not configured here; the message says how it would be."""
+        return Unsupported(message, param=f"{self.param}.type")

@@ -1,0 +1,90 @@
+"""Journal: writes the log of a run that this process holds, and keeps its lease while there is nothing to write."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from openai.types.responses import ResponseStreamEvent
+
+from apis.kv_store import Op, Put
+from providers.responses.event_log import Wakers, event_key, write_line
+from providers.responses.making import number_on
+from providers.responses.runs import Lease
+
+_GATHER_S: Final = 0.05
+_GATHER_BYTES: Final = 64 * 1024
+_FULL_BYTES: Final = 1024 * 1024
+_RENEW_S: Final = 1.0
+"""How often the store is told that the run goes on: a cancelled one stops by then."""
+
+
+class Journal:
+    """Numbers events on from `number` and writes them: what is ready every 50 ms or 64 KiB goes in one write."""
+
+    def __init__(self, lease: Lease, number: int, events_ttl_s: float, wakers: Wakers) -> None:
+        self._lease = lease
+        self._ref = lease.ref
+        self.number = number
+        self._written = number
+        self._ttl_s = events_ttl_s
+        self._wakers = wakers
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        self._some = asyncio.Event()
+        self._much = asyncio.Event()
+        self._room = asyncio.Event()
+        self._stopping = False
+
+    async def append(self, events: Sequence[ResponseStreamEvent]) -> None:
+        """Take events; waits while the store is far behind."""
+        self._take(events)
+        self._some.set()
+        if self._bytes >= _GATHER_BYTES:
+            self._much.set()
+        while self._bytes >= _FULL_BYTES:
+            self._room.clear()
+            await self._room.wait()
+
+    async def run(self) -> None:
+        """Write until stopped. Raises LeaseLost."""
+        while not self._stopping:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(_RENEW_S, self._lease.lease_s / 3)):
+                    await self._some.wait()
+            if self._stopping:
+                return
+            op = self._gathered()
+            await self._lease.write([op] if op else [])
+            self._room.set()
+            if op is not None:
+                self._wakers.wake(self._ref.id)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_GATHER_S):
+                        await self._much.wait()
+
+    def stop(self) -> None:
+        """Let `run` come to its end after the write that it is in."""
+        self._stopping = True
+        self._some.set()
+        self._much.set()
+
+    def last(self, events: Sequence[ResponseStreamEvent]) -> list[Op]:
+        """What ends the log, with the lease's end: to be written with the response. `run` must have ended."""
+        self._take(events)
+        op = self._gathered()
+        return [*([op] if op else []), *self._lease.end_ops()]
+
+    def _take(self, events: Sequence[ResponseStreamEvent]) -> None:
+        self.number = number_on(events, self.number)
+        for event in events:
+            line = write_line(event)
+            self._lines.append(line)
+            self._bytes += len(line)
+
+    def _gathered(self) -> Put | None:
+        lines, number = self._lines, self._written
+        self._lines, self._bytes, self._written = [], 0, self.number
+        self._some.clear()
+        self._much.clear()
+        return Put(event_key(self._ref.tenant, self._ref.id, number), b"".join(lines), self._ttl_s) if lines else None

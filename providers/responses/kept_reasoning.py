@@ -1,0 +1,75 @@
+"""Reasoning on its way to a client that keeps it for us, and back."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from openai.types.responses.response import InputTransformation
+from pydantic import SecretStr
+
+from apis.items import Item, ReasoningItem, ReasoningText
+from apis.kv_store import ABSENT, KVStore, Put
+from apis.responses import CreateResponse
+from providers.responses.sealed import CannotOpen, Sealer, new_key
+
+INCLUDED: Final = "reasoning.encrypted_content"
+_KEY: Final = "/reasoning-key"
+
+
+class KeptReasoning:
+    """Seals what leaves and opens what comes back. Without `keys`, with one that all workers on this store share: the
+    first that needs it makes it."""
+
+    def __init__(self, keys: Sequence[SecretStr], kv: KVStore) -> None:
+        self._kv = kv
+        self._sealer = Sealer([key.get_secret_value().encode() for key in keys]) if keys else None
+
+    async def sealing(self, request: CreateResponse, tenant: str) -> Callable[[str], str] | None:
+        """What seals the response's reasoning, where the client asks for it or nobody else would keep it."""
+        if INCLUDED not in (request.include or ()) and request.store is not False:
+            return None
+        sealer = await self._ready()
+        return lambda text: sealer.seal(text, tenant=tenant, model=request.model)
+
+    async def opened(
+        self, request: CreateResponse, tenant: str
+    ) -> tuple[CreateResponse, Sequence[InputTransformation]]:
+        """The request with its sealed reasoning opened, and what of it says nothing here, which no model is shown."""
+        if not isinstance(request.input, list) or not any(map(_is_sealed, request.input)):
+            return request, ()
+        return _opened(request, request.input, await self._ready(), tenant)
+
+    async def _ready(self) -> Sealer:
+        if self._sealer is None:
+            key = new_key()
+            if await self._kv.write([Put(_KEY, key, None, ABSENT)]) is None:
+                found = await self._kv.get(_KEY)
+                key = found.value if found is not None else key
+            self._sealer = Sealer([key])
+        return self._sealer
+
+
+def _opened(
+    request: CreateResponse, given: Sequence[Item], sealer: Sealer, tenant: str
+) -> tuple[CreateResponse, Sequence[InputTransformation]]:
+    items: list[Item] = []
+    removed: list[InputTransformation] = []
+    for item in given:
+        if not isinstance(item, ReasoningItem) or item.encrypted_content is None:
+            items.append(item)
+            continue
+        try:
+            text = sealer.open(item.encrypted_content, tenant=tenant, model=request.model)
+        except CannotOpen as exc:
+            items.append(item)
+            if not item.content:  # else the client kept the thought itself as well
+                removed.append(
+                    InputTransformation(id=item.id or "", action="removed", reason=exc.reason, type="reasoning")
+                )
+        else:
+            content = [ReasoningText(type="reasoning_text", text=text)] if text else []
+            items.append(item.model_copy(update={"content": content}))
+    return request.model_copy(update={"input": items}), removed
+
+
+def _is_sealed(item: Item) -> bool:
+    return isinstance(item, ReasoningItem) and item.encrypted_content is not None

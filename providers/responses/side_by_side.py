@@ -1,0 +1,42 @@
+"""Work that is done side by side, and tells what happens as it happens."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Final
+
+from openai.types.responses import ResponseStreamEvent
+
+Events = Sequence[ResponseStreamEvent]
+Put = Callable[[Events], None]
+Job = Callable[[Put], Awaitable[None]]
+_LEAVING_S: Final = 5
+
+
+async def side_by_side(jobs: Sequence[Job], limit: int) -> AsyncGenerator[Events]:
+    """The batches that all jobs put, as they come; at most `limit` jobs are at work at a time. What a job raises is
+    raised when all have ended. Leaving early cancels the jobs and waits until they have stopped."""
+    queue: asyncio.Queue[Events | None] = asyncio.Queue()
+    turnstile = asyncio.Semaphore(limit)
+
+    async def work(job: Job) -> None:
+        async with turnstile:
+            await job(queue.put_nowait)
+
+    tasks = [asyncio.create_task(work(job)) for job in jobs]
+    for task in tasks:
+        task.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        working = len(tasks)
+        while working:
+            events = await queue.get()
+            if events is None:
+                working -= 1
+            else:
+                yield events
+        for task in tasks:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LEAVING_S)

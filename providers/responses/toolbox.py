@@ -1,0 +1,236 @@
+"""Toolbox: all that one request offers the model, and what each name stands for that the model calls."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from apis.errors import InvalidRequest
+from apis.inference import (
+    AllowedTools,
+    AllowedToolSet,
+    Custom,
+    CustomTool,
+    Function,
+    FunctionTool,
+    Grammar,
+    GrammarFormat,
+    NamedCustom,
+    NamedFunction,
+    NamedTool,
+    TextFormatInput,
+    Tool,
+    ToolChoice,
+    ToolName,
+    Wire,
+)
+from apis.items import Item
+from apis.responses import CreateResponse
+from apis.tool_items import ToolSearchOutput
+from apis.tools import AllowedTools as AllowedToolsOption
+from apis.tools import ChosenCustom, ChosenFunction, ChosenHosted, ChosenMcp, McpTool, NamespaceTool, ToolSearchTool
+from apis.tools import CustomTool as DeclaredCustom
+from apis.tools import FunctionTool as DeclaredFunction
+from apis.tools import GrammarFormat as DeclaredGrammar
+from apis.tools import WebSearchTool as DeclaredSearch
+from providers.responses.hosted.call import TypedTool
+from providers.responses.hosted.registry import Made
+from providers.responses.naming import called_name, flat_name, group_of
+from providers.responses.schemas import check_parameters
+
+_MAX_TOOLS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ClientName:
+    """A function or custom tool of the client's, by its own name."""
+
+    name: str
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """A function or custom tool of the client's, and where it was declared."""
+
+    tool: DeclaredFunction | DeclaredCustom
+    param: str
+    namespace: str | None = None
+
+
+class Toolbox:
+    """`made` are the tools with typed items, `items` the conversation, where a tool search may have found more.
+    Raises InvalidRequest where two tools are called alike, or a schema is none."""
+
+    def __init__(
+        self, request: CreateResponse, made: Sequence[Made] = (), items: Sequence[Item] = (), *, grouped: bool = False
+    ) -> None:
+        self.typed: Sequence[TypedTool] = [each.tool for each in made]
+        self.hosted = any(tool.hosted for tool in self.typed)
+        self._request = request
+        self._made = made
+        self.grouped = grouped
+        self._own: list[Tool] = []
+        self._names: dict[str, TypedTool | ClientName] = {}
+        self.refresh()
+        found = {self._key(each): each for each in _found(items)}
+        searches = any(isinstance(each.declared, ToolSearchTool) for each in made)
+        declared = [*_declared(request)]
+        keys = {self._key(each) for each in declared}
+        declared += (each for key, each in found.items() if key not in keys)
+        _check_schemas(declared)
+        for each in declared:
+            waits = bool(each.tool.defer_loading) and searches and self._key(each) not in found
+            self._add(each, offer=not waits)
+        if len(self.offered()) > _MAX_TOOLS:
+            raise InvalidRequest(f"The model can be offered {_MAX_TOOLS} tools at most.", param="tools")
+
+    @property
+    def parallel(self) -> bool | None:
+        """Whether the model may make several calls at a time, as the request says it."""
+        return self._request.parallel_tool_calls
+
+    def refresh(self) -> None:
+        """Take note of the names that typed tools have now."""
+        for tool in self.typed:
+            for name in tool.names:
+                self._names.setdefault(name, tool)
+
+    def offered(self, *, hosted: bool = True) -> list[Tool]:
+        """What the model is given: the client's tools, then the typed ones; without `hosted`, none that runs here."""
+        typed = [each for tool in self.typed if hosted or not tool.hosted for each in tool.offered]
+        return [*self._own, *typed]
+
+    def find(self, name: str) -> TypedTool | ClientName | None:
+        """What a called name stands for. gpt-oss now and then says `functions.` before a name that is in no such
+        namespace."""
+        return self._names.get(name) or self._names.get(name.removeprefix("functions."))
+
+    def choice(self, *, final: bool = True) -> ToolChoice | None:
+        """The request's tool choice in chat completions' terms. Until it is `final`, tools may still be unlisted."""
+        choice = self._request.tool_choice
+        tools = self.offered()
+        listed = final or all(tool.offered for tool in self.typed)
+        match choice:
+            case None | "auto":
+                return "auto" if tools else None
+            case "none":
+                return "none" if tools else None
+            case "required":
+                if not tools and listed:
+                    raise _wrong_choice("Tool choice 'required' needs tools.")
+                return "required" if tools else None
+            case AllowedToolsOption(mode=mode, tools=allowed):
+                named = [name for each in allowed for name in self._named(each, listed=listed)]
+            case _:
+                mode, named = "required", self._named(choice, listed=listed)
+                if len(named) == 1:
+                    return named[0]
+        return AllowedTools(allowed_tools=AllowedToolSet(mode=mode, tools=named)) if named else None
+
+    def _named(
+        self, choice: ChosenFunction | ChosenCustom | ChosenMcp | ChosenHosted, *, listed: bool
+    ) -> list[NamedTool]:
+        if isinstance(choice, ChosenFunction | ChosenCustom):
+            return [self._own_named(choice)]
+        tools = [each.tool for each in self._made if _is_meant(each.declared, choice)]
+        names = [name for tool in tools for name in tool.chosen(choice)]
+        custom = {each.name for tool in tools for each in tool.offered if isinstance(each, CustomTool)}
+        if not names and (listed or not tools):
+            label = choice.name or choice.server_label if isinstance(choice, ChosenMcp) else choice.type
+            raise _wrong_choice(f"Tool choice '{label}' not found in 'tools'.")
+        return [
+            NamedCustom(custom=ToolName(name=name)) if name in custom else NamedFunction(function=ToolName(name=name))
+            for name in names
+        ]
+
+    def _own_named(self, choice: ChosenFunction | ChosenCustom) -> NamedTool:
+        own = [
+            tool.name
+            for tool in self._own
+            if tool.type == choice.type
+            and isinstance(known := self._names.get(tool.name), ClientName)
+            and known.name == choice.name
+        ]
+        typed = [tool.name for each in self.typed for tool in each.offered if tool.name == choice.name]
+        name = next(iter((*own, *typed)), None)
+        if name is None:
+            raise _wrong_choice(f"Tool choice '{choice.name}' not found in 'tools'.")
+        if isinstance(choice, ChosenCustom):
+            return NamedCustom(custom=ToolName(name=name))
+        return NamedFunction(function=ToolName(name=name))
+
+    def _add(self, each: _Declared, *, offer: bool) -> None:
+        name = self._key(each)
+        if name in self._names:
+            raise InvalidRequest(
+                f"Two tools are named '{each.tool.name}'.", param=f"{each.param}.name", code="invalid_value"
+            )
+        self._names[name] = ClientName(each.tool.name, each.namespace)
+        if not offer:
+            return
+        if isinstance(each.tool, DeclaredCustom):
+            self._own.append(CustomTool(custom=_custom(each.tool, name)))
+            return
+        group = group_of(each.namespace, grouped=self.grouped) if each.namespace else None
+        function = Function(
+            name=each.tool.name if group else name,
+            description=each.tool.description,
+            parameters=each.tool.parameters,
+            strict=each.tool.strict,
+            namespace=group,
+        )
+        self._own.append(FunctionTool(function=function))
+
+    def _key(self, each: _Declared) -> str:
+        if isinstance(each.tool, DeclaredCustom):  # a namespace holds functions only, as models know it
+            return flat_name(each.namespace, each.tool.name) if each.namespace else each.tool.name
+        return called_name(each.namespace, each.tool.name, grouped=self.grouped)
+
+
+def _declared(request: CreateResponse) -> Iterator[_Declared]:
+    for index, tool in enumerate(request.tools or ()):
+        param = f"tools[{index}]"
+        if isinstance(tool, DeclaredFunction | DeclaredCustom):
+            yield _Declared(tool, param)
+        elif isinstance(tool, NamespaceTool):
+            yield from (_Declared(each, f"{param}.tools[{at}]", tool.name) for at, each in enumerate(tool.tools))
+
+
+def _found(items: Sequence[Item]) -> Iterator[_Declared]:
+    """What tool searches have found."""
+    for item in items:
+        for tool in item.tools if isinstance(item, ToolSearchOutput) else ():
+            if isinstance(tool, NamespaceTool):
+                yield from (_Declared(each, "input", tool.name) for each in tool.tools)
+            else:
+                yield _Declared(tool, "input")
+
+
+def _check_schemas(declared: Sequence[_Declared]) -> None:
+    check_parameters(
+        [
+            (f"{each.param}.parameters", each.tool.name, each.tool.parameters, each.tool.strict is True)
+            for each in declared
+            if isinstance(each.tool, DeclaredFunction) and each.tool.parameters is not None
+        ]
+    )
+
+
+def _custom(tool: DeclaredCustom, name: str) -> Custom:
+    form = tool.format
+    if isinstance(form, DeclaredGrammar):
+        grammar = Grammar(syntax=form.syntax, definition=form.definition)
+        return Custom(name=name, description=tool.description, format=GrammarFormat(grammar=grammar))
+    return Custom(name=name, description=tool.description, format=TextFormatInput())
+
+
+def _is_meant(declared: Wire, choice: ChosenMcp | ChosenHosted) -> bool:
+    if isinstance(choice, ChosenMcp):
+        return isinstance(declared, McpTool) and declared.server_label == choice.server_label
+    if isinstance(declared, DeclaredSearch):
+        return choice.type.startswith("web_search")
+    return getattr(declared, "type", None) == choice.type
+
+
+def _wrong_choice(message: str) -> InvalidRequest:
+    return InvalidRequest(message, param="tool_choice", code="invalid_value")

@@ -1,0 +1,124 @@
+"""Workers: the part that this process has in the background responses of all, bounded, and given up on a drain."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from apis.errors import StackError
+from providers.responses.runs import Claimed, Ref, Runs
+
+_log = logging.getLogger(__name__)
+_LOOK_AT_MOST = 1000
+_LEAVE_S = 0.4
+
+
+class BackgroundConfig(BaseModel):
+    """Background responses: `max_running` at a time in this process, `max_tenant_running` of one tenant in all
+    processes; `max_waiting` of a tenant may wait, for `queue_timeout_s`. One may take `timeout_s`. A process that is
+    silent for `lease_s` has lost its responses to others. `event_retention_s` after the last moment that a response
+    can have, its stream cannot be read any more."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_running: int = Field(default=64, ge=1)
+    max_tenant_running: int = Field(default=64, ge=1)
+    max_waiting: int = Field(default=100, ge=1)
+    queue_timeout_s: float = Field(default=600, gt=0)
+    timeout_s: float = Field(default=3600, gt=0)
+    lease_s: float = Field(default=10, gt=0, le=60)
+    poll_s: float = Field(default=0.5, gt=0, le=10)
+    event_retention_s: float = Field(default=3600, gt=0)
+
+
+class Workers:
+    """Claims what waits and what others left, and has `play` bring each to its end."""
+
+    def __init__(self, runs: Runs, play: Callable[[Claimed], Awaitable[None]], config: BackgroundConfig) -> None:
+        self._runs = runs
+        self._play = play
+        self._config = config
+        self._woken = asyncio.Event()
+        self._tasks: dict[Ref, asyncio.Task[None]] = {}
+        self._watcher: asyncio.Task[None] | None = None
+        self._draining = False
+
+    def start(self) -> None:
+        self._watcher = asyncio.create_task(self._watch())
+
+    def wake(self) -> None:
+        """Something waits."""
+        self._woken.set()
+
+    def begin(self, claimed: Claimed) -> None:
+        """Play a run that is claimed."""
+        task = asyncio.create_task(self._run(claimed))
+        self._tasks[claimed.ref] = task
+
+    def stop(self, ref: Ref) -> None:
+        """Leave a run, if it is played here."""
+        task = self._tasks.get(ref)
+        if task is not None:
+            task.cancel()
+
+    async def drain(self) -> None:
+        """Claim nothing more, and return when nothing is played any more."""
+        self._draining = True
+        while self._tasks:
+            await asyncio.wait([*self._tasks.values()])
+
+    async def close(self) -> None:
+        """Leave all runs, so that others can go on with them at once."""
+        self._draining = True
+        tasks = [*self._tasks.values(), *([self._watcher] if self._watcher else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LEAVE_S)
+
+    async def _watch(self) -> None:
+        poll_s, swept_at = self._config.poll_s, 0.0
+        while not self._draining:
+            self._woken.clear()
+            try:
+                await self._claim_waiting()
+                if time.monotonic() - swept_at > self._config.lease_s / 4:
+                    swept_at = time.monotonic()
+                    await self._claim_left()
+            except StackError as exc:
+                _log.warning("background responses wait: %s", exc.message)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(poll_s):
+                    await self._woken.wait()
+
+    async def _claim_waiting(self) -> None:
+        running: dict[str, int] = {}
+        if len(self._tasks) >= self._config.max_running:
+            return
+        for key, ref in await self._runs.waiting(_LOOK_AT_MOST):
+            if len(self._tasks) >= self._config.max_running or self._draining:
+                return
+            if ref.tenant not in running:
+                running[ref.tenant] = await self._runs.running(ref.tenant)
+            if running[ref.tenant] < self._config.max_tenant_running and (claimed := await self._runs.claim(ref, key)):
+                running[ref.tenant] += 1
+                self.begin(claimed)
+
+    async def _claim_left(self) -> None:
+        """What was left is taken beyond all bounds: it has begun, and somebody waits for it."""
+        for ref in await self._runs.left():
+            if not self._draining and ref not in self._tasks and (claimed := await self._runs.claim(ref)):
+                self.begin(claimed)
+
+    async def _run(self, claimed: Claimed) -> None:
+        try:
+            await self._play(claimed)
+        except StackError as exc:
+            _log.warning("a background response was left to another worker: %s", exc.message)
+        finally:
+            if self._tasks.get(claimed.ref) is asyncio.current_task():
+                del self._tasks[claimed.ref]
+            self._woken.set()

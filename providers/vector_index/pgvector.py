@@ -1,0 +1,196 @@
+"""PgVector: a VectorIndex in a PostgreSQL database that has the extension pgvector."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import asyncpg
+import orjson
+from pydantic import Field, SecretStr
+
+from apis.errors import ConfigError, StoreUnavailable
+from apis.provider import Provider
+from apis.vector_index import Chunk, Found, Search, Value, VectorIndex
+from providers.vector_index.filters import to_sql
+from providers.vector_index.words import words
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+_FAILURES: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
+_CONNECTIONS: Final = 4
+_CREATE: Final = """
+DO $create$ BEGIN
+  PERFORM pg_advisory_xact_lock(1381192802);
+  CREATE SCHEMA IF NOT EXISTS "{schema}";
+  CREATE EXTENSION IF NOT EXISTS vector WITH SCHEMA public;
+  CREATE TABLE IF NOT EXISTS "{schema}".chunks (
+    store text COLLATE "C" NOT NULL, file text COLLATE "C" NOT NULL, number int NOT NULL,
+    text text NOT NULL, attributes jsonb NOT NULL, vector public.vector NOT NULL,
+    words tsvector GENERATED ALWAYS AS (to_tsvector('english', text)) STORED,
+    PRIMARY KEY (store, file, number)
+  );
+  CREATE INDEX IF NOT EXISTS chunks_by_word ON "{schema}".chunks USING gin (words);
+END $create$
+"""
+_UPSERT: Final = """
+INSERT INTO chunks (store, file, number, text, attributes, vector)
+VALUES ($1, $2, $3, $4, $5::text::jsonb, $6::text::vector)
+ON CONFLICT (store, file, number)
+DO UPDATE SET text = excluded.text, attributes = excluded.attributes, vector = excluded.vector
+"""
+# The length is looked at first, because vectors of different lengths cannot be compared; a vector of zeros has the
+# cosine NaN, and 0 is meant.
+_BY_VECTOR: Final = """
+SELECT file, number, text, attributes::text, CASE WHEN vector_dims(vector) = vector_dims($2::text::vector)
+  THEN coalesce(nullif(1 - (vector <=> $2::text::vector), 'NaN'), 0)::float4 END AS score
+FROM chunks AS c WHERE store = $1 AND vector_dims(vector) = vector_dims($2::text::vector){where}
+ORDER BY score DESC, file, number LIMIT {limit}
+"""
+# PostgreSQL's own rank knows how often a chunk has a word, not how rare the word is in its store.
+_BY_WORDS: Final = """
+WITH asked AS (
+  SELECT DISTINCT to_tsquery('english', word) AS query FROM unnest($2::text[]) AS word
+), weighed AS MATERIALIZED (
+  SELECT query, ln(1 + (
+    (SELECT count(*) FROM chunks WHERE store = $1) - found.chunks + 0.5
+  ) / (found.chunks + 0.5)) AS weight
+  FROM asked, LATERAL (SELECT count(*) AS chunks FROM chunks WHERE store = $1 AND words @@ query) AS found
+  WHERE numnode(query) > 0 AND found.chunks > 0
+)
+SELECT file, number, text, attributes::text, sum(weight * ts_rank(words, query, 1))::float8 AS score
+FROM chunks AS c JOIN weighed ON words @@ query WHERE store = $1{where}
+GROUP BY store, file, number ORDER BY score DESC, file, number LIMIT {limit}
+"""
+
+
+class PgVector(VectorIndex):
+    """For any number of machines. Every search looks at all chunks of its store; English endings do not count.
+
+    The database's user must be allowed to create the extension, or find it created.
+    """
+
+    class Config(Provider.Config):
+        """`url` is postgresql:// and may hold a password; `namespace` is the schema that holds everything.
+
+        `timeout_s` bounds every call, and once more the wait for a connection.
+        """
+
+        url: SecretStr
+        namespace: str = Field(default="stack_vectors", pattern=r"^[a-z_][a-z0-9_]{0,62}$")
+        timeout_s: float = Field(default=30.0, gt=0, le=600)
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._prepared = False
+
+    async def start(self) -> None:
+        config = self._config
+        try:
+            self._pool = await asyncpg.create_pool(
+                config.url.get_secret_value(),
+                min_size=0,
+                max_size=_CONNECTIONS,
+                timeout=config.timeout_s,
+                command_timeout=config.timeout_s,
+                server_settings={"search_path": f'"{config.namespace}", public', "application_name": "stack"},
+            )
+            await self._prepare(self._pool)
+        except (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError):
+            # The error may quote pieces of the url, and they may be pieces of its password.
+            await self.close()
+            raise ConfigError("PostgreSQL refuses the url, or it is none: postgresql://user@host/database.") from None
+        except (
+            asyncpg.FeatureNotSupportedError,
+            asyncpg.UndefinedFileError,
+            asyncpg.InsufficientPrivilegeError,
+        ) as exc:
+            await self.close()
+            raise ConfigError(
+                "The database has no extension 'vector', or its user may not create it, or the schema "
+                f"{config.namespace}. Install pgvector and run CREATE EXTENSION vector."
+            ) from exc
+        except _FAILURES as exc:
+            log.warning("PostgreSQL cannot be reached yet (%s); what needs it fails until it can.", type(exc).__name__)
+
+    async def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.terminate()
+
+    async def upsert(self, store: str, chunks: Sequence[Chunk]) -> None:
+        rows = [(store, c.file, c.number, c.text, _to_json(c.attributes), _literal(c.vector)) for c in chunks]
+        await self._do(lambda connection: connection.executemany(_UPSERT, rows))
+
+    async def set_attributes(self, store: str, file: str, attributes: Mapping[str, Value]) -> None:
+        statement = "UPDATE chunks SET attributes = $3::text::jsonb WHERE store = $1 AND file = $2"
+        await self._do(lambda connection: connection.execute(statement, store, file, _to_json(attributes)))
+
+    async def delete(self, store: str, file: str | None = None) -> None:
+        statement = "DELETE FROM chunks WHERE store = $1 AND ($2::text IS NULL OR file = $2)"
+        await self._do(lambda connection: connection.execute(statement, store, file))
+
+    async def search_vector(self, search: Search, vector: Sequence[float]) -> list[Found]:
+        return await self._search(_BY_VECTOR, search, _literal(vector))
+
+    async def search_keywords(self, search: Search, text: str) -> list[Found]:
+        return await self._search(_BY_WORDS, search, words(text))
+
+    async def _search(self, statement: str, search: Search, asked: object) -> list[Found]:
+        dialect = _Bound([search.store, asked])
+        where = "" if search.filters is None else f" AND {to_sql(search.filters, dialect)}"
+        query = statement.format(where=where, limit=int(search.limit))
+        rows = await self._do(lambda connection: connection.fetch(query, *dialect.values))
+        return [Found(file, number, text, orjson.loads(given), score) for file, number, text, given, score in rows]
+
+    async def _do(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        if self._pool is None:
+            raise StoreUnavailable("The vector index is closed.")
+        try:
+            await self._prepare(self._pool)
+            async with self._pool.acquire(timeout=self._config.timeout_s) as connection, connection.transaction():
+                return await work(connection)
+        except _FAILURES as exc:
+            # By its kind alone: PostgreSQL's sentences may quote what was written.
+            raise StoreUnavailable(f"The vector index cannot do that now ({type(exc).__name__}).") from exc
+
+    async def _prepare(self, pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+        if not self._prepared:
+            await pool.execute(_CREATE.format(schema=self._config.namespace), timeout=self._config.timeout_s)
+            self._prepared = True
+
+
+class _Bound:
+    """PostgreSQL's way to compare attributes; `values` are those bound so far, in their order."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def equal(self, key: str, value: Value) -> str:
+        given, wanted = self._bind(key, orjson.dumps(value).decode())
+        return f"coalesce({given} = {wanted}::text::jsonb, FALSE)"
+
+    def ordered(self, key: str, sign: str, value: str | float) -> str:
+        """A CASE, because only it says what is looked at first."""
+        given, wanted = self._bind(key, value)
+        kind = "string" if isinstance(value, str) else "number"
+        text = given.replace("->", "->>")
+        compared = (
+            f'{text} COLLATE "C" {sign} {wanted}::text'
+            if kind == "string"
+            else f"({text})::float8 {sign} {wanted}::float8"
+        )
+        return f"(CASE WHEN jsonb_typeof({given}) = '{kind}' THEN {compared} ELSE FALSE END)"
+
+    def _bind(self, key: str, value: object) -> tuple[str, str]:
+        self.values += [key, value]
+        return f"(c.attributes -> ${len(self.values) - 1}::text)", f"${len(self.values)}"
+
+
+def _literal(vector: Sequence[float]) -> str:
+    return f"[{','.join(map(repr, map(float, vector)))}]"
+
+
+def _to_json(attributes: Mapping[str, Value]) -> str:
+    return orjson.dumps(dict(attributes)).decode()

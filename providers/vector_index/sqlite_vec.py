@@ -1,0 +1,113 @@
+"""SQLiteVec: a VectorIndex in one SQLite file: cosines by sqlite-vec, words by FTS5."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Concatenate, Final, ParamSpec, TypeVar
+
+import apsw
+from pydantic import Field
+
+from apis.errors import ConfigError, StoreUnavailable
+from apis.provider import Provider
+from apis.vector_index import Chunk, Found, Search, Value, VectorIndex
+from providers.vector_index.sqlite_vec_file import IndexFile
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_CLOSE_S: Final = 5.0
+
+
+class SQLiteVec(VectorIndex):
+    """For one machine, whose processes may share the file. Every search looks at all chunks of its store.
+
+    Words are those of languages that put spaces between them; English endings do not count.
+    """
+
+    class Config(Provider.Config):
+        """`timeout_s` bounds every call, whatever waits before it or holds the file."""
+
+        path: str = Field(default="vectors.db", min_length=1)
+        timeout_s: float = Field(default=30.0, gt=0, le=600)
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        # Two connections, each of one thread: a long search does not hold up what is written, nor the reverse.
+        self._reader = _Lane(config, writes=False)
+        self._writer = _Lane(config, writes=True)
+
+    async def start(self) -> None:
+        try:
+            await self._writer.open()
+            await self._reader.open()
+        except (apsw.Error, StoreUnavailable, ConfigError) as exc:
+            await self.close()
+            raise ConfigError(f"The SQLite file {self._config.path!r} cannot be used: {exc}.") from exc
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        await self._reader.close()
+        await self._writer.close()
+
+    async def upsert(self, store: str, chunks: Sequence[Chunk]) -> None:
+        if chunks:
+            await self._writer.call(IndexFile.upsert, store, chunks)
+
+    async def set_attributes(self, store: str, file: str, attributes: Mapping[str, Value]) -> None:
+        await self._writer.call(IndexFile.set_attributes, store, file, attributes)
+
+    async def delete(self, store: str, file: str | None = None) -> None:
+        await self._writer.call(IndexFile.delete, store, file)
+
+    async def search_vector(self, search: Search, vector: Sequence[float]) -> list[Found]:
+        return await self._reader.call(IndexFile.search_vector, search, vector)
+
+    async def search_keywords(self, search: Search, text: str) -> list[Found]:
+        return await self._reader.call(IndexFile.search_keywords, search, text)
+
+
+class _Lane:
+    """One connection and the one thread that uses it."""
+
+    def __init__(self, config: SQLiteVec.Config, *, writes: bool) -> None:
+        self._config = config
+        self._writes = writes
+        self._thread: ThreadPoolExecutor | None = None
+        self._file: IndexFile | None = None
+
+    async def open(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "vector-index")
+        path, timeout_s = self._config.path, self._config.timeout_s
+        self._file = await asyncio.get_running_loop().run_in_executor(
+            self._thread, lambda: IndexFile(path, timeout_s, writes=self._writes)
+        )
+
+    async def close(self) -> None:
+        thread, file = self._thread, self._file
+        self._thread = self._file = None
+        if thread is None:
+            return
+        if file is not None:
+            file.interrupt()
+            async with asyncio.timeout(_CLOSE_S):
+                await asyncio.get_running_loop().run_in_executor(thread, file.close)
+        thread.shutdown(wait=False, cancel_futures=True)
+
+    async def call(self, work: Callable[Concatenate[IndexFile, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `work` returns. What is not done within the time-out is rolled back."""
+        thread, file = self._thread, self._file
+        if thread is None or file is None:
+            raise StoreUnavailable("The vector index is closed.")
+        until = time.monotonic() + self._config.timeout_s
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                return await asyncio.get_running_loop().run_in_executor(
+                    thread, lambda: file.within(until, work, *args, **kwargs)
+                )
+        except TimeoutError as exc:
+            raise StoreUnavailable(f"The vector index did not answer in {self._config.timeout_s:g} s.") from exc
+        except apsw.Error as exc:
+            raise StoreUnavailable(f"The vector index cannot do that now ({type(exc).__name__}).") from exc

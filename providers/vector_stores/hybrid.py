@@ -1,0 +1,363 @@
+"""Hybrid: vector stores searched by likeness and by words together, over a VectorIndex and the stack's KVStore."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from openai.types import VectorStore, VectorStoreSearchResponse
+from openai.types.vector_stores import FileContentResponse, VectorStoreFile, VectorStoreFileBatch
+from pydantic import Field
+
+from apis.errors import InvalidRequest, NotFound, Overloaded, StackError
+from apis.files import Files, Page
+from apis.inference import Inference
+from apis.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.provider import Provider
+from apis.vector_index import VectorIndex
+from apis.vector_stores import (
+    AddFile,
+    AddFiles,
+    Chunking,
+    CreateVectorStore,
+    SearchStores,
+    Sizes,
+    StaticChunking,
+    StoreFilesPage,
+    StoresPage,
+    UpdateFile,
+    UpdateVectorStore,
+    VectorStores,
+)
+from providers.vector_stores import shelves
+from providers.vector_stores.finding import find
+from providers.vector_stores.ingest import Ingest
+from providers.vector_stores.objects import batch_object, file_object, page_of, search_result, store_object
+from providers.vector_stores.reading import check_installed
+from providers.vector_stores.shelves import Batch, Place, Store, StoreFile
+
+_TRIES: Final = 50
+_TOUCH_S: Final = 60.0
+"""How exact the time of the last use is."""
+_EMPTY_S: Final = 3600.0
+
+
+class Hybrid(VectorStores):
+    """Files are read, cut and embedded in the background; a search ranks by vectors and by words and fuses both."""
+
+    class Config(Provider.Config):
+        """`embedding_model` is one that the stack's inference serves; a store keeps the one it was made with.
+
+        `max_text_chars` bounds the text of a file. `lease_s` is how long after its process died a file's work is
+        taken up by another.
+        """
+
+        embedding_model: str = Field(min_length=1)
+        embedding_dimensions: int | None = Field(default=None, ge=1, le=16_000)
+        max_stores: int = Field(default=1000, ge=1, le=100_000)
+        max_files_per_store: int = Field(default=10_000, ge=1, le=100_000)
+        max_text_chars: int = Field(default=5_000_000, ge=1000, le=50_000_000)
+        lease_s: float = Field(default=30.0, gt=0, le=3600)
+
+    def __init__(
+        self, config: Config, files: Files, vector_index: VectorIndex, inference: Inference, kv_store: KVStore
+    ) -> None:
+        self.now: Callable[[], float] = time.time
+        self._config = config
+        self._files = files
+        self._index = vector_index
+        self._inference = inference
+        self._kv = kv_store
+        self._emptying: asyncio.Task[None] | None = None
+        self._ingest = Ingest(
+            *(kv_store, files, vector_index, inference), lease_s=config.lease_s, max_chars=config.max_text_chars
+        )
+
+    async def start(self) -> None:
+        await asyncio.to_thread(check_installed)
+        self._ingest.start()
+        self._emptying = asyncio.create_task(self._empty_expired())
+
+    async def close(self) -> None:
+        if self._emptying is not None:
+            self._emptying.cancel()
+        await self._ingest.close()
+
+    async def create(self, request: CreateVectorStore, *, tenant: str) -> VectorStore:
+        now = self.now()
+        others = [key async for key, _ in shelves.scan(self._kv, shelves.store_key(tenant, ""))]
+        if len(others) >= self._config.max_stores:
+            raise InvalidRequest(f"You have {len(others)} vector stores. Delete some first.", code="too_many_stores")
+        store_id = shelves.new_id("vs", now)
+        store = Store(
+            at=now,
+            active_at=now,
+            model=self._config.embedding_model,
+            dimensions=self._config.embedding_dimensions,
+            name=request.name or "",
+            description=request.description,
+            metadata=request.metadata,
+            expires_days=request.expires_after.days if request.expires_after else None,
+        )
+        added = [AddFile(file_id=each, chunking_strategy=request.chunking_strategy) for each in request.file_ids or ()]
+        records = await self._records(store_id, added, tenant)
+        await self._kv.write(shelves.store_ops(tenant, store_id, store, ABSENT))
+        await self._add(records)
+        return store_object(store_id, store, [record for _, record in records], now)
+
+    async def get(self, store_id: str, *, tenant: str) -> VectorStore:
+        return await self._object(store_id, await self._store(store_id, tenant), tenant)
+
+    async def update(self, store_id: str, request: UpdateVectorStore, *, tenant: str) -> VectorStore:
+        changes = {
+            "name": request.name,
+            "metadata": request.metadata,
+            "expires_days": request.expires_after.days if request.expires_after else None,
+        }
+        given = {name: value for name, value in changes.items() if value is not None}
+        for _ in range(_TRIES):
+            store, version = await shelves.find(self._kv, shelves.store_key(tenant, store_id), Store, "vector store")
+            if self._expired(store):
+                raise _has_expired(store_id)
+            store = msgspec.structs.replace(store, **given)
+            if await self._kv.write(shelves.store_ops(tenant, store_id, store, version)):
+                return await self._object(store_id, store, tenant)
+        raise _busy()
+
+    async def list(self, page: StoresPage, *, tenant: str) -> Page[VectorStore]:
+        prefix = shelves.store_key(tenant, "")
+        found = [
+            (key[len(prefix) :], shelves.decode(entry, Store)) async for key, entry in shelves.scan(self._kv, prefix)
+        ]
+        chosen = page_of(found, page)
+        data = [await self._object(store_id, store, tenant) for store_id, store in chosen.data]
+        return Page(data, has_more=chosen.has_more)
+
+    async def delete(self, store_id: str, *, tenant: str) -> None:
+        await shelves.find(self._kv, shelves.store_key(tenant, store_id), Store, "vector store")
+        await self._kv.write([Delete(shelves.store_key(tenant, store_id))])
+        await self._empty(store_id, tenant)
+        await shelves.drop_below(self._kv, shelves.batch_key(tenant, store_id, ""))
+
+    async def search(
+        self, store_ids: Sequence[str], request: SearchStores, *, tenant: str
+    ) -> Sequence[VectorStoreSearchResponse]:
+        stores = {each: await self._usable(each, tenant) for each in dict.fromkeys(store_ids)}
+        found = await find(self._index, self._inference, tenant, stores, request)
+        for store_id, store in stores.items():
+            await self._touch(store_id, store, tenant)
+        places = [Place(tenant, store_id, each.file) for (store_id, each), _ in found]
+        known = dict(zip(places, await self._kv.get_many([place.record for place in places]), strict=True))
+        results: list[VectorStoreSearchResponse] = []
+        for place, ((_, hit), score) in zip(places, found, strict=True):
+            # What was taken out while the search ran is not shown.
+            if (entry := known[place]) is not None:
+                results.append(search_result(hit, shelves.decode(entry, StoreFile), score))
+        return results
+
+    async def add_file(self, store_id: str, request: AddFile, *, tenant: str) -> VectorStoreFile:
+        store = await self._usable(store_id, tenant)
+        ((place, record),) = await self._records(store_id, [request], tenant)
+        await self._add([(place, record)])
+        await self._touch(store_id, store, tenant)
+        return file_object(place, record)
+
+    async def get_file(self, store_id: str, file_id: str, *, tenant: str) -> VectorStoreFile:
+        place, record, _ = await self._file(store_id, file_id, tenant)
+        return file_object(place, record)
+
+    async def list_files(
+        self, store_id: str, page: StoreFilesPage, *, batch_id: str | None = None, tenant: str
+    ) -> Page[VectorStoreFile]:
+        await self._store(store_id, tenant)
+        if batch_id is None:
+            known = await shelves.files_of(self._kv, tenant, store_id)
+        else:
+            known = await self._batch_files(store_id, (await self._batch(store_id, batch_id, tenant))[0], tenant)
+        chosen = page_of([each for each in known if page.filter in (None, each[1].status)], page)
+        data = [file_object(Place(tenant, store_id, file_id), record) for file_id, record in chosen.data]
+        return Page(data, has_more=chosen.has_more)
+
+    async def update_file(self, store_id: str, file_id: str, request: UpdateFile, *, tenant: str) -> VectorStoreFile:
+        for _ in range(_TRIES):
+            place, record, version = await self._file(store_id, file_id, tenant)
+            record = msgspec.structs.replace(record, attributes=request.attributes or {})
+            if await self._kv.write([Put(place.record, shelves.encode(record), expect=version)]):
+                await self._index.set_attributes(place.shelf, file_id, record.attributes)
+                return file_object(place, record)
+        raise _busy()
+
+    async def delete_file(self, store_id: str, file_id: str, *, tenant: str) -> None:
+        place, _, _ = await self._file(store_id, file_id, tenant)
+        await self._remove([place])
+
+    async def file_content(self, store_id: str, file_id: str, *, tenant: str) -> Sequence[FileContentResponse]:
+        place, _, _ = await self._file(store_id, file_id, tenant)
+        text = await shelves.text_of(self._kv, place)
+        return [FileContentResponse(type="text", text=text)] if text else []
+
+    async def forget_file(self, file_id: str, *, tenant: str) -> None:
+        prefix = f"{tenant}/vs_of/{file_id}/"
+        await self._remove(
+            [Place(tenant, key[len(prefix) :], file_id) async for key, _ in shelves.scan(self._kv, prefix)]
+        )
+
+    async def add_files(self, store_id: str, request: AddFiles, *, tenant: str) -> VectorStoreFileBatch:
+        store = await self._usable(store_id, tenant)
+        same = {"attributes": request.attributes, "chunking_strategy": request.chunking_strategy}
+        added = request.files or [AddFile(file_id=each).model_copy(update=same) for each in request.file_ids or ()]
+        records = await self._records(store_id, added, tenant)
+        batch_id = shelves.new_id("vsfb", self.now())
+        batch = Batch(at=self.now(), files=[place.file for place, _ in records])
+        await self._kv.write([Put(shelves.batch_key(tenant, store_id, batch_id), shelves.encode(batch))])
+        await self._add(records)
+        await self._touch(store_id, store, tenant)
+        return batch_object(batch_id, store_id, batch, [record for _, record in records])
+
+    async def get_batch(self, store_id: str, batch_id: str, *, tenant: str) -> VectorStoreFileBatch:
+        batch, _ = await self._batch(store_id, batch_id, tenant)
+        files = await self._batch_files(store_id, batch, tenant)
+        return batch_object(batch_id, store_id, batch, [record for _, record in files])
+
+    async def cancel_batch(self, store_id: str, batch_id: str, *, tenant: str) -> VectorStoreFileBatch:
+        batch, _ = await self._batch(store_id, batch_id, tenant)
+        stopped: list[Place] = []
+        for file_id, _ in await self._batch_files(store_id, batch, tenant):
+            place, record, version = await self._file(store_id, file_id, tenant)
+            if record.status == "in_progress":
+                ops = [
+                    Put(place.record, shelves.encode(shelves.settled(record, "cancelled")), expect=version),
+                    Delete(f"{shelves.WORK}{place}"),
+                ]
+                if await self._kv.write(ops) is not None:
+                    stopped.append(place)
+        if stopped:
+            batch = msgspec.structs.replace(batch, cancelled=True)
+            await self._kv.write([Put(shelves.batch_key(tenant, store_id, batch_id), shelves.encode(batch))])
+        await self._clear(stopped)
+        return await self.get_batch(store_id, batch_id, tenant=tenant)
+
+    async def _store(self, store_id: str, tenant: str) -> Store:
+        store, _ = await shelves.find(self._kv, shelves.store_key(tenant, store_id), Store, "vector store")
+        if self._expired(store) and not store.emptied:
+            await self._empty(store_id, tenant)
+            store = msgspec.structs.replace(store, emptied=True)
+            await self._kv.write([Put(shelves.store_key(tenant, store_id), shelves.encode(store))])
+        return store
+
+    async def _usable(self, store_id: str, tenant: str) -> Store:
+        store = await self._store(store_id, tenant)
+        if self._expired(store):
+            raise _has_expired(store_id)
+        return store
+
+    def _expired(self, store: Store) -> bool:
+        return store.expires_at is not None and self.now() >= store.expires_at
+
+    async def _object(self, store_id: str, store: Store, tenant: str) -> VectorStore:
+        files = [] if self._expired(store) else await shelves.files_of(self._kv, tenant, store_id)
+        return store_object(store_id, store, [record for _, record in files], self.now())
+
+    async def _touch(self, store_id: str, store: Store, tenant: str) -> None:
+        if self.now() - store.active_at > _TOUCH_S:
+            key = shelves.store_key(tenant, store_id)
+            entry = await self._kv.get(key)
+            if entry is not None:
+                fresh = msgspec.structs.replace(shelves.decode(entry, Store), active_at=self.now())
+                await self._kv.write([Put(key, shelves.encode(fresh), expect=entry.version)], durable=False)
+
+    async def _file(self, store_id: str, file_id: str, tenant: str) -> tuple[Place, StoreFile, int]:
+        await self._store(store_id, tenant)
+        place = Place(tenant, store_id, file_id)
+        record, version = await shelves.find(self._kv, place.record, StoreFile, "file in this vector store")
+        return place, record, version
+
+    async def _batch(self, store_id: str, batch_id: str, tenant: str) -> tuple[Batch, int]:
+        await self._store(store_id, tenant)
+        return await shelves.find(self._kv, shelves.batch_key(tenant, store_id, batch_id), Batch, "file batch")
+
+    async def _batch_files(self, store_id: str, batch: Batch, tenant: str) -> "list[tuple[str, StoreFile]]":
+        keys = [Place(tenant, store_id, file_id).record for file_id in batch.files]
+        entries = zip(batch.files, await self._kv.get_many(keys), strict=True)
+        return [(file_id, shelves.decode(entry, StoreFile)) for file_id, entry in entries if entry is not None]
+
+    async def _records(self, store_id: str, added: Sequence[AddFile], tenant: str) -> "list[tuple[Place, StoreFile]]":
+        """A record for each file. Raises NotFound for one that is not there, and where there would be too many."""
+        added = list({each.file_id: each for each in added}.values())
+        found = await asyncio.gather(*[self._files.get(each.file_id, tenant=tenant) for each in added])
+        if added:
+            there = {file_id for file_id, _ in await shelves.files_of(self._kv, tenant, store_id)}
+            if len(there | {each.file_id for each in added}) > self._config.max_files_per_store:
+                raise InvalidRequest(f"A vector store holds at most {self._config.max_files_per_store} files.")
+        now = self.now()
+        records: list[tuple[Place, StoreFile]] = []
+        for position, (each, file) in enumerate(zip(added, found, strict=True)):
+            sizes = _sizes(each.chunking_strategy)
+            record = StoreFile(
+                at=now + position * 1e-6,
+                round=secrets.token_hex(8),
+                name=file.filename,
+                max_tokens=sizes.max_chunk_size_tokens,
+                overlap_tokens=sizes.chunk_overlap_tokens,
+                attributes=each.attributes or {},
+            )
+            records.append((Place(tenant, store_id, each.file_id), record))
+        return records
+
+    async def _add(self, records: "Sequence[tuple[Place, StoreFile]]") -> None:
+        await self._ingest.stop([place for place, _ in records])
+        ops = [op for place, record in records for op in shelves.work_ops(place, record)]
+        if ops:
+            await self._kv.write(ops)
+            self._ingest.wake()
+
+    async def _remove(self, places: Sequence[Place]) -> None:
+        """Take files out: first for every reader, then what was made of them."""
+        ops: list[Op] = [op for place in places for op in shelves.file_ops(place)]
+        if ops:
+            await self._kv.write(ops)
+        await self._clear(places)
+
+    async def _clear(self, places: Sequence[Place]) -> None:
+        await self._ingest.stop(places)
+        for place in places:
+            await self._index.delete(place.shelf, place.file)
+            await shelves.drop_text(self._kv, place)
+
+    async def _empty_expired(self) -> None:
+        """What nobody asks for any more has to go too."""
+        while True:
+            with suppress(StackError):
+                async for key, _ in shelves.scan(self._kv, shelves.EXPIRING):
+                    tenant, store_id = key.removeprefix(shelves.EXPIRING).split("/")
+                    try:
+                        emptied = (await self._store(store_id, tenant)).emptied
+                    except NotFound:
+                        emptied = True
+                    if emptied:
+                        await self._kv.write([Delete(key)])
+            await asyncio.sleep(_EMPTY_S)
+
+    async def _empty(self, store_id: str, tenant: str) -> None:
+        places = [Place(tenant, store_id, each) for each, _ in await shelves.files_of(self._kv, tenant, store_id)]
+        ops: list[Op] = [op for place in places for op in shelves.file_ops(place)]
+        if ops:
+            await self._kv.write(ops)
+        await self._ingest.stop(places)
+        await self._index.delete(f"{tenant}/{store_id}")
+        await shelves.drop_below(self._kv, f"{tenant}/vs_text/{store_id}/")
+
+
+def _sizes(chunking: Chunking | None) -> Sizes:
+    return chunking.static if isinstance(chunking, StaticChunking) else Sizes()
+
+
+def _has_expired(store_id: str) -> InvalidRequest:
+    return InvalidRequest(f"The vector store '{store_id}' has expired.", code="vector_store_expired")
+
+
+def _busy() -> Overloaded:
+    return Overloaded("Too much changes here at once. Try again.")

@@ -1,0 +1,103 @@
+"""/v1/files: upload, list, download and delete."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from apis.errors import Unsupported
+from apis.files import Files, FilesPage, NewFile, Page
+from stack.bodies import Upload, read_query, uploaded
+from stack.build import Stack
+from stack.edge import json_response
+from stack.json_gate import explain
+
+_NESTED: Final = re.compile(r"(\w{1,32})\[(\w{1,32})\]")
+
+
+async def create_file(http: Request, stack: Stack) -> Response:
+    files = _files(stack)
+    async with uploaded(http, files.max_file_bytes) as upload:
+        file = await files.create(_new_file(upload), upload.data, tenant=http.scope["tenant"])
+    return model_response(file)
+
+
+async def list_files(http: Request, stack: Stack) -> Response:
+    page = read_query(http, FilesPage)
+    return page_response(await _files(stack).list(page, tenant=http.scope["tenant"]))
+
+
+async def get_file(http: Request, stack: Stack) -> Response:
+    return model_response(await _files(stack).get(http.path_params["file_id"], tenant=http.scope["tenant"]))
+
+
+async def delete_file(http: Request, stack: Stack) -> Response:
+    file_id = http.path_params["file_id"]
+    await _files(stack).delete(file_id, tenant=http.scope["tenant"])
+    if stack.vector_stores is not None:
+        await stack.vector_stores.forget_file(file_id, tenant=http.scope["tenant"])
+    return json_response(orjson.dumps({"id": file_id, "object": "file", "deleted": True}))
+
+
+async def file_content(http: Request, stack: Stack) -> Response:
+    """Never as what its name says: a browser is not to run what a stranger uploaded."""
+    file_id, tenant = http.path_params["file_id"], http.scope["tenant"]
+    file = await _files(stack).get(file_id, tenant=tenant)
+    headers = {
+        "content-length": str(file.bytes),
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
+        "x-content-type-options": "nosniff",
+    }
+    return StreamingResponse(
+        _files(stack).content(file_id, tenant=tenant), headers=headers, media_type="application/octet-stream"
+    )
+
+
+FILE_ROUTES: Final = (
+    ("/files", "POST", create_file),
+    ("/files", "GET", list_files),
+    ("/files/{file_id}", "GET", get_file),
+    ("/files/{file_id}", "DELETE", delete_file),
+    ("/files/{file_id}/content", "GET", file_content),
+)
+
+
+def model_response(model: BaseModel) -> Response:
+    """One of the SDK's objects, whole."""
+    return json_response(orjson.dumps(model.model_dump(mode="json")))
+
+
+def page_response(page: Page[Any]) -> Response:
+    """A page of the SDK's objects, as its cursors want it."""
+    data: Sequence[Any] = [each.model_dump(mode="json") for each in page.data]
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return json_response(
+        orjson.dumps({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": page.has_more})
+    )
+
+
+def _files(stack: Stack) -> Files:
+    if stack.files is None:
+        raise Unsupported("This server keeps no files: its config has no section `files`.", code="not_configured")
+    return stack.files
+
+
+def _new_file(upload: Upload) -> NewFile:
+    fields: dict[str, Any] = {"filename": upload.filename}
+    for key, value in upload.fields.items():
+        if nested := _NESTED.fullmatch(key):
+            given: str | int = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value
+            inner = fields.setdefault(nested[1], {})
+            if isinstance(inner, dict):
+                inner[nested[2]] = given
+        elif key != "filename":
+            fields[key] = value
+    try:
+        return NewFile.model_validate(fields)
+    except ValidationError as exc:
+        raise explain(exc.errors(include_url=False)[0], fields) from None

@@ -1,0 +1,71 @@
+"""Chunks: bounded, overlapping, ending where sentences end, and together the whole text."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from providers.vector_stores.chunks import count_tokens, text_to_chunks
+from providers.vector_stores.fusion import fuse
+
+PROSE = " ".join(f"This is sentence number {i} of a longer text." for i in range(400))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=3000), st.integers(100, 200))
+def test_chunks_hold_the_whole_text_in_order_and_in_bounds(text: str, size: int) -> None:
+    chunks = list(text_to_chunks(text, size, 0))
+    assert "".join("".join(chunks).split()) == "".join(text.split())
+    overlapping = list(text_to_chunks(text, size, size // 2))
+    assert len(overlapping) >= len(chunks)
+    for chunk in (*chunks, *overlapping):
+        assert chunk == chunk.strip()
+        assert chunk in text
+        # What is cut off at its ends may make the rest fall into other pieces.
+        assert count_tokens(chunk) <= size + 1
+
+
+def test_chunks_cover_and_overlap() -> None:
+    chunks = list(text_to_chunks(PROSE, 200, 100))
+    places = [PROSE.index(chunk) for chunk in chunks]
+    assert places == sorted(set(places))
+    assert places[0] == 0
+    assert PROSE.endswith(chunks[-1])
+    for (begin, chunk), after in zip(zip(places, chunks, strict=True), places[1:], strict=False):
+        assert begin < after <= begin + len(chunk)
+        shared = count_tokens(PROSE[after : begin + len(chunk)])
+        assert 90 <= shared <= 101
+    assert all(chunk.endswith(".") for chunk in chunks)
+
+
+@pytest.mark.parametrize("text", ["", " \n ", "\u2028"])
+def test_nothing_gives_no_chunk(text: str) -> None:
+    assert list(text_to_chunks(text, 100, 50)) == []
+
+
+def test_short_text_is_one_chunk() -> None:
+    assert list(text_to_chunks(" short \n", 800, 400)) == ["short"]
+
+
+def test_a_text_without_spaces_is_cut_all_the_same() -> None:
+    for text in ("x" * 100_000, "鯨" * 10_000, "=" * 50_000, "1" * 20_000):
+        chunks = list(text_to_chunks(text, 800, 400))
+        assert len(chunks) > 5
+        assert max(map(count_tokens, chunks)) <= 801
+
+
+def test_the_estimate_is_near_the_truth() -> None:
+    english = "The sea was calm, and the captain looked at the horizon for a long time before he said anything."
+    assert 0.85 < count_tokens(english) / 21 < 1.15
+
+
+def test_fusion_lifts_what_is_in_both_rankings() -> None:
+    def sure(keys: str) -> list[tuple[str, float]]:
+        return [(key, 1.0) for key in keys]
+
+    scores = fuse([(1, sure("abc")), (1, sure("dbe"))])
+    assert list(scores) == ["b", "a", "d", "c", "e"]
+    assert fuse([(1, sure("a")), (1, sure("a"))]) == {"a": 1.0}
+    assert fuse([(3, sure("a")), (1, sure("b"))])["a"] == pytest.approx(0.75)
+    assert fuse([(1, sure("a")), (1, [("b", 0.1)])])["b"] == pytest.approx(0.05)
+    assert fuse([]) == {}
+    assert fuse([(0, sure("a"))]) == {"a": 0.0}

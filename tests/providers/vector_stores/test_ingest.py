@@ -1,0 +1,205 @@
+"""Work in the background, when processes die, share it, or are in each other's way."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from apis.files import NewFile
+from apis.kv_store import Op, Put
+from apis.provider import Provider
+from apis.vector_index import Search
+from apis.vector_stores import AddFile, CreateVectorStore, SearchStores, UpdateFile
+from providers.files.kv import KV
+from providers.kv_store.memory import Memory
+from providers.vector_index.sqlite_vec import SQLiteVec
+from providers.vector_stores import shelves
+from providers.vector_stores.hybrid import Hybrid
+from providers.vector_stores.shelves import CLAIM, WORK, Work
+from tests.hashing import DIMENSIONS, Hashing
+
+BOUND_S = 30
+LEASE_S = 0.2
+T = "t"
+
+
+class Watched(Memory):
+    """A store that says when it was written to."""
+
+    def __init__(self, config: Memory.Config) -> None:
+        super().__init__(config)
+        self.written = asyncio.Condition()
+
+    async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
+        versions = await super().write(ops, durable=durable)
+        async with self.written:
+            self.written.notify_all()
+        return versions
+
+    async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
+        """Wait for a write after which this holds."""
+        async with asyncio.timeout(BOUND_S), self.written:
+            while not await holds():
+                await self.written.wait()
+
+
+class Setting:
+    """One store and one index, and as many processes over them as are opened."""
+
+    def __init__(self, folder: Path, opened: AsyncExitStack) -> None:
+        self.kv = Watched(Memory.Config())
+        self.files = KV(KV.Config(), self.kv)
+        self.index = SQLiteVec(SQLiteVec.Config(path=str(folder / "vectors.db")))
+        self._opened = opened
+
+    async def open(self, model: Hashing | None = None) -> Hybrid:
+        config = Hybrid.Config(embedding_model="hashing", lease_s=LEASE_S)
+        stores = Hybrid(config, self.files, self.index, model or Hashing(Provider.Config()), self.kv)
+        self._opened.push_async_callback(stores.close)
+        await stores.start()
+        return stores
+
+    async def upload(self, text: str) -> str:
+        async def data() -> AsyncIterator[bytes]:
+            yield text.encode()
+
+        return (await self.files.create(NewFile(filename="a.txt", purpose="assistants"), data(), tenant=T)).id
+
+    async def indexed(self, store_id: str) -> list[str]:
+        """What the index holds of a store, whatever the records say."""
+        found = await self.index.search_vector(Search(f"{T}/{store_id}", 1000), [1.0] * DIMENSIONS)
+        return sorted(each.text for each in found)
+
+
+@pytest.fixture
+async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
+    async with AsyncExitStack() as opened:
+        setting = Setting(tmp_path, opened)
+        opened.push_async_callback(setting.index.close)
+        await setting.index.start()
+        yield setting
+
+
+async def settled(setting: Setting, store_id: str) -> None:
+    async def holds() -> bool:
+        records = await shelves.files_of(setting.kv, T, store_id)
+        return all(record.status != "in_progress" for _, record in records)
+
+    await setting.kv.until(holds)
+
+
+def gated() -> Hashing:
+    model = Hashing(Provider.Config())
+    model.gate = asyncio.Event()
+    return model
+
+
+async def begun(model: Hashing) -> None:
+    async with asyncio.timeout(BOUND_S):
+        await model.waiting.wait()
+
+
+async def test_what_a_dead_process_had_claimed_is_taken_up_when_its_lease_is_over(setting: Setting) -> None:
+    first = await setting.open()
+    store = await first.create(CreateVectorStore(), tenant=T)
+    await first.close()
+    file_id = await setting.upload("left behind")
+    await first.add_file(store.id, AddFile(file_id=file_id), tenant=T)
+    place = shelves.Place(T, store.id, file_id)
+    await setting.kv.write([Put(f"{CLAIM}{place}", b"", LEASE_S), Put(f"{WORK}{place}", shelves.encode(Work(1)))])
+    second = await setting.open()
+    await settled(setting, store.id)
+    assert (await second.get_file(store.id, file_id, tenant=T)).status == "completed"
+    assert await setting.indexed(store.id) == ["left behind"]
+    assert await setting.kv.scan("~vs_") == []
+
+
+async def test_two_processes_share_the_work_and_do_none_of_it_twice(setting: Setting) -> None:
+    models = [Hashing(Provider.Config()) for _ in range(2)]
+    one, two = [await setting.open(model) for model in models]
+    files = [await setting.upload(f"file number {i}") for i in range(8)]
+    store = await one.create(CreateVectorStore(file_ids=files), tenant=T)
+    two._ingest.wake()  # pyright: ignore[reportPrivateUsage] - else it would look a lease later
+    await settled(setting, store.id)
+    assert len(await setting.indexed(store.id)) == 8
+    assert sum(sum(model.asked) for model in models) == 8
+
+
+async def test_a_file_taken_out_while_it_is_worked_on_stays_out(setting: Setting) -> None:
+    model = gated()
+    stores = await setting.open(model)
+    file_id = await setting.upload("taken out")
+    store = await stores.create(CreateVectorStore(file_ids=[file_id]), tenant=T)
+    await begun(model)
+    await stores.delete_file(store.id, file_id, tenant=T)
+    assert model.gate is not None
+    model.gate.set()
+    await settled(setting, store.id)
+    assert await setting.indexed(store.id) == []
+    assert not [key for key, _ in await setting.kv.scan("") if "vs_file" in key or "vs_text" in key or "vs_work" in key]
+
+
+async def test_a_file_taken_out_by_another_process_stays_out(setting: Setting) -> None:
+    model = gated()
+    worker = await setting.open(model)
+    file_id = await setting.upload("taken out")
+    store = await worker.create(CreateVectorStore(file_ids=[file_id]), tenant=T)
+    await begun(model)
+    other = await setting.open()
+    await other.delete_file(store.id, file_id, tenant=T)
+    assert model.gate is not None
+    model.gate.set()
+
+    async def nothing_waits() -> bool:
+        return await setting.kv.scan("~vs_") == []
+
+    await setting.kv.until(nothing_waits)
+    assert await setting.indexed(store.id) == []
+
+
+async def test_attributes_given_while_it_is_worked_on_are_those_it_has(setting: Setting) -> None:
+    model = gated()
+    stores = await setting.open(model)
+    file_id = await setting.upload("attributed")
+    store = await stores.create(CreateVectorStore(), tenant=T)
+    await stores.add_file(store.id, AddFile(file_id=file_id, attributes={"old": 1}), tenant=T)
+    await begun(model)
+    await stores.update_file(store.id, file_id, UpdateFile(attributes={"new": True}), tenant=T)
+    assert model.gate is not None
+    model.gate.set()
+    await settled(setting, store.id)
+    new = {"type": "eq", "key": "new", "value": True}
+    asked = SearchStores.model_validate({"query": "attributed", "filters": new})
+    (hit,) = await stores.search([store.id], asked, tenant=T)
+    assert hit.attributes == {"new": True}
+
+
+async def test_what_kills_its_worker_again_and_again_has_failed(setting: Setting) -> None:
+    first = await setting.open()
+    store = await first.create(CreateVectorStore(), tenant=T)
+    await first.close()
+    file_id = await setting.upload("poison")
+    await first.add_file(store.id, AddFile(file_id=file_id), tenant=T)
+    place = shelves.Place(T, store.id, file_id)
+    await setting.kv.write([Put(f"{WORK}{place}", shelves.encode(Work(4)))])
+    second = await setting.open()
+    await settled(setting, store.id)
+    file = await second.get_file(store.id, file_id, tenant=T)
+    assert file.status == "failed"
+    assert file.last_error is not None
+    assert file.last_error.code == "server_error"
+
+
+async def test_several_stores_are_searched_together(setting: Setting) -> None:
+    stores = await setting.open()
+    ids = [
+        (await stores.create(CreateVectorStore(file_ids=[await setting.upload(text)]), tenant=T)).id
+        for text in ("red apples", "green apples", "blue whales")
+    ]
+    for each in ids:
+        await settled(setting, each)
+    hits = await stores.search(ids, SearchStores(query="whales", max_num_results=2), tenant=T)
+    assert len(hits) == 2
+    assert hits[0].content[0].text == "blue whales"

@@ -1,0 +1,27 @@
+"""Retrieval on a small corpus: what the ranking gives with an embedding that knows letters only."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from apis.provider import Provider
+from apis.vector_index import VectorIndex
+from providers.vector_index.sqlite_vec import SQLiteVec
+from tests.hashing import Hashing
+from tests.retrieval import qualities
+
+
+@pytest.fixture
+async def index(tmp_path: Path) -> AsyncIterator[VectorIndex]:
+    index = SQLiteVec(SQLiteVec.Config(path=str(tmp_path / "vectors.db")))
+    await index.start()
+    yield index
+    await index.close()
+
+
+async def test_hybrid_finds_at_least_what_the_weaker_way_finds(index: VectorIndex) -> None:
+    found = await qualities(index, Hashing(Provider.Config()), "hashing")
+    assert found["keyword"].recall_at_10 >= 0.48
+    assert found["vector"].recall_at_10 >= 0.35
+    assert found["hybrid"].recall_at_10 >= min(found["keyword"].recall_at_10, found["vector"].recall_at_10)

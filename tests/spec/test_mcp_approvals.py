@@ -1,0 +1,247 @@
+"""Calls of MCP tools that wait for leave: asked for as the last item of a response, given or refused by the next."""
+
+from typing import Any
+
+import pytest
+
+from tests.serving import Served
+from tests.spec.asking import asked, bare, create, messages, refusal, stream
+from tests.spec.mcp_stack import DONE, Json, kinds, mcp, offered, stacked, told
+from tests.spec.shapes import Script, call, function
+
+USER: Json = {"role": "user", "content": "hi"}
+ARGUMENTS = '{"text": "a"}'
+NOTE: Script = [{"reasoning": "I had better."}, call("real__note", '{"text":', ' "a"}', id="c1")]
+
+
+def approval(request: Any, approve: bool = True, **fields: Any) -> Json:
+    return {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": approve, **fields}
+
+
+async def answer(served: Served, how: str, first: Any, *items: Json, **fields: Any) -> Any:
+    """The response after `first`, in one of the ways that a client may keep a conversation."""
+    match how:
+        case "chained":
+            return await create(served, input=[*items], previous_response_id=first.id, **fields)
+        case "sent back":
+            return await create(served, input=[USER, *map(bare, first.output), *items], **fields)
+        case "sent back, nothing stored":
+            return await create(served, input=[USER, *map(bare, first.output), *items], store=False, **fields)
+        case _:
+            references = [{"type": "item_reference", "id": item.id} for item in first.output]
+            return await create(served, input=[USER, *references, *items], **fields)
+
+
+HOW = ["chained", "sent back", "sent back, nothing stored", "referred to"]
+
+
+@pytest.mark.parametrize("required", [None, "always", {"never": {"tool_names": ["echo"]}}])
+async def test_a_call_waits_for_leave_and_the_response_ends_with_the_question(required: Any) -> None:
+    async with stacked(NOTE) as (served, real):
+        events = await stream(served, tools=[mcp(real, require_approval=required)])
+        whole = await create(served, tools=[mcp(real, require_approval=required)])
+        assert len(asked(served)) == 2
+    response = events[-1].response
+    assert kinds(response) == kinds(whole) == ["mcp_list_tools", "reasoning", "mcp_approval_request"]
+    item = response.output[-1]
+    assert (item.id[:5], item.server_label, item.name, item.arguments) == ("mcpr_", "real", "note", ARGUMENTS)
+    assert response.status == "completed"
+    assert [event.type for event in events[-3:]] == [
+        "response.output_item.added",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert not [event for event in events if "mcp_call" in event.type]
+    assert real.notes == []
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_approved_call_is_made_first_of_all(how: str, streamed: bool) -> None:
+    async with stacked(NOTE, DONE) as (served, real):
+        tools = [mcp(real, require_approval="always")]
+        first = await create(served, tools=tools)
+        request = first.output[-1]
+        second = await answer(served, how, first, approval(request), tools=tools, stream=streamed)
+        if streamed:
+            events = [event async for event in second]
+            second = events[-1].response
+            assert [event.type.removeprefix("response.") for event in events][2:8] == [
+                "output_item.added",
+                "mcp_call.in_progress",
+                "mcp_call_arguments.delta",
+                "mcp_call_arguments.done",
+                "mcp_call.completed",
+                "output_item.done",
+            ]
+        chat = messages(served)
+    item, message = second.output
+    assert (item.type, item.status, item.name, item.arguments) == ("mcp_call", "completed", "note", ARGUMENTS)
+    assert (item.output, item.approval_request_id) == ("1 notes", request.id)
+    assert message.content[0].text == "Done."
+    assert real.notes == ["a"]
+    assert [each["role"] for each in chat] == ["user", "assistant", "tool"]
+    assert chat[1]["reasoning"] == "I had better."
+    assert chat[1]["tool_calls"][0]["function"] == {"name": "real__note", "arguments": ARGUMENTS}
+    assert chat[2]["content"] == "1 notes"
+
+
+@pytest.mark.parametrize("how", HOW)
+async def test_a_refused_call_is_not_made_and_the_model_is_told_why(how: str) -> None:
+    async with stacked(NOTE, DONE) as (served, real):
+        tools = [mcp(real)]
+        first = await create(served, tools=[mcp(real, require_approval="always")])
+        refused = approval(first.output[-1], approve=False, reason="Not on Sundays.")
+        second = await answer(served, how, first, refused, tools=tools)
+        chat = messages(served)
+    assert kinds(second) == ["message"]
+    assert [each["role"] for each in chat] == ["user", "assistant", "tool"]
+    assert chat[1]["tool_calls"][0]["function"] == {"name": "real__note", "arguments": ARGUMENTS}
+    assert "did not approve" in chat[2]["content"]
+    assert "Not on Sundays." in chat[2]["content"]
+    assert real.notes == []
+
+
+async def test_an_approval_is_used_once() -> None:
+    async with stacked(NOTE, DONE) as (served, real):
+        tools = [mcp(real, require_approval="always")]
+        first = await create(served, tools=tools)
+        approved = approval(first.output[-1])
+        second = await create(served, tools=tools, input=[approved, approved], previous_response_id=first.id)
+        third = await create(served, tools=tools, input=[approved], previous_response_id=second.id)
+        everything = [USER, *map(bare, first.output), approved, *map(bare, second.output), USER]
+        fourth = await create(served, tools=tools, input=everything, store=False)
+    assert [kinds(each)[0] for each in (second, third, fourth)] == ["mcp_call", "reasoning", "message"]
+    assert real.notes == ["a"]
+
+
+async def test_a_call_that_is_refused_and_approved_at_once_is_refused() -> None:
+    async with stacked(NOTE, DONE) as (served, real):
+        first = await create(served, tools=[mcp(real, require_approval="always")])
+        request = first.output[-1]
+        answers = [approval(request, approve=False), approval(request)]
+        await create(served, tools=[mcp(real)], input=answers, previous_response_id=first.id)
+    assert real.notes == []
+
+
+async def test_an_approval_of_an_earlier_request_is_not_acted_on_later() -> None:
+    async with stacked(NOTE, DONE, DONE) as (served, real):
+        first = await create(served, tools=[mcp(real, require_approval="always")])
+        second = await create(served, input=[approval(first.output[-1])], previous_response_id=first.id)
+        third = await create(served, tools=[mcp(real)], previous_response_id=second.id)
+    assert "mcp_call" not in (*kinds(second), *kinds(third))
+    assert real.notes == []
+
+
+async def test_several_calls_are_asked_for_and_answered_each_by_itself() -> None:
+    asking: Script = [{"calls": [call("real__note", f'{{"text": "{each}"}}', id=f"c{each}") for each in "abc"]}]
+    async with stacked(asking, DONE) as (served, real):
+        tools = [mcp(real, require_approval="always")]
+        first = await create(served, tools=tools)
+        requests = first.output[1:]
+        answers = [approval(requests[0]), approval(requests[1], approve=False), approval(requests[2])]
+        second = await create(served, tools=tools, input=answers, previous_response_id=first.id)
+        answers_told = told(served)
+    assert [each.type for each in requests] == ["mcp_approval_request"] * 3
+    assert kinds(second) == ["mcp_call", "mcp_call", "message"]
+    assert real.notes == ["a", "c"]
+    assert sorted(answers_told) == ["ca", "cb", "cc"]
+    assert "did not approve" in answers_told["cb"]
+
+
+async def test_what_needs_no_leave_runs_beside_what_does() -> None:
+    script: Script = [{"calls": [call("real__note", ARGUMENTS), call("real__echo", '{"text": "x"}'), call("get")]}]
+    async with stacked(script, DONE) as (served, real):
+        tools = [function("get"), mcp(real, require_approval={"never": {"read_only": True}})]
+        first = await create(served, tools=tools)
+        *_, echoed, got, request = first.output
+        outputs = [{"type": "function_call_output", "call_id": got.call_id, "output": "x"}, approval(request)]
+        second = await create(served, tools=tools, input=outputs, previous_response_id=first.id)
+    assert [item.type for item in (echoed, got, request)] == ["mcp_call", "function_call", "mcp_approval_request"]
+    assert echoed.output == "x"
+    assert second.output[0].output == "1 notes"
+    assert second.output_text == "Done."
+
+
+async def test_wrong_arguments_are_told_to_the_model_and_asked_of_nobody() -> None:
+    async with stacked([call("real__note", "{oops", id="c1")], DONE) as (served, real):
+        response = await create(served, tools=[mcp(real, require_approval="always")])
+        assert "not JSON" in told(served)["c1"]
+    assert kinds(response) == ["mcp_list_tools", "message"]
+
+
+async def test_an_approved_call_that_fails_is_told_to_the_model() -> None:
+    async with stacked([call("real__fail", '{"why": "no"}', id="c1")], DONE) as (served, real):
+        tools = [mcp(real, require_approval="always")]
+        first = await create(served, tools=tools)
+        second = await create(served, tools=tools, input=[approval(first.output[-1])], previous_response_id=first.id)
+        assert told(served)["c1"] == "Error executing tool fail: no"
+    assert (second.output[0].status, second.output[0].error.type) == ("failed", "mcp_tool_execution_error")
+
+
+async def test_an_approved_call_of_what_is_no_longer_allowed_is_not_made() -> None:
+    async with stacked(NOTE, DONE) as (served, real):
+        first = await create(served, tools=[mcp(real, require_approval="always")])
+        tools = [mcp(real, allowed_tools=["echo"])]
+        second = await create(served, tools=tools, input=[approval(first.output[-1])], previous_response_id=first.id)
+    listing, item, _ = second.output
+    assert (listing.type, item.type, item.status) == ("mcp_list_tools", "mcp_call", "failed")
+    assert "offers no tool 'note'" in item.error.message
+    assert real.notes == []
+
+
+async def test_a_tool_that_was_changed_before_leave_was_given_is_not_called() -> None:
+    async with stacked(NOTE, DONE) as (served, real):
+        first = await create(served, tools=[mcp(real, require_approval="always")])
+        real.mcp.remove_tool("note")
+
+        @real.mcp.tool(structured_output=False)
+        def note(text: str, copy_to: str = "") -> str:
+            real.notes.append(text)
+            return text
+
+        tools = [mcp(real, authorization="a-new-token")]
+        second = await create(served, tools=tools, input=[approval(first.output[-1])], previous_response_id=first.id)
+    assert "no longer what it was" in second.output[0].error.message
+    assert real.notes == []
+
+
+async def test_an_approval_that_nobody_asked_for_is_refused() -> None:
+    async with stacked() as (served, real):
+        given = [USER, {"type": "mcp_approval_response", "approval_request_id": "mcpr_x", "approve": True}]
+        error = await refusal(served, tools=[mcp(real)], input=given)
+    assert error["param"] == "input[1].approval_request_id"
+    assert "mcpr_x" in error["message"]
+
+
+async def test_an_approval_for_a_server_that_is_not_declared_is_refused() -> None:
+    async with stacked(NOTE) as (served, real):
+        first = await create(served, tools=[mcp(real, require_approval="always")])
+        error = await refusal(
+            served,
+            tools=[mcp(real, server_label="other")],
+            input=[approval(first.output[-1])],
+            previous_response_id=first.id,
+        )
+    assert "'real'" in error["message"]
+
+
+async def test_a_question_that_is_not_answered_leaves_the_conversation_as_it_was() -> None:
+    async with stacked(NOTE, DONE) as (served, real):
+        first = await create(served, tools=[mcp(real, require_approval="always")])
+        second = await create(served, input="Forget it.", tools=[mcp(real)], previous_response_id=first.id)
+        assert [each["role"] for each in messages(served)] == ["user", "assistant", "user"]
+        assert "real__note" in offered(served)
+    assert kinds(second) == ["message"]
+    assert real.notes == []
+
+
+async def test_counting_the_tokens_of_an_approval_does_not_make_the_call() -> None:
+    async with stacked(NOTE, DONE) as (served, real):
+        tools: Any = [mcp(real, require_approval="always")]
+        first = await create(served, tools=tools)
+        given: Any = [approval(first.output[-1])]
+        await served.client.responses.input_tokens.count(
+            model="scripted", input=given, previous_response_id=first.id, tools=tools
+        )
+    assert real.notes == []

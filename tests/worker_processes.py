@@ -1,0 +1,124 @@
+"""`stack run --workers N` as real processes, whose workers are killed, stopped and drained under load."""
+
+import asyncio
+import random
+import signal
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+from tests.laws import check_frames, check_stream
+
+ROOT = Path(__file__).resolve().parent.parent
+START_S = 60.0
+TERMINAL = ("completed", "incomplete", "failed", "cancelled")
+TURNS: list[list[dict[str, Any]]] = [
+    [{"text": ["a "] * 30}, {"wait_s": 0.3}, {"text": ["b "] * 30}, {"wait_s": 0.6}, {"text": ["c "] * 30}],
+    [{"wait_s": 0.8}, {"reasoning": ["hm "] * 20}, {"wait_s": 0.2}, {"text": "done"}],
+    [{"reasoning": "x"}, {"calls": [{"call": "f", "arguments": ['{"a":', "1}"]}, {"call": "g", "arguments": "{}"}]}],
+]
+
+
+@dataclass
+class Workers:
+    """A running stack of several workers."""
+
+    url: str
+    parent: psutil.Process
+
+    def processes(self) -> list[psutil.Process]:
+        """The workers that serve now."""
+        return [
+            child
+            for child in self.parent.children()
+            if "spawn_main" in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE
+        ]
+
+    async def ask(self, method: str, path: str, **fields: Any) -> httpx.Response:
+        """One request on a connection of its own, asked again while a worker that dies takes it along."""
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+                        return await client.request(method, f"{self.url}/v1{path}", **fields)
+                except httpx.TransportError:
+                    await asyncio.sleep(0.05)
+
+    async def begin(self, text: str) -> str | None:
+        """A background response's id, if the server has acknowledged it."""
+        body = {"model": "scripted", "input": text, "background": True, "tools": TOOLS}
+        try:
+            async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+                answer = await client.post(f"{self.url}/v1/responses", json=body)
+                answer.raise_for_status()
+                return answer.json()["id"]
+        except httpx.TransportError:
+            return None
+
+    async def ended(self, response_id: str, within_s: float) -> dict[str, Any]:
+        """The response at its end."""
+        async with asyncio.timeout(within_s):
+            while True:
+                answer = await self.ask("GET", f"/responses/{response_id}")
+                assert answer.status_code == 200, answer.text
+                if answer.json()["status"] in TERMINAL:
+                    return answer.json()
+                await asyncio.sleep(0.1)
+
+    async def log(self, response_id: str) -> bytes:
+        """The whole stream, from the first event on."""
+        return (await self.ask("GET", f"/responses/{response_id}?stream=true")).content
+
+
+TOOLS = [{"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}} for name in "fg"]
+
+
+def check_log(raw: bytes, response: Mapping[str, Any]) -> None:
+    """The log keeps the laws and ends as the response did."""
+    events = check_frames(raw)
+    cancelled = response["status"] == "cancelled"
+    check_stream(events, whole=not cancelled)
+    if not cancelled:
+        assert events[-1]["response"] == response
+
+
+@asynccontextmanager
+async def worker_processes(
+    folder: Path, kv_store: Mapping[str, Any], *, workers: int = 2, server: Mapping[str, Any] | None = None
+) -> AsyncGenerator[Workers]:
+    """A scripted model behind some workers on one store, with leases of 2 s."""
+    config = {
+        "server": {"log_level": "info", **(server or {})},
+        "inference": {"provider": "scripted", "turns": TURNS},
+        "kv_store": dict(kv_store),
+        "responses": {"provider": "loop", "background": {"lease_s": 2, "poll_s": 0.2}},
+    }
+    file = folder / f"run{random.getrandbits(32):x}.yaml"
+    file.write_text(yaml.safe_dump(config))
+    with (folder / "log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stack", "run", str(file), "--port", "0", "--workers", str(workers)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            cwd=ROOT,
+        )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START_S):
+            while not (line := (await process.stdout.readline()).decode()).startswith("listening on "):
+                assert line, (folder / "log").read_text()
+        yield Workers(line.split()[-1], psutil.Process(process.pid))
+    finally:
+        if process.returncode is None:
+            for child in psutil.Process(process.pid).children():
+                child.send_signal(signal.SIGCONT)
+            process.terminate()
+        async with asyncio.timeout(60):
+            await process.wait()
