@@ -12,7 +12,7 @@ from stack.imports import import_from_string
 app = typer.Typer(
     help=(
         "Serve the Responses API over models that you run yourself.\n\n"
-        "FILE is a run config: a path, or the name of a packaged one (local, gpt-oss, vllm, multi-provider).\n\n"
+        "FILE is a run config: a path, or the name of a packaged one (local, gpt-oss, vllm, tools, multi-provider).\n\n"
         "Exit codes: 0 done, or ended by a signal after running requests had finished; 1 something that the stack "
         "needs cannot be reached, or the check failed; 2 wrong usage; 78 the run config or the environment is wrong."
     ),
