@@ -9,6 +9,7 @@ StackError
 ├── NotFound                  404  no such object, or one of another tenant
 │   └── ModelNotFound         404  no provider serves that model
 ├── MethodNotAllowed          405
+├── ConversationLocked        409  a response is being made in the conversation; soon it is not
 ├── PayloadTooLarge           413
 ├── UnsupportedMediaType      415
 ├── RateLimited               429  `retry_after_s` when known
@@ -109,6 +110,21 @@ class MethodNotAllowed(StackError):
 
     status = 405
     type = "invalid_request_error"
+
+
+class ConversationLocked(StackError):
+    """A conversation takes one turn at a time, and has one. SDKs ask again by themselves."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conversation_locked"
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(
+            f"A response is being made in the conversation '{conversation_id}'. Try again when it has ended.",
+            param="conversation",
+            retry_after_s=1,
+        )
 
 
 class PayloadTooLarge(StackError):

@@ -13,7 +13,7 @@ ToolName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-
 class ItemWire(BaseModel):
     """Strict in what it knows, lossless in what it does not."""
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, defer_build=True)
 
 
 class InputText(ItemWire):

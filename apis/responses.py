@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
-from apis.inference import Effort, JsonObjectFormat, JsonSchema, Sampling, TextFormat, Wire
+from apis.conversations import Conversations
+from apis.inference import Effort, JsonObjectFormat, JsonSchema, Sampling, TextFormat
 from apis.item_parts import text_or_list
 from apis.items import Item
 from apis.logged_event import LoggedEvent
 from apis.provider import Provider
 from apis.tools import Tool, ToolChoice
+from apis.wire import Includable, Metadata, Wire
 
 
 class JsonSchemaFormat(JsonSchema):
@@ -41,25 +43,26 @@ class StreamOptions(Wire):
     include_obfuscation: bool | None = None
 
 
-Includable = Literal[
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-    "reasoning.encrypted_content",
-    "message.output_text.logprobs",
-]
-
-
 Input = Annotated[
     Annotated[Annotated[str, Field(max_length=10 * 2**20)], Tag("text")]
     | Annotated[Annotated[list[Item], Field(max_length=100_000, fail_fast=True)], Tag("list")],
     Discriminator(text_or_list),
 ]
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+ConversationId = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class ConversationRef(Wire):
+    """A conversation, by its id."""
+
+    id: ConversationId
+
+
+def _id_or_object(value: Any) -> str:
+    return "id" if isinstance(value, str) else "object"
+
+
+ConversationChoice = Annotated[
+    Annotated[ConversationId, Tag("id")] | Annotated[ConversationRef, Tag("object")], Discriminator(_id_or_object)
 ]
 
 
@@ -99,13 +102,18 @@ class CreateResponse(Sampling):
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
 
     background: bool | None = None
-    conversation: JsonValue = None
+    conversation: ConversationChoice | None = None
     prompt: JsonValue = None
     context_management: JsonValue = None
     moderation: JsonValue = None
 
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that it is a turn of."""
+        return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
-UNSUPPORTED = ("conversation", "prompt", "context_management", "moderation")
+
+UNSUPPORTED = ("prompt", "context_management", "moderation")
 """Fields of OpenAI's API that this stack does not offer: any value but null is refused by name."""
 
 
@@ -125,6 +133,28 @@ class ItemList(Wire):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class Session(ABC):
+    """The responses of one connection: like those of `Responses.create`, but for what is remembered. One that the
+    request does not want stored can be followed here, as long as the session has room for it, and nowhere else.
+    What follows it in its own lane takes its place; a fork from another lane does not."""
+
+    @abstractmethod
+    def create(
+        self, request: CreateResponse, *, lane: str = "", generate: bool = True
+    ) -> AsyncGenerator[Sequence[ResponseStreamEvent]]:
+        """As `Responses.create`, never in the background; several at a time. Without `generate` no model is asked:
+        the response holds its input, for others to follow. Raises InvalidRequest also for a response that is to be
+        stored and follows one that is not."""
+
+    @abstractmethod
+    def forget(self, response_id: str, *, lane: str = "") -> None:
+        """Forget an unstored response of that lane; any other is left as it is."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Forget all. Of a session that is done with, or it would be held in memory."""
 
 
 class Responses(Provider, ABC):
@@ -152,6 +182,10 @@ class Responses(Provider, ABC):
         A `background` response goes on without the generator. With `stream` that is as `follow` from the first event
         on; without, its only event tells that the response is queued. Raises RateLimited where too many wait.
         """
+
+    @abstractmethod
+    def session(self, *, tenant: str) -> Session:
+        """What a connection makes its responses by. It must be closed."""
 
     @abstractmethod
     def follow(
@@ -184,3 +218,7 @@ class Responses(Provider, ABC):
     @abstractmethod
     async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
         """Tokens of the prompt this request would make, its history and tools included."""
+
+    @abstractmethod
+    def conversations(self) -> Conversations:
+        """The conversations that responses can be turns of."""

@@ -34,11 +34,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A page that a result draws on. `text` is the part of it that the model was shown."""
+    """A page that a result draws on, or a file: that has a `file_id`, its name as `title`, and no URL. `text` is the
+    part of it that the model was shown."""
 
     url: str
     title: str
     text: str = ""
+    file_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ MAX_BATCH_FILES = 2000
 Key = Annotated[str, Field(max_length=64, pattern=r"^[^\x00]*$")]
 Short = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
 Metadata = Annotated[dict[Key, Short], Field(max_length=16)]
-Attributes = Annotated[dict[Key, Short | bool | int | float], Field(max_length=16)]
+Whole = Annotated[int, Field(ge=-(2**53), le=2**53)]
+Attributes = Annotated[dict[Key, Short | bool | Whole | float], Field(max_length=16)]
 Query = Annotated[str, Field(min_length=1, max_length=4096)]
 
 

@@ -3,11 +3,11 @@
 from typing import Final
 
 PROVIDERS: Final[dict[str, dict[str, str]]] = {
-    "files": {
-        "kv": "providers.files.kv:KV",
-    },
     "fetcher": {
         "safe": "providers.fetcher.safe:Safe",
+    },
+    "files": {
+        "kv": "providers.files.kv:KV",
     },
     "inference": {
         "gpt_oss": "providers.inference.gpt_oss.provider:GptOss",

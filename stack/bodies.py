@@ -55,6 +55,8 @@ def read_query(http: Request, model: type[Model]) -> Model:
     limit = query.get("limit")
     if isinstance(limit, str) and limit.isascii() and limit.isdigit() and len(limit) < 10:
         query["limit"] = int(limit)
+    if "include" in model.model_fields:
+        query["include"] = http.query_params.getlist("include") + http.query_params.getlist("include[]")
     try:
         return model.model_validate(query)
     except ValidationError as exc:

@@ -53,7 +53,8 @@ class ApiKey(BaseModel):
 
 
 class ServerConfig(BaseModel):
-    """Where and how to listen. `keep_alive_s` is the longest silence on a stream before a comment line is sent;
+    """Where and how to listen. `keep_alive_s` is the longest silence on a stream before a comment line is sent, or on
+    a WebSocket before a ping; a WebSocket that has been open for `max_websocket_age_s` is closed between responses;
     `grace_period_s` is what running requests get to finish in after SIGTERM. A `*` among `allowed_hosts` allows
     any Host; loopback names are always allowed."""
 
@@ -65,6 +66,7 @@ class ServerConfig(BaseModel):
     allowed_hosts: list[str] = []
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
     max_connections: int = Field(default=4096, ge=1)
+    max_websocket_age_s: float = Field(default=3600, gt=0)
     keep_alive_s: float = Field(default=15.0, gt=0)
     grace_period_s: float = Field(default=30.0, ge=0)
     dialect: Literal["openai", "open-responses"] = "openai"

@@ -1,6 +1,7 @@
 """uvicorn's HTTP/1.1 connection, with bounds on how slowly and how much a client may send."""
 
 import asyncio
+import math
 from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -62,6 +63,11 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._disarm()
         super().on_message_complete()
+
+    def _should_upgrade(self) -> bool:
+        # refused as any request would be; uvicorn itself would let any number of WebSockets in
+        crowded = len(self.connections) >= (self.limit_concurrency or math.inf)
+        return self.scope["method"] == "GET" and not crowded and super()._should_upgrade()
 
     def _arm(self, seconds: float) -> None:
         self._disarm()

@@ -33,6 +33,7 @@ _numbers = itertools.count()
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 UPLOAD_PATHS: Final = frozenset({"/v1/files", "/files"})
 FORM_OR_JSON_PATHS: Final = re.compile(r"(?:/v1)?/containers/[^/]+/files")
+_BEGINNINGS: Final = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -52,15 +53,16 @@ class Edge:
             self._hosts = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         request_id = f"req_{_PROCESS}{next(_numbers):012x}"
+        scope["request_id"] = request_id
         started = False
 
         async def answer(message: Message) -> None:
             nonlocal started
-            if message["type"] == "http.response.start":
+            if message["type"] in _BEGINNINGS:
                 started = True
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
@@ -87,7 +89,7 @@ class Edge:
         if scope["path"] in OPEN_PATHS:
             return
         scope["tenant"] = self._tenant(scope["headers"])
-        if scope["method"] == "POST":
+        if scope.get("method") == "POST":
             kind, _, parameters = headers.get("content-type", "").partition(";")
             charset = parameters.strip().lower()
             if scope["path"] in UPLOAD_PATHS:
@@ -149,7 +151,7 @@ def error_response(error: StackError) -> Response:
 
 def _routing_error(exc: HTTPException, scope: Scope) -> StackError:
     """What the router raises, in the API's form."""
-    method, path = scope["method"], scope["path"][:256]
+    method, path = scope.get("method", "WebSocket"), scope["path"][:256]
     if exc.status_code == 405:
         return MethodNotAllowed(f"{path} does not take {method}.")
     return NotFound(f"Unknown request URL: {method} {path}.")

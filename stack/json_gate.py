@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 _MAX_DEPTH: Final = 64
 _MAX_VALUES: Final = 100_000
 """Of one body. Text is read fast; each value costs microseconds in which nothing else can run, thread or no thread."""
-_BLOCKING_BYTES: Final = 256 * 1024
+BLOCKING_BYTES: Final = 256 * 1024
 """Bodies above this are read in a thread: parsing them would hold up other streams."""
 
 _KINDS: Final = {
@@ -35,13 +35,22 @@ _JSON_NAMES: Final = {str: "a string", int: "an integer", float: "a number", boo
 
 async def read_request(body: bytes, model: type[Model]) -> Model:
     """Parse and validate a body. Raises InvalidRequest."""
-    if len(body) > _BLOCKING_BYTES:
+    if len(body) > BLOCKING_BYTES:
         return await asyncio.to_thread(_read, body, model)
     return _read(body, model)
 
 
+async def read_object(body: bytes) -> dict[str, Any]:
+    """As `parse_object`, in a thread where it takes long."""
+    return await asyncio.to_thread(parse_object, body) if len(body) > BLOCKING_BYTES else parse_object(body)
+
+
 def _read(body: bytes, model: type[Model]) -> Model:
-    fields = parse_object(body)
+    return check(parse_object(body), model)
+
+
+def check(fields: dict[str, Any], model: type[Model]) -> Model:
+    """Validate a parsed body. Raises InvalidRequest."""
     try:
         request = model.model_validate(fields)
     except ValidationError as exc:

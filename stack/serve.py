@@ -21,6 +21,8 @@ from apis.errors import ConfigError, Overloaded
 from stack.config import ServerConfig
 from stack.connection import Connection
 from stack.edge import OPEN_PATHS, error_response
+from stack.socket_connection import SocketConnection
+from stack.websocket import GOING_AWAY
 
 # An idle connection is kept longer than the load balancers in common use keep theirs (60 s): were it the other way
 # round, they would send a request into a connection that is being closed.
@@ -30,7 +32,6 @@ _POLL_S = 0.1
 _CANCEL_S = 0.3
 _END_S = 0.9
 _WANTED_FILES = 65_536
-_GOING_AWAY = "This server is shutting down. Try again: another one answers, or this one when it is back."
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +60,12 @@ class Server(uvicorn.Server):
                 _Door(app),
                 loop="asyncio",
                 http=Connection,
-                ws="none",
+                ws=SocketConnection,
+                ws_max_size=config.max_body_bytes,
+                ws_ping_interval=config.keep_alive_s,
+                # a client that runs a tool may not read for minutes, and is none the worse for that
+                ws_ping_timeout=None,
+                ws_per_message_deflate=False,
                 lifespan="off",
                 interface="asgi3",
                 log_config=None,
@@ -140,7 +146,7 @@ class _Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app.state.draining and scope["path"] not in OPEN_PATHS:
-            await error_response(Overloaded(_GOING_AWAY))(scope, receive, send)
+            await error_response(Overloaded(GOING_AWAY))(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)

@@ -13,6 +13,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import WebSocketRoute
 
 from apis.errors import InvalidRequest, ModelNotFound, NotFound
 from apis.inference import Model
@@ -22,15 +23,15 @@ from stack.build import Stack, open_stack
 from stack.chat import chat_completion
 from stack.config import StackConfig
 from stack.containers import CONTAINER_ROUTES
+from stack.conversations import CONVERSATION_ROUTES
 from stack.edge import Edge, client_gone, json_response
 from stack.embeddings import embeddings
 from stack.files import FILE_ROUTES
 from stack.json_gate import explain, read_request
-from stack.sse import Dialect, frames, response_to_json
+from stack.sse import frames, read_dialect, response_to_json
 from stack.streams import ClientGone, EventStream, Pulse, while_connected
 from stack.vector_stores import VECTOR_STORE_ROUTES
-
-DIALECT_HEADER: Final = "x-responses-dialect"
+from stack.websocket import WebSocketEndpoint
 
 
 def create_app(config: StackConfig) -> FastAPI:
@@ -60,9 +61,10 @@ def create_app(config: StackConfig) -> FastAPI:
     for path, method, name in ROUTES:
         for prefix in ("/v1", ""):
             app.add_route(prefix + path, _endpoint(name), methods=[method])
-    for path, method, handle in (*CONTAINER_ROUTES, *FILE_ROUTES, *VECTOR_STORE_ROUTES):
+    for path, method, handle in (*CONTAINER_ROUTES, *CONVERSATION_ROUTES, *FILE_ROUTES, *VECTOR_STORE_ROUTES):
         for prefix in ("/v1", ""):
             app.add_route(prefix + path, _over_stack(handle), methods=[method])
+    app.router.routes.append(WebSocketRoute("/{path:path}", WebSocketEndpoint()))
     return app
 
 
@@ -176,14 +178,8 @@ class Routes:
         raise ModelNotFound(model_id)
 
     def _stream(self, http: Request, batches: AsyncGenerator[Sequence[Any]], *, obfuscate: bool) -> Response:
-        dialect = self._dialect(http)
+        dialect = read_dialect(http.headers, self.stack.config.server.dialect)
         return EventStream(batches, lambda events: frames(events, dialect, obfuscate=obfuscate), self._pulse)
-
-    def _dialect(self, http: Request) -> Dialect:
-        wanted = http.headers.get(DIALECT_HEADER, self.stack.config.server.dialect)
-        if wanted not in ("openai", "open-responses"):
-            raise InvalidRequest(f"The header {DIALECT_HEADER} is 'openai' or 'open-responses'.", code="invalid_value")
-        return wanted
 
     async def _body(self, http: Request) -> bytes:
         return await read_body(http, self._max_body_bytes)

@@ -1,17 +1,19 @@
-"""Frames a response's events as the bytes of a server-sent event stream, in the dialect that the client speaks."""
+"""Events as what is sent of them, frames of a server-sent event stream or messages, in the client's dialect."""
 
 import functools
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import orjson
 from openai.types.responses import ResponseStreamEvent
 
+from apis.errors import InvalidRequest
 from apis.logged_event import LoggedEvent
 
 Dialect = Literal["openai", "open-responses"]
+DIALECT_HEADER: Final = "x-responses-dialect"
 
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
@@ -28,6 +30,14 @@ _FLAT: Final = frozenset(
     for name in ("output_text", "reasoning_text", "refusal", "function_call_arguments", "custom_tool_call_input")
 )
 _SECONDS: Final = re.compile(rb'"(created_at|completed_at)":(\d+)\.0(?=[,}])')
+
+
+def read_dialect(headers: Mapping[str, str], default: Dialect) -> Dialect:
+    """The dialect that a request's headers ask for. Raises InvalidRequest for one that nobody speaks."""
+    wanted = headers.get(DIALECT_HEADER, default)
+    if wanted not in ("openai", "open-responses"):
+        raise InvalidRequest(f"The header {DIALECT_HEADER} is 'openai' or 'open-responses'.", code="invalid_value")
+    return wanted
 
 
 def to_json(model: Any) -> bytes:
@@ -66,11 +76,27 @@ def _fields(model: Any) -> dict[str, Any]:
     return model.to_dict()
 
 
+def message(event: ResponseStreamEvent, dialect: Dialect, lane: str, *, obfuscate: bool = False) -> str:
+    """An event as a WebSocket's message, which names its lane unless that is the default one, ''."""
+    if obfuscate or dialect != "openai":
+        data = orjson.dumps(_fields_as(event, dialect, obfuscate=obfuscate))
+    else:
+        data = _data(event)
+    if lane:
+        data = b'%b,"stream_id":"%b"}' % (data[:-1], lane.encode())
+    return data.decode()
+
+
 def _frame_as(event: ResponseStreamEvent | LoggedEvent, dialect: Dialect, *, obfuscate: bool) -> bytes:
+    fields = _fields_as(event, dialect, obfuscate=obfuscate)
+    return _head(fields["type"]) + orjson.dumps(fields) + b"\n\n"
+
+
+def _fields_as(event: ResponseStreamEvent | LoggedEvent, dialect: Dialect, *, obfuscate: bool) -> dict[str, Any]:
     fields: dict[str, Any] = orjson.loads(_data(event))
     if obfuscate and isinstance(fields.get("delta"), str):
         # padding to a multiple of 32, so that the length of a frame tells little of the length of a token
         fields["obfuscation"] = secrets.token_urlsafe(24)[: -len(fields["delta"]) % 32]
     if dialect == "open-responses":
         fields["type"] = _OPEN_RESPONSES_NAMES.get(fields["type"], fields["type"])
-    return _head(fields["type"]) + orjson.dumps(fields) + b"\n\n"
+    return fields

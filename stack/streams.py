@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from apis.errors import StackError
+from apis.logged_event import LoggedEvent
 from stack.sse import DONE, KEEP_ALIVE
 
 _log = logging.getLogger(__name__)
@@ -131,6 +132,8 @@ class EventStream(Response):
     async def _run(self, send: Send) -> None:
         stream: _Open | None = None
         async with aclosing(self._batches) as batches:
+            batch: Sequence[Any] = ()
+            last = DONE
             try:
                 async for batch in batches:
                     if stream is None:
@@ -143,8 +146,10 @@ class EventStream(Response):
                     raise
                 # the stream has already said so in its own terms: raising is for those who drain it
                 _log.info("a stream failed: %s", exc.message)
+                if batch and isinstance(batch[-1], LoggedEvent):
+                    last = b""  # but for a log, which can be read on elsewhere: it is not done
             finally:
                 if stream is not None:
                     self._pulse.discard(stream)
         if stream is not None:
-            await stream.write(DONE, more=False)
+            await stream.write(last, more=False)

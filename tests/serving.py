@@ -5,7 +5,7 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI
@@ -31,6 +31,8 @@ class Served:
     url: str
     app: FastAPI
     streams: "Recorder"
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, it ends the server as SIGTERM does."""
 
     @property
     def stack(self) -> Stack:
@@ -112,7 +114,7 @@ async def serving(
             async with asyncio.timeout(10):
                 await listening.wait()
             async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=30) as client:
-                yield Served(client, url, app, recorder)
+                yield Served(client, url, app, recorder, server_.leaving)
         finally:
             server_.leaving.set()
             async with asyncio.timeout(10):

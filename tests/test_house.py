@@ -30,6 +30,7 @@ BROAD_EXCEPTS: Final = {
     "providers/responses/background.py",  # the same for responses that run without a stream
     "providers/responses/loop.py",  # the stream's outer edge
     "stack/edge.py",  # the same for what is no stream
+    "stack/websocket.py",  # the outer edge of a stream on a connection that goes on
     "providers/responses/turns.py",  # around a tool call: the model is told
 }
 OPENS_SOCKETS: Final = {

@@ -77,7 +77,8 @@ class Workers:
         return (await self.ask("GET", f"/responses/{response_id}?stream=true")).content
 
 
-TOOLS = [{"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}} for name in "fg"]
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+TOOLS: list[dict[str, Any]] = [{"type": "function", "name": name, "parameters": NO_PARAMETERS} for name in "fg"]
 
 
 def check_log(raw: bytes, response: Mapping[str, Any]) -> None:
@@ -93,12 +94,12 @@ def check_log(raw: bytes, response: Mapping[str, Any]) -> None:
 async def worker_processes(
     folder: Path, kv_store: Mapping[str, Any], *, workers: int = 2, server: Mapping[str, Any] | None = None
 ) -> AsyncGenerator[Workers]:
-    """A scripted model behind some workers on one store, with leases of 2 s."""
+    """A scripted model behind some workers on one store, with leases of 1.5 s."""
     config = {
         "server": {"log_level": "info", **(server or {})},
         "inference": {"provider": "scripted", "turns": TURNS},
         "kv_store": dict(kv_store),
-        "responses": {"provider": "loop", "background": {"lease_s": 2, "poll_s": 0.2}},
+        "responses": {"provider": "loop", "background": {"lease_s": 1.5, "poll_s": 0.1}},
     }
     file = folder / f"run{random.getrandbits(32):x}.yaml"
     file.write_text(yaml.safe_dump(config))

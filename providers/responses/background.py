@@ -35,9 +35,10 @@ from apis.inference import Usage
 from apis.kv_store import KVStore, Op, Put
 from apis.logged_event import LoggedEvent
 from apis.responses import CreateResponse
-from providers.responses.broken_log import close_log
+from providers.responses.broken_log import Broken, close_log
 from providers.responses.envelope import Status, begin_response, end_response
 from providers.responses.event_log import EventLog, Wakers, event_key, write_line
+from providers.responses.floor import release_floor
 from providers.responses.history import Finished, History, to_json
 from providers.responses.ids import Ids
 from providers.responses.journal import Journal
@@ -73,7 +74,7 @@ class Background:
         self._wakers = Wakers()
         self._events = EventLog(kv, self._wakers, run_key)
         self._runs = Runs(kv, lease_s=config.lease_s, queue_timeout_s=config.queue_timeout_s, retention_s=retention_s)
-        self._here: dict[Ref, CreateResponse] = {}
+        self._here: dict[Ref, Making] = {}
         self._journals: dict[Ref, Journal] = {}
         self._workers = Workers(self._runs, self._play, config)
 
@@ -96,7 +97,7 @@ class Background:
     async def create(self, making: Making) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
         """Put it into the queue, and tell so; with `stream`, tell all of it."""
         ref = Ref(making.tenant, making.ids.response)
-        await self._runs.check_room(ref.tenant, self._config.max_waiting)
+        room = await self._workers.admit(ref.tenant)
         request = making.request
         stored = request.model_dump_json(by_alias=True, exclude_none=True).encode()
         portable = CreateResponse.model_validate_json(stored) == request
@@ -108,11 +109,13 @@ class Background:
         number_on(first, 0)
         put = self._put(ref, 0, [write_line(event) for event in first])
         rank = _RANKS.get(request.service_tier or "", _USUAL_RANK)
-        claimed = await self._runs.add(ref, rank, asked, put, portable=portable)
+        # what is not for storing, credentials for one, leaves this process no other choice
+        at_once = room or not portable
+        claimed = await self._runs.add(ref, rank, asked, put, portable=portable, at_once=at_once)
         if claimed is None:
             self._workers.wake()
         else:
-            self._here[ref] = request
+            self._here[ref] = making
             self._workers.begin(claimed)
         if not request.stream:
             yield [queued]
@@ -154,9 +157,7 @@ class Background:
     async def _play(self, claimed: Claimed) -> None:
         """Bring a run to its end, or leave it: then somebody else can go on."""
         try:
-            error, number = await self._obstacle(claimed)
-            if error is None:
-                error = await self._make(claimed, number)
+            error = await self._attempt(claimed)
             if error is not None:
                 await self._end_from_log(claimed, "failed", error)
         except LeaseLost:
@@ -168,6 +169,18 @@ class Background:
         finally:
             self._here.pop(claimed.ref, None)
             self._journals.pop(claimed.ref, None)
+
+    async def _attempt(self, claimed: Claimed) -> StackError | None:
+        """Make it, with its end; the error for which it has none yet."""
+        try:
+            error, number = await self._obstacle(claimed)
+            return error if error is not None else await self._make(claimed, number)
+        except (LeaseLost, StoreUnavailable, asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except StackError as exc:
+            return exc
+        except BaseException as exc:  # noqa: BLE001 - else it would be claimed and fail again and again
+            return _bug(exc, claimed.ref.id)
 
     async def _obstacle(self, claimed: Claimed) -> tuple[StackError | None, int]:
         """Why a run cannot be made, if so, and the number of its next event."""
@@ -182,17 +195,15 @@ class Background:
         return None, len(log)
 
     async def _make(self, claimed: Claimed, number: int) -> StackError | None:
-        """Make it from its beginning; the error for which it could not even begin."""
+        """Make it from its beginning, with its end. Raises the StackError for which it cannot even begin."""
         ref, asked = claimed.ref, claimed.asked
-        try:
-            request = self._here.get(ref) or _request(asked)
-            prepared = await self._prepare(request, ref.tenant, Ids(ref.id, asked.ids))
-        except StoreUnavailable:
-            raise
-        except StackError as exc:
-            return exc
-        making = replace(prepared, created_at=asked.created_at)
-        journal = self._journals[ref] = Journal(claimed.lease, number, self._events_ttl_s, self._wakers)
+        making = self._here.pop(ref, None)
+        if making is None:
+            prepared = await self._prepare(_request(asked), ref.tenant, Ids(ref.id, asked.ids))
+            making = replace(prepared, created_at=asked.created_at)
+        journal = Journal(claimed.lease, number, self._events_ttl_s, self._wakers)
+        if claimed.run.portable:
+            self._journals[ref] = journal
         writing = asyncio.create_task(journal.run())
         working = asyncio.create_task(self._work(making, journal))
         try:
@@ -207,9 +218,14 @@ class Background:
         writing.result()
         events = making.turns.break_off() if error is not None else ()
         final = making.ended() if error is None else making.failed(error)
-        also = journal.last([*events, terminal(final)])
+        also = [*journal.last([*events, terminal(final)]), *await making.adds(final, bytes(asked.given))]
         finished = Finished(final, bytes(asked.given), making.turns.told, also)
-        await self._keep(claimed, finished, making.conversation.past)
+        try:
+            await self._keep(claimed, finished, making.past)
+        except LeaseLost:
+            if making.floor is None or await making.floor.holds():
+                raise
+            return making.floor.lost()
         return None
 
     async def _work(self, making: Making, journal: Journal) -> StackError | None:
@@ -231,24 +247,31 @@ class Background:
                 return UpstreamTimeout(
                     f"The response took longer than {limit_s:g} s (`responses.background.timeout_s`)."
                 )
-            _log.error("response %s failed on a bug", making.ids.response, exc_info=exc)
-            return internal_error(making.ids.response)
+            return _bug(exc, making.ids.response)
         return None
 
     async def _end_from_log(self, claimed: Claimed, status: Status, error: StackError | None = None) -> None:
         """End a run of which only the log is left. Raises LeaseLost."""
         ref, asked = claimed.ref, claimed.asked
-        broken = close_log(await self._events.whole(ref.id, tenant=ref.tenant))
         failure = error_to_failure(error) if error else None
-        final = _ended(_begun(ref.id, asked, "in_progress"), status, broken.items, failure)
+        begun = _begun(ref.id, asked, "in_progress")
+        try:
+            broken = close_log(await self._events.whole(ref.id, tenant=ref.tenant))
+            final = _ended(begun, status, broken.items, failure)
+        except (ValueError, LookupError) as exc:  # damaged: then the end is told by the response alone
+            _log.error("the log of response %s cannot be read", ref.id, exc_info=exc)
+            broken = Broken((), (), 0)
+            final = _ended(begun, status, (), failure)
         lines = [b"%b %b\n" % (event["type"].encode(), orjson.dumps(event)) for event in broken.closing]
-        if status == "failed":
+        if status == "failed" and broken.number:
             last = terminal(final)
             number_on([last], broken.number)
             lines.append(write_line(last))
         also: list[Op] = claimed.lease.end_ops()
         if lines:
             also.append(self._put(ref, broken.number - len(broken.closing), lines))
+        if final.conversation is not None:
+            await release_floor(self._kv, ref.tenant, final.conversation.id, ref.id)
         past = Past()
         if final.previous_response_id is not None:
             with suppress(InvalidRequest):  # what came before is gone: it stands alone then
@@ -272,6 +295,11 @@ class Background:
 
     def _put(self, ref: Ref, number: int, lines: Sequence[bytes]) -> Put:
         return Put(event_key(ref.tenant, ref.id, number), b"".join(lines), self._events_ttl_s)
+
+
+def _bug(exc: BaseException, response_id: str) -> StackError:
+    _log.error("response %s failed on a bug", response_id, exc_info=exc)
+    return internal_error(response_id)
 
 
 def _request(asked: Asked) -> CreateResponse:

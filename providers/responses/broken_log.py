@@ -16,13 +16,17 @@ _TEXT_FIELDS: Final = {
     "response.output_text": "text",
     "response.refusal": "refusal",
     "response.reasoning_text": "text",
+    "response.reasoning_summary_text": "text",
     "response.function_call_arguments": "arguments",
     "response.custom_tool_call_input": "input",
     "response.code_interpreter_call_code": "code",
     "response.mcp_call_arguments": "arguments",
 }
 """Streamed texts, and the field of the part or the item that holds the whole."""
-_IN_PARTS: Final = frozenset({"response.output_text", "response.refusal", "response.reasoning_text"})
+_PARTS: Final = {
+    "response.content_part": ("content_index", "content"),
+    "response.reasoning_summary_part": ("summary_index", "summary"),
+}
 _OF_KIND: Final = {
     "function_call": "response.function_call_arguments",
     "custom_tool_call": "response.custom_tool_call_input",
@@ -32,10 +36,12 @@ _OF_PART: Final = {
     "output_text": "response.output_text",
     "refusal": "response.refusal",
     "reasoning_text": "response.reasoning_text",
+    "summary_text": "response.reasoning_summary_text",
 }
 _FAILED: Final = frozenset({"web_search_call", "file_search_call"})
 """Kinds that were not run to their end and know no `incomplete`."""
 _NO_STATUS: Final = frozenset({"mcp_list_tools", "mcp_approval_request", "compaction"})
+_LISTING_STEPS: Final = ("in_progress", "failed")
 
 
 @dataclass
@@ -46,6 +52,7 @@ class _Open:
     text: str | None = None
     pieces: list[str] = field(default_factory=list[str])
     logprobs: list[Any] = field(default_factory=list[Any])
+    last: str = ""
     done: bool = False
 
 
@@ -81,13 +88,14 @@ def close_log(events: Iterable[LoggedEvent]) -> Broken:
 
 
 def _feed(item: _Open, name: str, event: Json) -> None:
-    what, _, step = name.rpartition(".")
+    what, _, item.last = name.rpartition(".")
+    step = item.last
     if name == "response.output_item.done":
         item.item, item.done = event["item"], True
-    elif name == "response.content_part.added":
+    elif what in _PARTS and step == "added":
         item.part, item.text, item.pieces, item.logprobs = event["part"], None, [], []
-    elif name == "response.content_part.done":
-        item.item["content"].append(event["part"])
+    elif what in _PARTS:
+        item.item[_PARTS[what][1]].append(event["part"])
         item.part = None
     elif name == "response.output_text.annotation.added" and item.part is not None:
         item.part["annotations"].append(event["annotation"])
@@ -96,7 +104,7 @@ def _feed(item: _Open, name: str, event: Json) -> None:
         item.logprobs += event.get("logprobs") or ()
     elif what in _TEXT_FIELDS and step == "done":
         item.text = event[_TEXT_FIELDS[what]]
-        if what not in _IN_PARTS:
+        if what not in _OF_PART.values():
             item.item[_TEXT_FIELDS[what]], item.pieces = item.text, []
 
 
@@ -108,7 +116,7 @@ def _close(open_: _Open, closing: list[Json]) -> None:
         closing.append({"type": "response.content_part.added", **place, "content_index": 0, "part": part})
         open_.part = dict(part)
     if open_.part is not None:
-        _close_part(open_, {**place, "content_index": len(item["content"])}, closing)
+        _close_part(open_, place, closing)
     elif (open_.pieces or item["type"] in _OF_KIND) and open_.text is None:
         what = _OF_KIND.get(item["type"]) or next(
             name for name in _TEXT_FIELDS if name.startswith(f"response.{item['type']}")
@@ -117,7 +125,10 @@ def _close(open_: _Open, closing: list[Json]) -> None:
         item[key] = "".join(open_.pieces)
         named = {"name": item["name"]} if item["type"] == "function_call" else {}
         closing.append({"type": f"{what}.done", **place, **named, key: item[key]})
-    if item["type"] not in _NO_STATUS:
+    if item["type"] == "mcp_list_tools":
+        missing = [step for step in _LISTING_STEPS if open_.last not in (step, "completed", "failed")]
+        closing += [{"type": f"response.mcp_list_tools.{step}", **place} for step in missing]
+    if "status" in item or item["type"] not in _NO_STATUS:
         item["status"] = "failed" if item["type"] in _FAILED else "incomplete"
     closing.append({"type": "response.output_item.done", "output_index": index, "item": item})
 
@@ -126,6 +137,9 @@ def _close_part(open_: _Open, place: Json, closing: list[Json]) -> None:
     part = open_.part
     assert part is not None
     what = _OF_PART[part["type"]]
+    holder = "response.reasoning_summary_part" if part["type"] == "summary_text" else "response.content_part"
+    index_key, list_key = _PARTS[holder]
+    place = {**place, index_key: len(open_.item[list_key])}
     key = _TEXT_FIELDS[what]
     if open_.text is None:
         open_.text = "".join(open_.pieces)
@@ -134,5 +148,5 @@ def _close_part(open_: _Open, place: Json, closing: list[Json]) -> None:
     part[key] = open_.text
     if open_.logprobs:
         part["logprobs"] = open_.logprobs
-    closing.append({"type": "response.content_part.done", **place, "part": part})
-    open_.item["content"].append(part)
+    closing.append({"type": f"{holder}.done", **place, "part": part})
+    open_.item[list_key].append(part)

@@ -31,7 +31,10 @@ def refuse_unsupported(request: CreateResponse) -> None:
     if request.truncation == "auto":
         message = "Truncation 'auto' is not offered by this server: use 'disabled'."
         raise Unsupported(message, param="truncation", code="unsupported_value")
-    if request.input is None and request.previous_response_id is None:
+    if request.conversation is not None and request.previous_response_id is not None:
+        message = "Give either 'previous_response_id' or 'conversation': a response cannot follow both."
+        raise InvalidRequest(message, param="conversation", code="mutually_exclusive_parameters")
+    if request.input is None and request.previous_response_id is None and request.conversation is None:
         raise InvalidRequest("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
 
 

@@ -1,8 +1,8 @@
-"""Finds a model's citation marks in streamed text and turns each into a link, in time linear in the text's length.
+"""Finds a model's citation marks in streamed text and makes a citation of each, in time linear in the text's length.
 
 A mark is 【n】 or 【n†anything】, n being the number of a page as the model was shown it: gpt-oss writes 【3†L1-L5】. A
 mark of a page that was never shown is left as it is, as gpt-oss's own server leaves it. Only what may still become the
-mark of a known page is held back.
+mark of a known page is held back. The mark of a page becomes a link; that of a file has nothing to lead to and goes.
 
 A list of search results is a page that has no URL of its own. What its lines tell of is known by `line_number`, so that
 a mark of such lines cites the result that they belong to; without a line it is left as it is.
@@ -72,7 +72,7 @@ class CitationScanner:
         source = self.sources.get(number)
         if source is None or len(mark[0]) > _LONGEST + 1:
             return None
-        if source.url:
+        if source.url or source.file_id:
             return number
         line = _LINE.match(mark[2] or "")
         if line is None:
@@ -83,6 +83,8 @@ class CitationScanner:
 
 
 def _link(source: Source) -> str:
+    if source.file_id:
+        return ""
     title = (source.title or source.url).replace("[", "(").replace("]", ")")
     url = source.url.replace("(", "%28").replace(")", "%29")
     return f"([{title}]({url}))"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -10,7 +10,7 @@ from apis.errors import NotFound
 from apis.inference import Message
 from apis.items import AssistantMessage, GivenMessage, Item, ItemReference
 from apis.responses import CreateResponse
-from providers.responses.history import History
+from providers.responses.conversation_items import check_new
 from providers.responses.hosted.call import Told
 from providers.responses.ids import Ids
 from providers.responses.items import check_items, items_to_messages
@@ -44,6 +44,14 @@ _NO_STATUS = frozenset({"item_reference", "mcp_list_tools", "mcp_approval_reques
 _KNOWN_BETTER = frozenset({*HOSTED, "mcp_approval_request"})
 
 
+class Known(Protocol):
+    """Where a request finds what it refers to: a History, or a connection's own memory before one."""
+
+    async def past(self, response_id: str, *, tenant: str) -> Past: ...
+
+    async def item(self, item_id: str, *, tenant: str) -> tuple[Item, Told | None] | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """`given` are the request's own items, with references resolved; `told` is what all hosted calls gave, by item."""
@@ -67,38 +75,52 @@ class Conversation:
 
     def given_json(self, ids: Ids) -> bytes:
         """The request's items as they are kept and listed: as they came, each with an id and a type."""
-        return orjson.dumps([_kept(item, ids) for item in self.given])
+        return orjson.dumps([kept_item(item, ids) for item in self.given])
 
 
-async def read_conversation(request: CreateResponse, history: History, *, tenant: str) -> Conversation:
-    """Raises InvalidRequest or NotFound where the input, or what it refers to, is wrong."""
-    past = Past()
+async def read_conversation(
+    request: CreateResponse, history: Known, *, tenant: str, kept: Past | None = None
+) -> Conversation:
+    """`kept` is what the request's conversation holds, if it is a turn of one. Raises InvalidRequest or NotFound where
+    the input, or what it refers to, is wrong."""
+    past = kept or Past()
     if request.previous_response_id is not None:
         past = await history.past(request.previous_response_id, tenant=tenant)
-    told = dict(past.told)
     if request.input is None or isinstance(request.input, str):
         text = request.input
         given: list[Item] = [] if text is None else [GivenMessage(type="message", role="user", content=text)]
-        return Conversation(past, given, told, request.instructions)
+        return Conversation(past, given, dict(past.told), request.instructions)
     check_items(request.input)
-    given = []
-    for index, item in enumerate(request.input):
+    given, told = await read_items(request.input, history, tenant=tenant)
+    if kept is not None:
+        check_new(given, kept)
+    return Conversation(past, given, {**past.told, **told}, request.instructions)
+
+
+async def read_items(
+    items: Sequence[Item], history: Known, *, tenant: str, field: str = "input"
+) -> tuple[list[Item], dict[str, Told]]:
+    """The items with references resolved, and what hosted calls among them told. Raises NotFound."""
+    given: list[Item] = []
+    told: dict[str, Told] = {}
+    for index, item in enumerate(items):
         if isinstance(item, ItemReference) or item.type in _KNOWN_BETTER:
             stored = await history.item(item.id, tenant=tenant) if item.id else None
             if isinstance(item, ItemReference) and stored is None:
                 raise NotFound(
                     f"Item with id '{item.id}' not found. Items are not persisted when `store` is set to false.",
-                    param=f"input[{index}].id",
+                    param=f"{field}[{index}].id",
                 )
             if stored is not None and stored[1] is not None and item.id:
                 told[item.id] = stored[1]
             given.append(stored[0] if stored is not None and isinstance(item, ItemReference) else item)
         else:
             given.append(item)
-    return Conversation(past, given, told, request.instructions)
+    return given, told
 
 
-def _kept(item: Item, ids: Ids) -> dict[str, Any]:
+def kept_item(item: Item, ids: Ids) -> dict[str, Any]:
+    """An item as it is kept and listed: as it came, with an id, a type, and a status where it can have one."""
     fields: dict[str, Any] = orjson.loads(item.model_dump_json(exclude_none=True))
     fields.setdefault("type", "message")
     if "id" not in fields:

@@ -30,6 +30,7 @@ def begin_response(
             "created_at": created_at,
             "status": status,
             "completed_at": None,
+            **({"conversation": {"id": request.conversation_id}} if request.conversation_id else {}),
             "background": request.background is True,
             "error": None,
             "incomplete_details": None,

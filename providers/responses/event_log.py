@@ -7,18 +7,21 @@ The log is the truth; being woken is only a hint.
 """
 
 import asyncio
+import functools
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import orjson
 from openai.types.responses import ResponseStreamEvent
 
-from apis.errors import InvalidRequest, StoreUnavailable
-from apis.kv_store import Delete, Entry, KVStore
+from apis.errors import InvalidRequest, Overloaded, StoreUnavailable
+from apis.kv_store import Delete, KVStore
 from apis.logged_event import LoggedEvent
 
+Answer = TypeVar("Answer")
 TERMINAL: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _FLAT: Final = frozenset(
     f"response.{name}.delta" for name in ("output_text", "reasoning_text", "function_call_arguments")
@@ -42,7 +45,7 @@ def write_line(event: ResponseStreamEvent) -> bytes:
         data = orjson.dumps(model.__dict__, default=_fields)
     else:
         data = model.__pydantic_serializer__.to_json(model, by_alias=True, exclude_unset=True)
-    return b"%b %b\n" % (event.type.encode(), data)
+    return b"%b %b\n" % (_encoded(event.type), data)
 
 
 def read_batch(batch: bytes) -> list[LoggedEvent]:
@@ -52,7 +55,17 @@ def read_batch(batch: bytes) -> list[LoggedEvent]:
 
 def _event(line: bytes) -> LoggedEvent:
     name, _, data = line.partition(b" ")
-    return LoggedEvent(name.decode(), data)
+    return LoggedEvent(_name(name), data)
+
+
+@functools.cache
+def _encoded(name: str) -> bytes:
+    return name.encode()
+
+
+@functools.cache
+def _name(name: bytes) -> str:
+    return name.decode()
 
 
 def _fields(model: Any) -> dict[str, Any]:
@@ -60,14 +73,19 @@ def _fields(model: Any) -> dict[str, Any]:
 
 
 class Wakers:
-    """Wakes the readers of this process when a log of this process grows. Readers elsewhere poll."""
+    """Wakes the readers of this process when a log of this process grows, and spares them the look into the store.
+    Readers elsewhere poll."""
 
     def __init__(self) -> None:
         self._events: dict[str, asyncio.Event] = {}
+        self._newest: dict[str, tuple[int, bytes]] = {}
 
-    def wake(self, response_id: str) -> None:
+    def wake(self, response_id: str, number: int = -1, batch: bytes = b"") -> None:
+        """The batch that begins with that number has been written; without one, something else has changed."""
         event = self._events.pop(response_id, None)
         if event is not None:
+            if batch:
+                self._newest[response_id] = number, batch
             event.set()
 
     def wake_all(self) -> None:
@@ -77,6 +95,16 @@ class Wakers:
     def expect(self, response_id: str) -> asyncio.Event:
         """What the next wake sets: to be asked for before looking, so that no wake is missed."""
         return self._events.setdefault(response_id, asyncio.Event())
+
+    def newest(self, response_id: str, number: int) -> bytes | None:
+        """The batch that begins with that number, if it is the one written here last."""
+        newest = self._newest.get(response_id)
+        return newest[1] if newest is not None and newest[0] == number else None
+
+    def forget(self, response_id: str) -> None:
+        """A reader has gone: nothing is kept for others, who look once more."""
+        self.wake(response_id)
+        self._newest.pop(response_id, None)
 
 
 class EventLog:
@@ -118,7 +146,7 @@ class EventLog:
         yield ()
         prefix = event_key(tenant, response_id, 0)[:-8]
         after = event_key(tenant, response_id, number - 1) if number else ""
-        while rows := await self._kv.scan(prefix, after=after, limit=_PAGE):
+        while rows := await self._patiently(partial(self._kv.scan, prefix, after=after, limit=_PAGE)):
             for after, entry in rows:
                 if after != event_key(tenant, response_id, number):
                     return  # the rest is being forgotten
@@ -158,11 +186,17 @@ class EventLog:
         run_key = self._run_key(tenant, response_id)
         pause_s = _SHORT_S
         try:
-            while not self.closing:
+            while True:
+                if self.closing:
+                    raise Overloaded("This server is shutting down. Read on from the last event: another one answers.")
                 woken = self._wakers.expect(response_id)
-                batch, run = await self._look(event_key(tenant, response_id, number), run_key)
+                batch, run = self._wakers.newest(response_id, number), None
+                if batch is None:
+                    keys = (event_key(tenant, response_id, number), run_key)
+                    found, run = await self._patiently(partial(self._kv.get_many, keys))
+                    batch = found.value if found is not None else None
                 if batch is not None:
-                    events = read_batch(batch.value)
+                    events = read_batch(batch)
                     number += len(events)
                     yield events
                     if events[-1].type in TERMINAL:
@@ -176,14 +210,14 @@ class EventLog:
                             await woken.wait()
                     pause_s = min(_LONG_S, 2 * pause_s)
         finally:
-            self._wakers.wake(response_id)  # so that no reader leaves anything behind: the others look once more
+            self._wakers.forget(response_id)
 
-    async def _look(self, *keys: str) -> list[Entry | None]:
-        """The entries, through an outage of the store if it is short."""
+    async def _patiently(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """The store's answer, through an outage if it is short."""
         deadline = time.monotonic() + _OUTAGE_S
         while True:
             try:
-                return await self._kv.get_many(keys)
+                return await ask()
             except StoreUnavailable:
                 if self.closing or time.monotonic() > deadline:
                     raise

@@ -64,7 +64,7 @@ class History:
         self._kv = kv
         self._recent = Recents(cache_bytes, max_age_s=min(3600, retention_s / 4))
         self._retention_s = retention_s
-        self._max_turns = max_turns
+        self.max_turns = max_turns
 
     async def past(self, response_id: str, *, tenant: str) -> Past:
         """What came before a request that follows `response_id`. Raises InvalidRequest when that is not known."""
@@ -76,14 +76,15 @@ class History:
                 code="previous_response_not_found",
             )
         head = _read(_decode_head, entry.value)
+        _refuse_conversation(response_id, bytes(head.response))
         recent = self._recent.get(tenant, response_id)
         if recent is not None:
-            past = _followed(recent.before, [recent.turn], recent.place)
+            past = followed(recent.before, [recent.turn], recent.place)
         else:
             place = Place(head.line, head.depth)
-            past = _followed(Past(), await self._turns(place, tenant), place)
-        if past.turns > self._max_turns:
-            raise _too_many(self._max_turns)
+            past = followed(Past(), await self._turns(place, tenant), place)
+        if past.turns > self.max_turns:
+            raise too_many(self.max_turns)
         return past
 
     async def save(self, kept: Finished, *, tenant: str, past: Past) -> bool:
@@ -186,11 +187,11 @@ class History:
         count = 0
         while place is not None:
             prefix = f"{tenant}/turn/{place.line}/"
-            room = self._max_turns - count
+            room = self.max_turns - count
             after = _turn_key(tenant, Place(place.line, place.depth + 1))
             found = await self._kv.scan(prefix, before=after, limit=room + 1)
             if len(found) > room:
-                raise _too_many(self._max_turns)
+                raise too_many(self.max_turns)
             if len(found) != place.depth + 1:
                 raise InvalidRequest(
                     "A response that this chain stands on is gone.",
@@ -225,7 +226,7 @@ class History:
         return bool(await self._kv.scan(_branch_key(tenant, place, ""), limit=1))
 
 
-def _followed(past: Past, turns: Sequence[Turn], place: Place) -> Past:
+def followed(past: Past, turns: Sequence[Turn], place: Place) -> Past:
     """The past with more turns, the last of them at `place`."""
     items, told, size = [*past.items], {**past.told}, past.size
     for turn in turns:
@@ -237,7 +238,18 @@ def _followed(past: Past, turns: Sequence[Turn], place: Place) -> Past:
     return Past(items, told, place, past.turns + len(turns), size, past.read_at)
 
 
-def _too_many(turns: int) -> InvalidRequest:
+def _refuse_conversation(response_id: str, response: bytes) -> None:
+    """A turn of a conversation is kept without what came before, which the conversation may have lost since."""
+    if b'"conversation":{' in response and (turn_of := orjson.loads(response).get("conversation")):
+        raise InvalidRequest(
+            f"The response '{response_id}' is a turn of the conversation '{turn_of['id']}': use `conversation`.",
+            param="previous_response_id",
+            code="invalid_value",
+        )
+
+
+def too_many(turns: int) -> InvalidRequest:
+    """Of a chain with more turns than that."""
     return InvalidRequest(
         f"The chain of previous responses is longer than {turns} turns.", param="previous_response_id"
     )

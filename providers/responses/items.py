@@ -40,21 +40,22 @@ from providers.responses.naming import called_name
 from providers.responses.retold import client_call, client_output, hosted_call
 
 
-def check_items(items: Sequence[Item]) -> None:
-    """Refuse, by index, what is legal in the API and not offered here, and ids that come twice."""
+def check_items(items: Sequence[Item], field: str = "input") -> None:
+    """Refuse, by index, what is legal in the API and not offered here, and ids that come twice. `field`
+    is where the request has them."""
     seen: set[str] = set()
     for index, item in enumerate(items):
         if isinstance(item, ItemReference | LocalShellCallOutput):  # its id is that of its call
             continue
         if item.id is not None and item.id in seen:
-            raise InvalidRequest(f"Duplicate item id '{item.id}'.", param=f"input[{index}].id", code="invalid_value")
+            raise InvalidRequest(f"Duplicate item id '{item.id}'.", param=f"{field}[{index}].id", code="invalid_value")
         if item.id is not None:
             seen.add(item.id)
         match item:
             case GivenMessage(content=list() as parts):
-                _check_parts(parts, f"input[{index}].content")
+                _check_parts(parts, f"{field}[{index}].content")
             case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
-                _check_parts(parts, f"input[{index}].output")
+                _check_parts(parts, f"{field}[{index}].output")
             case _:
                 pass
 

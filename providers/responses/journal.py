@@ -48,6 +48,7 @@ class Journal:
 
     async def run(self) -> None:
         """Write until stopped. Raises LeaseLost."""
+        loop = asyncio.get_running_loop()
         while not self._stopping:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(_RENEW_S, self._lease.lease_s / 3)):
@@ -58,9 +59,10 @@ class Journal:
             await self._lease.write([op] if op else [])
             self._room.set()
             if op is not None:
-                self._wakers.wake(self._ref.id)
+                self._wakers.wake(self._ref.id, int(op.key[-8:]), op.value)
+                # to a tick that all journals share, so that the store can commit their writes together
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_GATHER_S):
+                    async with asyncio.timeout(_GATHER_S - loop.time() % _GATHER_S):
                         await self._much.wait()
 
     def stop(self) -> None:

@@ -6,25 +6,31 @@ makes a failure of what goes wrong. The inner one (turns.py) runs turns and tool
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
+from dataclasses import replace
 from typing import Annotated
 
 from openai.types.responses import Response, ResponseCreatedEvent, ResponseStreamEvent
 from pydantic import Field, SecretStr
 
+from apis.conversations import Conversations
 from apis.errors import InvalidRequest, NotFound, StackError, UpstreamTimeout, internal_error
 from apis.inference import Inference
 from apis.kv_store import KVStore
 from apis.logged_event import LoggedEvent
 from apis.provider import Provider
-from apis.responses import CreateResponse, InputItemsPage, ItemList, Responses
+from apis.responses import CreateResponse, InputItemsPage, ItemList, Responses, Session
 from apis.tool_runtime import ToolRuntime
 from apis.tools import CustomTool, FunctionTool
+from apis.vector_stores import VectorStores
 from providers.responses.background import Background
 from providers.responses.chat_request import build_chat, refuse_unsupported
-from providers.responses.conversation import Conversation, read_conversation
+from providers.responses.conversation import Conversation, Known, read_conversation
+from providers.responses.conversations import StoredConversations
+from providers.responses.floor import with_floor
 from providers.responses.history import History
 from providers.responses.hosted.natives import Natives
 from providers.responses.hosted.registry import ASKS_FOR_NATIVE, make_tools
@@ -33,6 +39,8 @@ from providers.responses.ids import Ids
 from providers.responses.kept_reasoning import KeptReasoning
 from providers.responses.making import Making, in_progress, number_on, terminal
 from providers.responses.output import Output
+from providers.responses.recent import Recents
+from providers.responses.session import LoopSession
 from providers.responses.toolbox import Toolbox
 from providers.responses.turns import Limits, Turns
 from providers.responses.workers import BackgroundConfig
@@ -49,15 +57,17 @@ class Loop(Responses):
 
     class Config(Provider.Config):
         """`retention_days` after their last use, responses are forgotten; `max_turns` bounds a chain;
-        `cache_bytes` of the last conversations are kept in memory, as they are stored. `max_tool_calls` are run here
-        for one response, `parallel_tool_calls` of them at a time, each for `tool_timeout_s`; of what one gives, the
-        model is told `max_tool_output_chars`. `reasoning_keys` seal the reasoning that clients keep: the first seals,
-        all open; without any, the workers on one store share one that is kept there."""
+        `cache_bytes` of the last conversations are kept in memory, as they are stored, and `session_bytes` of those
+        that connections go on with and do not store. `max_tool_calls` are run here for one response,
+        `parallel_tool_calls` of them at a time, each for `tool_timeout_s`; of what one gives, the model is told
+        `max_tool_output_chars`. `reasoning_keys` seal the reasoning that clients keep: the first seals, all open;
+        without any, the workers on one store share one that is kept there."""
 
         retention_days: float = Field(30, gt=0)
         sweep_interval_s: float = Field(600, gt=0)
         max_turns: int = Field(1000, ge=1)
         cache_bytes: int = Field(64 * 1024 * 1024, ge=0)
+        session_bytes: int = Field(256 * 1024 * 1024, ge=0)
         max_tool_calls: int = Field(32, ge=1)
         parallel_tool_calls: int = Field(8, ge=1, le=64)
         tool_timeout_s: float = Field(60, gt=0)
@@ -67,18 +77,26 @@ class Loop(Responses):
         background: BackgroundConfig = BackgroundConfig()
 
     def __init__(
-        self, config: Config, inference: Inference, kv_store: KVStore, tool_runtime: ToolRuntime | None
+        self,
+        config: Config,
+        inference: Inference,
+        kv_store: KVStore,
+        tool_runtime: ToolRuntime | None,
+        vector_stores: VectorStores | None,
     ) -> None:
         self._config = config
         self._inference = inference
         self._kv = kv_store
         self._tool_runtime = tool_runtime
+        self._vector_stores = vector_stores
         self._natives = Natives(inference)
         retention_s = config.retention_days * 86_400
         self._history = History(
             kv_store, retention_s=retention_s, max_turns=config.max_turns, cache_bytes=config.cache_bytes
         )
         self._background = Background(kv_store, self._history, self._prepare, config.background, retention_s)
+        self._conversations = StoredConversations(kv_store, self._history, background_s=config.background.longest_s)
+        self._unstored = Recents(config.session_bytes, max_age_s=math.inf)
         self._reasoning = KeptReasoning(config.reasoning_keys, kv_store)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
@@ -103,7 +121,7 @@ class Loop(Responses):
     ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
         making = await self._prepare(request, tenant, Ids())
         if request.background:
-            async with aclosing(self._background.create(making)) as logged:
+            async with making.floor or nullcontext(), aclosing(self._background.create(making)) as logged:
                 async for some in logged:
                     yield some
             return
@@ -112,6 +130,9 @@ class Loop(Responses):
             async for events in batches:
                 number = number_on(events, number)
                 yield events
+
+    def session(self, *, tenant: str) -> Session:
+        return LoopSession(tenant, self._history, self._unstored, self._prepare, self._live)
 
     async def get(self, response_id: str, *, tenant: str) -> Response:
         try:
@@ -158,14 +179,30 @@ class Loop(Responses):
         return ItemList(data=shown, first_id=first, last_id=last, has_more=len(items) > len(shown))
 
     async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
-        making = await self._prepare(request, tenant, Ids())
+        refuse_unsupported(request)
+        making = await self._prepare_turns(request, tenant, Ids())
         return await self._inference.count_tokens(making.turns.chat)
 
-    async def _prepare(self, request: CreateResponse, tenant: str, ids: Ids) -> Making:
+    def conversations(self) -> Conversations:
+        return self._conversations
+
+    async def _prepare(self, request: CreateResponse, tenant: str, ids: Ids, known: Known | None = None) -> Making:
         """Everything that can be refused before a response exists."""
         refuse_unsupported(request)
+        floor = await self._conversations.take_floor(request, ids.response, tenant=tenant)
+        async with AsyncExitStack() as undo:
+            if floor is not None:
+                undo.push_async_callback(floor.release)
+            making = await self._prepare_turns(request, tenant, ids, known)
+            undo.pop_all()
+        return replace(making, floor=floor)
+
+    async def _prepare_turns(
+        self, request: CreateResponse, tenant: str, ids: Ids, known: Known | None = None
+    ) -> Making:
         request, removed = await self._reasoning.opened(request, tenant)
-        conversation = await read_conversation(request, self._history, tenant=tenant)
+        kept = await self._conversations.past(request, tenant=tenant)
+        conversation = await read_conversation(request, known or self._history, tenant=tenant, kept=kept)
         output = Output(ids, self._config.max_tool_output_chars, await self._reasoning.sealing(request, tenant))
         toolbox = await self._toolbox(request, conversation, tenant, ids)
         chat = build_chat(request, conversation.messages(grouped=toolbox.grouped), toolbox)
@@ -189,12 +226,16 @@ class Loop(Responses):
             conversation.told,
             conversation.items,
             await self._natives.of(request.model) if asks else frozenset(),
+            vector_stores=self._vector_stores,
         )
         made = make_tools(request, setting)
         return Toolbox(request, made, setting.items, grouped=setting.grouped)
 
-    async def _live(self, making: Making) -> AsyncGenerator[Events]:
+    def _live(self, making: Making) -> AsyncGenerator[Events]:
         """The outer generator, but for the numbers."""
+        return self._told(making) if making.floor is None else with_floor(making.floor, self._told(making))
+
+    async def _told(self, making: Making) -> AsyncGenerator[Events]:
         deadline = time.monotonic() + self._config.response_timeout_s
         begun = False
         try:

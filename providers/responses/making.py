@@ -18,9 +18,11 @@ from apis.kv_store import Op
 from apis.responses import CreateResponse
 from providers.responses.conversation import Conversation
 from providers.responses.envelope import Status, begin_response, end_response
-from providers.responses.history import Finished, History
+from providers.responses.floor import Floor
+from providers.responses.history import Finished, History, items_to_json
 from providers.responses.ids import Ids
 from providers.responses.output import Output
+from providers.responses.recent import Past
 from providers.responses.turns import Turns
 
 
@@ -36,6 +38,12 @@ class Making:
     turns: Turns
     created_at: int
     removed: Sequence[InputTransformation] = ()
+    floor: Floor | None = None
+
+    @property
+    def past(self) -> Past:
+        """What it is kept after: a turn of a conversation stands alone."""
+        return Past() if self.request.conversation_id is not None else self.conversation.past
 
     def begin(self, status: Status = "in_progress") -> Response:
         """The response as it began. Made anew where it is needed: held, it would be most of an open stream's memory."""
@@ -68,8 +76,22 @@ class Making:
         if self.request.store is False:
             return False
         given = self.conversation.given_json(self.ids) if given is None else given
-        kept = Finished(final, given, self.turns.told, also)
-        return await history.save(kept, tenant=self.tenant, past=self.conversation.past)
+        kept = Finished(final, given, self.turns.told, [*also, *await self.adds(final, given)])
+        done = await history.save(kept, tenant=self.tenant, past=self.past)
+        if not done and self.floor is not None:
+            raise self.floor.lost()
+        return done
+
+    async def adds(self, final: Response, given: bytes) -> Sequence[Op]:
+        """What adds it to its conversation, with its floor given up: to be written with the response. One that failed
+        or was cancelled adds nothing, so that it can be asked for again."""
+        if self.floor is None:
+            return ()
+        if final.status not in ("completed", "incomplete"):
+            await self.floor.release()
+            return ()
+        told = {**self.conversation.told, **self.turns.told}
+        return await self.floor.ending(given, items_to_json(final.output), told)
 
 
 def in_progress(response: Response) -> ResponseStreamEvent:

@@ -29,15 +29,17 @@ from openai.types.responses import (
 )
 from openai.types.responses.response_content_part_added_event import PartReasoningText
 from openai.types.responses.response_content_part_done_event import PartReasoningText as DonePartReasoningText
-from openai.types.responses.response_output_text import AnnotationURLCitation
+from openai.types.responses.response_output_text import AnnotationFileCitation, AnnotationURLCitation
 from openai.types.responses.response_reasoning_item import Content
 
 from apis.inference import Phase, Refusal, Text, TokenLogprob
+from apis.tool_runtime import Source
 from providers.responses.citations import CitationScanner
 from providers.responses.token_events import arguments_delta, input_delta, reasoning_delta, text_delta
 
 Status = Literal["completed", "incomplete"]
 Events = list[ResponseStreamEvent]
+Citation = AnnotationURLCitation | AnnotationFileCitation
 
 
 class OpenItem(Protocol):
@@ -76,7 +78,7 @@ class OpenMessage:
         self._kind: type[Text | Refusal] | None = None
         self._pieces: list[str] = []
         self._length = 0
-        self._annotations: list[AnnotationURLCitation] = []
+        self._annotations: list[Citation] = []
         self._logprobs: list[TokenLogprob] = []
 
     def item(self, status: Literal["in_progress"] | Status) -> ResponseOutputMessage:
@@ -132,14 +134,13 @@ class OpenMessage:
     def _write_cited(self, scanner: CitationScanner, pieces: Sequence[tuple[str, int | None]], events: Events) -> None:
         for text, number in pieces:
             start = self._length
-            if text:
+            if text or not self._pieces:  # an annotation comes after a delta
                 self._write(text, (), events)
             if number is None:
                 continue
-            source = scanner.sources[number]
-            annotation = AnnotationURLCitation(
-                type="url_citation", url=source.url, title=source.title, start_index=start, end_index=self._length
-            )
+            annotation = _citation(scanner.sources[number], start, self._length)
+            if annotation in self._annotations:  # two passages of one file, cited in one place
+                continue
             self._annotations.append(annotation)
             events.append(
                 ResponseOutputTextAnnotationAddedEvent(
@@ -352,9 +353,15 @@ class OpenCustomCall(OpenCall):
         )
 
 
-def _text_part(
-    text: str, logprobs: Sequence[object] = (), annotations: Sequence[AnnotationURLCitation] = ()
-) -> ResponseOutputText:
+def _citation(source: Source, start: int, end: int) -> Citation:
+    if source.file_id:
+        return AnnotationFileCitation(type="file_citation", file_id=source.file_id, filename=source.title, index=start)
+    return AnnotationURLCitation(
+        type="url_citation", url=source.url, title=source.title, start_index=start, end_index=end
+    )
+
+
+def _text_part(text: str, logprobs: Sequence[object] = (), annotations: Sequence[Citation] = ()) -> ResponseOutputText:
     return ResponseOutputText(
         type="output_text",
         text=text,

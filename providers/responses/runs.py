@@ -15,18 +15,21 @@ holds none that lives can write nothing. No tenant's name is empty, so no tenant
 """
 
 import asyncio
+import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
-from apis.errors import RateLimited, StoreUnavailable
+from apis.errors import StackError, StoreUnavailable
 from apis.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from providers.responses.ids import is_response_id
 
+_log = logging.getLogger(__name__)
+Record = TypeVar("Record")
 _PAGE = 1000
 _RETRY_S = 0.2
 
@@ -171,18 +174,19 @@ class Runs:
         self._queue_timeout_s = queue_timeout_s
         self._retention_s = retention_s
 
-    async def add(self, ref: Ref, rank: int, asked: Asked, first_events: Put, *, portable: bool) -> Claimed | None:
-        """A new one: it waits from now on. Those that are not `portable` are claimed at once."""
+    async def add(
+        self, ref: Ref, rank: int, asked: Asked, first_events: Put, *, portable: bool, at_once: bool
+    ) -> Claimed | None:
+        """A new one: it waits from now on, or is claimed `at_once`."""
         queue = f"/queue/{rank}/{time.time_ns() // 1000:017d}/{ref.tenant}/{ref.id}"
-        run = Run("queued" if portable else "in_progress", queue, portable, 0 if portable else 1)
+        run = Run("in_progress" if at_once else "queued", queue, portable, int(at_once))
         ops: list[Op] = [
             Put(ref.run_key, _encode(run), self._retention_s, ABSENT),
             Put(ref.request_key, _encode(asked), self._retention_s),
             first_events,
         ]
-        if portable:
-            ops.append(Put(queue, _value(ref), self._queue_timeout_s))
-            await self._kv.write(ops)
+        if not at_once:
+            await self._kv.write([*ops, Put(queue, _value(ref), self._queue_timeout_s)])
             return None
         lease = Lease(self._kv, ref, self._lease_s)
         versions = await self._kv.write([*ops, lease.taking()])
@@ -190,19 +194,11 @@ class Runs:
         lease.taken(versions[-1])
         return Claimed(run, asked, lease)
 
-    async def check_room(self, tenant: str, most_waiting: int) -> None:
-        """Raises RateLimited when so many of the tenant's wait already."""
-        rows = await self._kv.scan(f"/run/{tenant}/", limit=_PAGE + most_waiting)
-        if sum(_decode_run(entry.value).status == "queued" for _, entry in rows) >= most_waiting:
-            raise RateLimited(
-                f"{most_waiting} background responses are waiting already (`responses.background.max_waiting`).",
-                retry_after_s=5,
-            )
-
-    async def running(self, tenant: str) -> int:
-        """How many of the tenant's are in progress."""
+    async def count(self, tenant: str) -> tuple[int, int]:
+        """How many of the tenant's wait, and how many are in progress."""
         rows = await self._kv.scan(f"/run/{tenant}/", limit=_PAGE)
-        return sum(_decode_run(entry.value).status == "in_progress" for _, entry in rows)
+        waiting = sum(run is not None and run.status == "queued" for run in map(_read_run, rows))
+        return waiting, len(rows) - waiting
 
     async def waiting(self, limit: int) -> list[tuple[str, Ref]]:
         """Who waits, by their keys in the queue, first served first."""
@@ -213,7 +209,7 @@ class Runs:
         if not is_response_id(ref.id):
             return None
         run, asked = await self._kv.get_many([ref.run_key, ref.request_key])
-        return None if run is None or asked is None else (_decode_run(run.value), _decode_asked(asked.value))
+        return None if run is None or asked is None else (_read(_decode_run, run), _read(_decode_asked, asked))
 
     async def claim(self, ref: Ref, queue_key: str = "") -> Claimed | None:
         """Take what nobody has, from the queue or from where it was left; None if somebody has it, or it is at its
@@ -225,7 +221,7 @@ class Runs:
             return None
         if held is not None:
             return None
-        late = not queue_key and _decode_run(found.value).status == "queued"
+        late = not queue_key and _read(_decode_run, found).status == "queued"
         claimed = await self._take(ref, found, asked, Lease(self._kv, ref, self._lease_s), ABSENT)
         return replace(claimed, late=late) if claimed else None
 
@@ -241,7 +237,7 @@ class Runs:
         return None
 
     async def _take(self, ref: Ref, found: Entry, asked: Entry, lease: Lease, expect: int | None) -> Claimed | None:
-        run = _decode_run(found.value)
+        run = _read(_decode_run, found)
         run.status = "in_progress"
         run.attempts += 1
         ops = [
@@ -253,7 +249,7 @@ class Runs:
         if versions is None:
             return None
         lease.taken(versions[0])
-        return Claimed(run, _decode_asked(asked.value), lease)
+        return Claimed(run, _read(_decode_asked, asked), lease)
 
     async def left(self) -> list[Ref]:
         """Runs that need somebody: in progress and of nobody, or queued for too long."""
@@ -261,11 +257,27 @@ class Runs:
         after = ""
         while rows := await self._kv.scan("/run/", after=after, limit=_PAGE):
             after = rows[-1][0]
-            runs = [(_ref_of_key(key), _decode_run(entry.value)) for key, entry in rows]
-            wanted = [run.queue if run.status == "queued" else ref.lease_key for ref, run in runs]
+            runs = {_ref_of_key(row[0]): run for row in rows if (run := _read_run(row)) is not None}
+            wanted = [run.queue if run.status == "queued" else ref.lease_key for ref, run in runs.items()]
             found = await self._kv.get_many(wanted)
-            left += [ref for (ref, _), entry in zip(runs, found, strict=True) if entry is None]
+            left += [ref for ref, entry in zip(runs, found, strict=True) if entry is None]
         return left
+
+
+def _read(decode: Callable[[bytes], Record], entry: Entry) -> Record:
+    try:
+        return decode(entry.value)
+    except msgspec.MsgspecError as exc:
+        raise StackError("A stored record cannot be read.", code="storage_corrupt") from exc
+
+
+def _read_run(row: tuple[str, Entry]) -> Run | None:
+    """None for a damaged record: it must not keep the others waiting."""
+    try:
+        return _decode_run(row[1].value)
+    except msgspec.MsgspecError:
+        _log.error("the record %s cannot be read", row[0])
+        return None
 
 
 def _value(ref: Ref) -> bytes:

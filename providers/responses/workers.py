@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from apis.errors import StackError
+from apis.errors import RateLimited, StackError
 from providers.responses.runs import Claimed, Ref, Runs
 
 _log = logging.getLogger(__name__)
@@ -33,6 +33,11 @@ class BackgroundConfig(BaseModel):
     poll_s: float = Field(default=0.5, gt=0, le=10)
     event_retention_s: float = Field(default=3600, gt=0)
 
+    @property
+    def longest_s(self) -> float:
+        """More than a response can take from its first moment to its end, with a worker lost on the way."""
+        return self.queue_timeout_s + self.timeout_s + 10 * self.lease_s
+
 
 class Workers:
     """Claims what waits and what others left, and has `play` bring each to its end."""
@@ -48,6 +53,20 @@ class Workers:
 
     def start(self) -> None:
         self._watcher = asyncio.create_task(self._watch())
+
+    async def admit(self, tenant: str) -> bool:
+        """Whether one more of the tenant's can begin here at once; else it has to wait. Raises RateLimited when too
+        many wait already."""
+        waiting, running = await self._runs.count(tenant)
+        limits = self._config
+        if not waiting and running < limits.max_tenant_running and len(self._tasks) < limits.max_running:
+            return not self._draining
+        if waiting >= limits.max_waiting:
+            raise RateLimited(
+                f"{waiting} background responses are waiting already (`responses.background.max_waiting`).",
+                retry_after_s=5,
+            )
+        return False
 
     def wake(self) -> None:
         """Something waits."""
@@ -102,7 +121,7 @@ class Workers:
             if len(self._tasks) >= self._config.max_running or self._draining:
                 return
             if ref.tenant not in running:
-                running[ref.tenant] = await self._runs.running(ref.tenant)
+                running[ref.tenant] = (await self._runs.count(ref.tenant))[1]
             if running[ref.tenant] < self._config.max_tenant_running and (claimed := await self._runs.claim(ref, key)):
                 running[ref.tenant] += 1
                 self.begin(claimed)

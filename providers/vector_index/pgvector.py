@@ -1,7 +1,9 @@
 """PgVector: a VectorIndex in a PostgreSQL database that has the extension pgvector."""
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
 import asyncpg
@@ -73,7 +75,7 @@ class PgVector(VectorIndex):
     class Config(Provider.Config):
         """`url` is postgresql:// and may hold a password; `namespace` is the schema that holds everything.
 
-        `timeout_s` bounds every call, and once more the wait for a connection.
+        `timeout_s` bounds the wait for a connection, and once more what is done with it.
         """
 
         url: SecretStr
@@ -93,10 +95,10 @@ class PgVector(VectorIndex):
                 min_size=0,
                 max_size=_CONNECTIONS,
                 timeout=config.timeout_s,
-                command_timeout=config.timeout_s,
                 server_settings={"search_path": f'"{config.namespace}", public', "application_name": "stack"},
             )
-            await self._prepare(self._pool)
+            async with self._connected(self._pool) as connection:
+                await self._prepare(connection)
         except (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError):
             # The error may quote pieces of the url, and they may be pieces of its password.
             await self.close()
@@ -148,17 +150,32 @@ class PgVector(VectorIndex):
         if self._pool is None:
             raise StoreUnavailable("The vector index is closed.")
         try:
-            await self._prepare(self._pool)
-            async with self._pool.acquire(timeout=self._config.timeout_s) as connection, connection.transaction():
-                return await work(connection)
+            async with self._connected(self._pool) as connection:
+                if not self._prepared:
+                    await self._prepare(connection)
+                async with connection.transaction():
+                    return await work(connection)
         except _FAILURES as exc:
             # By its kind alone: PostgreSQL's sentences may quote what was written.
             raise StoreUnavailable(f"The vector index cannot do that now ({type(exc).__name__}).") from exc
 
-    async def _prepare(self, pool: "asyncpg.Pool[asyncpg.Record]") -> None:
-        if not self._prepared:
-            await pool.execute(_CREATE.format(schema=self._config.namespace), timeout=self._config.timeout_s)
-            self._prepared = True
+    @asynccontextmanager
+    async def _connected(self, pool: "asyncpg.Pool[asyncpg.Record]") -> AsyncGenerator[Any]:
+        """A connection that ends itself when it is late or left: asking a server that hangs to stop would hang too."""
+        connection: Any = await pool.acquire(timeout=self._config.timeout_s)
+        timer = asyncio.get_running_loop().call_later(self._config.timeout_s, connection.terminate)
+        try:
+            yield connection
+        except BaseException:
+            connection.terminate()
+            raise
+        finally:
+            timer.cancel()
+            await pool.release(connection)
+
+    async def _prepare(self, connection: Any) -> None:
+        await connection.execute(_CREATE.format(schema=self._config.namespace))
+        self._prepared = True
 
 
 class _Bound:

@@ -44,9 +44,7 @@ async def find(
     if not alone and weights.text_weight > 0:
         by_words = await _by_words(index, tenant, stores, request, depth)
     if alone:
-        best = sorted((hit for hits in by_vector for hit in hits), key=lambda hit: -hit[1].score)
-        scores: Mapping[_Key, float] = {_key(hit): max(0.0, min(1.0, hit[1].score)) for hit in reversed(best)}
-        scores = dict(reversed(scores.items()))
+        scores = _likeness(by_vector)
     else:
         scores = fuse(
             [(weights.embedding_weight, [(_key(hit), 1.0) for hit in hits]) for hits in by_vector]
@@ -59,6 +57,14 @@ async def find(
     threshold = (ranking.score_threshold if ranking else None) or 0.0
     found = [(hits[key], score) for key, score in scores.items() if score >= threshold]
     return found[: request.max_num_results]
+
+
+def _likeness(rankings: Sequence[Sequence[Hit]]) -> Mapping[_Key, float]:
+    """The best cosine of each hit, best first."""
+    scores: dict[_Key, float] = {}
+    for hit in sorted((hit for hits in rankings for hit in hits), key=lambda hit: -hit[1].score):
+        scores.setdefault(_key(hit), max(0.0, min(1.0, hit[1].score)))
+    return scores
 
 
 async def _by_vector(
@@ -120,7 +126,7 @@ def _key(hit: Hit) -> _Key:
 
 
 def _check_filters(filters: FileFilter | None) -> None:
-    """Bounds what a database is made to compare, and keeps NUL from it, which some cannot hold."""
+    """Bounds what a database is made to compare, and keeps from it what some cannot hold: NUL, and huge numbers."""
     layer = [] if filters is None else [filters]
     comparisons = depth = 0
     while layer:
@@ -134,6 +140,8 @@ def _check_filters(filters: FileFilter | None) -> None:
             comparisons += max(1, len(values))
             if any("\0" in text for text in (each.key, *values) if isinstance(text, str)):
                 raise InvalidRequest("A filter holds a NUL character.", param="filters", code="invalid_value")
+            if any(isinstance(number, int) and abs(number) > 2**53 for number in values):
+                raise InvalidRequest("A filter holds a number beyond 2^53.", param="filters", code="invalid_value")
         layer = inner
     if depth > _MAX_DEPTH or comparisons > _MAX_COMPARISONS:
         raise InvalidRequest(

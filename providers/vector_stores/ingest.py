@@ -214,4 +214,4 @@ class Ingest:
     async def _forget(self, place: Place) -> None:
         await self._index.delete(place.shelf, place.file)
         await shelves.drop_text(self._kv, place)
-        await self._kv.write([Delete(f"{WORK}{place}"), Delete(f"{CLAIM}{place}")])
+        await self._kv.write([*shelves.file_ops(place), Delete(f"{CLAIM}{place}")])

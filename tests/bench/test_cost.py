@@ -102,6 +102,18 @@ async def test_cost_of_a_token(bench: Bench) -> None:
         print(f"\n{name}: {(bench.cpu_s() - before) * 1e6 / count / tokens:.1f} us of CPU per token")
 
 
+async def test_cost_of_a_background_token_beside_a_plain_one(bench: Bench) -> None:
+    for name, count, tokens, pause_us in (("flood", 64, 256, 0), ("paced, 50 tokens/s", 16, 256, 20_000)):
+        for _ in range(2):
+            costs: list[float] = []
+            for background in (False, True):
+                before = bench.cpu_s()
+                await bench.together(count, 16, tokens, pause_us, stream=True, background=background)
+                costs.append((bench.cpu_s() - before) * 1e6 / count / tokens)
+            plain, logged = costs
+            print(f"\n{name}: {plain:.1f} us plain, {logged:.1f} us in the background, {logged / plain:.2f}")
+
+
 async def test_time_to_the_first_token(bench: Bench) -> None:
     for at_once in (1, 64):
         firsts = await bench.together(128, at_once, 4, stream=True)

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -111,3 +112,15 @@ async def postgres_backend(postgres_server: PostgresServer) -> AsyncIterator[Bac
             await client.execute("SELECT pg_sleep($1)", seconds)  # the server itself says when its clock has moved on
 
         yield Backend(open_store, elapse)
+
+
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
+def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """The run config's section of a store that processes can share."""
+    if request.param == "sqlite":
+        return {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        return {"provider": "redis", "url": server.url, "prefix": f"shared{next(numbers)}:"}
+    postgres: PostgresServer = request.getfixturevalue("postgres_server")
+    return {"provider": "postgres", "url": postgres.url, "namespace": f"shared{next(numbers)}"}

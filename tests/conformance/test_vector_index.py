@@ -1,20 +1,25 @@
 """The VectorIndex promises, kept by each of the indexes."""
 
+import asyncio
 import itertools
+import sqlite3
+import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
+import apsw
 import pytest
 from pydantic import SecretStr
 
-from apis.errors import ConfigError
-from apis.vector_index import VectorIndex
+from apis.errors import ConfigError, StoreUnavailable
+from apis.vector_index import Search, VectorIndex
 from providers.vector_index.pgvector import PgVector
 from providers.vector_index.sqlite_vec import SQLiteVec
-from tests.conformance.vector_index import Opening, VectorIndexPromises
+from tests.conformance.vector_index import Opening, VectorIndexPromises, chunk
 from tests.pgvector_server import programs
-from tests.postgres_server import PostgresServer
+from tests.postgres_server import PASSWORD, PostgresServer
 
 numbers = itertools.count()
 
@@ -37,6 +42,28 @@ class TestSQLiteVec(VectorIndexPromises):
         with pytest.raises(ConfigError, match=r"letter\.txt"):
             await SQLiteVec(SQLiteVec.Config(path=str(tmp_path / "letter.txt"))).start()
         assert (tmp_path / "letter.txt").read_text() == "Dear reader, " * 1000
+        sqlite3.connect(tmp_path / "other.db").execute("CREATE TABLE chunks (id)").connection.close()
+        with pytest.raises(ConfigError, match="another program"):
+            await SQLiteVec(SQLiteVec.Config(path=str(tmp_path / "other.db"))).start()
+
+    async def test_a_file_that_others_hold_is_unavailable_in_time_and_can_be_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "vectors.db"
+        index = SQLiteVec(SQLiteVec.Config(path=str(path), timeout_s=0.3))
+        await index.start()
+        await index.upsert("s", [chunk("a", 0, "word")])
+        # Python's sqlite3 is another SQLite, and two in one process share no locks.
+        other: Any = apsw.Connection(str(path))
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            await index.upsert("s", [chunk("b", 0, "word")])
+        assert time.monotonic() - began < 3
+        assert len(await index.search_keywords(Search("s", 9), "word")) == 1
+        other.execute("ROLLBACK")
+        other.close()
+        await index.upsert("s", [chunk("c", 0, "word")])
+        assert len(await index.search_keywords(Search("s", 9), "word")) >= 2
+        await index.close()
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +85,36 @@ class TestPgVector(VectorIndexPromises):
                 return index
 
             yield opening
+
+    async def test_a_server_that_hangs_is_unavailable_in_time_and_then_as_before(self, server: PostgresServer) -> None:
+        config = PgVector.Config(url=SecretStr(server.url), namespace=f"test{next(numbers)}", timeout_s=0.5)
+        index = PgVector(config)
+        await index.start()
+        await index.upsert("s", [chunk("a", 0, "word")])
+        server.pause()
+        try:
+            began = time.monotonic()
+            calls = [index.search_keywords(Search("s", 9), "word") for _ in range(8)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(answer) for answer in answers} == {StoreUnavailable}
+            assert time.monotonic() - began < 5
+        finally:
+            server.resume()
+        async with asyncio.timeout(10):
+            while True:
+                with suppress(StoreUnavailable):
+                    assert len(await index.search_keywords(Search("s", 9), "word")) == 1
+                    break
+        await index.close()
+
+    async def test_a_database_without_the_extension_is_a_config_error(self) -> None:
+        with PostgresServer() as plain:
+            with pytest.raises(ConfigError, match="pgvector") as caught:
+                await PgVector(PgVector.Config(url=SecretStr(plain.url))).start()
+            assert PASSWORD not in str(caught.value)
+
+    @pytest.mark.parametrize("url", ["http://:s3cret@host", "nonsense", "postgresql://:s3cret@host:port/db"])
+    async def test_a_bad_url_is_a_config_error(self, url: str) -> None:
+        with pytest.raises(ConfigError, match="postgresql://") as caught:
+            await PgVector(PgVector.Config(url=SecretStr(url))).start()
+        assert "s3cret" not in str(caught.value)

@@ -179,8 +179,6 @@ async def test_every_includable_of_the_api_is_known(served: Served, include: str
 
 REFUSED: dict[str, tuple[Json, str, str]] = {
     "background and no store": ({"background": True, "store": False}, "background", "stored"),
-    "conversation": ({"conversation": "conv_1"}, "conversation", "not offered"),
-    "a conversation object": ({"conversation": {"id": "conv_1"}}, "conversation", "not offered"),
     "prompt": ({"prompt": {"id": "pmpt_1"}}, "prompt", "not offered"),
     "context_management": ({"context_management": [{"type": "compaction"}]}, "context_management", "not offered"),
     "moderation": ({"moderation": {"model": "m"}}, "moderation", "not offered"),

@@ -121,6 +121,8 @@ async def test_filters_thresholds_and_rankers(served: Served) -> None:
     by_vector = await served.client.vector_stores.search(store_id, query=BREAD, ranking_options={"ranker": "none"})
     assert by_vector.data[0].score == pytest.approx(1.0, abs=1e-5)
     assert by_vector.data[1].score < 0.9
+    both = await found(served.client, store_id, [WHALES, SHIPS], ranking_options={"ranker": "none"})
+    assert set(both[:2]) == {"whales.md", "ships.md"}
     deep: Any = sea
     for _ in range(20):
         deep = {"type": "and", "filters": [deep]}
@@ -283,6 +285,7 @@ async def test_another_tenants_store_is_an_unknown_store(tmp_path: Path) -> None
         ({"query": "x", "ranking_options": {"score_threshold": 2}}, "ranking_options.score_threshold"),
         ({"query": "x", "filters": {"type": "like", "key": "a", "value": 1}}, "filters.type"),
         ({"query": "x", "filters": {"type": "eq", "key": "a\0", "value": 1}}, "filters"),
+        ({"query": "x", "filters": {"type": "gt", "key": "a", "value": 2**70}}, "filters"),
     ],
     ids=str,
 )
@@ -311,6 +314,15 @@ async def test_a_bad_chunking_is_refused(served: Served, strategy: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await served.client.vector_stores.files.create(store.id, file_id=file_id, chunking_strategy=strategy)
     assert str(caught.value.param).startswith("chunking_strategy")
+
+
+@pytest.mark.parametrize("attributes", [{"a\0": 1}, {"a": "x" * 513}, {"k" * 65: 1}, {"a": [1]}, {"a": {}}], ids=str)
+async def test_a_bad_attribute_is_refused(served: Served, attributes: Any) -> None:
+    store = await served.client.vector_stores.create()
+    file_id = await upload(served.client, "a.txt", "text")
+    with pytest.raises(openai.BadRequestError) as caught:
+        await served.client.vector_stores.files.create(store.id, file_id=file_id, attributes=attributes)
+    assert str(caught.value.param).startswith("attributes")
 
 
 async def test_chunks_are_as_small_as_asked(served: Served) -> None:

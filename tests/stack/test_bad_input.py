@@ -92,10 +92,10 @@ FIELDS: dict[str, tuple[Fields, str | None, str | None]] = {
         "metadata." + "k" * 64,
     ),
     "background and no store": ({"background": True, "store": False}, "invalid_value", "background"),
-    "conversation": ({"conversation": "conv_1"}, "unsupported_parameter", "conversation"),
+    "a conversation without an id": ({"conversation": {}}, "missing_required_parameter", "conversation.id"),
     "conversation and previous": (
         {"conversation": {"id": "conv_1"}, "previous_response_id": "resp_1"},
-        "unsupported_parameter",
+        "mutually_exclusive_parameters",
         "conversation",
     ),
     "prompt": ({"prompt": {"id": "pmpt_1"}}, "unsupported_parameter", "prompt"),

@@ -200,7 +200,8 @@ def test_a_file_that_is_not_there_is_told_with_the_packaged_names() -> None:
     with pytest.raises(ConfigError) as caught:
         find_config("nowhere.yaml")
     assert str(caught.value) == (
-        "nowhere.yaml: no such file. Give a path, or one of the packaged configs: gpt-oss, local, multi-provider, tools, vllm."
+        "nowhere.yaml: no such file. Give a path, or one of the packaged configs: gpt-oss, local, multi-provider, "
+        "tools, vllm."
     )
 
 

@@ -11,6 +11,7 @@ from apis.tools import (
     ApplyPatchTool,
     CodeInterpreterTool,
     CustomTool,
+    FileSearchTool,
     FunctionTool,
     LocalShellTool,
     McpTool,
@@ -25,6 +26,7 @@ from providers.responses.client.shell import make_shell
 from providers.responses.client.tool_search import make_tool_search
 from providers.responses.hosted.call import TypedTool
 from providers.responses.hosted.code_interpreter import make_code_interpreter
+from providers.responses.hosted.file_search import make_file_search
 from providers.responses.hosted.mcp import make_mcp
 from providers.responses.hosted.setting import Setting
 from providers.responses.hosted.web_search import make_web_search
@@ -34,6 +36,7 @@ Factory = Callable[[Any, Setting], TypedTool | None]
 FACTORIES: Mapping[type[Wire], Factory] = {
     ApplyPatchTool: make_apply_patch,
     CodeInterpreterTool: make_code_interpreter,
+    FileSearchTool: make_file_search,
     LocalShellTool: make_local_shell,
     McpTool: make_mcp,
     ShellTool: make_shell,

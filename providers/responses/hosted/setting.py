@@ -9,6 +9,7 @@ from apis.inference import Native
 from apis.items import Item
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime, ToolSpec
+from apis.vector_stores import VectorStores
 from providers.responses.hosted.call import Told
 
 
@@ -26,6 +27,7 @@ class Setting:
     items: Sequence[Item] = ()
     native: frozenset[Native] = frozenset()
     param: str = "tools"
+    vector_stores: VectorStores | None = None
 
     @property
     def grouped(self) -> bool:

@@ -1,0 +1,83 @@
+"""uvicorn's WebSocket connection, with bounds on what a client may hold up, and an end that waits for the app."""
+
+import asyncio
+from typing import Any, ClassVar, Final, cast
+
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+DRAIN: Final = "websocket.drain"
+"""What the app receives, beside ASGI's own messages, when the server is about to end: it closes when it is done."""
+
+_BAD_HEAD: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class SocketConnection(WebSocketsSansIOProtocol):
+    """Cuts off a client that takes nothing for `stall_s`, or whose connection is not gone `linger_s` after the app
+    is done with it, and refuses a message in more than `max_fragments` frames."""
+
+    stall_s: ClassVar[float] = 60.0
+    linger_s: ClassVar[float] = 5.0
+    max_fragments: ClassVar[int] = 1024
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._cut: asyncio.TimerHandle | None = None
+        self._draining = False
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.handshake_initiated and not self.transport.is_closing():
+            # the first data is the request's whole head, and it had too much of something
+            self.transport.write(_BAD_HEAD)
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._cut_in(self.stall_s)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stay()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stay()
+        super().connection_lost(exc)
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
+        if self._draining:
+            self.transport.close()
+        if self in self.connections:
+            self._cut_in(self.linger_s)
+
+    def shutdown(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.close_sent or not self.handshake_complete:
+            super().shutdown()
+        elif not self._draining:
+            self._draining = True
+            self.queue.put_nowait(cast(Any, {"type": DRAIN}))
+
+    def handle_cont(self, event: Any) -> None:
+        if len(self.frames) >= self.max_fragments:
+            self.conn.fail(1009, "too many fragments")
+            self.handle_parser_exception()
+        else:
+            super().handle_cont(event)
+
+    async def send(self, message: Any) -> None:
+        await self.writable.wait()
+        if self.close_sent:
+            raise ClientDisconnected  # it broke the protocol, and was told so, while the app had more to say
+        await super().send(message)
+
+    def _cut_in(self, seconds: float) -> None:
+        self._stay()
+        self._cut = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stay(self) -> None:
+        if self._cut is not None:
+            self._cut.cancel()
+            self._cut = None

@@ -1,0 +1,111 @@
+"""Background streams that are cut anywhere and read on elsewhere: what comes together is the log, byte for byte.
+
+STACK_CUT_STREAMS says how many streams (20 by default), STACK_CUT_SEED what is drawn; the seed is printed.
+"""
+
+import asyncio
+import os
+import random
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+
+from tests.laws import check_frames, check_stream
+from tests.serving import Served, scripted, serving
+from tests.spec.asking import responses
+
+STREAMS = int(os.environ.get("STACK_CUT_STREAMS", "20"))
+SEED = int(os.environ.get("STACK_CUT_SEED", "0")) or random.SystemRandom().getrandbits(32)
+TURN: list[dict[str, Any]] = [
+    {"reasoning": ["think "] * 10},
+    {"text": ["é\N{BELL} "] * 30},
+    {"wait_s": 0.1},
+    {"text": ["b\n\n"] * 30},
+    {"wait_s": 0.1},
+    {"text": ["c"] * 200},
+]
+BACKGROUND = {"background": {"poll_s": 0.1, "lease_s": 2}}
+TOGETHER = 10
+
+
+async def read(served: Served, method: str, path: str, most: int | None, **fields: Any) -> bytes:
+    """The stream's bytes, or the first `most` of them: then the connection is cut."""
+    async with aiohttp.ClientSession() as session, session.request(method, served.url + path, **fields) as answer:
+        assert answer.status == 200, await answer.text()
+        raw = b""
+        async for some in answer.content.iter_any():
+            raw += some
+            if most is not None and len(raw) >= most:
+                answer.close()
+                return raw[:most]
+        return raw
+
+
+def whole_frames(raw: bytes) -> list[bytes]:
+    frames = raw.split(b"\n\n")[:-1]
+    return [frame for frame in frames if not frame.startswith(b":")]
+
+
+async def cut_up(stacks: list[Served], dice: random.Random) -> tuple[list[bytes], str]:
+    """The frames of one stream, read in pieces from any of the stacks, and the response's id."""
+    body = {"model": "scripted", "input": "hi", "background": True, "stream": True}
+    raw = await read(dice.choice(stacks), "POST", "/v1/responses", dice.randint(2000, 20_000), json=body)
+    frames = whole_frames(raw)
+    response_id = raw.partition(b'"id":"')[2][:37].decode()
+    cuts = dice.randint(0, 7)
+    while not frames or frames[-1] != b"data: [DONE]":
+        path = f"/v1/responses/{response_id}?stream=true&starting_after={len(frames) - 1}"
+        cut = dice.choice((dice.randint(0, 2000), dice.randint(0, 40_000))) if cuts else None
+        cuts -= cut is not None
+        frames += whole_frames(await read(dice.choice(stacks), "GET", path if frames else path[:-18], cut))
+    return frames, response_id
+
+
+async def test_a_stream_cut_anywhere_is_read_on_from_any_worker(shared_store: dict[str, Any]) -> None:
+    print(f"seed {SEED}")
+    dice = random.Random(SEED)
+    async with AsyncExitStack() as serving_:
+        stacks: list[Served] = []
+        for _ in range(2):
+            served = await serving_.enter_async_context(
+                serving(scripted(TURN), kv_store=shared_store, responses=BACKGROUND)
+            )
+            served.streams.check = False  # most of the streams begin in the middle
+            stacks.append(served)
+        for _ in range(max(1, STREAMS // TOGETHER)):
+            async with asyncio.timeout(60):
+                cut = await asyncio.gather(*(cut_up(stacks, dice) for _ in range(TOGETHER)))
+            for frames, response_id in cut:
+                raw = b"".join(frame + b"\n\n" for frame in frames)
+                check_stream(check_frames(raw))
+                for served in stacks:
+                    assert await read(served, "GET", f"/v1/responses/{response_id}?stream=true", None) == raw
+                told = await responses(stacks[0]).retrieve(response_id)
+                assert told.output_text == "".join("".join(line.get("text", ())) for line in TURN)
+
+
+async def test_any_worker_cancels_and_the_model_is_left(shared_store: dict[str, Any]) -> None:
+    slow = scripted([{"text": ["a", "b"]}, {"wait_s": 30}])
+    async with (
+        serving(slow, kv_store=shared_store, responses={"background": {"max_running": 1, "poll_s": 0.05}}) as maker,
+        serving(slow, kv_store=shared_store, responses={"background": {"poll_s": 10}}) as other,
+    ):
+        queued = await responses(maker).create(model="scripted", input="hi", background=True)
+        async with asyncio.timeout(10), await responses(other).retrieve(queued.id, stream=True) as events:
+            async for event in events:
+                if getattr(event, "delta", None) == "b":
+                    break
+        began = asyncio.get_running_loop().time()
+        told = await responses(other).cancel(queued.id)
+        assert (told.status, told.output_text) == ("cancelled", "ab")
+        assert asyncio.get_running_loop().time() - began < 1
+        async with asyncio.timeout(2):
+            while not left_early(maker) + left_early(other):  # noqa: ASYNC110  # a model sets no event
+                await asyncio.sleep(0.01)
+        assert (await responses(maker).retrieve(queued.id)).status == "cancelled"
+
+
+def left_early(served: Served) -> int:
+    inference: Any = served.stack.inference
+    return inference.left_early

@@ -1,0 +1,142 @@
+"""Runs on each store: one holder at a time, and nobody else can write."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from apis.kv_store import KVStore, Put
+from providers.responses.ids import Ids
+from providers.responses.runs import Asked, Claimed, LeaseLost, Ref, Runs
+from tests.conformance.kv_store import Backend
+
+LEASE_S = 0.4
+ASKED = Asked(msgspec.Raw(b"{}"), msgspec.Raw(b"[]"), 0, 1)
+
+
+class Two:
+    """Two workers' views of one store, and its clock."""
+
+    def __init__(self, one: KVStore, other: KVStore, backend: Backend) -> None:
+        self.store = one
+        limits = {"lease_s": LEASE_S, "queue_timeout_s": 3 * LEASE_S, "retention_s": 1000.0}
+        self.one, self.other = Runs(one, **limits), Runs(other, **limits)
+        self.backend = backend
+
+    async def add(self, tenant: str = "t", rank: int = 5, *, at_once: bool = False) -> Ref:
+        ref = Ref(tenant, Ids().response)
+        events = Put(f"{tenant}/event/{ref.id}/00000000", b"x y\n")
+        await self.one.add(ref, rank, ASKED, events, portable=not at_once, at_once=at_once)
+        return ref
+
+    async def claimed(self, runs: Runs, ref: Ref) -> Claimed:
+        claimed = await runs.claim(ref, "known")
+        assert claimed is not None
+        return claimed
+
+    async def elapse(self) -> None:
+        await self.backend.elapse(LEASE_S * 1.1)
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis", "postgres"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return request.getfixturevalue(f"{request.param}_backend")
+
+
+@pytest.fixture
+async def two(backend: Backend) -> Two:
+    return Two(await backend.open(), await backend.open(), backend)
+
+
+async def test_of_two_that_claim_one_gets_it(two: Two) -> None:
+    for _ in range(10):
+        ref = await two.add()
+        claims = await asyncio.gather(*(runs.claim(ref, "known") for runs in (two.one, two.other) * 3))
+        assert sum(claim is not None for claim in claims) == 1
+    assert await two.one.waiting(100) == []
+    assert await two.other.count("t") == (0, 10)
+
+
+async def test_those_that_wait_are_served_by_rank_and_then_by_age(two: Two) -> None:
+    refs = [await two.add(rank=rank) for rank in (5, 9, 5, 1)]
+    assert [ref for _, ref in await two.other.waiting(100)] == [refs[each] for each in (3, 0, 2, 1)]
+    assert await two.other.count("t") == (4, 0)
+    assert await two.other.count("another") == (0, 0)
+
+
+async def test_who_writes_keeps_its_lease(two: Two) -> None:
+    ref = await two.add()
+    claimed = await two.claimed(two.one, ref)
+    for number in range(4):
+        await two.backend.elapse(LEASE_S * 0.6)
+        await claimed.lease.write([Put(f"x{number}", b"")])
+    assert await two.other.left() == []
+    assert len(await two.store.scan("x")) == 4
+
+
+async def test_who_was_silent_for_too_long_can_write_nothing(two: Two) -> None:
+    ref = await two.add()
+    late = await two.claimed(two.one, ref)
+    await two.elapse()
+    with pytest.raises(LeaseLost):
+        await late.lease.write([Put("x", b"late")])
+    assert await two.other.left() == [ref]
+    taken = await two.other.claim(ref)
+    assert taken is not None
+    assert (taken.run.attempts, taken.late) == (2, False)
+    with pytest.raises(LeaseLost):
+        await late.lease.write([Put("x", b"late")])
+    assert await two.store.write([Put("x", b"late"), *late.lease.end_ops()]) is None
+    await taken.lease.write([Put("x", b"new")])
+    entry = await two.store.get("x")
+    assert entry is not None
+    assert entry.value == b"new"
+
+
+async def test_a_run_can_be_wrested_from_its_worker(two: Two) -> None:
+    ref = await two.add()
+    claimed = await two.claimed(two.one, ref)
+    wrested = await two.other.wrest(ref)
+    assert wrested is not None
+    with pytest.raises(LeaseLost):
+        await claimed.lease.write()
+    assert await two.store.write(wrested.lease.end_ops()) is not None
+    assert await two.one.wrest(ref) is None
+    assert await two.one.get(ref) is None
+
+
+async def test_what_is_given_back_is_claimed_again(two: Two) -> None:
+    ref = await two.add()
+    claimed = await two.claimed(two.one, ref)
+    await claimed.lease.give_back(claimed.run)
+    [(key, found)] = await two.other.waiting(10)
+    again = await two.other.claim(found, key)
+    assert again is not None
+    assert (again.ref, again.run.attempts) == (ref, 2)
+    await claimed.lease.give_back(claimed.run)
+    assert await two.one.waiting(10) == []
+
+
+async def test_what_waited_for_too_long_is_claimed_as_late(two: Two) -> None:
+    ref = await two.add()
+    await two.backend.elapse(LEASE_S * 3.3)
+    assert await two.one.waiting(10) == []
+    assert await two.one.left() == [ref]
+    claimed = await two.one.claim(ref)
+    assert claimed is not None
+    assert claimed.late
+
+
+async def test_what_is_claimed_at_once_never_waits(two: Two) -> None:
+    ref = await two.add(at_once=True)
+    assert await two.other.waiting(10) == []
+    assert await two.other.claim(ref) is None
+    assert await two.other.count("t") == (0, 1)
+
+
+async def test_another_tenants_run_is_not_found(two: Two) -> None:
+    ref = await two.add()
+    for stranger in (Ref("u", ref.id), Ref("t/x", ref.id), Ref("t", f"{ref.id}/.."), Ref("", f"t/{ref.id}")):
+        assert await two.other.get(stranger) is None
+        assert await two.other.wrest(stranger) is None
+    assert await two.other.get(ref) is not None
