@@ -38,7 +38,7 @@ from apis.responses import CreateResponse
 from providers.responses.broken_log import Broken, close_log
 from providers.responses.envelope import Status, begin_response, end_response
 from providers.responses.event_log import EventLog, Wakers, event_key, write_line
-from providers.responses.floor import release_floor
+from providers.responses.floor import handing_over, release_floor
 from providers.responses.history import Finished, History, to_json
 from providers.responses.ids import Ids
 from providers.responses.journal import Journal
@@ -107,11 +107,16 @@ class Background:
         queued = ResponseQueuedEvent(type="response.queued", response=response, sequence_number=0)
         first = [ResponseCreatedEvent(type="response.created", response=response, sequence_number=0), queued]
         number_on(first, 0)
-        put = self._put(ref, 0, [write_line(event) for event in first])
+        told = self._put(ref, 0, [write_line(event) for event in first])
         rank = _RANKS.get(request.service_tier or "", _USUAL_RANK)
         # what is not for storing, credentials for one, leaves this process no other choice
         at_once = room or not portable
-        claimed = await self._runs.add(ref, rank, asked, put, portable=portable, at_once=at_once)
+        try:
+            async with handing_over(making.floor) as floor:
+                claimed = await self._runs.add(ref, rank, asked, [told, *floor], portable=portable, at_once=at_once)
+        except LeaseLost:
+            assert making.floor is not None  # ids are random: nothing else can fail to hold
+            raise making.floor.lost() from None
         if claimed is None:
             self._workers.wake()
         else:

@@ -7,8 +7,8 @@ that would, one does, and no answer follows on what it has not seen.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 from typing import Final, TypeVar
 
 import orjson
@@ -73,10 +73,16 @@ class Floor:
                 if held is not None and held.value == self._holder:
                     await self._kv.write([Delete(self._key, held.version)], durable=False)
 
-    def hand_over(self) -> list[Op]:
-        """What keeps it for whoever makes the response in the background: to be written with the response's run."""
-        self._over = True
-        return [Put(self._key, self._holder, self._background_s)]
+    @asynccontextmanager
+    async def handing_over(self) -> AsyncGenerator[Sequence[Op]]:
+        """What keeps it for whoever makes the response in the background: to be written, with the response's run,
+        before the context ends. It does not hold when the floor is gone."""
+        async with self._writing:
+            if self._version is None:
+                await self._look()
+            yield [Put(self._key, self._holder, self._background_s, self._version)]
+            self._over = True
+            self._version = None
 
     async def ending(self, given: bytes, made: bytes, told: Mapping[str, Told]) -> list[Op]:
         """What adds the items to the conversation and gives up the floor: to be written with the response. It does not
@@ -136,6 +142,11 @@ class Floor:
 async def release_floor(kv: KVStore, tenant: str, conversation_id: str, response_id: str) -> None:
     """Give up the floor of a response that adds nothing, whoever took it."""
     await Floor(kv, Ref(tenant, conversation_id), response_id, 0).release()
+
+
+def handing_over(floor: Floor | None) -> AbstractAsyncContextManager[Sequence[Op]]:
+    """As a floor does it, if there is one."""
+    return nullcontext(()) if floor is None else floor.handing_over()
 
 
 async def with_floor(floor: Floor, batches: AsyncGenerator[Batch]) -> AsyncGenerator[Batch]:

@@ -175,24 +175,24 @@ class Runs:
         self._retention_s = retention_s
 
     async def add(
-        self, ref: Ref, rank: int, asked: Asked, first_events: Put, *, portable: bool, at_once: bool
+        self, ref: Ref, rank: int, asked: Asked, also: Sequence[Op], *, portable: bool, at_once: bool
     ) -> Claimed | None:
-        """A new one: it waits from now on, or is claimed `at_once`."""
+        """A new one, written with `also`: it waits from now on, or is claimed `at_once`. Raises LeaseLost when
+        something in `also` does not hold."""
         queue = f"/queue/{rank}/{time.time_ns() // 1000:017d}/{ref.tenant}/{ref.id}"
         run = Run("in_progress" if at_once else "queued", queue, portable, int(at_once))
         ops: list[Op] = [
             Put(ref.run_key, _encode(run), self._retention_s, ABSENT),
             Put(ref.request_key, _encode(asked), self._retention_s),
-            first_events,
+            *also,
         ]
-        if not at_once:
-            await self._kv.write([*ops, Put(queue, _value(ref), self._queue_timeout_s)])
-            return None
         lease = Lease(self._kv, ref, self._lease_s)
-        versions = await self._kv.write([*ops, lease.taking()])
-        assert versions is not None  # ids are random: nobody else has this one
+        waits = Put(queue, _value(ref), self._queue_timeout_s)
+        versions = await self._kv.write([*ops, lease.taking() if at_once else waits])
+        if versions is None:
+            raise LeaseLost
         lease.taken(versions[-1])
-        return Claimed(run, asked, lease)
+        return Claimed(run, asked, lease) if at_once else None
 
     async def count(self, tenant: str) -> tuple[int, int]:
         """How many of the tenant's wait, and how many are in progress."""

@@ -36,7 +36,7 @@ DO $create$ BEGIN
 END $create$
 """
 _UPSERT: Final = """
-INSERT INTO chunks (store, file, number, text, attributes, vector)
+INSERT INTO {chunks} (store, file, number, text, attributes, vector)
 VALUES ($1, $2, $3, $4, $5::text::jsonb, $6::text::vector)
 ON CONFLICT (store, file, number)
 DO UPDATE SET text = excluded.text, attributes = excluded.attributes, vector = excluded.vector
@@ -46,7 +46,7 @@ DO UPDATE SET text = excluded.text, attributes = excluded.attributes, vector = e
 _BY_VECTOR: Final = """
 SELECT file, number, text, attributes::text, CASE WHEN vector_dims(vector) = vector_dims($2::text::vector)
   THEN coalesce(nullif(1 - (vector <=> $2::text::vector), 'NaN'), 0)::float4 END AS score
-FROM chunks AS c WHERE store = $1 AND vector_dims(vector) = vector_dims($2::text::vector){where}
+FROM {chunks} AS c WHERE store = $1 AND vector_dims(vector) = vector_dims($2::text::vector){where}
 ORDER BY score DESC, file, number LIMIT {limit}
 """
 # PostgreSQL's own rank knows how often a chunk has a word, not how rare the word is in its store.
@@ -55,13 +55,13 @@ WITH asked AS (
   SELECT DISTINCT to_tsquery('english', word) AS query FROM unnest($2::text[]) AS word
 ), weighed AS MATERIALIZED (
   SELECT query, ln(1 + (
-    (SELECT count(*) FROM chunks WHERE store = $1) - found.chunks + 0.5
+    (SELECT count(*) FROM {chunks} WHERE store = $1) - found.chunks + 0.5
   ) / (found.chunks + 0.5)) AS weight
-  FROM asked, LATERAL (SELECT count(*) AS chunks FROM chunks WHERE store = $1 AND words @@ query) AS found
+  FROM asked, LATERAL (SELECT count(*) AS chunks FROM {chunks} WHERE store = $1 AND words @@ query) AS found
   WHERE numnode(query) > 0 AND found.chunks > 0
 )
 SELECT file, number, text, attributes::text, sum(weight * ts_rank(words, query, 1))::float8 AS score
-FROM chunks AS c JOIN weighed ON words @@ query WHERE store = $1{where}
+FROM {chunks} AS c JOIN weighed ON words @@ query WHERE store = $1{where}
 GROUP BY store, file, number ORDER BY score DESC, file, number LIMIT {limit}
 """
 
@@ -86,6 +86,8 @@ class PgVector(VectorIndex):
         self._config = config
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._prepared = False
+        # In full: sessions that open while the schema is made may go on without it in their search path.
+        self._chunks = f'"{config.namespace}".chunks'
 
     async def start(self) -> None:
         config = self._config
@@ -95,7 +97,7 @@ class PgVector(VectorIndex):
                 min_size=0,
                 max_size=_CONNECTIONS,
                 timeout=config.timeout_s,
-                server_settings={"search_path": f'"{config.namespace}", public', "application_name": "stack"},
+                server_settings={"search_path": "public", "application_name": "stack"},
             )
             async with self._connected(self._pool) as connection:
                 await self._prepare(connection)
@@ -123,14 +125,15 @@ class PgVector(VectorIndex):
 
     async def upsert(self, store: str, chunks: Sequence[Chunk]) -> None:
         rows = [(store, c.file, c.number, c.text, _to_json(c.attributes), _literal(c.vector)) for c in chunks]
-        await self._do(lambda connection: connection.executemany(_UPSERT, rows))
+        statement = _UPSERT.format(chunks=self._chunks)
+        await self._do(lambda connection: connection.executemany(statement, rows))
 
     async def set_attributes(self, store: str, file: str, attributes: Mapping[str, Value]) -> None:
-        statement = "UPDATE chunks SET attributes = $3::text::jsonb WHERE store = $1 AND file = $2"
+        statement = f"UPDATE {self._chunks} SET attributes = $3::text::jsonb WHERE store = $1 AND file = $2"  # noqa: S608 - a checked name
         await self._do(lambda connection: connection.execute(statement, store, file, _to_json(attributes)))
 
     async def delete(self, store: str, file: str | None = None) -> None:
-        statement = "DELETE FROM chunks WHERE store = $1 AND ($2::text IS NULL OR file = $2)"
+        statement = f"DELETE FROM {self._chunks} WHERE store = $1 AND ($2::text IS NULL OR file = $2)"  # noqa: S608 - a checked name
         await self._do(lambda connection: connection.execute(statement, store, file))
 
     async def search_vector(self, search: Search, vector: Sequence[float]) -> list[Found]:
@@ -142,7 +145,7 @@ class PgVector(VectorIndex):
     async def _search(self, statement: str, search: Search, asked: object) -> list[Found]:
         dialect = _Bound([search.store, asked])
         where = "" if search.filters is None else f" AND {to_sql(search.filters, dialect)}"
-        query = statement.format(where=where, limit=int(search.limit))
+        query = statement.format(chunks=self._chunks, where=where, limit=int(search.limit))
         rows = await self._do(lambda connection: connection.fetch(query, *dialect.values))
         return [Found(file, number, text, orjson.loads(given), score) for file, number, text, given, score in rows]
 

@@ -50,7 +50,7 @@ class IndexFile:
             self._db.enable_load_extension(True)
             self._db.load_extension(sqlite_vec.loadable_path())
             self._db.enable_load_extension(False)
-            self._prepare()
+            self._wait_prepare(time.monotonic() + busy_s)
         except BaseException:
             self._db.close()
             raise
@@ -146,6 +146,18 @@ class IndexFile:
             [*dialect.values, search.limit],
         )
         return [_found(*row) for row in rows]
+
+    def _wait_prepare(self, until: float) -> None:
+        while True:
+            try:
+                return self._prepare()
+            except apsw.BusyError:
+                # The switch to WAL does not wait for a lock as other statements do: processes starting together meet.
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
 
     def _prepare(self) -> None:
         self._db.execute("BEGIN")  # another process may be creating the schema: see none of it or all

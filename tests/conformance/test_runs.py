@@ -26,7 +26,7 @@ class Two:
     async def add(self, tenant: str = "t", rank: int = 5, *, at_once: bool = False) -> Ref:
         ref = Ref(tenant, Ids().response)
         events = Put(f"{tenant}/event/{ref.id}/00000000", b"x y\n")
-        await self.one.add(ref, rank, ASKED, events, portable=not at_once, at_once=at_once)
+        await self.one.add(ref, rank, ASKED, [events], portable=not at_once, at_once=at_once)
         return ref
 
     async def claimed(self, runs: Runs, ref: Ref) -> Claimed:

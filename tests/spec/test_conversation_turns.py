@@ -73,6 +73,38 @@ async def test_a_background_response_is_added_when_it_ends() -> None:
         assert not await locked(served)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_background_response_that_nobody_reads_is_added_when_it_ends(streamed: bool) -> None:
+    async with serving(scripted([{"text": "A1"}, {"wait_s": 0.2}, {"text": "!"}], [{"text": "A2"}])) as served:
+        made = await conversations(served).create()
+        if streamed:
+            async with await create(served, input="Q1", conversation=made.id, background=True, stream=True) as events:
+                response_id = (await anext(aiter(events))).response.id
+        else:
+            response_id = (await create(served, input="Q1", conversation=made.id, background=True)).id
+        assert await locked(served)
+        told = [event async for event in await responses(served).retrieve(response_id, stream=True)][-1].response
+        assert (told.status, told.output_text) == ("completed", "A1!")
+        await create(served, input="Q2", conversation=made.id)
+        assert await texts(served, made.id) == ["Q1", "A1!", "Q2", "A2"]
+        assert not await locked(served)
+
+
+async def test_a_queued_background_response_is_added_by_the_worker_that_makes_it(tmp_path: Path) -> None:
+    store = {"provider": "sqlite", "path": str(tmp_path / "responses.db")}
+    busy: Json = {"background": {"max_running": 1}}
+    async with serving(SLOW, kv_store=store, responses=busy) as served:
+        made = await conversations(served).create()
+        running = await create(served, input="Q0", background=True)
+        waiting = await create(served, input="Q1", conversation=made.id, background=True)
+        assert (await responses(served).retrieve(waiting.id)).status == "queued"
+        async with serving(scripted([{"text": "A1"}]), kv_store=store) as other:
+            events = await responses(other).retrieve(waiting.id, stream=True)
+            assert [event async for event in events][-1].response.status == "completed"
+            assert await texts(other, made.id) == ["Q1", "A1"]
+        await responses(served).cancel(running.id)
+
+
 async def test_a_response_that_is_not_stored_adds_nothing() -> None:
     async with serving(scripted([{"text": "A"}])) as served:
         made = await conversations(served).create(items=[user("Q0")])
