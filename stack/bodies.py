@@ -11,7 +11,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from apis.errors import InvalidRequest, PayloadTooLarge
-from stack.json_gate import Model, explain
+from stack.json_gate import Model, explain, read_request
 
 _PIECE_BYTES: Final = 256 * 1024
 _FORM_BYTES: Final = 64 * 1024
@@ -47,6 +47,11 @@ async def bounded(http: Request, limit: int) -> AsyncGenerator[bytes]:
 async def read_body(http: Request, limit: int) -> bytes:
     """The whole body. Raises PayloadTooLarge."""
     return b"".join([chunk async for chunk in bounded(http, limit)])
+
+
+async def read_model(http: Request, limit: int, model: type[Model]) -> Model:
+    """The whole body as one of our models. Raises PayloadTooLarge and InvalidRequest."""
+    return await read_request(await read_body(http, limit), model)
 
 
 def read_query(http: Request, model: type[Model]) -> Model:

@@ -2,17 +2,14 @@
 
 from typing import Final
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.containers import Containers, ContainersPage, CopiedFile, NewContainer
 from apis.errors import Unsupported
-from stack.bodies import read_body, read_query, uploaded
+from stack.answers import deleted_response, model_response, page_response
+from stack.bodies import read_model, read_query, uploaded
 from stack.build import Stack
-from stack.edge import json_response
-from stack.files import model_response, page_response
-from stack.json_gate import Model, read_request
 
 _AS_BYTES: Final = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
 """Programs write what they like: no browser is to take it for a page of this server's."""
@@ -20,7 +17,11 @@ _AS_BYTES: Final = {"content-disposition": "attachment", "x-content-type-options
 
 async def create_container(http: Request, stack: Stack) -> Response:
     containers = _containers(stack)
-    return model_response(await containers.create(await _read(http, stack, NewContainer), tenant=http.scope["tenant"]))
+    return model_response(
+        await containers.create(
+            await read_model(http, stack.config.server.max_body_bytes, NewContainer), tenant=http.scope["tenant"]
+        )
+    )
 
 
 async def list_containers(http: Request, stack: Stack) -> Response:
@@ -33,7 +34,7 @@ async def get_container(http: Request, stack: Stack) -> Response:
 
 async def delete_container(http: Request, stack: Stack) -> Response:
     _containers(stack).delete(_id(http), tenant=http.scope["tenant"])
-    return _deleted(_id(http), "container.deleted")
+    return deleted_response(_id(http), "container.deleted")
 
 
 async def add_file(http: Request, stack: Stack) -> Response:
@@ -44,7 +45,7 @@ async def add_file(http: Request, stack: Stack) -> Response:
         async with uploaded(http, containers.max_file_bytes) as upload:
             data = b"".join([piece async for piece in upload.data])
         return model_response(await containers.add_file(_id(http), upload.filename, data, tenant=tenant))
-    copied = await _read(http, stack, CopiedFile)
+    copied = await read_model(http, stack.config.server.max_body_bytes, CopiedFile)
     return model_response(await containers.copy_file(_id(http), copied.file_id, tenant=tenant))
 
 
@@ -59,7 +60,7 @@ async def get_file(http: Request, stack: Stack) -> Response:
 
 async def delete_file(http: Request, stack: Stack) -> Response:
     await _containers(stack).delete_file(_id(http), _file_id(http), tenant=http.scope["tenant"])
-    return _deleted(_file_id(http), "container.file.deleted")
+    return deleted_response(_file_id(http), "container.file.deleted")
 
 
 async def file_content(http: Request, stack: Stack) -> Response:
@@ -86,14 +87,6 @@ def _containers(stack: Stack) -> Containers:
         message = "This server has no containers: give its config's `tool_runtime` the provider `python`."
         raise Unsupported(message, code="not_configured")
     return found
-
-
-async def _read(http: Request, stack: Stack, model: type[Model]) -> Model:
-    return await read_request(await read_body(http, stack.config.server.max_body_bytes), model)
-
-
-def _deleted(identity: str, kind: str) -> Response:
-    return json_response(orjson.dumps({"id": identity, "object": kind, "deleted": True}))
 
 
 def _id(http: Request) -> str:

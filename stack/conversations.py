@@ -1,22 +1,18 @@
 """/v1/conversations: conversations, and the items in them."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.conversations import AddItems, CreateConversation, ItemInclude, ItemsPage, UpdateConversation
-from stack.bodies import read_body, read_query
+from stack.answers import deleted_response, list_response, model_response, value_response
+from stack.bodies import read_model, read_query
 from stack.build import Stack
-from stack.edge import json_response
-from stack.files import model_response
-from stack.json_gate import Model, read_request
 
 
 async def create_conversation(http: Request, stack: Stack) -> Response:
-    request = await _read(http, stack, CreateConversation)
+    request = await read_model(http, stack.config.server.max_body_bytes, CreateConversation)
     return model_response(await stack.responses.conversations().create(request, tenant=http.scope["tenant"]))
 
 
@@ -25,32 +21,32 @@ async def get_conversation(http: Request, stack: Stack) -> Response:
 
 
 async def update_conversation(http: Request, stack: Stack) -> Response:
-    request = await _read(http, stack, UpdateConversation)
+    request = await read_model(http, stack.config.server.max_body_bytes, UpdateConversation)
     return model_response(await stack.responses.conversations().update(_id(http), request, tenant=http.scope["tenant"]))
 
 
 async def delete_conversation(http: Request, stack: Stack) -> Response:
     await stack.responses.conversations().delete(_id(http), tenant=http.scope["tenant"])
-    return _json({"id": _id(http), "object": "conversation.deleted", "deleted": True})
+    return deleted_response(_id(http), "conversation.deleted")
 
 
 async def add_items(http: Request, stack: Stack) -> Response:
     read_query(http, ItemInclude)
-    request = await _read(http, stack, AddItems)
+    request = await read_model(http, stack.config.server.max_body_bytes, AddItems)
     added = await stack.responses.conversations().add(_id(http), request, tenant=http.scope["tenant"])
-    return _page(added, has_more=False)
+    return list_response(added, has_more=False)
 
 
 async def list_items(http: Request, stack: Stack) -> Response:
     page = read_query(http, ItemsPage)
     found = await stack.responses.conversations().list(_id(http), page, tenant=http.scope["tenant"])
-    return _page(found.data, has_more=found.has_more)
+    return list_response(found.data, has_more=found.has_more)
 
 
 async def get_item(http: Request, stack: Stack) -> Response:
     read_query(http, ItemInclude)
     item_id = http.path_params["item_id"]
-    return _json(await stack.responses.conversations().item(_id(http), item_id, tenant=http.scope["tenant"]))
+    return value_response(await stack.responses.conversations().item(_id(http), item_id, tenant=http.scope["tenant"]))
 
 
 async def delete_item(http: Request, stack: Stack) -> Response:
@@ -73,19 +69,5 @@ CONVERSATION_ROUTES: Final = (
 )
 
 
-async def _read(http: Request, stack: Stack, model: type[Model]) -> Model:
-    return await read_request(await read_body(http, stack.config.server.max_body_bytes), model)
-
-
 def _id(http: Request) -> str:
     return http.path_params["conversation_id"]
-
-
-def _page(items: Sequence[dict[str, Any]], *, has_more: bool) -> Response:
-    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-    page = {"object": "list", "data": [*items], "first_id": first, "last_id": last, "has_more": has_more}
-    return _json(page)
-
-
-def _json(value: Any) -> Response:
-    return json_response(orjson.dumps(value))

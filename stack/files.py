@@ -1,20 +1,18 @@
 """/v1/files: upload, list, download and delete."""
 
 import re
-from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
-import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from apis.errors import Unsupported
-from apis.files import Files, FilesPage, NewFile, Page
+from apis.files import Files, FilesPage, NewFile
+from stack.answers import deleted_response, model_response, page_response
 from stack.bodies import Upload, read_query, uploaded
 from stack.build import Stack
-from stack.edge import json_response
 from stack.json_gate import explain
 
 _NESTED: Final = re.compile(r"(\w{1,32})\[(\w{1,32})\]")
@@ -41,7 +39,7 @@ async def delete_file(http: Request, stack: Stack) -> Response:
     await _files(stack).delete(file_id, tenant=http.scope["tenant"])
     if stack.vector_stores is not None:
         await stack.vector_stores.forget_file(file_id, tenant=http.scope["tenant"])
-    return json_response(orjson.dumps({"id": file_id, "object": "file", "deleted": True}))
+    return deleted_response(file_id, "file")
 
 
 async def file_content(http: Request, stack: Stack) -> Response:
@@ -65,20 +63,6 @@ FILE_ROUTES: Final = (
     ("/files/{file_id}", "DELETE", delete_file),
     ("/files/{file_id}/content", "GET", file_content),
 )
-
-
-def model_response(model: BaseModel) -> Response:
-    """One of the SDK's objects, whole."""
-    return json_response(orjson.dumps(model.model_dump(mode="json")))
-
-
-def page_response(page: Page[Any]) -> Response:
-    """A page of the SDK's objects, as its cursors want it."""
-    data: Sequence[Any] = [each.model_dump(mode="json") for each in page.data]
-    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return json_response(
-        orjson.dumps({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": page.has_more})
-    )
 
 
 def _files(stack: Stack) -> Files:

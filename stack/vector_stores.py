@@ -1,8 +1,7 @@
 """/v1/vector_stores: the stores, the files in them, batches of files, and the search."""
 
-from typing import Any, Final
+from typing import Final
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,16 +17,15 @@ from apis.vector_stores import (
     UpdateVectorStore,
     VectorStores,
 )
-from stack.bodies import read_body, read_query
+from stack.answers import deleted_response, model_response, page_response, whole_response
+from stack.bodies import read_model, read_query
 from stack.build import Stack
-from stack.edge import client_gone, json_response
-from stack.files import model_response, page_response
-from stack.json_gate import Model, read_request
+from stack.edge import client_gone
 from stack.streams import ClientGone, while_connected
 
 
 async def create_store(http: Request, stack: Stack) -> Response:
-    request = await _read(http, stack, CreateVectorStore)
+    request = await read_model(http, stack.config.server.max_body_bytes, CreateVectorStore)
     return model_response(await _stores(stack).create(request, tenant=http.scope["tenant"]))
 
 
@@ -40,7 +38,7 @@ async def get_store(http: Request, stack: Stack) -> Response:
 
 
 async def update_store(http: Request, stack: Stack) -> Response:
-    request = await _read(http, stack, UpdateVectorStore)
+    request = await read_model(http, stack.config.server.max_body_bytes, UpdateVectorStore)
     return model_response(
         await _stores(stack).update(http.path_params["store_id"], request, tenant=http.scope["tenant"])
     )
@@ -49,28 +47,21 @@ async def update_store(http: Request, stack: Stack) -> Response:
 async def delete_store(http: Request, stack: Stack) -> Response:
     store_id = http.path_params["store_id"]
     await _stores(stack).delete(store_id, tenant=http.scope["tenant"])
-    return _deleted(store_id, "vector_store.deleted")
+    return deleted_response(store_id, "vector_store.deleted")
 
 
 async def search_store(http: Request, stack: Stack) -> Response:
-    request = await _read(http, stack, SearchStores)
+    request = await read_model(http, stack.config.server.max_body_bytes, SearchStores)
     search = _stores(stack).search([http.path_params["store_id"]], request, tenant=http.scope["tenant"])
     try:
         results = await while_connected(http.receive, search)
     except ClientGone:
         return client_gone()
-    page: dict[str, Any] = {
-        "object": "vector_store.search_results.page",
-        "search_query": list(request.queries),
-        "data": [each.model_dump(mode="json") for each in results],
-        "has_more": False,
-        "next_page": None,
-    }
-    return json_response(orjson.dumps(page))
+    return whole_response("vector_store.search_results.page", results, search_query=list(request.queries))
 
 
 async def add_file(http: Request, stack: Stack) -> Response:
-    request = await _read(http, stack, AddFile)
+    request = await read_model(http, stack.config.server.max_body_bytes, AddFile)
     return model_response(
         await _stores(stack).add_file(http.path_params["store_id"], request, tenant=http.scope["tenant"])
     )
@@ -91,29 +82,23 @@ async def get_store_file(http: Request, stack: Stack) -> Response:
 
 
 async def update_store_file(http: Request, stack: Stack) -> Response:
-    request = await _read(http, stack, UpdateFile)
+    request = await read_model(http, stack.config.server.max_body_bytes, UpdateFile)
     return model_response(await _stores(stack).update_file(*_file_ids(http), request, tenant=http.scope["tenant"]))
 
 
 async def delete_store_file(http: Request, stack: Stack) -> Response:
     store_id, file_id = _file_ids(http)
     await _stores(stack).delete_file(store_id, file_id, tenant=http.scope["tenant"])
-    return _deleted(file_id, "vector_store.file.deleted")
+    return deleted_response(file_id, "vector_store.file.deleted")
 
 
 async def store_file_content(http: Request, stack: Stack) -> Response:
     pieces = await _stores(stack).file_content(*_file_ids(http), tenant=http.scope["tenant"])
-    page: dict[str, Any] = {
-        "object": "vector_store.file_content.page",
-        "data": [each.model_dump(mode="json") for each in pieces],
-        "has_more": False,
-        "next_page": None,
-    }
-    return json_response(orjson.dumps(page))
+    return whole_response("vector_store.file_content.page", pieces)
 
 
 async def add_batch(http: Request, stack: Stack) -> Response:
-    request = await _read(http, stack, AddFiles)
+    request = await read_model(http, stack.config.server.max_body_bytes, AddFiles)
     return model_response(
         await _stores(stack).add_files(http.path_params["store_id"], request, tenant=http.scope["tenant"])
     )
@@ -148,10 +133,6 @@ VECTOR_STORE_ROUTES: Final = (
 )
 
 
-async def _read(http: Request, stack: Stack, model: type[Model]) -> Model:
-    return await read_request(await read_body(http, stack.config.server.max_body_bytes), model)
-
-
 def _stores(stack: Stack) -> VectorStores:
     if stack.vector_stores is None:
         raise Unsupported(
@@ -166,7 +147,3 @@ def _file_ids(http: Request) -> tuple[str, str]:
 
 def _batch_ids(http: Request) -> tuple[str, str]:
     return http.path_params["store_id"], http.path_params["batch_id"]
-
-
-def _deleted(name: str, kind: str) -> Response:
-    return json_response(orjson.dumps({"id": name, "object": kind, "deleted": True}))

@@ -4,14 +4,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Self
 
 from apis.errors import Unsupported
-from apis.inference import ChatRequest, Native
+from apis.inference import ChatRequest
 from providers.inference.chat_body import ENGINE_FIELDS, body_to_json
 from providers.inference.chat_completions import Chunks
 from providers.inference.harmony import Harmony, Prompt
 from providers.inference.harmony_chunks import Enforced, HarmonyChunks
 from providers.inference.harmony_grammar import TurnGrammar
 from providers.inference.harmony_options import HarmonyOptions
-from providers.inference.harmony_vocabulary import STOP_IDS
+from providers.inference.harmony_vocabulary import NATIVE_TOOLS, STOP_IDS
 
 COPIED_FIELDS: Final = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias"),
@@ -25,7 +25,7 @@ class HarmonyTemplate:
     """The prompt is made here. Without `grammars` the server is asked to enforce nothing, and a request that demands
     it is Unsupported. `extra_body` is merged over every body."""
 
-    native_tools: Final = frozenset[Native](("browser", "python"))
+    native_tools: Final = NATIVE_TOOLS
 
     def __init__(self, harmony: Harmony, *, grammars: bool, extra_body: Mapping[str, Any]) -> None:
         self._harmony = harmony

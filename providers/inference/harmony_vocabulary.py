@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import get_args
 
 from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed in its source, without the marker file
     HarmonyEncoding,
@@ -20,11 +21,14 @@ from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed 
 )
 
 from apis.errors import ConfigError
+from apis.inference import Native
 
 START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL = 200006, 200007, 200008, 200005, 200003, 200002, 200012
 STOP_IDS = (RETURN, CALL)
 VOCABULARY_SIZE = 201088
 FIRST_SPECIAL = 199998
+NATIVE_TOOLS = frozenset[Native](get_args(Native))
+"""What the models were trained to call under names of their own."""
 
 ENCODINGS_BASE = "TIKTOKEN_ENCODINGS_BASE"
 O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"

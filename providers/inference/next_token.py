@@ -24,13 +24,13 @@ from apis.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from apis.inference import ChatRequest, Inference, Modality, Model, Native, Step
+from apis.inference import ChatRequest, Inference, Modality, Model, Step
 from apis.provider import Provider
 from providers.inference.harmony import Harmony, Prompt
 from providers.inference.harmony_grammar import TurnGrammar
 from providers.inference.harmony_matcher import Matcher
 from providers.inference.harmony_options import HarmonyOptions
-from providers.inference.harmony_vocabulary import STOP_IDS, VOCABULARY_SIZE
+from providers.inference.harmony_vocabulary import NATIVE_TOOLS, STOP_IDS, VOCABULARY_SIZE
 
 OTHERS_CHOICE: Final[dict[str, tuple[Any, ...]]] = {
     "top_p": (1,),
@@ -105,7 +105,7 @@ class NextToken(Inference):
                 created=self._started_at,
                 context_tokens=self._config.context_tokens,
                 modalities=frozenset[Modality](),
-                native_tools=frozenset[Native](("browser", "python")),
+                native_tools=NATIVE_TOOLS,
             )
         ]
 

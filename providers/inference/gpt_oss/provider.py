@@ -19,7 +19,7 @@ from providers.inference.gpt_oss.sampling import RowSampling, Sampled
 from providers.inference.gpt_oss.torch_runner import Precise, TorchRunner, TorchSettings, load_runner
 from providers.inference.harmony import Harmony
 from providers.inference.harmony_options import HarmonyOptions
-from providers.inference.harmony_vocabulary import STOP_IDS, VOCABULARY_SIZE
+from providers.inference.harmony_vocabulary import NATIVE_TOOLS, STOP_IDS, VOCABULARY_SIZE
 
 MAX_BIAS: Final = 100.0
 
@@ -56,7 +56,7 @@ class GptOss(Inference):
             id=config.model or config.path.name,
             owned_by="gpt_oss",
             modalities=frozenset(),
-            native_tools=frozenset({"browser", "python"}),
+            native_tools=NATIVE_TOOLS,
         )
 
     async def start(self) -> None:

@@ -40,7 +40,7 @@ class Told:
     custom: bool = False
     """`arguments` is raw text, the input of a custom call."""
     state: Any = None
-    """JSON that the tool wants to find again in later turns of the chain (`Setting.last_state`)."""
+    """JSON that the tool wants to find again in later turns of the chain, in `Setting.told`."""
     turn: int = 0
     """Which of the response's turns called; calls of one turn are one message."""
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from apis.errors import Unsupported
 from apis.inference import Native
@@ -37,11 +36,6 @@ class Setting:
         """The ToolRuntime's tool of this name, where there is one."""
         specs = self.runtime.tools() if self.runtime else ()
         return next((spec for spec in specs if spec.name == name), None)
-
-    def last_state(self, *names: str) -> Any:
-        """The `state` that the conversation's last call of one of these names has left; None if there is none."""
-        states = [each.state for each in self.told.values() if each.name in names and each.state is not None]
-        return states[-1] if states else None
 
     def includes(self, what: str) -> bool:
         """Whether the request's `include` names it."""
