@@ -11,6 +11,7 @@ from apis.kv_store import Delete
 from tests.serving import Served, scripted, serving
 from tests.spec.asking import create, messages, refusal, responses, stream
 from tests.spec.shapes import call
+from tests.spec.socketing import talking
 from tests.spec.talking import conversations, keys_of, locked, texts, user
 
 Json = dict[str, Any]
@@ -296,3 +297,32 @@ async def test_a_response_that_lost_its_turn_adds_nothing() -> None:
         await create(served, input="Q2", conversation=made.id)
         assert [event async for event in running][-1].type == "response.failed"
         assert await texts(served, made.id) == ["Q2", "c"]
+
+
+async def test_over_a_websocket_turns_are_added_and_other_lanes_wait_for_theirs() -> None:
+    script = scripted([{"text": "A1"}], [{"text": "a"}, {"wait_s": 0.2}, {"text": "b"}], [{"text": "A3"}])
+    async with serving(script) as served, talking(served) as talk:
+        made = await conversations(served).create(items=[user("Q0")])
+        warm = await talk.ask(input="Q1", conversation=made.id, generate=False)
+        assert (await talk.ask(input="Q2", conversation=made.id)).conversation.id == made.id == warm.conversation.id
+        await talk.send(input="Q3", conversation=made.id, stream_id="a")
+        await talk.until("response.output_text.delta")
+        await talk.send(input="Q4", conversation=made.id, stream_id="b")
+        refused = await talk.until("error")
+        assert (refused.error.code, refused.stream_id, refused.status) == ("conversation_locked", "b", 409)
+        await talk.until("response.completed")
+        await talk.ask(input="Q5", conversation=made.id, stream_id="b")
+        assert await texts(served, made.id) == ["Q0", "Q1", "Q2", "A1", "Q3", "ab", "Q5", "A3"]
+        assert not await locked(served)
+
+
+async def test_a_websocket_that_closes_leaves_the_conversation_free_and_as_it_was() -> None:
+    async with serving(SLOW) as served:
+        made = await conversations(served).create()
+        async with talking(served) as talk:
+            await talk.send(input="Q", conversation=made.id)
+            await talk.until("response.output_text.delta")
+        async with asyncio.timeout(5):
+            while await locked(served):  # noqa: ASYNC110  # a store sets no event
+                await asyncio.sleep(0.01)
+        assert await texts(served, made.id) == []
