@@ -28,6 +28,11 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._body_bytes = 0
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether the head of a request has come."""
+        return bool(self.cycle)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
         super().connection_made(transport)
         self._arm(self.head_s)

@@ -96,7 +96,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for connection in list(self.server_state.connections):
-            connection.shutdown()
+            # one that has asked nothing yet is about to, and is told to go elsewhere
+            if not isinstance(connection, Connection) or connection.was_asked:
+                connection.shutdown()
         tasks = self.server_state.tasks
         draining = self._drain_app()
         loop = asyncio.get_running_loop()

@@ -152,7 +152,8 @@ class ConversationPromises:
         self, store: KVStore, conversations: StoredConversations, elsewhere: StoredConversations, made: str
     ) -> None:
         first = await begin(conversations, made, "resp_1", background=True)
-        await store.write(first.hand_over())
+        async with first.handing_over() as ops:
+            assert await store.write(ops) is not None
         second = await begin(elsewhere, made, "resp_1", background=True)
         third = await begin(conversations, made, "resp_1", background=True)
         assert await store.write(await second.ending(given("q"), given("a"), {})) is None
@@ -226,7 +227,8 @@ class TestOverMemory(ConversationPromises):
         self, backend: Backend, store: KVStore, conversations: StoredConversations, made: str
     ) -> None:
         floor = await begin(conversations, made, "resp_1", background=True)
-        await store.write(floor.hand_over())
+        async with floor.handing_over() as ops:
+            assert await store.write(ops) is not None
         await backend.elapse(3599)
         with pytest.raises(ConversationLocked):
             await begin(conversations, made, "resp_2")
