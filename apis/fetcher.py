@@ -10,7 +10,9 @@ from apis.provider import Provider
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A request to send. `headers` that name credentials go to the origin of `url` only, never along a redirect."""
+    """A request to send. `headers` that name credentials go to the origin of `url` only, never along a redirect.
+    `private` is for a URL of the run config itself, which says that its host may be of a private network and its port
+    any; it ends with the first redirect."""
 
     url: str
     method: str = "GET"
@@ -19,6 +21,7 @@ class Outgoing:
     follow_redirects: bool = True
     max_bytes: int | None = None
     timeout_s: float | None = None
+    private: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
         "redis": "providers.kv_store.redis:Redis",
         "sqlite": "providers.kv_store.sqlite:SQLite",
     },
+    "reader": {
+        "child": "providers.reader.child:Child",
+    },
     "responses": {
         "loop": "providers.responses.loop:Loop",
     },

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from apis.errors import ConfigError, StackError
+from apis.fetcher import Fetcher
 from apis.files import Files
 from apis.inference import Inference
 from apis.kv_store import KVStore
@@ -29,6 +30,7 @@ class Stack:
     tool_runtime: ToolRuntime | None
     files: Files | None = None
     vector_stores: VectorStores | None = None
+    fetcher: Fetcher | None = None
 
 
 @asynccontextmanager
@@ -54,6 +56,7 @@ async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
             cast("ToolRuntime | None", live.get("tool_runtime")),
             cast("Files | None", live.get("files")),
             cast("VectorStores | None", live.get("vector_stores")),
+            cast("Fetcher | None", live.get("fetcher")),
         )
 
 

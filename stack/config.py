@@ -115,6 +115,7 @@ class StackConfig(BaseModel):
     tool_runtime: Section | None = None
     fetcher: Section | None = None
     files: Section | None = None
+    reader: Section | None = None
     vector_index: Section | None = None
     vector_stores: Section | None = None
 

@@ -19,6 +19,7 @@ from apis.files import Files
 from apis.inference import Inference
 from apis.kv_store import KVStore
 from apis.provider import Provider
+from apis.reader import Reader
 from apis.responses import Responses
 from apis.tool_runtime import ToolRuntime
 from apis.vector_index import VectorIndex
@@ -34,10 +35,11 @@ APIS: Final[dict[str, type[Provider]]] = {
     "kv_store": KVStore,
     "fetcher": Fetcher,
     "files": Files,
+    "reader": Reader,
     "vector_index": VectorIndex,
     "vector_stores": VectorStores,
 }
-DEFAULTS: Final = {"fetcher": "safe", "files": "kv", "vector_index": "sqlite_vec"}
+DEFAULTS: Final = {"fetcher": "safe", "files": "kv", "reader": "child", "vector_index": "sqlite_vec"}
 """What stands behind an API that another provider needs and the config does not name."""
 EXTRAS: Final = {
     "apsw": "files",
@@ -87,8 +89,9 @@ def wire(config: StackConfig) -> dict[str, Part]:
     """Every API of the config and the provider behind it. Raises ConfigError."""
     sections = {api: cast("Section | None", getattr(config, api)) for api in APIS}
     parts = {api: _wire(config.source, api, api, section) for api, section in sections.items() if section is not None}
-    for api in sorted(_needed(parts.values()) & DEFAULTS.keys() - parts.keys()):
-        parts[api] = _wire(config.source, api, api, Section(provider=DEFAULTS[api]))
+    while missing := _needed(parts.values()) & DEFAULTS.keys() - parts.keys():
+        for api in sorted(missing):
+            parts[api] = _wire(config.source, api, api, Section(provider=DEFAULTS[api]))
     return parts
 
 
@@ -97,6 +100,8 @@ def _needed(parts: Iterable[Part]) -> set[str]:
     found: set[str] = set()
     for part in parts:
         found |= {need.api for need in part.needs.values() if not need.optional}
+        if getattr(part.config, "webhooks", None):
+            found.add("fetcher")  # which the app sends them by
         for members in part.members.values():
             found |= _needed(members.values())
     return found

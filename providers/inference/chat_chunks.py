@@ -133,7 +133,8 @@ class ChatChunks:
 
     def feed(self, read: bytes) -> list[Delta]:
         """The deltas that `read` completed, none after the Finish."""
-        out = self._out = list[Delta]()
+        out: list[Delta] = []
+        self._out = out
         if self.finished or self.failure is not None:
             return out
         try:
@@ -177,9 +178,9 @@ class ChatChunks:
                 if (
                     self._plain
                     and delta is not None
+                    and (content := delta.content)
                     and choice.logprobs is None
                     and delta.tool_calls is None
-                    and (content := delta.content)
                     and delta.reasoning is None
                     and delta.reasoning_content is None
                     and delta.refusal is None

@@ -1,14 +1,11 @@
-"""The wire of one OpenAI-compatible server: requests out, Steps of Deltas or vectors in, over aiohttp."""
+"""The wire of one OpenAI-compatible server: requests out, Steps of Deltas or vectors in, over HTTP."""
 
 import asyncio
-import io
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
-import aiohttp
 import msgspec
 from pydantic import SecretStr
 
@@ -19,12 +16,15 @@ from providers.inference.chat_body import Dialect, request_to_body, request_to_t
 from providers.inference.chat_chunks import ChatChunks
 from providers.inference.chat_errors import Unavailable, response_to_error
 from providers.inference.embedding_wire import answer_to_embeddings, request_to_embedding_body
+from providers.inference.http_answer import Answer, HttpFailed
+from providers.inference.http_client import ConnectTimedOut, HttpClient, headers_to_bytes
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
-LARGE_BODY_BYTES: Final = 256 * 1024
 MAX_ERROR_BYTES: Final = 64 * 1024
 DRAIN_TIMEOUT_S: Final = 0.1
 CANNOT_COUNT: Final = "cannot count tokens"
+TOKENIZE: Final = "/tokenize"
+"""vLLM has it beside `/v1`, not in it."""
 
 
 class ConnectTimeout(UpstreamTimeout):
@@ -39,18 +39,6 @@ class Timeouts:
     headers_s: float = 60
     first_token_s: float = 120
     token_gap_s: float = 60
-
-
-def open_session(connector: aiohttp.BaseConnector | None = None) -> aiohttp.ClientSession:
-    """A session fit for upstreams: no environment proxies, no cookies, no bound on streams. Needs a running loop."""
-    # Idle connections are given up before uvicorn's five seconds, lest a request meets one that is just being closed.
-    return aiohttp.ClientSession(
-        connector=connector or aiohttp.TCPConnector(limit=0, keepalive_timeout=4),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None),
-        trust_env=False,
-        auto_decompress=False,
-    )
 
 
 class Chunks(Protocol):
@@ -111,21 +99,21 @@ class _TokenCount(msgspec.Struct):
     count: int
 
 
-_Answer = TypeVar("_Answer", _Models, _TokenCount)
+_Told = TypeVar("_Told", _Models, _TokenCount)
 
 
 class ChatCompletions:
     """One server at `base_url`, which ends where `/chat/completions` and `/models` begin (usually in `/v1`). Without
     a `template` the server has its own.
 
-    Holds no connection of its own: `session` is the caller's, made by `open_session`. The key goes to `base_url` only;
+    Holds no connection of its own: `http` is the caller's. The key goes to `base_url` only;
     redirects are not followed.
     """
 
     def __init__(
         self,
         base_url: str,
-        session: aiohttp.ClientSession,
+        http: HttpClient,
         *,
         api_key: SecretStr | None = None,
         dialect: Dialect | None = None,
@@ -133,16 +121,16 @@ class ChatCompletions:
         timeouts: Timeouts | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self._session = session
+        self._http = http
         self._dialect = dialect or Dialect()
         self._template = template or ServersTemplate(self._dialect)
         self._context_tokens: dict[str, int | None] = {}
         self._timeouts = timeouts or Timeouts()
-        self._connect_timeout = aiohttp.ClientTimeout(total=None, connect=self._timeouts.connect_s)
         self._key = api_key.get_secret_value() if api_key is not None else ""
-        self._headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+        headers = {"Accept": "*/*", "Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self._key:
-            self._headers["Authorization"] = f"Bearer {self._key}"
+            headers["Authorization"] = f"Bearer {self._key}"
+        self._headers = headers_to_bytes(headers)
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
         """As `Inference.chat`, tried once. Before the first step, Unavailable, ConnectTimeout and RateLimited mean
@@ -150,37 +138,39 @@ class ChatCompletions:
         path, asked, chunks = await self._template.ask(request, lambda: self._context(request.model))
         body = [asked]
         del asked
-        loop, limits = asyncio.get_running_loop(), self._timeouts
-        deadline = loop.time() + limits.first_token_s
-        limit = f"first_token_timeout_s ({limits.first_token_s:g} s)"
+        now, limits = asyncio.get_running_loop().time, self._timeouts
+        deadline = now() + limits.first_token_s
         started = False
         # popped, and let go once sent: a long prompt's bytes are not to be kept for as long as the answer takes
-        async with self._open("POST", f"{self.base_url}{path}", body.pop()) as response:
-            await self._check_stream(response, request.model)
-            watchdog = _Watchdog(response.content, loop)
-            try:
-                while not chunks.finished:
-                    watchdog.arm(deadline, limit)
-                    read = await _read(response.content, started=started)
-                    watchdog.pause()
-                    step = chunks.feed(read) if read else chunks.end()
-                    if step:
-                        yield step
-                    if chunks.failure is not None:
-                        raise chunks.failure if started or step else _retryable(chunks.failure)
-                    if step or chunks.alive:
-                        if not started:
-                            limit = f"token_gap_timeout_s ({limits.token_gap_s:g} s)"
-                            started = True
-                        chunks.alive = False
-                        deadline = loop.time() + limits.token_gap_s
-                await _drain(response)
-            finally:
-                watchdog.stop()
+        answer = await self._send("POST", path, body.pop())
+        try:
+            await self._check_stream(answer, request.model)
+            while not chunks.finished:
+                try:
+                    if not answer.ready:
+                        await answer.more(deadline)
+                    read = answer.take()
+                except TimeoutError as exc:
+                    raise self._no_token(started=started) from exc
+                except HttpFailed as exc:
+                    error = UpstreamError if started else Unavailable
+                    raise error("The connection to the inference server broke before the answer ended.") from exc
+                step = chunks.feed(read) if read else chunks.end()
+                if step:
+                    yield step
+                if chunks.failure is not None:
+                    raise chunks.failure if started or step else _retryable(chunks.failure)
+                if step or chunks.alive:
+                    started = True
+                    chunks.alive = False
+                    deadline = now() + limits.token_gap_s
+            await _drain(answer)
+        finally:
+            self._http.release(answer)
 
     async def models(self, modalities: frozenset[Modality] | None = None) -> Sequence[Model]:
         """What the server lists. Raises UpstreamError when it does not."""
-        found = _decoded(await self._ask("GET", f"{self.base_url}/models", None), _Models)
+        found = _decoded(await self._ask("GET", "/models", None), _Models)
         return [
             Model(
                 id=model.id,
@@ -203,154 +193,99 @@ class ChatCompletions:
         if self._dialect.engine != "vllm":
             raise Unsupported(f"This model's server {CANNOT_COUNT}.", param="model")
         body = request_to_tokenize_body(request, self._dialect)
-        url = f"{self.base_url.removesuffix('/v1')}/tokenize"
-        return _decoded(await self._ask("POST", url, body, request.model, CANNOT_COUNT), _TokenCount).count
+        return _decoded(await self._ask("POST", TOKENIZE, body, request.model, CANNOT_COUNT), _TokenCount).count
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """As `Inference.embed`, tried once. What it takes is to be of a fit size: see `request_to_parts`."""
         body, lacking = request_to_embedding_body(request), "makes no embeddings"
-        answer = await self._ask("POST", f"{self.base_url}/embeddings", body, request.model, lacking)
+        answer = await self._ask("POST", "/embeddings", body, request.model, lacking)
         return await asyncio.to_thread(answer_to_embeddings, answer, request)
 
-    async def _ask(self, method: str, url: str, body: bytes | None, model: str = "", lacking: str = "") -> bytes:
+    async def _ask(self, method: str, path: str, body: bytes | None, model: str = "", lacking: str = "") -> bytes:
         """A question with a short answer of JSON. `lacking` says of a server that does not know the path what it
         cannot do."""
-        async with self._open(method, url, body) as response:
-            if lacking and response.status in (404, 405, 501):
-                error = await self._error(response, model)
+        answer = await self._send(method, path, body)
+        try:
+            if lacking and answer.status in (404, 405, 501):
+                error = await self._error(answer, model)
                 if not isinstance(error, ModelNotFound):
                     error = Unsupported(f"This model's server {lacking}.", param="model")
                 raise error
-            if response.status != 200:
-                raise await self._error(response, model)
-            return await self._read_body(response, MAX_BODY_BYTES)
+            if answer.status != 200:
+                raise await self._error(answer, model)
+            return await self._read_body(answer, MAX_BODY_BYTES)
+        finally:
+            self._http.release(answer)
 
-    @asynccontextmanager
-    async def _open(self, method: str, url: str, body: bytes | None) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Send; wait for the headers. Leaving closes the connection at once, or keeps it where all was read."""
+    async def _send(self, method: str, path: str, body: bytes | None) -> Answer:
+        """Send; wait for the headers. Releasing the answer closes its connection, or keeps it where all was read."""
         limits = self._timeouts
+        url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE else self.base_url}{path}"
         try:
             async with asyncio.timeout(limits.headers_s):
-                response = await self._session.request(
-                    method,
-                    url,
-                    # Large bodies go out in pieces, so that sending one does not hold up the streams of others.
-                    data=io.BytesIO(body) if body is not None and len(body) > LARGE_BODY_BYTES else body,
-                    headers=self._headers,
-                    allow_redirects=False,
-                    timeout=self._connect_timeout,
-                )
-        except aiohttp.ConnectionTimeoutError as exc:
+                return await self._http.send(method, url, self._headers, body, limits.connect_s)
+        except ConnectTimedOut as exc:
             what = f"connect_timeout_s ({limits.connect_s:g} s)"
             raise ConnectTimeout(f"The inference server could not be reached within {what}.") from exc
         except TimeoutError as exc:
             raise self._too_slow() from exc
-        except (aiohttp.ClientError, OSError) as exc:
+        except HttpFailed as exc:
             raise Unavailable("The inference server could not be reached.") from exc
-        del body
-        try:
-            yield response
-        finally:
-            response.release()
+
+    def _no_token(self, *, started: bool) -> UpstreamTimeout:
+        limits = self._timeouts
+        name, limit_s = ("token_gap", limits.token_gap_s) if started else ("first_token", limits.first_token_s)
+        return UpstreamTimeout(f"The inference server sent no token within {name}_timeout_s ({limit_s:g} s).")
 
     def _too_slow(self) -> UpstreamTimeout:
         what = f"headers_timeout_s ({self._timeouts.headers_s:g} s)"
         return UpstreamTimeout(f"The inference server did not answer within {what}.")
 
-    async def _check_stream(self, response: aiohttp.ClientResponse, model: str) -> None:
-        if response.status != 200:
-            raise await self._error(response, model)
-        if response.content_type != "text/event-stream":
+    async def _check_stream(self, answer: Answer, model: str) -> None:
+        if answer.status != 200:
+            raise await self._error(answer, model)
+        kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "text/event-stream":
             raise UpstreamError("The inference server did not answer with an event stream.")
-        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        if answer.headers.get("content-encoding", "identity").lower() != "identity":
             raise UpstreamError("The inference server sent a compressed stream, which was not asked for.")
 
-    async def _error(self, response: aiohttp.ClientResponse, model: str) -> StackError:
+    async def _error(self, answer: Answer, model: str) -> StackError:
         self._context_tokens.clear()
-        body = await self._read_body(response, MAX_ERROR_BYTES)
+        body = await self._read_body(answer, MAX_ERROR_BYTES)
         if self._key:
             body = body.replace(self._key.encode(), b"[key]")
-        return response_to_error(response.status, body, response.headers, model)
+        return response_to_error(answer.status, body, answer.headers, model)
 
-    async def _read_body(self, response: aiohttp.ClientResponse, limit: int) -> bytes:
+    async def _read_body(self, answer: Answer, limit: int) -> bytes:
         """The body up to `limit` bytes; the rest of a longer one is left unread."""
-        body = bytearray()
+        until = asyncio.get_running_loop().time() + self._timeouts.headers_s
         try:
-            async with asyncio.timeout(self._timeouts.headers_s):
-                while len(body) < limit and (read := await response.content.readany()):
-                    body += read
+            return await answer.body(limit, until)
         except TimeoutError as exc:
             raise self._too_slow() from exc
-        except (aiohttp.ClientError, OSError) as exc:
+        except HttpFailed as exc:
             raise Unavailable("The connection to the inference server broke.") from exc
-        return bytes(body[:limit])
 
 
-def _decoded(answer: bytes, kind: type[_Answer]) -> _Answer:
+def _decoded(answer: bytes, kind: type[_Told]) -> _Told:
     try:
         return msgspec.json.decode(answer, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise UpstreamError("The inference server sent an answer that is not valid.") from exc
 
 
-async def _read(content: aiohttp.StreamReader, *, started: bool) -> bytes:
-    """What has come; empty at the clean end of the body."""
-    try:
-        return await content.readany()
-    except (aiohttp.ClientError, OSError) as exc:
-        error = UpstreamError if started else Unavailable
-        raise error("The connection to the inference server broke before the answer ended.") from exc
-
-
-async def _drain(response: aiohttp.ClientResponse) -> None:
+async def _drain(answer: Answer) -> None:
     """Take the end of the body that comes right behind the answer's, so that the connection can serve again."""
-    with suppress(TimeoutError, aiohttp.ClientError, OSError):
-        async with asyncio.timeout(DRAIN_TIMEOUT_S):
-            while await response.content.readany():
-                pass
+    now = asyncio.get_running_loop().time
+    until = now() + DRAIN_TIMEOUT_S
+    with suppress(TimeoutError, HttpFailed):
+        while not answer.over and now() < until:
+            if not answer.ready:
+                await answer.more(until)
+            answer.take()
 
 
 def _retryable(failure: StackError) -> StackError:
     """A stream that broke off before it said anything may be asked for again."""
     return Unavailable(failure.message) if type(failure) is UpstreamError else failure
-
-
-class _Watchdog:
-    """Ends a read that waits too long. One timer for the whole stream, because one per read costs as much as the read.
-
-    Time spent in the consumer does not count: it is armed for the reads only.
-    """
-
-    def __init__(self, content: aiohttp.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
-        self._content = content
-        self._loop = loop
-        self._at = self._due = math.inf
-        self._limit = ""
-        self._timer: asyncio.TimerHandle | None = None
-
-    def arm(self, at: float, limit: str) -> None:
-        """Let reads go on until the loop's time `at`; `limit` names the setting."""
-        self._at = at
-        self._limit = limit
-        if at < self._due:
-            self.stop()
-            self._due = at
-            self._timer = self._loop.call_at(at, self._fire)
-
-    def pause(self) -> None:
-        """No read is waiting."""
-        self._at = math.inf
-
-    def stop(self) -> None:
-        """Forget the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _fire(self) -> None:
-        at, self._due, self._timer = self._at, math.inf, None
-        if self._loop.time() < at:
-            if at < math.inf:
-                self.arm(at, self._limit)
-            return
-        self._content.set_exception(UpstreamTimeout(f"The inference server sent no token within {self._limit}."))

@@ -33,9 +33,9 @@ class Unavailable(UpstreamError):
 
 
 def response_to_error(status: int, body: bytes, headers: Mapping[str, str], model: str) -> StackError:
-    """The error for an answer that is not 200."""
+    """The error for an answer that is not 200. The names of `headers` are in lower case."""
     detail = _detail(body)
-    wait_s = retry_after_s(headers.get("Retry-After"))
+    wait_s = retry_after_s(headers.get("retry-after"))
     if status == 429:
         return RateLimited("The inference server is at its limit. Try again later.", retry_after_s=wait_s)
     if status == 404 and "model" in _words(detail).lower():

@@ -37,6 +37,18 @@ class EventReader:
 
     def feed(self, read: bytes) -> list[bytes]:
         """The data of every event that `read` completed. Raises UpstreamError for an event over the limit."""
+        # what nearly all reads are while a model generates: one event of one line
+        if (
+            not self._at_start
+            and not self._lines_end_in_cr
+            and not self._rest
+            and read.find(b"\n") == len(read) - 2
+            and read.startswith(b"data: ")
+            and len(read) > len(b"data: \n\n")
+            and read.endswith(b"\n\n")
+            and b"\r" not in read
+        ):
+            return [read[6:-2]]
         if self._rest:
             read = self._join(read)
         if self._at_start:

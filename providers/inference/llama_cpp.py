@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-import aiohttp
 from pydantic import Field
 
 from apis.errors import ConfigError, ModelNotFound, Unsupported, UpstreamError, UpstreamTimeout
@@ -24,7 +23,7 @@ from apis.inference import (
     Step,
 )
 from apis.provider import Provider
-from providers.inference.chat_completions import open_session
+from providers.inference.http_client import HttpClient
 from providers.inference.llama_cpp_client import Constraint, EngineClient, schema_to_constraint
 from providers.inference.llama_cpp_engine import Engine, Settings
 from providers.inference.llama_cpp_model import PACKAGED, REMEDY, fetched, models_dir
@@ -54,7 +53,7 @@ class LlamaCpp(Inference):
     def __init__(self, config: Config) -> None:
         self._config = config
         self._engine: Engine | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._http: HttpClient | None = None
         self._verdicts = OrderedDict[bytes, bool]()
         self._model = Model(id=_model_id(config), owned_by="llama.cpp", modalities=frozenset())
 
@@ -77,7 +76,7 @@ class LlamaCpp(Inference):
         self._engine = Engine(settings, config.start_timeout_s)
         await self._engine.start()
         # The engine closes connections when it likes, and a new one to this machine costs nothing.
-        self._session = open_session(aiohttp.TCPConnector(limit=0, force_close=True))
+        self._http = HttpClient(idle_s=0)
         try:
             context_tokens = await self._client().context_tokens()
         except UpstreamError as exc:
@@ -87,9 +86,9 @@ class LlamaCpp(Inference):
 
     async def close(self) -> None:
         """Ends the engine and every stream that still runs."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()
@@ -146,9 +145,9 @@ class LlamaCpp(Inference):
         check_texts(request.messages)
 
     def _client(self) -> EngineClient:
-        if self._engine is None or self._session is None:
+        if self._engine is None or self._http is None:
             raise RuntimeError("LlamaCpp is used before start or after close")
-        return EngineClient(self._engine.address(), self._session, self._config.token_timeout_s, self._verdicts)
+        return EngineClient(self._engine.address(), self._http, self._config.token_timeout_s, self._verdicts)
 
 
 def _model_id(config: LlamaCpp.Config) -> str:

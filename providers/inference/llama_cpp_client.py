@@ -1,21 +1,23 @@
 """The local engine's dialect: a ChatRequest as llama.cpp's server understands it, its grammars, its token counts."""
 
+import asyncio
 import hashlib
 import json
+import math
 import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import aiohttp
 from pydantic import SecretStr
 
 from apis.errors import InvalidRequest, UpstreamError
 from apis.inference import ChatRequest, Step
 from providers.inference.chat_body import Dialect, request_to_body
-from providers.inference.chat_completions import ChatCompletions, Timeouts
+from providers.inference.chat_completions import MAX_BODY_BYTES, ChatCompletions, Timeouts
 from providers.inference.chat_errors import response_to_error
+from providers.inference.http_client import HttpClient, headers_to_bytes
 from providers.inference.llama_cpp_engine import Address
 
 MARK: Final = "@#@"
@@ -74,13 +76,13 @@ def lark_to_constraint(grammar: str, param: str) -> Constraint:
 
 
 class EngineClient:
-    """Speaks to one start of the engine. `session` is the caller's."""
+    """Speaks to one start of the engine. `http` is the caller's."""
 
     def __init__(
-        self, address: Address, session: aiohttp.ClientSession, timeout_s: float, verdicts: OrderedDict[bytes, bool]
+        self, address: Address, http: HttpClient, timeout_s: float, verdicts: OrderedDict[bytes, bool]
     ) -> None:
         self._address = address
-        self._session = session
+        self._http = http
         self._timeout_s = timeout_s
         self._verdicts = verdicts
 
@@ -98,7 +100,7 @@ class EngineClient:
             engine_fields["seed"] = request.seed % SEED_RANGE
         wire = ChatCompletions(
             f"{self._address.url}/v1",
-            self._session,
+            self._http,
             api_key=SecretStr(self._address.api_key),
             dialect=_dialect(engine_fields),
             timeouts=Timeouts(headers_s=self._timeout_s, first_token_s=self._timeout_s, token_gap_s=self._timeout_s),
@@ -154,16 +156,19 @@ class EngineClient:
 
     async def _answer(self, method: str, path: str, body: bytes | None, model: str) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self._address.api_key}", "Content-Type": "application/json"}
-        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         try:
-            async with self._session.request(
-                method, self._address.url + path, data=body, headers=headers, timeout=timeout
-            ) as response:
-                answer = await response.read()
-                if response.status != 200:
-                    raise response_to_error(response.status, answer, response.headers, model)
-                return json.loads(answer)
-        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._http.send(
+                    method, self._address.url + path, headers_to_bytes(headers), body, self._timeout_s
+                )
+                try:
+                    told = await answer.body(MAX_BODY_BYTES, math.inf)
+                    if answer.status != 200:
+                        raise response_to_error(answer.status, told, answer.headers, model)
+                finally:
+                    self._http.release(answer)
+            return json.loads(told)
+        except (OSError, ValueError) as exc:
             raise UpstreamError("The local engine (llama.cpp) did not answer.") from exc
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import urlsplit
 
-import aiohttp
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from apis.embeddings import EmbeddingRequest, Embeddings
@@ -17,9 +16,10 @@ from apis.errors import ConfigError
 from apis.inference import ChatRequest, Inference, Modality, Model, Step
 from apis.provider import Provider
 from providers.inference.chat_body import Dialect, Engine
-from providers.inference.chat_completions import ChatCompletions, Timeouts, open_session
+from providers.inference.chat_completions import ChatCompletions, Timeouts
 from providers.inference.embedding_wire import join, request_to_parts
 from providers.inference.harmony_options import HarmonyOptions
+from providers.inference.http_client import HttpClient, headers_to_bytes
 from providers.inference.upstreams import Policy, Upstreams
 
 if TYPE_CHECKING:
@@ -74,6 +74,12 @@ class VLLM(Inference):
                     raise ValueError("a base_url holds no user, query or fragment; give the key as api_key")
             return value
 
+        @field_validator("api_key")
+        @classmethod
+        def _check_key(cls, value: SecretStr | None) -> SecretStr | None:
+            headers_to_bytes({"Authorization": value.get_secret_value() if value else ""})
+            return value
+
         @model_validator(mode="after")
         def _check_template(self) -> Self:
             if self.template == "harmony" and self.engine != "vllm":
@@ -83,7 +89,7 @@ class VLLM(Inference):
     def __init__(self, config: Config) -> None:
         self._config = config
         self._harmony: HarmonyTemplate | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._http: HttpClient | None = None
         self._upstreams: Upstreams | None = None
         self._watch: asyncio.Task[None] | None = None
         self._listed: tuple[float, Sequence[Model]] | None = None
@@ -93,12 +99,12 @@ class VLLM(Inference):
         config = self._config
         if config.template == "harmony":
             self._harmony = await _harmony(config)
-        self._session = session = open_session()
+        self._http = http = HttpClient()
         urls = [config.base_url] if isinstance(config.base_url, str) else config.base_url
         key = config.api_key if config.api_key and config.api_key.get_secret_value() else None
         dialect, template, timeouts = _dialect(config), self._harmony, _timeouts(config)
         endpoints = [
-            ChatCompletions(url, session, api_key=key, dialect=dialect, template=template, timeouts=timeouts)
+            ChatCompletions(url, http, api_key=key, dialect=dialect, template=template, timeouts=timeouts)
             for url in urls
         ]
         self._upstreams = Upstreams(endpoints, _policy(config))
@@ -111,9 +117,9 @@ class VLLM(Inference):
             self._watch.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watch
-        if self._session is not None:
-            await self._session.close()
-        self._session = self._upstreams = self._watch = self._harmony = None
+        if self._http is not None:
+            await self._http.close()
+        self._http = self._upstreams = self._watch = self._harmony = None
 
     async def models(self) -> Sequence[Model]:
         """What the server lists, for a few seconds as it was last heard."""

@@ -17,6 +17,7 @@ from apis.files import Files, Page
 from apis.inference import Inference
 from apis.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.provider import Provider
+from apis.reader import Reader
 from apis.vector_index import VectorIndex
 from apis.vector_stores import (
     AddFile,
@@ -36,7 +37,6 @@ from providers.vector_stores import shelves
 from providers.vector_stores.finding import find
 from providers.vector_stores.ingest import Ingest
 from providers.vector_stores.objects import batch_object, file_object, page_of, search_result, store_object
-from providers.vector_stores.reading import check_installed
 from providers.vector_stores.shelves import Batch, Place, Store, StoreFile
 
 _TRIES: Final = 50
@@ -63,21 +63,28 @@ class Hybrid(VectorStores):
         lease_s: float = Field(default=30.0, gt=0, le=3600)
 
     def __init__(
-        self, config: Config, files: Files, vector_index: VectorIndex, inference: Inference, kv_store: KVStore
+        self,
+        config: Config,
+        files: Files,
+        reader: Reader,
+        vector_index: VectorIndex,
+        inference: Inference,
+        kv_store: KVStore,
     ) -> None:
         self.now: Callable[[], float] = time.time
         self._config = config
         self._files = files
+        self._reader = reader
         self._index = vector_index
         self._inference = inference
         self._kv = kv_store
         self._emptying: asyncio.Task[None] | None = None
         self._ingest = Ingest(
-            *(kv_store, files, vector_index, inference), lease_s=config.lease_s, max_chars=config.max_text_chars
+            *(kv_store, reader, vector_index, inference), lease_s=config.lease_s, max_chars=config.max_text_chars
         )
 
     async def start(self) -> None:
-        await asyncio.to_thread(check_installed)
+        await asyncio.to_thread(self._reader.check)
         self._ingest.start()
         self._emptying = asyncio.create_task(self._empty_expired())
 
@@ -141,6 +148,9 @@ class Hybrid(VectorStores):
         await self._kv.write([Delete(shelves.store_key(tenant, store_id))])
         await self._empty(store_id, tenant)
         await shelves.drop_below(self._kv, shelves.batch_key(tenant, store_id, ""))
+
+    async def check(self, store_id: str, *, tenant: str) -> None:
+        await self._usable(store_id, tenant)
 
     async def search(
         self, store_ids: Sequence[str], request: SearchStores, *, tenant: str

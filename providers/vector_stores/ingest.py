@@ -4,17 +4,17 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from apis.embeddings import EmbeddingRequest
 from apis.errors import NotFound, StackError, StoreUnavailable
-from apis.files import Files
 from apis.inference import Inference
 from apis.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.reader import Reader, Unreadable
 from apis.vector_index import Chunk, VectorIndex
 from providers.vector_stores import shelves
 from providers.vector_stores.chunks import text_to_chunks
-from providers.vector_stores.reading import Unreadable, file_to_text
 from providers.vector_stores.shelves import CLAIM, WORK, Place, Store, StoreFile, Work
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Ingest:
     def __init__(
         self,
         kv: KVStore,
-        files: Files,
+        reader: Reader,
         index: VectorIndex,
         inference: Inference,
         *,
@@ -42,7 +42,7 @@ class Ingest:
         max_chars: int,
     ) -> None:
         self._kv = kv
-        self._files = files
+        self._reader = reader
         self._index = index
         self._inference = inference
         self._lease_s = lease_s
@@ -155,16 +155,16 @@ class Ingest:
             usage_bytes = await self._index_file(place, shelves.decode(store, Store), known)
         except Unreadable as exc:
             await self._index.delete(place.shelf, place.file)
-            return await self._settle(place, known, shelves.settled(known, "failed", error=(exc.code, str(exc))))
+            return await self._settle(place, known, shelves.settled(known, "failed", error=(exc.reason, exc.message)))
         return await self._settle(place, known, shelves.settled(known, "completed", usage_bytes=usage_bytes))
 
     async def _index_file(self, place: Place, store: Store, record: StoreFile) -> int:
         """Read, cut, embed and index. Returns the bytes that takes up. Raises Unreadable."""
         try:
-            data = await self._files.read(place.file, tenant=place.tenant)
+            document = await self._reader.uploaded(place.file, tenant=place.tenant)
         except NotFound:
             raise Unreadable("invalid_file", "The file was deleted, or has expired.") from None
-        text = await file_to_text(record.name, data, self._max_chars)
+        text = await self._reader.text(replace(document, name=record.name), self._max_chars)
         chunks = await asyncio.to_thread(lambda: list(text_to_chunks(text, record.max_tokens, record.overlap_tokens)))
         await self._index.delete(place.shelf, place.file)
         await shelves.keep_text(self._kv, place, text)

@@ -159,6 +159,12 @@ def test_a_base_url_that_is_none_is_refused(url: Any) -> None:
         VLLM.Config(base_url=url)
 
 
+@pytest.mark.parametrize("key", ["sk-1\n", "sk-1\r\nX: y", "\0"])
+def test_a_key_that_no_header_can_hold_is_refused(key: str) -> None:
+    with pytest.raises(ValidationError, match="api_key"):
+        VLLM.Config.model_validate({"api_key": key})
+
+
 async def test_closing_is_safe_at_any_time() -> None:
     vllm = VLLM(VLLM.Config())
     await vllm.close()

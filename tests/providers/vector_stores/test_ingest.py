@@ -12,8 +12,10 @@ from apis.kv_store import Op, Put
 from apis.provider import Provider
 from apis.vector_index import Search
 from apis.vector_stores import AddFile, CreateVectorStore, SearchStores, UpdateFile
+from providers.fetcher.safe import Safe
 from providers.files.kv import KV
 from providers.kv_store.memory import Memory
+from providers.reader.child import Child
 from providers.vector_index.sqlite_vec import SQLiteVec
 from providers.vector_stores import shelves
 from providers.vector_stores.hybrid import Hybrid
@@ -56,7 +58,8 @@ class Setting:
 
     async def open(self, model: Hashing | None = None) -> Hybrid:
         config = Hybrid.Config(embedding_model="hashing", lease_s=LEASE_S)
-        stores = Hybrid(config, self.files, self.index, model or Hashing(Provider.Config()), self.kv)
+        reader = Child(Child.Config(), self.files, Safe(Safe.Config()))
+        stores = Hybrid(config, self.files, reader, self.index, model or Hashing(Provider.Config()), self.kv)
         self._opened.push_async_callback(stores.close)
         await stores.start()
         return stores

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from providers.vector_stores.reading import Unreadable, file_to_text
-from tests.providers.vector_stores import documents
+from apis.reader import Document, Unreadable
+from providers.fetcher.safe import Safe
+from providers.reader.child import Child
+from tests.providers.reader import documents
 
 MAX_CHARS = 200_000
 BOUND_S = 45
@@ -87,6 +89,10 @@ HARMLESS: dict[str, tuple[str, bytes, str]] = {
     "json that nests": ("a.json", b"[" * 100_000, "["),
     "html with zeros": ("a.html", "<p>a</p>".encode("utf-16"), "a"),
 }
+
+
+async def file_to_text(name: str, data: bytes, max_chars: int) -> str:
+    return await Child(Child.Config(), None, Safe(Safe.Config())).text(Document(name, data), max_chars)
 
 
 @pytest.mark.parametrize("name", READ)

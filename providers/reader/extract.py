@@ -217,6 +217,9 @@ def _main() -> None:
         text = file_to_text(asked["name"], sys.stdin.buffer.read(), asked["max_chars"])
     except Refused as exc:
         told = {"code": exc.code, "message": str(exc)}
+    except ModuleNotFoundError as exc:
+        message = f"This server cannot read such files: the package {exc.name} is not installed. "
+        told = {"code": "server_error", "message": f"{message}Run: pip install 'responses-stack[files]'"}
     except MemoryError:
         told = {"code": "invalid_file", "message": "The file takes too much memory to read."}
     sys.stdout.buffer.write(json.dumps(told).encode() + b"\n" + text.encode("utf-8", "replace"))

@@ -1,0 +1,42 @@
+"""Safe, where the run config itself says that a URL is of a private network: that opens this URL, and nothing else."""
+
+from dataclasses import replace
+
+from apis.fetcher import Outgoing
+from providers.fetcher.safe import Safe
+from tests.providers.fetcher.hosts import Canary, Site, answers, failure_of
+
+
+async def test_a_private_url_is_reached_at_its_port_and_only_by_who_says_so(site: Site) -> None:
+    resolve, _ = answers(["127.0.0.2"])
+    safe = Safe(Safe.Config(allowed_hosts=["elsewhere.example"]), resolve)
+    await safe.start()
+    try:
+        url = site.page("/hook", "ok")
+        outgoing = Outgoing(url, "POST", body=b"{}", private=True)
+        assert (await safe.fetch(outgoing)).body == b"ok"
+        named = replace(outgoing, url=f"http://receiver.internal:{site.port}/hook")
+        assert (await safe.fetch(named)).status == 200
+        await failure_of(safe, url)
+    finally:
+        await safe.close()
+
+
+async def test_what_the_config_denies_stays_denied(site: Site) -> None:
+    safe = Safe(Safe.Config.model_validate({"denied_networks": ["127.0.0.2/32"]}))
+    await safe.start()
+    try:
+        await failure_of(safe, site.page("/hook", "ok"), private=True)
+    finally:
+        await safe.close()
+    assert site.requests == []
+
+
+async def test_a_redirect_ends_it(site: Site, canary: Canary) -> None:
+    safe = Safe(Safe.Config())
+    await safe.start()
+    try:
+        await failure_of(safe, site.redirect("/hook", f"http://127.0.0.1:{canary.port}/", 307), private=True)
+    finally:
+        await safe.close()
+    assert canary.connections == 0
