@@ -59,15 +59,15 @@ class Containers(ABC):
     """The largest file that is taken and given out."""
 
     @abstractmethod
-    def check(self, new: NewContainer) -> None:
-        """Raises Unsupported, naming the field, for what no container here can have."""
+    async def check(self, new: NewContainer, *, tenant: str) -> None:
+        """Raises Unsupported, naming the field, for what no container here can have, NotFound for a file that does not
+        exist, and InvalidRequest for one that is too large."""
 
     @abstractmethod
     async def create(self, new: NewContainer, *, tenant: str, container_id: str | None = None) -> Container:
         """Make a container, under an id that was told before or a new one; one that there is already is found.
 
-        Raises Unsupported as `check` does, NotFound for a file that does not exist, and Overloaded where there is no
-        room now.
+        Raises as `check` does, and Overloaded where there is no room now.
         """
 
     @abstractmethod

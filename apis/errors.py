@@ -10,6 +10,7 @@ StackError
 │   └── ModelNotFound         404  no provider serves that model
 ├── MethodNotAllowed          405
 ├── ConversationLocked        409  a response is being made in the conversation; soon it is not
+├── IdempotencyKeyInUse       409  what was first sent with the key is still being answered
 ├── PayloadTooLarge           413
 ├── UnsupportedMediaType      415
 ├── RateLimited               429  `retry_after_s` when known
@@ -125,6 +126,14 @@ class ConversationLocked(StackError):
             param="conversation",
             retry_after_s=1,
         )
+
+
+class IdempotencyKeyInUse(StackError):
+    """Somebody is making the answer to this key; later it is there."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "idempotency_key_in_use"
 
 
 class PayloadTooLarge(StackError):

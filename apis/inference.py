@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field, JsonValue
 
@@ -17,6 +17,7 @@ Phase = Literal["commentary", "final_answer"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 Modality = Literal["image", "file"]
 Native = Literal["browser", "python"]
+OWN_SALT: Final = "tenant-"  # begins a `cache_salt` that no client asked for: who keeps no caches apart drops it
 
 
 # --- messages: chat completions' own shape, plus the reasoning it lacks ----------------------------------------------
@@ -255,9 +256,9 @@ class Sampling(Wire):
 
 
 class ChatRequest(Sampling):
-    """A chat completion to make: messages, tools and sampling, in chat completions' own names.
-    `max_completion_tokens` bounds all generated tokens, reasoning included. `cache_salt` keeps the prefix caches of
-    tenants apart, `priority` is lower-first, both where an engine has them."""
+    """A chat completion to make, in chat completions' own names. `max_completion_tokens` bounds all generated tokens,
+    reasoning included; `all_reasoning` shows the model that of earlier turns too. `cache_salt` keeps the prefix caches
+    of tenants apart, `priority` is lower-first, both where an engine has them."""
 
     model: str = Field(min_length=1, max_length=256)
     messages: list[Message] = Field(min_length=1)
@@ -267,6 +268,7 @@ class ChatRequest(Sampling):
     response_format: ResponseFormat | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     reasoning_effort: Effort | None = None
+    all_reasoning: bool | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)

@@ -104,6 +104,14 @@ class CustomToolCallOutput(ItemWire):
     status: ItemStatus | None = None
 
 
+class CompactionItem(ItemWire):
+    """Stands for what came before it, sealed."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+    id: ItemId | None = None
+
+
 class ItemReference(ItemWire):
     """Stands for a stored item; `type` may be left out."""
 
@@ -145,6 +153,7 @@ Item = Annotated[
     | Annotated[ApplyPatchCallOutput, Tag("apply_patch_call_output")]
     | Annotated[ToolSearchCallItem, Tag("tool_search_call")]
     | Annotated[ToolSearchOutput, Tag("tool_search_output")]
+    | Annotated[CompactionItem, Tag("compaction")]
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(item_tag),
 ]

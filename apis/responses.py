@@ -4,10 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Literal
 
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseStreamEvent, ResponseUsage
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
 from apis.conversations import Conversations
+from apis.fetcher import Fetcher
 from apis.inference import Effort, JsonObjectFormat, JsonSchema, Sampling, TextFormat
 from apis.item_parts import text_or_list
 from apis.items import Item
@@ -37,6 +38,14 @@ class ReasoningOptions(Wire):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Literal["auto", "current_turn", "all_turns"] | None = None
     mode: str | None = None
+
+
+class ContextManagement(Wire):
+    """Compact what the model would be told when it is longer than `compact_threshold` tokens; without one, when four
+    fifths of the model's context are full."""
+
+    type: Literal["compaction"]
+    compact_threshold: int | None = Field(None, ge=1, le=2**31 - 1)
 
 
 class StreamOptions(Wire):
@@ -104,7 +113,7 @@ class CreateResponse(Sampling):
     background: bool | None = None
     conversation: ConversationChoice | None = None
     prompt: JsonValue = None
-    context_management: JsonValue = None
+    context_management: list[ContextManagement] | None = Field(None, max_length=1)
     moderation: JsonValue = None
 
     @property
@@ -113,8 +122,34 @@ class CreateResponse(Sampling):
         return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
 
-UNSUPPORTED = ("prompt", "context_management", "moderation")
+UNSUPPORTED = ("prompt", "moderation")
 """Fields of OpenAI's API that this stack does not offer: any value but null is refused by name."""
+
+
+class CompactConversation(Wire):
+    """A conversation to be compacted: what comes before `input` is that of the previous response. `instructions` are
+    told to the model that sums it up, and to no other."""
+
+    model: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")
+    input: Input | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = Field(None, min_length=1, max_length=256)
+    prompt_cache_key: str | None = Field(None, max_length=256)
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    service_tier: Literal["auto", "default", "fast", "flex", "priority"] | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)
+
+
+class CompactedConversation(Wire):
+    """What to begin anew from: the messages of the user, and one compaction item for all the rest. The SDK's own type
+    knows no output that a user said."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
 
 
 class InputItemsPage(Wire):
@@ -167,11 +202,15 @@ class Responses(Provider, ABC):
         """This process is about to end: begin nothing more, end the streams of background responses, which can be
         followed elsewhere, and return when none is made here any more. It may be cancelled."""
 
+    async def deliver(self, fetcher: Fetcher) -> None:
+        """Tell webhooks by this fetcher what there is to tell, until cancelled; return at once where there are none."""
+
     @abstractmethod
     def create(
-        self, request: CreateResponse, *, tenant: str
+        self, request: CreateResponse, *, tenant: str, response_id: str | None = None
     ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
-        """Make a response, as batches of events that became ready together; the laws of the stream hold for all.
+        """Make a response, under an id of its own or one that the caller has minted (`resp_` and 32 random hex digits),
+        as batches of events that became ready together; the laws of the stream hold for all.
         Where the request does not say `stream`, nobody is told of the beginning: the events start with the first item.
 
         Raises InvalidRequest, NotFound or StoreUnavailable before the first event. After it, a failure is told twice:
@@ -218,6 +257,11 @@ class Responses(Provider, ABC):
     @abstractmethod
     async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
         """Tokens of the prompt this request would make, its history and tools included."""
+
+    @abstractmethod
+    async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:
+        """Let the model sum a conversation up. Nothing is stored: the output is the input of what follows. Raises as
+        `create` does; cancelling it stops the generation."""
 
     @abstractmethod
     def conversations(self) -> Conversations:

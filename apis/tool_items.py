@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, JsonValue
 
 from apis.item_parts import CallId, ItemId, ItemStatus, ItemWire
-from apis.tools import CustomTool, FunctionTool, NamespaceTool
+from apis.tools import CustomTool, FunctionTool, McpTool, NamespaceTool
 
 Text = Annotated[str, Field(max_length=10 * 2**20)]
 HostedStatus = Literal["in_progress", "searching", "interpreting", "calling", "completed", "failed", "incomplete"]
@@ -220,7 +220,13 @@ class LoadedNamespace(NamespaceTool):
     )
 
 
-Loaded = Annotated[LoadedFunction | LoadedCustom | LoadedNamespace, Field(discriminator="type")]
+class LoadedServer(McpTool):
+    """An MCP server whose tools are to be listed and offered from here on."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+Loaded = Annotated[LoadedFunction | LoadedCustom | LoadedNamespace | LoadedServer, Field(discriminator="type")]
 
 
 class ToolSearchOutput(ItemWire):

@@ -139,7 +139,8 @@ def _mode_tag(value: Any) -> str:
 class McpTool(Wire):
     """The tools of an MCP server, by URL or by the name of a connector. `authorization` and `headers` live as long as
     the request does: they are never dumped, so neither echoed, stored nor logged; and of the URL only the origin is,
-    because some servers are given their secrets in the rest of it."""
+    because some servers are given their secrets in the rest of it. With `defer_loading`, and a tool search that the
+    client runs, the server is left alone until a search has found it."""
 
     type: Literal["mcp"]
     server_label: DeclaredName

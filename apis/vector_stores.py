@@ -163,6 +163,10 @@ class VectorStores(Provider, ABC):
         """Forget the store, with all that was made of its files. The files themselves stay."""
 
     @abstractmethod
+    async def check(self, store_id: str, *, tenant: str) -> None:
+        """Nothing, where the store is there and has not expired."""
+
+    @abstractmethod
     async def search(
         self, store_ids: Sequence[str], request: SearchStores, *, tenant: str
     ) -> Sequence[VectorStoreSearchResponse]:

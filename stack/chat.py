@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, assert_never, cast
 
@@ -60,8 +60,10 @@ class CreateChatCompletion(ChatRequest):
         return cast(Any, messages)
 
 
-async def chat_completion(body: bytes, inference: Inference, pulse: Pulse, receive: Receive) -> Response:
-    """The answer to one request, streamed or whole."""
+async def chat_completion(
+    body: bytes, inference: Inference, salted: Callable[[ChatRequest], ChatRequest], pulse: Pulse, receive: Receive
+) -> Response:
+    """The answer to one request, streamed or whole. `salted` gives it its tenant's cache salt."""
     request = await read_request(body, CreateChatCompletion)
     if request.tools and len({tool.name for tool in request.tools}) < len(request.tools):
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
@@ -69,7 +71,7 @@ async def chat_completion(body: bytes, inference: Inference, pulse: Pulse, recei
     fields["max_completion_tokens"] = request.max_completion_tokens or request.max_tokens
     chat = ChatRequest.model_validate(fields)
     answer = _Answer(request.model)
-    steps = inference.chat(chat)
+    steps = inference.chat(salted(chat))
     if request.stream:
         wants_usage = bool(request.stream_options and request.stream_options.include_usage)
         return EventStream(answer.chunks(steps, wants_usage=wants_usage), _frames, pulse)

@@ -79,43 +79,56 @@ def _say(*lines: str) -> None:
     sys.stdout.flush()
 
 
-def _serve(launch: Launch, listener: socket.socket, listening: multiprocessing.synchronize.Event | None = None) -> None:
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all workers of one port know together: that one of them listens, and that all of them are to end."""
+
+    listening: multiprocessing.synchronize.Event
+    ending: multiprocessing.synchronize.Event
+
+    def is_alone(self) -> bool:
+        """Whether a worker that is to end ends alone."""
+        parent = multiprocessing.parent_process()
+        return parent is not None and parent.is_alive() and not self.ending.is_set()
+
+
+def _serve(launch: Launch, listener: socket.socket, shared: _Shared | None = None) -> None:
     config = load_config(launch.file, server=launch.server)
     app = import_from_string(launch.app)(config)
 
     def announce() -> None:
-        if listening is None or not listening.is_set():
+        if shared is None or not shared.listening.is_set():
             _say(f"listening on {url(listener)}")
-        if listening is not None:
-            listening.set()
+        if shared is not None:
+            shared.listening.set()
 
+    is_alone = shared.is_alone if shared is not None else lambda: False
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(serve(app, config.server, listener, announce))
+        runner.run(serve(app, config.server, listener, announce, is_alone))
 
 
-def _work(
-    launch: Launch, sockets: list[socket.socket] | None, listening: multiprocessing.synchronize.Event | None = None
-) -> None:
+def _work(launch: Launch, sockets: list[socket.socket] | None, shared: _Shared | None = None) -> None:
     """What a child process does."""
     assert sockets  # None is what uvicorn's own servers may be given
     # A terminal sends its Ctrl-C to the whole group; the parent alone decides what becomes of it.
     os.setpgrp()
     with told():
         set_up_logging(load_config(launch.file, server=launch.server).server.log_level)
-        _serve(launch, sockets[0], listening)
+        _serve(launch, sockets[0], shared)
 
 
 class _Workers:
     """Keeps `count` processes serving one port: another for each that dies, none after a signal.
 
     A signal is passed on: the first asks all workers to drain, the second to stop at once. If a worker fails before any
-    has listened, all would; then that one's exit code is the result.
+    has listened, all would; then that one's exit code is the result. A signal to one worker alone ends that one when
+    it has drained, and the others serve meanwhile: so all can be restarted with no request failing.
     """
 
     def __init__(self, launch: Launch, listener: socket.socket, count: int) -> None:
-        self._listening = _spawn.Event()
+        self._shared = _Shared(_spawn.Event(), _spawn.Event())
         self._start = partial(
-            _spawn.Process, target=_work, args=(launch, [listener], self._listening), name="stack-worker"
+            _spawn.Process, target=_work, args=(launch, [listener], self._shared), name="stack-worker"
         )
         self._count = count
         self._workers: list[SpawnProcess] = []
@@ -135,6 +148,7 @@ class _Workers:
                     self._add()
             if passed_on < self._signals:
                 passed_on += 1
+                self._shared.ending.set()
                 for worker in self._workers:
                     worker.terminate()
             wait([worker.sentinel for worker in self._workers], timeout=_POLL_S)
@@ -153,10 +167,11 @@ class _Workers:
         """The exit code that this worker's end means for the whole; its failure to start ends the whole."""
         if self._signals:
             return 0
-        if worker.exitcode and worker.exitcode > 0 and not self._listening.is_set():
+        if worker.exitcode and worker.exitcode > 0 and not self._shared.listening.is_set():
             self._signals = 1
             return worker.exitcode
-        _log.error("Worker %s ended (exit code %s); another takes its place.", worker.pid, worker.exitcode)
+        say = _log.error if worker.exitcode else _log.info
+        say("Worker %s ended (exit code %s); another takes its place.", worker.pid, worker.exitcode)
         return 0
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:

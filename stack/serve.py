@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from apis.errors import ConfigError, Overloaded
 from stack.config import ServerConfig
@@ -31,6 +31,7 @@ _BACKLOG = 2048
 _POLL_S = 0.1
 _CANCEL_S = 0.3
 _END_S = 0.9
+_UNASKED_S = 1.0
 _WANTED_FILES = 65_536
 
 _log = logging.getLogger(__name__)
@@ -52,12 +53,17 @@ class Server(uvicorn.Server):
     have, the port stays open to tell newcomers 503 and probes how things are. Then what still runs is cancelled. The
     process is gone at most a second after the grace period, or after the second signal: if something hangs, with every
     thread's traceback on stderr and exit code 1.
+
+    One that leaves alone, while others serve the same port, leaves newcomers to them, and serves whoever is with it.
     """
 
-    def __init__(self, app: App, config: ServerConfig, on_listening: Callable[[], None]) -> None:
+    def __init__(
+        self, app: App, config: ServerConfig, on_listening: Callable[[], None], is_alone: Callable[[], bool]
+    ) -> None:
+        self._door = _Door(app)
         super().__init__(
             uvicorn.Config(
-                _Door(app),
+                self._door,
                 loop="asyncio",
                 http=Connection,
                 ws=SocketConnection,
@@ -81,6 +87,7 @@ class Server(uvicorn.Server):
         self._app = app
         self._grace_s = config.grace_period_s
         self._on_listening = on_listening
+        self._is_alone = is_alone
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -90,11 +97,14 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
+        self._door.is_last = self._is_alone()
         self._app.state.draining = True
         left_s = _END_S if self.force_exit else self._grace_s + _END_S
         faulthandler.dump_traceback_later(left_s, exit=True, file=sys.__stderr__ or sys.stderr)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._door.is_last:
+            await self._see_off()
         for connection in list(self.server_state.connections):
             # one that has asked nothing yet is about to, and is told to go elsewhere
             if not isinstance(connection, Connection) or connection.was_asked:
@@ -115,6 +125,17 @@ class Server(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
         await super().shutdown(sockets)
+
+    async def _see_off(self) -> None:
+        """Let nobody in any more, and wait a moment for the requests of those who came in just before."""
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _UNASKED_S
+        while not self.force_exit and loop.time() < deadline:
+            if all(getattr(each, "was_asked", True) for each in self.server_state.connections):
+                return
+            await asyncio.sleep(_POLL_S)
 
     def _drain_app(self) -> set[asyncio.Task[None]]:
         """The app's own work that no request waits for, as a task until it is done; its `state.drain` says what."""
@@ -140,14 +161,18 @@ class Server(uvicorn.Server):
 
 
 class _Door:
-    """Refuses new work while the app drains."""
+    """Refuses new work while the app drains. Where others serve the port (`is_last`), whoever is in is served for the
+    last time."""
 
     def __init__(self, app: App) -> None:
         self._app = app
+        self.is_last = False
         app.state.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._app.state.draining and scope["path"] not in OPEN_PATHS:
+        if self._app.state.draining and self.is_last:
+            send = _saying_goodbye(send)
+        elif self._app.state.draining and scope["path"] not in OPEN_PATHS:
             await error_response(Overloaded(GOING_AWAY))(scope, receive, send)
             return
         try:
@@ -158,16 +183,32 @@ class _Door:
                 raise
 
 
+def _saying_goodbye(send: Send) -> Send:
+    """The same, with the end of the connection announced: a client that knows of it does not ask into it again."""
+
+    async def said(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return said
+
+
 async def serve(
-    app: App, config: ServerConfig, listener: socket.socket, on_listening: Callable[[], None] = lambda: None
+    app: App,
+    config: ServerConfig,
+    listener: socket.socket,
+    on_listening: Callable[[], None] = lambda: None,
+    is_alone: Callable[[], bool] = lambda: False,
 ) -> None:
     """Serve `app` on a bound socket until a signal ends it. The app's lifespan is entered before anything listens
-    and left after the last request, so that what it raises comes out here."""
+    and left after the last request, so that what it raises comes out here. `is_alone` says whether others go on
+    serving the port when this process ends."""
     _raise_file_limit()
     lifespan: AbstractAsyncContextManager[Any] = app.router.lifespan_context(app)
     async with lifespan:
         _settle_memory()
-        await Server(app, config, on_listening).serve(sockets=[listener])
+        await Server(app, config, on_listening, is_alone).serve(sockets=[listener])
 
 
 def _settle_memory() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any, Final, get_args
 
 import orjson
@@ -14,10 +15,11 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import WebSocketRoute
+from starlette.types import Receive, Scope, Send
 
 from apis.errors import InvalidRequest, ModelNotFound, NotFound
 from apis.inference import Model
-from apis.responses import CreateResponse, InputItemsPage
+from apis.responses import CompactConversation, CreateResponse, InputItemsPage
 from stack.bodies import read_body
 from stack.build import Stack, open_stack
 from stack.chat import chat_completion
@@ -27,7 +29,9 @@ from stack.conversations import CONVERSATION_ROUTES
 from stack.edge import Edge, client_gone, json_response
 from stack.embeddings import embeddings
 from stack.files import FILE_ROUTES
+from stack.idempotency import Idempotency
 from stack.json_gate import explain, read_request
+from stack.salts import CacheSalts
 from stack.sse import frames, read_dialect, response_to_json
 from stack.streams import ClientGone, EventStream, Pulse, while_connected
 from stack.vector_stores import VECTOR_STORE_ROUTES
@@ -46,14 +50,15 @@ def create_app(config: StackConfig) -> FastAPI:
             app.state.drain = stack.responses.drain
             warm_up()
             try:
-                yield
+                async with delivering(stack):
+                    yield
             finally:
                 app.state.routes = None
                 beating.cancel()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    # the edge is the only layer around the routes: FastAPI's own ones cost more than all else a request does here
-    app.middleware_stack = Edge(app.router, config.server)
+    # these are the only layers around the routes: FastAPI's own ones cost more than all else a request does here
+    app.middleware_stack = Edge(Idempotency(app.router), config.server)
     app.state.draining = False
     app.state.routes = None
     app.add_route("/healthz", _healthz)
@@ -71,6 +76,7 @@ def create_app(config: StackConfig) -> FastAPI:
 ROUTES: Final = (
     ("/responses", "POST", "create"),
     ("/responses/input_tokens", "POST", "input_tokens"),
+    ("/responses/compact", "POST", "compact"),
     ("/responses/{response_id}", "GET", "get"),
     ("/responses/{response_id}", "DELETE", "delete"),
     ("/responses/{response_id}/cancel", "POST", "cancel"),
@@ -82,20 +88,25 @@ ROUTES: Final = (
 )
 
 
-def _endpoint(name: str) -> Any:
-    async def endpoint(request: Request) -> Response:
-        routes: Routes = request.app.state.routes
-        return await getattr(routes, name)(request)
+class _Endpoint:
+    """An ASGI app that answers one kind of request. Starlette puts three more layers around a plain function, and every
+    token of a stream would pass through them."""
 
-    return endpoint
+    def __init__(self, handle: "Callable[[Routes, Request], Awaitable[Response]]") -> None:
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        routes: Routes = scope["app"].state.routes
+        response = await self._handle(routes, Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
+def _endpoint(name: str) -> Any:
+    return _Endpoint(getattr(Routes, name))
 
 
 def _over_stack(handle: Callable[[Request, Stack], Awaitable[Response]]) -> Any:
-    async def endpoint(request: Request) -> Response:
-        routes: Routes = request.app.state.routes
-        return await handle(request, routes.stack)
-
-    return endpoint
+    return _Endpoint(lambda routes, request: handle(request, routes.stack))
 
 
 class Routes:
@@ -103,6 +114,7 @@ class Routes:
 
     def __init__(self, stack: Stack, pulse: Pulse) -> None:
         self.stack = stack
+        self.salts = CacheSalts(stack.config.server)
         self._pulse = pulse
         self._max_body_bytes = stack.config.server.max_body_bytes
 
@@ -116,7 +128,10 @@ class Routes:
                 param="messages",
                 code="unsupported_parameter",
             )
-        batches = self.stack.responses.create(request, tenant=http.scope["tenant"])
+        tenant: str = http.scope["tenant"]
+        batches = self.stack.responses.create(
+            self.salts.salted(request, tenant), tenant=tenant, response_id=http.scope.get("response_id")
+        )
         if request.stream:
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
             return self._stream(http, batches, obfuscate=obfuscate)
@@ -130,6 +145,16 @@ class Routes:
         request = await read_request(await self._body(http), CreateResponse)
         count = await self.stack.responses.count_input_tokens(request, tenant=http.scope["tenant"])
         return _json({"object": "response.input_tokens", "input_tokens": count})
+
+    async def compact(self, http: Request) -> Response:
+        request = await read_request(await self._body(http), CompactConversation)
+        tenant: str = http.scope["tenant"]
+        work = self.stack.responses.compact(self.salts.salted(request, tenant), tenant=tenant)
+        try:
+            compacted = await while_connected(http.receive, work)
+        except ClientGone:
+            return client_gone()
+        return _json(compacted.model_dump(mode="json", exclude_none=True))
 
     async def get(self, http: Request) -> Response:
         if http.query_params.get("stream") == "true":
@@ -161,7 +186,8 @@ class Routes:
         return _json(items.model_dump())
 
     async def chat(self, http: Request) -> Response:
-        return await chat_completion(await self._body(http), self.stack.inference, self._pulse, http.receive)
+        salted = partial(self.salts.salted, tenant=http.scope["tenant"])
+        return await chat_completion(await self._body(http), self.stack.inference, salted, self._pulse, http.receive)
 
     async def embeddings(self, http: Request) -> Response:
         return await embeddings(await self._body(http), self.stack.inference, http.receive)
@@ -183,6 +209,20 @@ class Routes:
 
     async def _body(self, http: Request) -> bytes:
         return await read_body(http, self._max_body_bytes)
+
+
+@asynccontextmanager
+async def delivering(stack: Stack) -> AsyncGenerator[None]:
+    """Webhooks are told for as long as the context lasts."""
+    if stack.fetcher is None:
+        yield
+        return
+    task = asyncio.create_task(stack.responses.deliver(stack.fetcher))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 async def _last_response(batches: AsyncGenerator[Any]) -> ResponseObject:

@@ -55,6 +55,8 @@ def frames(events: Sequence[ResponseStreamEvent | LoggedEvent], dialect: Dialect
     """All of `events` as one piece of the stream."""
     if obfuscate or dialect != "openai":
         return b"".join([_frame_as(event, dialect, obfuscate=obfuscate) for event in events])
+    if len(events) == 1:  # a token as it comes
+        return b"%b%b\n\n" % (_head(events[0].type), _data(events[0]))
     return b"".join([b"%b%b\n\n" % (_head(event.type), _data(event)) for event in events])
 
 
@@ -68,7 +70,7 @@ def _data(event: ResponseStreamEvent | LoggedEvent) -> bytes:
         return _SECONDS.sub(rb'"\1":\2', event.data) if event.type in _WITH_RESPONSE else event.data
     if event.type in _FLAT:
         # nearly all events are these; as plain fields they cost a third of what the model's serializer takes
-        return orjson.dumps(event.__dict__, default=_fields)
+        return orjson.dumps(event.__dict__, _fields)
     return response_to_json(event) if event.type in _WITH_RESPONSE else to_json(event)
 
 

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -29,6 +31,7 @@ from stack.socket_connection import DRAIN
 from stack.sse import Dialect, message, read_dialect
 
 _log = logging.getLogger(__name__)
+Salted = Callable[[CreateResponse], CreateResponse]
 
 _PATHS: Final = ("/v1/responses", "/responses")
 GOING_AWAY: Final = "This server is shutting down. Try again: another one answers, or this one when it is back."
@@ -46,14 +49,16 @@ class WebSocketEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in _PATHS:
             raise NotFound(f"There is no WebSocket at {scope['path'][:256]}.")
-        stack: Stack = scope["app"].state.routes.stack
+        routes = scope["app"].state.routes
+        stack: Stack = routes.stack
         config = stack.config.server
         dialect = read_dialect(Headers(scope=scope), config.dialect)
         await receive()
         session = stack.responses.session(tenant=scope["tenant"])
         try:
             await send({"type": "websocket.accept", "headers": []})
-            await _Socket(send, session, dialect, config, scope["request_id"]).run(receive)
+            salted = partial(routes.salts.salted, tenant=scope["tenant"])
+            await _Socket(send, session, salted, dialect, config, scope["request_id"]).run(receive)
         except OSError:
             _log.info("a client left before its WebSocket was open")
         finally:
@@ -76,9 +81,12 @@ class _Ask:
 class _Socket:
     """One connection. What it is asked in one lane is answered in order, and side by side with other lanes."""
 
-    def __init__(self, send: Send, session: Session, dialect: Dialect, config: ServerConfig, request_id: str) -> None:
+    def __init__(
+        self, send: Send, session: Session, salted: Salted, dialect: Dialect, config: ServerConfig, request_id: str
+    ) -> None:
         self._asgi_send = send
         self._session = session
+        self._salted = salted
         self._dialect: Dialect = dialect
         self._max_bytes = config.max_body_bytes
         self._max_age_s = config.max_websocket_age_s
@@ -157,7 +165,8 @@ class _Socket:
         try:
             request, generate = await _read_create(ask)
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
-            async with aclosing(self._session.create(request, lane=ask.lane, generate=generate)) as batches:
+            created = self._session.create(self._salted(request), lane=ask.lane, generate=generate)
+            async with aclosing(created) as batches:
                 async for events in batches:
                     told = True
                     for event in events:

@@ -128,7 +128,7 @@ class _Quiet(Server):
     """The server without its signal handlers, which are the test runner's, and without its pauses, which add up."""
 
     def __init__(self, app: Any, config: ServerConfig, on_listening: Callable[[], None]) -> None:
-        super().__init__(app, config, on_listening)
+        super().__init__(app, config, on_listening, lambda: False)
         self.leaving = asyncio.Event()
 
     def capture_signals(self) -> Any:

@@ -60,6 +60,7 @@ ORDER: Final[Mapping[str, Mapping[str, set[str]]]] = {
         "code_interpreter_call", "in_progress _code.delta* _code.done interpreting completed"
     ),
     "mcp_list_tools": _stages("mcp_list_tools", "in_progress completed|failed"),
+    "compaction": _stages("compaction", "compacting"),
     "mcp_call": _stages("mcp_call", "in_progress _arguments.delta* _arguments.done completed|failed"),
 }
 SIMPLE: Final = _paths("output_item.added output_item.done")

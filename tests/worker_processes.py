@@ -4,8 +4,8 @@ import asyncio
 import random
 import signal
 import sys
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,68 @@ from typing import Any
 import httpx
 import psutil
 import yaml
+from pydantic import TypeAdapter
 
+from apis.inference import ChatRequest, Step
+from apis.provider import Provider
+from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime, ToolSpec
+from providers.inference.scripted import AnyLine, Scripted
 from tests.laws import check_frames, check_stream
 
 ROOT = Path(__file__).resolve().parent.parent
-START_S = 60.0
+START_S = 100.0
 TERMINAL = ("completed", "incomplete", "failed", "cancelled")
 TURNS: list[list[dict[str, Any]]] = [
     [{"text": ["a "] * 30}, {"wait_s": 0.3}, {"text": ["b "] * 30}, {"wait_s": 0.6}, {"text": ["c "] * 30}],
     [{"wait_s": 0.8}, {"reasoning": ["hm "] * 20}, {"wait_s": 0.2}, {"text": "done"}],
     [{"reasoning": "x"}, {"calls": [{"call": "f", "arguments": ['{"a":', "1}"]}, {"call": "g", "arguments": "{}"}]}],
 ]
+PLAYS: dict[str, list[list[dict[str, Any]]]] = {
+    "search": [
+        [{"reasoning": ["hm "] * 5}, {"call": "web_search", "arguments": '{"query": "slow"}'}],
+        [
+            {"wait_s": 0.3},
+            {"calls": [{"call": "web_search", "arguments": f'{{"query": "{query}"}}'} for query in ("a", "lazy")]},
+        ],
+        [{"wait_s": 1}, {"text": ["found "] * 20}, {"wait_s": 0.5}, {"text": "it"}],
+    ]
+}
+PLAYS["meet"] = PLAYS["search"][1:]
+PLAYS["wait"] = [[{"call": "web_search", "arguments": '{"query": "a"}'}], [{"wait_s": 2}, {"text": ["found "] * 20}]]
+PLAYS["tell"] = [*PLAYS["wait"][:1], [{"text": ["found "] * 20}, {"wait_s": 2}, {"text": "it"}]]
+"""By the first word of the input, whichever process plays it: the turn that follows on as many answers of its own."""
+
+
+class Stepping(Scripted):
+    """Plays its own turns, and PLAYS where they are asked for."""
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+        model: Scripted = super()
+        if play := PLAYS.get(str(request.messages[0].content).partition(" ")[0]):
+            turn = play[sum(message.role == "assistant" for message in request.messages)]
+            model = Scripted(Scripted.Config(turns=[TypeAdapter(list[AnyLine]).validate_python(turn)]))
+        async with aclosing(model.chat(request)) as steps:
+            async for step in steps:
+                yield step
+
+
+class Search(ToolRuntime):
+    """Finds a page for every query, and takes `slow_s` for some."""
+
+    class Config(Provider.Config):
+        slow_s: float = 0.5
+
+    def __init__(self, config: Config) -> None:
+        self._slow_s = config.slow_s
+
+    def tools(self) -> Sequence[ToolSpec]:
+        return [ToolSpec("search", "Searches.", {"type": "object", "properties": {"query": {"type": "string"}}})]
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        query: str = call.arguments["query"]
+        if query in ("slow", "lazy"):
+            await asyncio.sleep(self._slow_s)
+        return ToolResult("", [Source(f"https://example.com/{query}", query, f"About {query}.")])
 
 
 @dataclass
@@ -51,11 +102,11 @@ class Workers:
                 except httpx.TransportError:
                     await asyncio.sleep(0.05)
 
-    async def begin(self, text: str) -> str | None:
+    async def begin(self, text: str, **fields: Any) -> str | None:
         """A background response's id, if the server has acknowledged it."""
-        body = {"model": "scripted", "input": text, "background": True, "tools": TOOLS}
+        body = {"model": "scripted", "input": text, "background": True, "tools": TOOLS, **fields}
         try:
-            async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+            async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
                 answer = await client.post(f"{self.url}/v1/responses", json=body)
                 answer.raise_for_status()
                 return answer.json()["id"]
@@ -71,6 +122,21 @@ class Workers:
                 if answer.json()["status"] in TERMINAL:
                     return answer.json()
                 await asyncio.sleep(0.1)
+
+    async def until(self, response_id: str, name: str, times: int = 1) -> bytes:
+        """What the stream tells up to the event of that name that comes so many times."""
+        told = b""
+        async with (
+            asyncio.timeout(20),
+            httpx.AsyncClient(trust_env=False) as client,
+            client.stream("GET", f"{self.url}/v1/responses/{response_id}?stream=true", timeout=20) as answer,
+        ):
+            async for line in answer.aiter_lines():
+                told += line.encode() + b"\n"
+                times -= line == f"event: {name}"
+                if not times and not line:
+                    return told
+        raise AssertionError(f"it never told of {name}: {told.decode()}")
 
     async def log(self, response_id: str) -> bytes:
         """The whole stream, from the first event on."""
@@ -92,14 +158,22 @@ def check_log(raw: bytes, response: Mapping[str, Any]) -> None:
 
 @asynccontextmanager
 async def worker_processes(
-    folder: Path, kv_store: Mapping[str, Any], *, workers: int = 2, server: Mapping[str, Any] | None = None
+    folder: Path,
+    kv_store: Mapping[str, Any],
+    *,
+    workers: int = 2,
+    slow_s: float = 0.5,
+    more: Mapping[str, Any] | None = None,
 ) -> AsyncGenerator[Workers]:
-    """A scripted model behind some workers on one store, with leases of 1.5 s."""
+    """A scripted model and a search, which may take `slow_s`, behind some workers on one store, with leases of 1.5 s;
+    `more` sections take the place of these."""
     config = {
-        "server": {"log_level": "info", **(server or {})},
-        "inference": {"provider": "scripted", "turns": TURNS},
+        "server": {"log_level": "info"},
+        "inference": {"provider": f"{__name__}:Stepping", "turns": TURNS},
+        "tool_runtime": {"provider": f"{__name__}:Search", "slow_s": slow_s},
         "kv_store": dict(kv_store),
         "responses": {"provider": "loop", "background": {"lease_s": 1.5, "poll_s": 0.1}},
+        **(more or {}),
     }
     file = folder / f"run{random.getrandbits(32):x}.yaml"
     file.write_text(yaml.safe_dump(config))
@@ -117,7 +191,7 @@ async def worker_processes(
                 assert line, (folder / "log").read_text()
         yield Workers(line.split()[-1], psutil.Process(process.pid))
     finally:
-        if process.returncode is None:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
             for child in psutil.Process(process.pid).children():
                 child.send_signal(signal.SIGCONT)
             process.terminate()

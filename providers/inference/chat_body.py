@@ -9,6 +9,7 @@ import orjson
 
 from apis.errors import Unsupported
 from apis.inference import (
+    OWN_SALT,
     AllowedTools,
     ChatRequest,
     CustomCall,
@@ -56,12 +57,17 @@ class Dialect:
 
 def request_to_body(request: ChatRequest, dialect: Dialect) -> bytes:
     """The body of a streamed chat. Raises Unsupported for a field that the server has not."""
+    if request.all_reasoning:
+        message = "What this model is shown of its earlier reasoning is for its server's template to say."
+        raise Unsupported(message, param="reasoning.context")
     body = _prompt(request, dialect)
     for name in COPIED_FIELDS:
         value = getattr(request, name)
         if value is None:
             continue
         if name in ENGINE_FIELDS and dialect.engine == "openai":
+            if name == "cache_salt" and value.startswith(OWN_SALT):
+                continue
             raise Unsupported(f"'{name}' is not supported by this model's server.", param=name)
         body[name] = value
     body |= _tool_options(request)

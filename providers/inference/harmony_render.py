@@ -128,7 +128,7 @@ def conversation_to_keys(request: ChatRequest) -> list[MessageKey]:
     """The messages after the leading instructions.
 
     The model was trained to see its analysis, and what it did with its own tools there, up to its next final message
-    and not beyond.
+    and not beyond; it is shown all of it where the request says so.
     """
     messages = request.messages
     native = _native(request.tools or [])
@@ -153,6 +153,8 @@ def conversation_to_keys(request: ChatRequest) -> list[MessageKey]:
             case "system" | "developer":
                 text = content_to_text(message, index)
                 keys += [_key("developer", f"# Instructions\n\n{text}")] if text else []
+    if request.all_reasoning:
+        return keys
     return [key for at, key in enumerate(keys) if at >= answered or key.channel != "analysis"]
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -32,7 +33,7 @@ from apis.errors import (
     internal_error,
 )
 from apis.inference import Usage
-from apis.kv_store import KVStore, Op, Put
+from apis.kv_store import Delete, KVStore, Op, Put
 from apis.logged_event import LoggedEvent
 from apis.responses import CreateResponse
 from providers.responses.broken_log import Broken, close_log
@@ -43,13 +44,15 @@ from providers.responses.history import Finished, History, to_json
 from providers.responses.ids import Ids
 from providers.responses.journal import Journal
 from providers.responses.making import Making, in_progress, number_on, terminal
+from providers.responses.outbox import Outbox
 from providers.responses.recent import Past
 from providers.responses.runs import Asked, Claimed, LeaseLost, Ref, Runs, run_key
+from providers.responses.steps import SoFar, Step, go_on_from, read_steps, step_key, told_by
 from providers.responses.workers import BackgroundConfig, Workers
 
 _log = logging.getLogger(__name__)
 
-Prepare = Callable[[CreateResponse, str, Ids], Awaitable[Making]]
+Prepare = Callable[[CreateResponse, str, Ids, None, SoFar | None], Awaitable[Making]]
 _BEGINNING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 _BEGUN: Final = len(_BEGINNING)
 _RANKS: Final = {"ultrafast": 0, "fast": 1, "priority": 2, "flex": 9}
@@ -57,6 +60,10 @@ _USUAL_RANK: Final = 5
 _MAX_ATTEMPTS: Final = 3
 _RETRY_S: Final = 0.2
 _STOPPED: Final = "The server that made this response stopped before it was done."
+_NO_ROOM: Final = (
+    "No worker is free for this response now, and it cannot wait for one: it holds what is not for storing "
+    "(an MCP server's URL, `authorization` or `headers`)."
+)
 _WAITED: Final = "No worker was free for this response in time (`responses.background.queue_timeout_s`)."
 
 
@@ -64,16 +71,29 @@ class Background:
     """All background responses of a store, as this process sees them."""
 
     def __init__(
-        self, kv: KVStore, history: History, prepare: Prepare, config: BackgroundConfig, retention_s: float
+        self,
+        kv: KVStore,
+        history: History,
+        prepare: Prepare,
+        config: BackgroundConfig,
+        retention_s: float,
+        outbox: Outbox,
     ) -> None:
         self._kv = kv
+        self._outbox = outbox
         self._history = history
         self._prepare = prepare
         self._config = config
         self._events_ttl_s = config.queue_timeout_s + config.timeout_s + config.event_retention_s
         self._wakers = Wakers()
         self._events = EventLog(kv, self._wakers, run_key)
-        self._runs = Runs(kv, lease_s=config.lease_s, queue_timeout_s=config.queue_timeout_s, retention_s=retention_s)
+        self._runs = Runs(
+            kv,
+            lease_s=config.lease_s,
+            queue_timeout_s=config.queue_timeout_s,
+            retention_s=retention_s,
+            max_waiting=config.max_waiting,
+        )
         self._here: dict[Ref, Making] = {}
         self._journals: dict[Ref, Journal] = {}
         self._workers = Workers(self._runs, self._play, config)
@@ -82,12 +102,12 @@ class Background:
         self._workers.start()
 
     async def drain(self) -> None:
-        """Claim nothing more, let go of readers and of all that has not told of any item yet, and return when nothing
-        is made here any more."""
-        self._events.closing = True
+        """Claim nothing more, let go of readers and of all that somebody else can go on with, at once or when it comes
+        to its next step, and return when nothing is made here any more."""
+        self._events.closing = self._workers.draining = True
         self._wakers.wake_all()
         for ref, journal in self._journals.items():
-            if journal.number <= _BEGUN:
+            if journal.number <= _BEGUN or (journal.at_step and not journal.calls_run):
                 self._workers.stop(ref)
         await self._workers.drain()
 
@@ -97,7 +117,6 @@ class Background:
     async def create(self, making: Making) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
         """Put it into the queue, and tell so; with `stream`, tell all of it."""
         ref = Ref(making.tenant, making.ids.response)
-        room = await self._workers.admit(ref.tenant)
         request = making.request
         stored = request.model_dump_json(by_alias=True, exclude_none=True).encode()
         portable = CreateResponse.model_validate_json(stored) == request
@@ -109,19 +128,20 @@ class Background:
         number_on(first, 0)
         told = self._put(ref, 0, [write_line(event) for event in first])
         rank = _RANKS.get(request.service_tier or "", _USUAL_RANK)
-        # what is not for storing, credentials for one, leaves this process no other choice
-        at_once = room or not portable
-        try:
-            async with handing_over(making.floor) as floor:
-                claimed = await self._runs.add(ref, rank, asked, [told, *floor], portable=portable, at_once=at_once)
-        except LeaseLost:
-            assert making.floor is not None  # ids are random: nothing else can fail to hold
-            raise making.floor.lost() from None
+        async with self._workers.room(ref.tenant) as room:
+            if not (room or portable):
+                raise RateLimited(_NO_ROOM, retry_after_s=5)
+            try:
+                async with handing_over(making.floor) as floor:
+                    claimed = await self._runs.add(ref, rank, asked, [told, *floor], portable=portable, at_once=room)
+            except LeaseLost:
+                assert making.floor is not None  # ids are random: nothing else can fail to hold
+                raise making.floor.lost() from None
+            if claimed is not None:
+                self._here[ref] = making
+                self._workers.begin(claimed)
         if claimed is None:
             self._workers.wake()
-        else:
-            self._here[ref] = making
-            self._workers.begin(claimed)
         if not request.stream:
             yield [queued]
             return
@@ -168,8 +188,9 @@ class Background:
         except LeaseLost:
             _log.info("response %s is another worker's now", claimed.ref.id)
         except (asyncio.CancelledError, StoreUnavailable):
+            journal = self._journals.get(claimed.ref)
             with suppress(StackError):
-                await claimed.lease.give_back(claimed.run)
+                await claimed.lease.give_back(claimed.run, journal.rest() if journal and journal.at_step else ())
             raise
         finally:
             self._here.pop(claimed.ref, None)
@@ -178,8 +199,11 @@ class Background:
     async def _attempt(self, claimed: Claimed) -> StackError | None:
         """Make it, with its end; the error for which it has none yet."""
         try:
-            error, number = await self._obstacle(claimed)
-            return error if error is not None else await self._make(claimed, number)
+            if claimed.late:
+                return RateLimited(_WAITED)
+            if claimed.run.attempts == 1:
+                return await self._make(claimed, 2)
+            return await self._go_on(claimed)
         except (LeaseLost, StoreUnavailable, asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except StackError as exc:
@@ -187,28 +211,34 @@ class Background:
         except BaseException as exc:  # noqa: BLE001 - else it would be claimed and fail again and again
             return _bug(exc, claimed.ref.id)
 
-    async def _obstacle(self, claimed: Claimed) -> tuple[StackError | None, int]:
-        """Why a run cannot be made, if so, and the number of its next event."""
-        if claimed.late:
-            return RateLimited(_WAITED), 0
-        if claimed.run.attempts == 1:
-            return None, 2
-        log = await self._events.whole(claimed.ref.id, tenant=claimed.ref.tenant)
+    async def _go_on(self, claimed: Claimed) -> StackError | None:
+        """Make it, or what is left of it to make."""
+        ref, run = claimed.ref, claimed.run
+        log = await self._events.whole(ref.id, tenant=ref.tenant)
+        steps = await read_steps(self._kv, ref.tenant, ref.id)
+        so_far = go_on_from(log, steps)
         told = any(event.type not in _BEGINNING for event in log)
-        if told or not claimed.run.portable or claimed.run.attempts > _MAX_ATTEMPTS:
-            return StackError(_STOPPED), len(log)
-        return None, len(log)
+        if (told and so_far is None) or not run.portable or run.attempts - run.handed > _MAX_ATTEMPTS:
+            return StackError(_STOPPED)
+        if so_far is not None and so_far.closing:
+            await claimed.lease.write([self._put(ref, so_far.number - len(so_far.closing), _lines(so_far.closing))])
+            self._wakers.wake(ref.id)
+        return await self._make(claimed, len(log) if so_far is None else so_far.number, so_far, len(steps))
 
-    async def _make(self, claimed: Claimed, number: int) -> StackError | None:
-        """Make it from its beginning, with its end. Raises the StackError for which it cannot even begin."""
+    async def _make(
+        self, claimed: Claimed, number: int, so_far: SoFar | None = None, steps: int = 0
+    ) -> StackError | None:
+        """Make it, with its end, from event `number` on. Raises the StackError for which it cannot even begin."""
         ref, asked = claimed.ref, claimed.asked
         making = self._here.pop(ref, None)
         if making is None:
-            prepared = await self._prepare(_request(asked), ref.tenant, Ids(ref.id, asked.ids))
+            ids = Ids(ref.id, asked.ids if so_far is None else max(asked.ids, so_far.minted))
+            prepared = await self._prepare(_request(asked), ref.tenant, ids, None, so_far)
             making = replace(prepared, created_at=asked.created_at)
-        journal = Journal(claimed.lease, number, self._events_ttl_s, self._wakers)
+        journal = Journal(claimed.lease, number, self._events_ttl_s, self._wakers, steps)
         if claimed.run.portable:
             self._journals[ref] = journal
+            making.turns.on_step = partial(self._note, journal)
         writing = asyncio.create_task(journal.run())
         working = asyncio.create_task(self._work(making, journal))
         try:
@@ -224,6 +254,7 @@ class Background:
         events = making.turns.break_off() if error is not None else ()
         final = making.ended() if error is None else making.failed(error)
         also = [*journal.last([*events, terminal(final)]), *await making.adds(final, bytes(asked.given))]
+        also += self._outbox.telling(final, ref.tenant)
         finished = Finished(final, bytes(asked.given), making.turns.told, also)
         try:
             await self._keep(claimed, finished, making.past)
@@ -255,24 +286,31 @@ class Background:
             return _bug(exc, making.ids.response)
         return None
 
+    def _note(self, journal: Journal, step: Step) -> None:
+        journal.note(step)
+        if self._workers.draining and not step.running:
+            raise asyncio.CancelledError  # the run is given back here
+
     async def _end_from_log(self, claimed: Claimed, status: Status, error: StackError | None = None) -> None:
         """End a run of which only the log is left. Raises LeaseLost."""
         ref, asked = claimed.ref, claimed.asked
         failure = error_to_failure(error) if error else None
         begun = _begun(ref.id, asked, "in_progress")
         try:
+            steps = await read_steps(self._kv, ref.tenant, ref.id)
             broken = close_log(await self._events.whole(ref.id, tenant=ref.tenant))
-            final = _ended(begun, status, broken.items, failure)
+            final = _ended(begun, status, broken.items, failure, steps)
         except (ValueError, LookupError) as exc:  # damaged: then the end is told by the response alone
             _log.error("the log of response %s cannot be read", ref.id, exc_info=exc)
-            broken = Broken((), (), 0)
+            steps, broken = [], Broken((), (), 0)
             final = _ended(begun, status, (), failure)
-        lines = [b"%b %b\n" % (event["type"].encode(), orjson.dumps(event)) for event in broken.closing]
+        lines = _lines(broken.closing)
         if status == "failed" and broken.number:
             last = terminal(final)
             number_on([last], broken.number)
             lines.append(write_line(last))
-        also: list[Op] = claimed.lease.end_ops()
+        also: list[Op] = [*claimed.lease.end_ops(), *self._outbox.telling(final, ref.tenant)]
+        also += [Delete(step_key(ref.tenant, ref.id, number)) for number in range(len(steps))]
         if lines:
             also.append(self._put(ref, broken.number - len(broken.closing), lines))
         if final.conversation is not None:
@@ -281,7 +319,7 @@ class Background:
         if final.previous_response_id is not None:
             with suppress(InvalidRequest):  # what came before is gone: it stands alone then
                 past = await self._history.past(final.previous_response_id, tenant=ref.tenant)
-        await self._keep(claimed, Finished(final, bytes(asked.given), {}, also), past)
+        await self._keep(claimed, Finished(final, bytes(asked.given), told_by(steps), also), past)
 
     async def _keep(self, claimed: Claimed, kept: Finished, past: Past) -> None:
         """How it ended, and its end, in one write. Raises LeaseLost. An outage is waited out while the lease lives."""
@@ -297,6 +335,7 @@ class Background:
         self._wakers.wake(claimed.ref.id)
         if not done:
             raise LeaseLost
+        self._outbox.wake()
 
     def _put(self, ref: Ref, number: int, lines: Sequence[bytes]) -> Put:
         return Put(event_key(ref.tenant, ref.id, number), b"".join(lines), self._events_ttl_s)
@@ -315,8 +354,21 @@ def _begun(response_id: str, asked: Asked, status: Status) -> Response:
     return begin_response(_request(asked), response_id, asked.created_at, status)
 
 
-def _ended(begun: Response, status: Status, items: Sequence[dict[str, Any]], failure: ResponseError | None) -> Response:
-    """How a response ended of which only the items are known; nobody knows what it used."""
-    final = end_response(begun, status, (), Usage(), error=failure)
+def _lines(events: Sequence[dict[str, Any]]) -> list[bytes]:
+    return [b"%b %b\n" % (event["type"].encode(), orjson.dumps(event)) for event in events]
+
+
+def _ended(
+    begun: Response,
+    status: Status,
+    items: Sequence[dict[str, Any]],
+    failure: ResponseError | None,
+    steps: Sequence[Step] = (),
+) -> Response:
+    """How a response ended of which only the items are known, and what it had used up to its last step if it came to
+    any."""
+    final = end_response(begun, status, (), steps[-1].usage if steps else Usage(), error=failure)
     fields: dict[str, Any] = orjson.loads(to_json(final))
-    return Response.model_validate({**fields, "output": items, "usage": None})
+    if not steps:
+        fields["usage"] = None
+    return Response.model_validate({**fields, "output": items})

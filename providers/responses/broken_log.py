@@ -5,7 +5,7 @@ The same closing as open_items.py does, for an owner that is no more.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -40,6 +40,7 @@ _OF_PART: Final = {
 }
 _FAILED: Final = frozenset({"web_search_call", "file_search_call"})
 """Kinds that were not run to their end and know no `incomplete`."""
+_NOT_MADE: Final = -32000
 _NO_STATUS: Final = frozenset({"mcp_list_tools", "mcp_approval_request", "compaction"})
 _LISTING_STEPS: Final = ("in_progress", "failed")
 
@@ -65,8 +66,11 @@ class Broken:
     number: int
 
 
-def close_log(events: Iterable[LoggedEvent]) -> Broken:
-    """Read a log whose writer is gone. `closing` is numbered."""
+def close_log(
+    events: Iterable[LoggedEvent], status: Literal["incomplete", "failed"] = "incomplete", why: str = ""
+) -> Broken:
+    """Read a log whose writer is gone; what is open ends with `status`, and `why` where it can say so. `closing` is
+    numbered."""
     items: list[_Open] = []
     number = 0
     for each in events:
@@ -80,7 +84,9 @@ def close_log(events: Iterable[LoggedEvent]) -> Broken:
     closing: list[Json] = []
     for item in items:
         if not item.done:
-            _close(item, closing)
+            _close(item, closing, status)
+            if why and item.item["type"] == "mcp_call":
+                item.item["error"] = {"type": "mcp_protocol_error", "code": _NOT_MADE, "message": why}
     for event in closing:
         event["sequence_number"] = number
         number += 1
@@ -108,7 +114,7 @@ def _feed(item: _Open, name: str, event: Json) -> None:
             item.item[_TEXT_FIELDS[what]], item.pieces = item.text, []
 
 
-def _close(open_: _Open, closing: list[Json]) -> None:
+def _close(open_: _Open, closing: list[Json], status: str) -> None:
     item, index = open_.item, open_.index
     place = {"item_id": item["id"], "output_index": index}
     if item["type"] == "message" and open_.part is None and not item["content"]:
@@ -129,7 +135,9 @@ def _close(open_: _Open, closing: list[Json]) -> None:
         missing = [step for step in _LISTING_STEPS if open_.last not in (step, "completed", "failed")]
         closing += [{"type": f"response.mcp_list_tools.{step}", **place} for step in missing]
     if "status" in item or item["type"] not in _NO_STATUS:
-        item["status"] = "failed" if item["type"] in _FAILED else "incomplete"
+        item["status"] = "failed" if item["type"] in _FAILED else status
+    if status == "failed" and item["type"] == "mcp_call" and open_.last not in ("completed", "failed"):
+        closing.append({"type": "response.mcp_call.failed", **place})
     closing.append({"type": "response.output_item.done", "output_index": index, "item": item})
 
 

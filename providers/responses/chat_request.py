@@ -28,9 +28,6 @@ def refuse_unsupported(request: CreateResponse) -> None:
     if request.background and request.store is False:
         message = "A response with `background` is stored: leave `store` out, or set it to true."
         raise InvalidRequest(message, param="background", code="invalid_value")
-    if request.truncation == "auto":
-        message = "Truncation 'auto' is not offered by this server: use 'disabled'."
-        raise Unsupported(message, param="truncation", code="unsupported_value")
     if request.conversation is not None and request.previous_response_id is not None:
         message = "Give either 'previous_response_id' or 'conversation': a response cannot follow both."
         raise InvalidRequest(message, param="conversation", code="mutually_exclusive_parameters")
@@ -53,6 +50,7 @@ def build_chat(request: CreateResponse, messages: list[Message], toolbox: Toolbo
         "response_format": _format(request),
         "max_completion_tokens": request.max_output_tokens,
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+        "all_reasoning": True if request.reasoning and request.reasoning.context == "all_turns" else None,
         "verbosity": request.text.verbosity if request.text else None,
         "logprobs": True if wants_logprobs else None,
         "top_logprobs": request.top_logprobs if wants_logprobs else None,

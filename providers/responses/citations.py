@@ -4,6 +4,8 @@ A mark is 【n】 or 【n†anything】, n being the number of a page as the mod
 mark of a page that was never shown is left as it is, as gpt-oss's own server leaves it. Only what may still become the
 mark of a known page is held back. The mark of a page becomes a link; that of a file has nothing to lead to and goes.
 
+A link to a file that a program wrote, sandbox:/mnt/data/NAME, stays as it is, and is cited as that file.
+
 A list of search results is a page that has no URL of its own. What its lines tell of is known by `line_number`, so that
 a mark of such lines cites the result that they belong to; without a line it is left as it is.
 """
@@ -11,14 +13,17 @@ a mark of such lines cites the result that they belong to; without a line it is 
 import re
 from collections.abc import Mapping
 from typing import Final
+from urllib.parse import quote
 
 from apis.tool_runtime import Source
+from providers.responses.told import MadeFile
 
 _MARK: Final = re.compile(r"【(\d{1,6})(?:†([^】【\n]*))?】")
 _BEGUN: Final = re.compile(r"【(?:\d{0,6}|(\d{1,6})†[^】【\n]*)\Z")
 _LINE: Final = re.compile(r"L(\d{1,4})")
 _LONGEST: Final = 256
 _MAX_LINES: Final = 10_000
+_MAX_FILES: Final = 200
 _MAX_LINES_OF_A_RESULT: Final = 100
 
 
@@ -27,24 +32,51 @@ def line_number(page: int, line: int) -> int:
     return -1 - (page * _MAX_LINES + line)
 
 
+_SCHEME: Final = "sandbox:"
+_GOES_ON: Final = r"(?![\w-]|[./]\w)"
+"""Behind a file's name: then the text names another file."""
+
+Cited = int | str | None
+"""The number of a source, the path of a file, or nothing."""
+
+
 class CitationScanner:
-    """One text part's scanner. `sources` maps the numbers a model may cite to what they stand for."""
+    """One text part's scanner. `sources` maps the numbers a model may cite to what they stand for, `files` the paths
+    that it may link to."""
 
-    def __init__(self, sources: Mapping[int, Source]) -> None:
+    def __init__(self, sources: Mapping[int, Source], files: Mapping[str, MadeFile] | None = None) -> None:
         self.sources = sources
+        self.files = files or {}
         self._held = ""
+        newest = [*self.files][-_MAX_FILES:]
+        self._links = {f"{_SCHEME}{form}": path for path in newest for form in (path, quote(path))}
+        longest_first = sorted(self._links, key=len, reverse=True)
+        links = f"|(?P<link>{'|'.join(map(re.escape, longest_first))}){_GOES_ON}" if longest_first else ""
+        self._pattern = re.compile(f"{_MARK.pattern}{links}")
 
-    def feed(self, text: str) -> list[tuple[str, int | None]]:
-        """Pieces of final text; the number beside a piece says which source the whole piece cites."""
+    def feed(self, text: str) -> list[tuple[str, Cited]]:
+        """Pieces of final text; what is beside a piece says what the whole piece cites."""
         text = self._held + text
         start = text.rfind("【")
-        self._held, text = (text[start:], text[:start]) if self._may_become_a_mark(text, start) else ("", text)
-        return self._pieces(text)
+        if not self._may_become_a_mark(text, start):
+            start = len(text)
+        if self._links:
+            start = min(start, self._undecided_link(text))
+        self._held = text[start:]
+        return self._pieces(text, start)
 
-    def flush(self) -> list[tuple[str, int | None]]:
+    def flush(self) -> list[tuple[str, Cited]]:
         """What was held back when the text ended."""
         text, self._held = self._held, ""
-        return [(text, None)] if text else []
+        return self._pieces(text, len(text))
+
+    def _undecided_link(self, text: str) -> int:
+        """Where a link begins that may still become that of a file, or of another one."""
+        start = text.rfind(_SCHEME)
+        if start >= 0 and any(_is_undecided(text[start:], link) for link in self._links):
+            return start
+        begun = (size for size in range(len(_SCHEME) - 1, 0, -1) if text.endswith(_SCHEME[:size]))
+        return len(text) - next(begun, 0)
 
     def _may_become_a_mark(self, text: str, start: int) -> bool:
         if start < 0 or len(text) - start > _LONGEST:
@@ -52,19 +84,24 @@ class CitationScanner:
         begun = _BEGUN.match(text, start)
         return begun is not None and (begun[1] is None or int(begun[1]) in self.sources)
 
-    def _pieces(self, text: str) -> list[tuple[str, int | None]]:
-        pieces: list[tuple[str, int | None]] = []
+    def _pieces(self, text: str, end: int) -> list[tuple[str, Cited]]:
+        """Of the text before `end`; whether a link ends there is told by what follows."""
+        pieces: list[tuple[str, Cited]] = []
         last = 0
-        for mark in _MARK.finditer(text):
-            number = self._cited(mark)
-            if number is None:
+        for mark in self._pattern.finditer(text):
+            is_link = mark.lastgroup == "link"
+            number = None if is_link else self._cited(mark)
+            if mark.start() >= end:
+                break
+            if number is None and not is_link:
                 continue
             if mark.start() > last:
                 pieces.append((text[last : mark.start()], None))
-            pieces.append((_link(self.sources[number]), number))
+            cited = (mark[0], self._links[mark[0]]) if number is None else (_link(self.sources[number]), number)
+            pieces.append(cited)
             last = mark.end()
-        if last < len(text):
-            pieces.append((text[last:], None))
+        if last < end:
+            pieces.append((text[last:end], None))
         return pieces
 
     def _cited(self, mark: re.Match[str]) -> int | None:
@@ -80,6 +117,10 @@ class CitationScanner:
         last = int(line[1])
         lines = range(last, max(-1, last - _MAX_LINES_OF_A_RESULT), -1)
         return next((found for at in lines if (found := line_number(number, at)) in self.sources), None)
+
+
+def _is_undecided(begun: str, link: str) -> bool:
+    return link.startswith(begun) or (begun.startswith(link) and begun[len(link) :] in (".", "/"))
 
 
 def _link(source: Source) -> str:

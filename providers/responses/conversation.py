@@ -1,21 +1,26 @@
 """What a request stands on: its own input items, made whole, and all that came before them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import orjson
+from openai.types.responses.response import InputTransformation
 
 from apis.errors import NotFound
-from apis.inference import Message
-from apis.items import AssistantMessage, GivenMessage, Item, ItemReference
+from apis.inference import Message, Part
+from apis.item_parts import InputFile, InputImage
+from apis.items import AssistantMessage, CompactionItem, GivenMessage, Item, ItemReference
 from apis.responses import CreateResponse
 from providers.responses.conversation_items import check_new
 from providers.responses.hosted.call import Told
+from providers.responses.hosted.mcp_approvals import approved_requests
 from providers.responses.ids import Ids
 from providers.responses.items import check_items, items_to_messages
 from providers.responses.recent import Past
 from providers.responses.retold import HOSTED
+from providers.responses.window import Compacted, Window, earlier_thoughts, find_window, without_earlier_thoughts
 
 _PREFIXES = {
     "message": "msg",
@@ -39,8 +44,11 @@ _PREFIXES = {
     "apply_patch_call_output": "apco",
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
+    "compaction": "cmp",
 }
-_NO_STATUS = frozenset({"item_reference", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
+_NO_STATUS = frozenset(
+    {"item_reference", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction"}
+)
 _KNOWN_BETTER = frozenset({*HOSTED, "mcp_approval_request"})
 
 
@@ -54,12 +62,18 @@ class Known(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`given` are the request's own items, with references resolved; `told` is what all hosted calls gave, by item."""
+    """`given` are the request's own items, with references resolved; `told` is what all hosted calls gave, by item;
+    `attached` are the files of all items, as the model is to be told them; `compacted` the compactions that could be
+    opened, by what they are sealed in."""
 
     past: Past
     given: Sequence[Item]
     told: dict[str, Told]
     instructions: str | None
+    attached: Mapping[InputFile | InputImage, Part] = field(default_factory=dict[InputFile | InputImage, Part])
+    compacted: dict[str, Compacted] = field(default_factory=dict[str, Compacted])
+    current_turn: bool = False
+    """Whether the model is shown no thoughts of earlier turns."""
 
     @property
     def items(self) -> Sequence[Item]:
@@ -67,11 +81,39 @@ class Conversation:
         return [*self.past.items, *self.given]
 
     def messages(self, made: Sequence[Item | Told] = (), *, grouped: bool = False) -> list[Message]:
-        """The whole conversation for a model; `made` is what the running response has put out so far."""
-        messages = items_to_messages([*self.past.items, *self.given, *made], self.told, grouped=grouped)
+        """The conversation as a model is shown it; `made` is what the running response has put out so far."""
+        if self.compacted or self.current_turn:
+            messages = self.window(made).messages(partial(self.messages_of, grouped=grouped))
+        else:
+            messages = self.messages_of([*self.past.items, *self.given, *made], grouped=grouped)
         if self.instructions:
             messages.insert(0, Message(role="developer", content=self.instructions))
         return messages
+
+    def window(self, made: Sequence[Item | Told] = ()) -> Window:
+        """What of it a model is shown."""
+        items = [*self.past.items, *self.given, *made]
+        return find_window(without_earlier_thoughts(items) if self.current_turn else items, self.compacted)
+
+    def said(self, made: Sequence[Item | Told] = ()) -> list[Message]:
+        """What a model is shown that was said to it, word for word."""
+        return self.window(made).said(self.messages_of)
+
+    def is_compacted(self) -> bool:
+        """Whether there is a compaction in it."""
+        return CompactionItem in map(type, self.given) or CompactionItem in map(type, self.past.items)
+
+    def left_out(self) -> Sequence[InputTransformation]:
+        """What of the request's own input no model is shown."""
+        return earlier_thoughts(self.given) if self.current_turn else ()
+
+    def messages_of(self, items: Sequence[Item | Told], *, grouped: bool = False) -> list[Message]:
+        """Items of it, by themselves, for a model."""
+        return items_to_messages(items, self.told, grouped=grouped, attached=self.attached)
+
+    def told_by_given(self) -> dict[str, Told]:
+        """What the hosted calls among the request's own items told: it is kept with them."""
+        return {item.id: self.told[item.id] for item in self.given if item.id in self.told}
 
     def given_json(self, ids: Ids) -> bytes:
         """The request's items as they are kept and listed: as they came, each with an id and a type."""
@@ -84,17 +126,19 @@ async def read_conversation(
     """`kept` is what the request's conversation holds, if it is a turn of one. Raises InvalidRequest or NotFound where
     the input, or what it refers to, is wrong."""
     past = kept or Past()
+    current_turn = request.reasoning is not None and request.reasoning.context == "current_turn"
     if request.previous_response_id is not None:
         past = await history.past(request.previous_response_id, tenant=tenant)
     if request.input is None or isinstance(request.input, str):
         text = request.input
         given: list[Item] = [] if text is None else [GivenMessage(type="message", role="user", content=text)]
-        return Conversation(past, given, dict(past.told), request.instructions)
+        return Conversation(past, given, dict(past.told), request.instructions, current_turn=current_turn)
     check_items(request.input)
     given, told = await read_items(request.input, history, tenant=tenant)
     if kept is not None:
         check_new(given, kept)
-    return Conversation(past, given, {**past.told, **told}, request.instructions)
+    approved_requests(request, [*past.items, *given])
+    return Conversation(past, given, {**past.told, **told}, request.instructions, current_turn=current_turn)
 
 
 async def read_items(

@@ -49,6 +49,7 @@ def begin_response(
             "reasoning": {
                 "effort": reasoning.effort if reasoning else None,
                 "summary": reasoning.summary if reasoning else None,
+                **({"context": reasoning.context} if reasoning and reasoning.context else {}),
             },
             "safety_identifier": request.safety_identifier,
             "service_tier": "default",
@@ -80,7 +81,7 @@ def end_response(
         update={
             "status": status,
             "output": [*output],
-            "usage": _usage(usage),
+            "usage": usage_to_wire(usage),
             "completed_at": int(time.time()) if status == "completed" else None,
             "incomplete_details": IncompleteDetails(reason=reason) if reason else None,
             "error": error,
@@ -98,7 +99,8 @@ def add_usage(one: Usage, other: Usage) -> Usage:
     )
 
 
-def _usage(usage: Usage) -> ResponseUsage:
+def usage_to_wire(usage: Usage) -> ResponseUsage:
+    """Usage as the API tells it."""
     return ResponseUsage(
         input_tokens=usage.input_tokens,
         input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens, cache_write_tokens=0),

@@ -41,6 +41,11 @@ def response_of(item_id: str) -> str | None:
     return f"resp_{found[1]}" if found else None
 
 
+def number_of(item_id: str) -> int:
+    """The running number in an item id of ours."""
+    return int(item_id.rpartition("_")[2][32:], 16)
+
+
 def is_response_id(response_id: str) -> bool:
     """Whether it is of the form that `Ids` gives to responses."""
     return _RESPONSE.fullmatch(response_id) is not None

@@ -5,8 +5,10 @@ and each call's answer follows it. Items are finer: this file groups them, and r
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
-from apis.errors import InvalidRequest, Unsupported
+from apis.errors import InvalidRequest
 from apis.inference import (
     Call,
     CalledCustom,
@@ -18,6 +20,7 @@ from apis.inference import (
     ImagePart,
     ImageUrl,
     Message,
+    Native,
     Part,
     Phase,
     TextPart,
@@ -38,6 +41,9 @@ from apis.tool_items import LocalShellCallOutput, McpApprovalRequest, McpApprova
 from providers.responses.hosted.call import Told
 from providers.responses.naming import called_name
 from providers.responses.retold import client_call, client_output, hosted_call
+
+_OWN: Final = frozenset[Native]({"browser", "python"})
+_NOTHING: Final[Mapping[InputFile | InputImage, Part]] = {}
 
 
 def check_items(items: Sequence[Item], field: str = "input") -> None:
@@ -61,10 +67,14 @@ def check_items(items: Sequence[Item], field: str = "input") -> None:
 
 
 def items_to_messages(
-    items: Iterable[Item | Told], told: Mapping[str, Told], *, grouped: bool = False
+    items: Iterable[Item | Told],
+    told: Mapping[str, Told],
+    *,
+    grouped: bool = False,
+    attached: Mapping[InputFile | InputImage, Part] = _NOTHING,
 ) -> list[Message]:
     """The conversation as a model sees it. `told` holds, by item id, what hosted calls gave; one among the items is a
-    call that has no item. `grouped` is for models that know namespaces.
+    call that has no item. `grouped` is for models that know namespaces. `attached` are the items' files, read.
 
     Raises InvalidRequest where a call has no output or an output no call.
     """
@@ -73,9 +83,9 @@ def items_to_messages(
     for item in items:
         match item:
             case Told():
-                grouping.hosted(item)
+                grouping.hosted(item if grouped else replace(item, name=item.name.replace(".", "__")))
             case GivenMessage(role=role, content=content):
-                grouping.give(Message(role=role, content=_content(content)))
+                grouping.give(Message(role=role, content=_content(content, attached)))
             case AssistantMessage():
                 grouping.say(item)
             case ReasoningItem():
@@ -84,7 +94,7 @@ def items_to_messages(
                 if item.status != "incomplete":
                     grouping.call(_call(item, grouped=grouped))
             case FunctionCallOutput() | CustomToolCallOutput():
-                grouping.answer(item.call_id, _content(item.output))
+                grouping.answer(item.call_id, _content(item.output, attached))
             case ItemReference():
                 raise InvalidRequest(f"Item with id '{item.id}' not found.", param="input")
             case _:
@@ -125,7 +135,9 @@ class _Typed:
         elif (output := client_output(item, self._calls)) is not None:
             self._grouping.answer(*output)
         else:
-            self._grouping.hosted(self._told.get(item.id or "") or hosted_call(item, native=self._grouped))
+            self._grouping.hosted(
+                self._told.get(item.id or "") or hosted_call(item, _OWN if self._grouped else frozenset())
+            )
 
     def _refused(self, request: McpApprovalRequest, reason: str | None) -> Told:
         before = self._told.get(request.id)
@@ -239,22 +251,26 @@ class _Grouping:
         return any(call.id in self._unanswered for call in self._calls)
 
 
-def _content(content: str | Sequence[GivenContent]) -> str | list[Part]:
+def _content(
+    content: str | Sequence[GivenContent], attached: Mapping[InputFile | InputImage, Part]
+) -> str | list[Part]:
     if isinstance(content, str):
         return content
     if len(content) == 1 and isinstance(content[0], InputText):
         return content[0].text
-    return [_part(part) for part in content]
+    return [_part(part, attached) for part in content]
 
 
-def _part(part: GivenContent) -> Part:
+def _part(part: GivenContent, attached: Mapping[InputFile | InputImage, Part]) -> Part:
     match part:
         case InputText(text=text):
             return TextPart(text=text)
         case InputImage():
-            return ImagePart(image_url=ImageUrl(url=part.image_url or "", detail=part.detail))
+            image = ImagePart(image_url=ImageUrl(url=part.image_url or "", detail=part.detail))
+            return image if part.image_url else attached.get(part, image)
         case InputFile():
-            return FilePart(file=FileData(file_data=part.file_data, filename=part.filename))
+            file = FilePart(file=FileData(file_data=part.file_data, filename=part.filename))
+            return attached.get(part, file)
 
 
 def _check_parts(parts: Sequence[GivenContent], path: str) -> None:
@@ -262,28 +278,29 @@ def _check_parts(parts: Sequence[GivenContent], path: str) -> None:
         where = f"{path}[{index}]"
         if isinstance(part, InputText):
             continue
-        if part.file_id is not None:
-            raise Unsupported("Uploaded files are not offered by this server.", param=f"{where}.file_id")
         if isinstance(part, InputFile):
-            if part.file_url is not None:
-                message = "Files by URL are not offered by this server: send `file_data`."
-                raise Unsupported(message, param=f"{where}.file_url")
-            if not part.file_data:
-                raise InvalidRequest(
-                    "A file part needs `file_data`.", param=f"{where}.file_data", code="missing_required_parameter"
-                )
+            _check_one_of(part, ("file_data", "file_id", "file_url"), where)
             continue
-        _check_image(part, where)
+        _check_one_of(part, ("image_url", "file_id"), where)
+        if part.image_url:
+            _check_image_url(part.image_url, where)
 
 
-def _check_image(part: InputImage, where: str) -> None:
-    if not part.image_url:
-        raise InvalidRequest(
-            "An image part needs `image_url`.", param=f"{where}.image_url", code="missing_required_parameter"
-        )
-    if part.image_url.startswith(("https://", "http://")):
+def _check_one_of(part: InputFile | InputImage, fields: Sequence[str], where: str) -> None:
+    given = [name for name in fields if getattr(part, name)]
+    if not given:
+        listed = ", ".join(f"`{name}`" for name in fields[:-1])
+        message = f"The part needs {listed} or `{fields[-1]}`."
+        raise InvalidRequest(message, param=f"{where}.{fields[0]}", code="missing_required_parameter")
+    if len(given) > 1:
+        message = f"The part has both `{given[0]}` and `{given[1]}`: give one of them."
+        raise InvalidRequest(message, param=f"{where}.{given[1]}", code="mutually_exclusive_parameters")
+
+
+def _check_image_url(url: str, where: str) -> None:
+    if url.startswith(("https://", "http://")):
         return
-    head, comma, _ = part.image_url.partition(",")
+    head, comma, _ = url.partition(",")
     if not (head.startswith("data:image/") and head.endswith(";base64") and comma):
         message = "An image URL is https, or data:image/TYPE;base64,DATA."
         raise InvalidRequest(message, param=f"{where}.image_url", code="invalid_image_url")

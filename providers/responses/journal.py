@@ -7,10 +7,11 @@ from typing import Final
 
 from openai.types.responses import ResponseStreamEvent
 
-from apis.kv_store import Op, Put
+from apis.kv_store import Delete, Op, Put
 from providers.responses.event_log import Wakers, event_key, write_line
 from providers.responses.making import number_on
 from providers.responses.runs import Lease
+from providers.responses.steps import Step, step_key, write_step
 
 _GATHER_S: Final = 0.05
 _GATHER_BYTES: Final = 64 * 1024
@@ -20,9 +21,10 @@ _RENEW_S: Final = 1.0
 
 
 class Journal:
-    """Numbers events on from `number` and writes them: what is ready every 50 ms or 64 KiB goes in one write."""
+    """Numbers events on from `number` and writes them: what is ready every 50 ms or 64 KiB goes in one write. Of the
+    run's steps, so many have been noted before."""
 
-    def __init__(self, lease: Lease, number: int, events_ttl_s: float, wakers: Wakers) -> None:
+    def __init__(self, lease: Lease, number: int, events_ttl_s: float, wakers: Wakers, steps: int = 0) -> None:
         self._lease = lease
         self._ref = lease.ref
         self.number = number
@@ -31,6 +33,11 @@ class Journal:
         self._wakers = wakers
         self._lines: list[bytes] = []
         self._bytes = 0
+        self._steps = steps
+        self._noted: list[Put] = []
+        self._step_at = number
+        self.calls_run = False
+        """Whether calls that must not be broken off have begun at the step."""
         self._some = asyncio.Event()
         self._much = asyncio.Event()
         self._room = asyncio.Event()
@@ -46,6 +53,20 @@ class Journal:
             self._room.clear()
             await self._room.wait()
 
+    def note(self, step: Step) -> None:
+        """Take a step that the run has come to."""
+        step.events = self._step_at = self.number
+        self.calls_run = bool(step.running)
+        key = step_key(self._ref.tenant, self._ref.id, self._steps)
+        self._noted.append(Put(key, write_step(step), self._ttl_s))
+        self._steps += 1
+        self._some.set()
+
+    @property
+    def at_step(self) -> bool:
+        """Whether nothing has been told since a step, from which somebody else can go on."""
+        return self.number == self._step_at
+
     async def run(self) -> None:
         """Write until stopped. Raises LeaseLost."""
         loop = asyncio.get_running_loop()
@@ -55,8 +76,9 @@ class Journal:
                     await self._some.wait()
             if self._stopping:
                 return
+            noted, self._noted = self._noted, []
             op = self._gathered()
-            await self._lease.write([op] if op else [])
+            await self._lease.write([op, *noted] if op else noted)
             self._room.set()
             if op is not None:
                 self._wakers.wake(self._ref.id, int(op.key[-8:]), op.value)
@@ -71,11 +93,17 @@ class Journal:
         self._some.set()
         self._much.set()
 
+    def rest(self) -> list[Op]:
+        """What has not been written yet. `run` must have ended."""
+        op = self._gathered()
+        return [*([op] if op else []), *self._noted]
+
     def last(self, events: Sequence[ResponseStreamEvent]) -> list[Op]:
         """What ends the log, with the lease's end: to be written with the response. `run` must have ended."""
         self._take(events)
         op = self._gathered()
-        return [*([op] if op else []), *self._lease.end_ops()]
+        steps = [Delete(step_key(self._ref.tenant, self._ref.id, number)) for number in range(self._steps)]
+        return [*([op] if op else []), *steps, *self._lease.end_ops()]
 
     def _take(self, events: Sequence[ResponseStreamEvent]) -> None:
         self.number = number_on(events, self.number)

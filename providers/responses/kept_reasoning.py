@@ -27,7 +27,7 @@ class KeptReasoning:
         """What seals the response's reasoning, where the client asks for it or nobody else would keep it."""
         if INCLUDED not in (request.include or ()) and request.store is not False:
             return None
-        sealer = await self._ready()
+        sealer = await self.sealer()
         return lambda text: sealer.seal(text, tenant=tenant, model=request.model)
 
     async def opened(
@@ -36,9 +36,10 @@ class KeptReasoning:
         """The request with its sealed reasoning opened, and what of it says nothing here, which no model is shown."""
         if not isinstance(request.input, list) or not any(map(_is_sealed, request.input)):
             return request, ()
-        return _opened(request, request.input, await self._ready(), tenant)
+        return _opened(request, request.input, await self.sealer(), tenant)
 
-    async def _ready(self) -> Sealer:
+    async def sealer(self) -> Sealer:
+        """What seals and opens here, whatever it is that clients keep."""
         if self._sealer is None:
             key = new_key()
             if await self._kv.write([Put(_KEY, key, None, ABSENT)]) is None:

@@ -9,47 +9,63 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import replace
 from typing import Annotated
 
-from openai.types.responses import Response, ResponseCreatedEvent, ResponseStreamEvent
+from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import Field, SecretStr
 
 from apis.conversations import Conversations
 from apis.errors import InvalidRequest, NotFound, StackError, UpstreamTimeout, internal_error
+from apis.fetcher import Fetcher
 from apis.inference import Inference
 from apis.kv_store import KVStore
 from apis.logged_event import LoggedEvent
 from apis.provider import Provider
-from apis.responses import CreateResponse, InputItemsPage, ItemList, Responses, Session
+from apis.reader import Reader
+from apis.responses import (
+    CompactConversation,
+    CompactedConversation,
+    CreateResponse,
+    InputItemsPage,
+    ItemList,
+    Responses,
+    Session,
+)
 from apis.tool_runtime import ToolRuntime
 from apis.tools import CustomTool, FunctionTool
 from apis.vector_stores import VectorStores
+from providers.responses.attached import Attachments
 from providers.responses.background import Background
+from providers.responses.beginning import beginning, head_start
 from providers.responses.chat_request import build_chat, refuse_unsupported
+from providers.responses.compaction import Compactions
 from providers.responses.conversation import Conversation, Known, read_conversation
 from providers.responses.conversations import StoredConversations
 from providers.responses.floor import with_floor
 from providers.responses.history import History
 from providers.responses.hosted.natives import Natives
-from providers.responses.hosted.registry import ASKS_FOR_NATIVE, make_tools
+from providers.responses.hosted.registry import ASKS_FOR_NATIVE, checked_tools
 from providers.responses.hosted.setting import Setting
 from providers.responses.ids import Ids
+from providers.responses.kept_calls import KeptCalls
 from providers.responses.kept_reasoning import KeptReasoning
-from providers.responses.making import Making, in_progress, number_on, terminal
+from providers.responses.making import Making, number_on, terminal
+from providers.responses.outbox import Outbox
 from providers.responses.output import Output
 from providers.responses.recent import Recents
 from providers.responses.session import LoopSession
+from providers.responses.steps import SoFar
 from providers.responses.toolbox import Toolbox
+from providers.responses.truncating import fitting
 from providers.responses.turns import Limits, Turns
+from providers.responses.webhooks import Webhook
 from providers.responses.workers import BackgroundConfig
 
 _log = logging.getLogger(__name__)
 
 Events = Sequence[ResponseStreamEvent]
-_PROMPT_FAILURE_S = 0.04
-"""How long the first event waits for the model, so that what is refused at once is refused by an HTTP status."""
 
 
 class Loop(Responses):
@@ -61,7 +77,8 @@ class Loop(Responses):
         that connections go on with and do not store. `max_tool_calls` are run here for one response,
         `parallel_tool_calls` of them at a time, each for `tool_timeout_s`; of what one gives, the model is told
         `max_tool_output_chars`. `reasoning_keys` seal the reasoning that clients keep: the first seals, all open;
-        without any, the workers on one store share one that is kept there."""
+        without any, the workers on one store share one that is kept there. `webhooks` are told how background
+        responses ended."""
 
         retention_days: float = Field(30, gt=0)
         sweep_interval_s: float = Field(600, gt=0)
@@ -75,12 +92,14 @@ class Loop(Responses):
         response_timeout_s: float = Field(600, gt=0)
         reasoning_keys: tuple[Annotated[SecretStr, Field(min_length=32)], ...] = ()
         background: BackgroundConfig = BackgroundConfig()
+        webhooks: list[Webhook] = Field(default_factory=list[Webhook])
 
     def __init__(
         self,
         config: Config,
         inference: Inference,
         kv_store: KVStore,
+        reader: Reader,
         tool_runtime: ToolRuntime | None,
         vector_stores: VectorStores | None,
     ) -> None:
@@ -90,14 +109,20 @@ class Loop(Responses):
         self._tool_runtime = tool_runtime
         self._vector_stores = vector_stores
         self._natives = Natives(inference)
+        self._attachments = Attachments(reader, self._natives)
         retention_s = config.retention_days * 86_400
         self._history = History(
             kv_store, retention_s=retention_s, max_turns=config.max_turns, cache_bytes=config.cache_bytes
         )
-        self._background = Background(kv_store, self._history, self._prepare, config.background, retention_s)
+        self._outbox = Outbox(kv_store, config.webhooks)
+        self._background = Background(
+            kv_store, self._history, self._prepare, config.background, retention_s, self._outbox
+        )
         self._conversations = StoredConversations(kv_store, self._history, background_s=config.background.longest_s)
         self._unstored = Recents(config.session_bytes, max_age_s=math.inf)
         self._reasoning = KeptReasoning(config.reasoning_keys, kv_store)
+        self._kept_calls = KeptCalls(self._reasoning, self._natives)
+        self._compactions = Compactions(inference, self._reasoning)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -108,6 +133,9 @@ class Loop(Responses):
     async def drain(self) -> None:
         await self._background.drain()
 
+    async def deliver(self, fetcher: Fetcher) -> None:
+        await self._outbox.run(fetcher)
+
     async def close(self) -> None:
         await self._background.close()
         if self._sweeper is not None:
@@ -117,9 +145,9 @@ class Loop(Responses):
             await asyncio.wait(self._tasks, timeout=10)
 
     async def create(
-        self, request: CreateResponse, *, tenant: str
+        self, request: CreateResponse, *, tenant: str, response_id: str | None = None
     ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
-        making = await self._prepare(request, tenant, Ids())
+        making = await self._prepare(request, tenant, Ids(response_id))
         if request.background:
             async with making.floor or nullcontext(), aclosing(self._background.create(making)) as logged:
                 async for some in logged:
@@ -183,35 +211,68 @@ class Loop(Responses):
         making = await self._prepare_turns(request, tenant, Ids())
         return await self._inference.count_tokens(making.turns.chat)
 
+    async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:
+        create = CreateResponse(**dict(request))
+        refuse_unsupported(create)
+        making = await self._prepare_turns(create, tenant, Ids())
+        try:
+            async with asyncio.timeout(self._config.response_timeout_s):
+                return await self._compactions.compact(making.turns.chat, making.conversation, making.ids, tenant)
+        except TimeoutError:
+            raise _too_long(self._config.response_timeout_s) from None
+
     def conversations(self) -> Conversations:
         return self._conversations
 
-    async def _prepare(self, request: CreateResponse, tenant: str, ids: Ids, known: Known | None = None) -> Making:
+    async def _prepare(
+        self,
+        request: CreateResponse,
+        tenant: str,
+        ids: Ids,
+        known: Known | None = None,
+        so_far: SoFar | None = None,
+    ) -> Making:
         """Everything that can be refused before a response exists."""
         refuse_unsupported(request)
         floor = await self._conversations.take_floor(request, ids.response, tenant=tenant)
         async with AsyncExitStack() as undo:
             if floor is not None:
                 undo.push_async_callback(floor.release)
-            making = await self._prepare_turns(request, tenant, ids, known)
+            making = await self._prepare_turns(request, tenant, ids, known, so_far)
             undo.pop_all()
         return replace(making, floor=floor)
 
     async def _prepare_turns(
-        self, request: CreateResponse, tenant: str, ids: Ids, known: Known | None = None
+        self,
+        request: CreateResponse,
+        tenant: str,
+        ids: Ids,
+        known: Known | None = None,
+        so_far: SoFar | None = None,
     ) -> Making:
         request, removed = await self._reasoning.opened(request, tenant)
         kept = await self._conversations.past(request, tenant=tenant)
         conversation = await read_conversation(request, known or self._history, tenant=tenant, kept=kept)
+        await self._kept_calls.recall(conversation, request.model, tenant)
+        seen = so_far.seen_after(conversation) if so_far else conversation
+        removed = [*removed, *conversation.left_out()]
+        if seen.is_compacted():
+            removed += await self._compactions.open(seen, tenant)
+        conversation = await self._attachments.read(conversation, request.model, tenant=tenant)
         output = Output(ids, self._config.max_tool_output_chars, await self._reasoning.sealing(request, tenant))
-        toolbox = await self._toolbox(request, conversation, tenant, ids)
+        output.seal_told = await self._kept_calls.sealing(request, tenant)
+        toolbox = await self._toolbox(request, seen, tenant, ids)
         chat = build_chat(request, conversation.messages(grouped=toolbox.grouped), toolbox)
         limits = Limits(
             request.max_tool_calls or self._config.max_tool_calls,
             self._config.parallel_tool_calls,
             self._config.tool_timeout_s,
         )
-        turns = Turns(self._inference, chat, conversation, output, toolbox, limits)
+        turns = Turns(fitting(self._inference, request), chat, conversation, output, toolbox, limits)
+        for managed in request.context_management or ():  # one at most
+            turns.compacting = await self._compactions.during(managed, request, conversation, output, tenant)
+        if so_far is not None:
+            turns.go_on(so_far)
         return Making(request, tenant, conversation, ids, output, turns, int(time.time()), removed)
 
     async def _toolbox(self, request: CreateResponse, conversation: Conversation, tenant: str, ids: Ids) -> Toolbox:
@@ -228,7 +289,7 @@ class Loop(Responses):
             await self._natives.of(request.model) if asks else frozenset(),
             vector_stores=self._vector_stores,
         )
-        made = make_tools(request, setting)
+        made = await checked_tools(request, setting)
         return Toolbox(request, made, setting.items, grouped=setting.grouped)
 
     def _live(self, making: Making) -> AsyncGenerator[Events]:
@@ -239,11 +300,11 @@ class Loop(Responses):
         deadline = time.monotonic() + self._config.response_timeout_s
         begun = False
         try:
-            async with aclosing(making.turns.run()) as batches:
+            async with aclosing(making.turns.run(piecemeal=making.request.stream is True)) as batches:
                 if making.request.stream:
-                    async with _head_start(batches) as first:
+                    async with head_start(batches) as first:
                         begun = True
-                        yield _beginning(making.begin())
+                        yield beginning(making.begin())
                         if events := await first:
                             yield events
                     del first
@@ -298,35 +359,6 @@ class Loop(Responses):
                 _log.debug("swept %d expired entries", swept)
             except StackError as exc:
                 _log.warning("sweeping the store failed: %s", exc.message)
-
-
-@asynccontextmanager
-async def _head_start(batches: AsyncGenerator[Events]) -> AsyncGenerator[asyncio.Task[Events]]:
-    """The first batch, under way. It is waited for briefly, so that what the model refuses at once is raised here."""
-
-    async def first() -> Events:
-        try:
-            return await anext(batches)
-        except StopAsyncIteration:  # anext's own default may not be a tuple: Python 3.11 fails on it
-            return ()
-
-    task = asyncio.create_task(first())
-    try:
-        await asyncio.wait({task}, timeout=_PROMPT_FAILURE_S)
-        if task.done():
-            task.result()
-        yield task
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
-
-
-def _beginning(response: Response) -> Events:
-    return [
-        ResponseCreatedEvent(type="response.created", response=response, sequence_number=0),
-        in_progress(response),
-    ]
 
 
 def _too_long(limit_s: float) -> UpstreamTimeout:

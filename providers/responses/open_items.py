@@ -4,6 +4,7 @@ Every event is made with `sequence_number=0`; the number is given where the stre
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
 from typing import Literal, Protocol
 
 from openai.types.responses import (
@@ -29,17 +30,20 @@ from openai.types.responses import (
 )
 from openai.types.responses.response_content_part_added_event import PartReasoningText
 from openai.types.responses.response_content_part_done_event import PartReasoningText as DonePartReasoningText
-from openai.types.responses.response_output_text import AnnotationFileCitation, AnnotationURLCitation
+from openai.types.responses.response_output_text import (
+    AnnotationContainerFileCitation,
+    AnnotationFileCitation,
+    AnnotationURLCitation,
+)
 from openai.types.responses.response_reasoning_item import Content
 
 from apis.inference import Phase, Refusal, Text, TokenLogprob
-from apis.tool_runtime import Source
-from providers.responses.citations import CitationScanner
+from providers.responses.citations import CitationScanner, Cited
 from providers.responses.token_events import arguments_delta, input_delta, reasoning_delta, text_delta
 
 Status = Literal["completed", "incomplete"]
 Events = list[ResponseStreamEvent]
-Citation = AnnotationURLCitation | AnnotationFileCitation
+Citation = AnnotationURLCitation | AnnotationFileCitation | AnnotationContainerFileCitation
 
 
 class OpenItem(Protocol):
@@ -131,14 +135,14 @@ class OpenMessage:
         shown = [_logprob(each) for each in logprobs] if logprobs else []
         events.append(text_delta(self.id, self.index, len(self._parts), text, shown))
 
-    def _write_cited(self, scanner: CitationScanner, pieces: Sequence[tuple[str, int | None]], events: Events) -> None:
-        for text, number in pieces:
+    def _write_cited(self, scanner: CitationScanner, pieces: Sequence[tuple[str, Cited]], events: Events) -> None:
+        for text, cited in pieces:
             start = self._length
             if text or not self._pieces:  # an annotation comes after a delta
                 self._write(text, (), events)
-            if number is None:
+            if cited is None:
                 continue
-            annotation = _citation(scanner.sources[number], start, self._length)
+            annotation = _citation(scanner, cited, start, self._length)
             if annotation in self._annotations:  # two passages of one file, cited in one place
                 continue
             self._annotations.append(annotation)
@@ -353,7 +357,18 @@ class OpenCustomCall(OpenCall):
         )
 
 
-def _citation(source: Source, start: int, end: int) -> Citation:
+def _citation(scanner: CitationScanner, cited: int | str, start: int, end: int) -> Citation:
+    if isinstance(cited, str):
+        made = scanner.files[cited]
+        return AnnotationContainerFileCitation(
+            type="container_file_citation",
+            container_id=made.container_id,
+            file_id=made.file_id,
+            filename=PurePosixPath(cited).name,
+            start_index=start,
+            end_index=end,
+        )
+    source = scanner.sources[cited]
     if source.file_id:
         return AnnotationFileCitation(type="file_citation", file_id=source.file_id, filename=source.title, index=start)
     return AnnotationURLCitation(

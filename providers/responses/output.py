@@ -8,6 +8,7 @@ from openai.types.responses import ResponseOutputItem
 
 from apis.tool_runtime import Source
 from providers.responses.ids import Ids
+from providers.responses.told import MadeFile, Told
 
 
 class Placed(Protocol):
@@ -16,6 +17,7 @@ class Placed(Protocol):
     prefix: str
     id: str
     index: int
+    output: "Output | None"
 
 
 class Output:
@@ -29,6 +31,10 @@ class Output:
         self.seal = seal
         self.items: list[ResponseOutputItem | None] = []
         self.sources: dict[int, Source] = {}
+        self.files: dict[str, MadeFile] = {}
+        """What programs wrote, by the paths that the model may link to."""
+        self.turn = 0
+        self.seal_told: Callable[[Told], str] | None = None
         self._max_chars = max_tool_output_chars
 
     def grow(self) -> int:
@@ -40,6 +46,7 @@ class Output:
         """The call's item opens: it gets its id and its place."""
         call.id = self.ids.item(call.prefix)
         call.index = self.grow()
+        call.output = self
 
     def finished(self) -> list[ResponseOutputItem]:
         return [item for item in self.items if item is not None]
@@ -50,6 +57,12 @@ class Output:
         numbered = dict(enumerate(sources, max(self.sources, default=0) + 1))
         self.sources.update({number: replace(source, text="") for number, source in numbered.items()})
         return numbered
+
+    def sealed(self, told: Told) -> str | None:
+        """What a client is given of it to keep for us; None where it is given nothing."""
+        if self.seal_told is None:
+            return None
+        return self.seal_told(replace(told, output=self.bound(told.output), turn=self.turn))
 
     def bound(self, text: str) -> str:
         """The text as a model may be told it: its beginning and its end, and a mark where it was cut."""

@@ -2,6 +2,7 @@
 
     /run/TENANT/ID                     how far it is: there from the first answer until the end, whatever the end is
     /queue/RANK/TIME/TENANT/ID         that it waits for a worker; the smallest key is served first
+    /place/TENANT/NUMBER               who has this place among those that wait: there are so many, and no more can wait
     /lease/TENANT/ID                   that a worker has it; gone when the worker has not renewed it in time
     TENANT/request/ID                  what was asked
 
@@ -16,6 +17,7 @@ holds none that lives can write nothing. No tenant's name is empty, so no tenant
 
 import asyncio
 import logging
+import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +26,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from apis.errors import StackError, StoreUnavailable
+from apis.errors import RateLimited, StackError, StoreUnavailable
 from apis.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from providers.responses.ids import is_response_id
 
@@ -36,12 +38,15 @@ _RETRY_S = 0.2
 
 class Run(msgspec.Struct):
     """How far a response is. `queue` is its key in the queue, which is gone when it has waited for too long; not
-    `portable` ones only the process that took the request can make, because what it holds is not for storing."""
+    `portable` ones only the process that took the request can make, because what it holds is not for storing. Of its
+    `attempts`, so many were `handed` over by a worker that had to leave."""
 
     status: Literal["queued", "in_progress"]
     queue: str
     portable: bool = True
     attempts: int = 0
+    place: str = ""
+    handed: int = 0
 
 
 class Asked(msgspec.Struct):
@@ -90,10 +95,11 @@ _encode = msgspec.json.Encoder().encode
 class Lease:
     """The right to go on with one run, for `lease_s` from each write. Not for two tasks at a time."""
 
-    def __init__(self, kv: KVStore, ref: Ref, lease_s: float) -> None:
+    def __init__(self, kv: KVStore, ref: Ref, lease_s: float, retention_s: float) -> None:
         self.ref = ref
         self._kv = kv
         self.lease_s = lease_s
+        self.retention_s = retention_s
         self._holder = secrets.token_hex(8)
         self._number = 0
         self._version = ABSENT
@@ -145,10 +151,15 @@ class Lease:
         """What ends the run, if this lease still lives: to be written together with how it ended."""
         return [Delete(self.ref.lease_key, self._version), Delete(self.ref.run_key), Delete(self.ref.request_key)]
 
-    async def give_back(self, run: Run) -> None:
-        """Let another worker go on at once; nothing happens when the lease is lost."""
-        ops = [Delete(self.ref.lease_key, self._version), Put(run.queue, _value(self.ref), 60 * self.lease_s)]
-        await self._kv.write(ops)
+    async def give_back(self, run: Run, also: Sequence[Op] = ()) -> None:
+        """Let another worker go on at once, after `also`; nothing happens when the lease is lost."""
+        run.handed += 1
+        ops: list[Op] = [
+            Delete(self.ref.lease_key, self._version),
+            Put(self.ref.run_key, _encode(run), self.retention_s),
+            Put(run.queue, _value(self.ref), 60 * self.lease_s),
+        ]
+        await self._kv.write([*ops, *also])
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,39 +177,60 @@ class Claimed:
 
 
 class Runs:
-    """All runs of a store."""
+    """All runs of a store. Of a tenant, `max_waiting` can wait."""
 
-    def __init__(self, kv: KVStore, *, lease_s: float, queue_timeout_s: float, retention_s: float) -> None:
+    def __init__(
+        self, kv: KVStore, *, lease_s: float, queue_timeout_s: float, retention_s: float, max_waiting: int
+    ) -> None:
         self._kv = kv
         self._lease_s = lease_s
         self._queue_timeout_s = queue_timeout_s
         self._retention_s = retention_s
+        self._max_waiting = max_waiting
 
     async def add(
         self, ref: Ref, rank: int, asked: Asked, also: Sequence[Op], *, portable: bool, at_once: bool
     ) -> Claimed | None:
         """A new one, written with `also`: it waits from now on, or is claimed `at_once`. Raises LeaseLost when
-        something in `also` does not hold."""
+        something in `also` does not hold, RateLimited when too many of the tenant's wait already."""
         queue = f"/queue/{rank}/{time.time_ns() // 1000:017d}/{ref.tenant}/{ref.id}"
         run = Run("in_progress" if at_once else "queued", queue, portable, int(at_once))
-        ops: list[Op] = [
-            Put(ref.run_key, _encode(run), self._retention_s, ABSENT),
-            Put(ref.request_key, _encode(asked), self._retention_s),
-            *also,
-        ]
-        lease = Lease(self._kv, ref, self._lease_s)
+        lease = self._lease(ref)
+        request = Put(ref.request_key, _encode(asked), self._retention_s)
         waits = Put(queue, _value(ref), self._queue_timeout_s)
-        versions = await self._kv.write([*ops, lease.taking() if at_once else waits])
-        if versions is None:
-            raise LeaseLost
+        while True:
+            taken: list[Op] = [lease.taking()]
+            if not at_once:
+                run.place = await self._free_place(ref.tenant)
+                taken = [waits, Put(run.place, ref.id.encode(), self._retention_s, ABSENT)]
+            record = Put(ref.run_key, _encode(run), self._retention_s, ABSENT)
+            versions = await self._kv.write([record, request, *also, *taken])
+            if versions is not None:
+                break
+            if at_once or await self._kv.get(run.place) is None:
+                raise LeaseLost
         lease.taken(versions[-1])
         return Claimed(run, asked, lease) if at_once else None
 
-    async def count(self, tenant: str) -> tuple[int, int]:
-        """How many of the tenant's wait, and how many are in progress."""
-        rows = await self._kv.scan(f"/run/{tenant}/", limit=_PAGE)
-        waiting = sum(run is not None and run.status == "queued" for run in map(_read_run, rows))
-        return waiting, len(rows) - waiting
+    async def _free_place(self, tenant: str) -> str:
+        """A place that nobody has, drawn, so that many who come together seldom draw the same."""
+        prefix = f"/place/{tenant}/"
+        rows = await self._kv.scan(prefix, limit=self._max_waiting)
+        free = set(range(self._max_waiting)) - {int(key[len(prefix) :]) for key, _ in rows}
+        if not free:
+            raise RateLimited(
+                f"{self._max_waiting} background responses are waiting already (`responses.background.max_waiting`).",
+                retry_after_s=5,
+            )
+        return f"{prefix}{random.choice([*free]):08d}"  # noqa: S311 - nothing is secret about it
+
+    async def some_wait(self, tenant: str) -> bool:
+        """Whether any of the tenant's wait."""
+        return bool(await self._kv.scan(f"/place/{tenant}/", limit=1))
+
+    async def count(self, tenant: str, most: int) -> int:
+        """How many of the tenant's are being made, counted up to `most`."""
+        return len(await self._kv.scan(f"/lease/{tenant}/", limit=most))
 
     async def waiting(self, limit: int) -> list[tuple[str, Ref]]:
         """Who waits, by their keys in the queue, first served first."""
@@ -222,7 +254,7 @@ class Runs:
         if held is not None:
             return None
         late = not queue_key and _read(_decode_run, found).status == "queued"
-        claimed = await self._take(ref, found, asked, Lease(self._kv, ref, self._lease_s), ABSENT)
+        claimed = await self._take(ref, found, asked, self._lease(ref), ABSENT)
         return replace(claimed, late=late) if claimed else None
 
     async def wrest(self, ref: Ref) -> Claimed | None:
@@ -231,25 +263,31 @@ class Runs:
             found, asked = await self._kv.get_many([ref.run_key, ref.request_key])
             if found is None or asked is None:
                 return None
-            claimed = await self._take(ref, found, asked, Lease(self._kv, ref, self._lease_s), None)
+            claimed = await self._take(ref, found, asked, self._lease(ref), None)
             if claimed is not None:
                 return claimed
         return None
 
     async def _take(self, ref: Ref, found: Entry, asked: Entry, lease: Lease, expect: int | None) -> Claimed | None:
         run = _read(_decode_run, found)
+        place, run.place = run.place, ""
         run.status = "in_progress"
         run.attempts += 1
-        ops = [
+        ops: list[Op] = [
             lease.taking(expect),
             Put(ref.run_key, _encode(run), self._retention_s, found.version),
             Delete(run.queue),
         ]
+        if place:
+            ops.append(Delete(place))
         versions = await self._kv.write(ops, durable=False)
         if versions is None:
             return None
         lease.taken(versions[0])
         return Claimed(run, _read(_decode_asked, asked), lease)
+
+    def _lease(self, ref: Ref) -> Lease:
+        return Lease(self._kv, ref, self._lease_s, self._retention_s)
 
     async def left(self) -> list[Ref]:
         """Runs that need somebody: in progress and of nobody, or queued for too long."""

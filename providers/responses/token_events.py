@@ -13,7 +13,11 @@ from pydantic import BaseModel
 
 Event = TypeVar("Event", bound=BaseModel)
 
-_set = object.__setattr__
+# what object.__setattr__ finds anew each time
+_set_fields = BaseModel.__dict__["__dict__"].__set__
+_set_names = BaseModel.__dict__["__pydantic_fields_set__"].__set__
+_set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
+_set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 _NAMES: Final[dict[type[BaseModel], set[str]]] = {
     kind: set(kind.model_fields)
     for kind in (
@@ -28,10 +32,10 @@ _NAMES: Final[dict[type[BaseModel], set[str]]] = {
 def _put_together(kind: type[Event], fields: dict[str, Any]) -> Event:
     """`kind(**fields)` of all its fields. tests/providers/responses/test_token_events.py holds the two equal."""
     event = kind.__new__(kind)
-    _set(event, "__dict__", fields)
-    _set(event, "__pydantic_fields_set__", _NAMES[kind])
-    _set(event, "__pydantic_extra__", None)
-    _set(event, "__pydantic_private__", None)
+    _set_fields(event, fields)
+    _set_names(event, _NAMES[kind])
+    _set_extra(event, None)
+    _set_private(event, None)
     return event
 
 

@@ -81,8 +81,7 @@ class Toolbox:
         for each in declared:
             waits = bool(each.tool.defer_loading) and searches and self._key(each) not in found
             self._add(each, offer=not waits)
-        if len(self.offered()) > _MAX_TOOLS:
-            raise InvalidRequest(f"The model can be offered {_MAX_TOOLS} tools at most.", param="tools")
+        self.refresh()
 
     @property
     def parallel(self) -> bool | None:
@@ -90,10 +89,17 @@ class Toolbox:
         return self._request.parallel_tool_calls
 
     def refresh(self) -> None:
-        """Take note of the names that typed tools have now."""
+        """Take note of the names that typed tools have now. Raises InvalidRequest where they are too many together."""
         for tool in self.typed:
             for name in tool.names:
                 self._names.setdefault(name, tool)
+        if (count := len(self.offered())) > _MAX_TOOLS:
+            raise InvalidRequest(
+                f"The model can be offered {_MAX_TOOLS} tools at most, and here are {count}. "
+                "Name those of an MCP server that are needed in its `allowed_tools`.",
+                param="tools",
+                code="array_above_max_length",
+            )
 
     def offered(self, *, hosted: bool = True) -> list[Tool]:
         """What the model is given: the client's tools, then the typed ones; without `hosted`, none that runs here."""
@@ -202,7 +208,7 @@ def _found(items: Sequence[Item]) -> Iterator[_Declared]:
         for tool in item.tools if isinstance(item, ToolSearchOutput) else ():
             if isinstance(tool, NamespaceTool):
                 yield from (_Declared(each, "input", tool.name) for each in tool.tools)
-            else:
+            elif not isinstance(tool, McpTool):  # a server that was found is listed, as a declared one is
                 yield _Declared(tool, "input")
 
 

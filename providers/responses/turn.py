@@ -15,11 +15,13 @@ Calls of typed tools that the client runs open only then, because the item needs
 method each, so that no kind of item can miss its `added` or its `done`.
 """
 
+from collections.abc import Hashable
 from dataclasses import replace
+from itertools import groupby
 from typing import assert_never
 
 from apis.errors import ToolFailed, UpstreamError
-from apis.inference import Finish, Reasoning, Refusal, Step, Text, ToolArguments, ToolCallStart
+from apis.inference import Delta, Finish, Reasoning, Refusal, Step, Text, ToolArguments, ToolCallStart
 from providers.responses.citations import CitationScanner
 from providers.responses.hosted.call import ClientCall, HostedCall, Told, TypedTool
 from providers.responses.ids import call_id
@@ -52,6 +54,12 @@ class Turn:
         self._output = output
         self._open: OpenMessage | OpenReasoning | None = None
         self._growing: set[str] = set()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another turn follows once the hosted calls have been run: nothing ends the response, and nothing is
+        left to be said of this turn."""
+        return not (self.calls or self.typed or self.rejected)
 
     def feed(self, step: Step) -> Events:
         """The events of one step, in order."""
@@ -110,7 +118,8 @@ class Turn:
         if isinstance(current, OpenMessage) and (current.phase == phase or isinstance(delta, Refusal)):
             return current
         self._close(events)
-        citations = CitationScanner(self._output.sources) if self._output.sources else None
+        citable = self._output.sources or self._output.files
+        citations = CitationScanner(self._output.sources, self._output.files) if citable else None
         message = OpenMessage(self._output.ids.item("msg"), self._output.grow(), phase, citations)
         self._open = message
         events += message.open()
@@ -170,3 +179,23 @@ class Turn:
     def _finish_item(self, item: OpenItem | HostedCall | ClientCall, status: Status, events: Events) -> None:
         events += item.close(status)
         self._output.items[item.index] = item.item(status)
+
+
+def joined(step: Step) -> Step:
+    """The step with each run of deltas of one text, or of one thought, as one delta."""
+    deltas: list[Delta] = []
+    for kind, run in groupby(step, _kind):
+        same = [*run]
+        if len(same) == 1 or kind is None:
+            deltas += same
+        else:
+            text = "".join([delta.text for delta in same if isinstance(delta, Text | Reasoning)])
+            deltas.append(replace(same[0], text=text) if isinstance(same[0], Text) else Reasoning(text))
+    return deltas
+
+
+def _kind(delta: Delta) -> Hashable:
+    """The same for deltas that may be joined; None for those that may not."""
+    if isinstance(delta, Text):
+        return None if delta.logprobs else ("text", delta.phase)
+    return "reasoning" if isinstance(delta, Reasoning) else None

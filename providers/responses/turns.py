@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Final, Literal
 
 from openai.types.responses import ResponseOutputItemDoneEvent, ResponseStreamEvent
@@ -13,14 +14,16 @@ from openai.types.responses import ResponseOutputItemDoneEvent, ResponseStreamEv
 from apis.errors import StackError, ToolFailed, UpstreamError
 from apis.inference import ChatRequest, Finish, Inference, Message, Usage
 from apis.items import Item
+from providers.responses.compaction import Compacting
 from providers.responses.conversation import Conversation
 from providers.responses.envelope import add_usage
 from providers.responses.history import ITEMS, items_to_json
 from providers.responses.hosted.call import HostedCall, Told
 from providers.responses.output import Output
 from providers.responses.side_by_side import Put, side_by_side
+from providers.responses.steps import SoFar, Step, lost
 from providers.responses.toolbox import Toolbox
-from providers.responses.turn import Turn
+from providers.responses.turn import Turn, joined
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +47,8 @@ class Limits:
 
 
 class Turns:
-    """The turns of one response. `usage`, `told` and `reason` are right whenever `run` is not running."""
+    """The turns of one response. `usage`, `told` and `reason` are right whenever `run` is not running; `on_step` is
+    given each step at which somebody else could go on, when all events before it have been taken."""
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class Turns:
         limits: Limits,
     ) -> None:
         self.usage = Usage()
-        self.told: dict[str, Told] = {}
+        self.told: dict[str, Told] = conversation.told_by_given()
         self.reason: Literal["max_output_tokens", "content_filter"] | None = None
         self._inference = inference
         self.chat = chat
@@ -69,22 +73,43 @@ class Turns:
         self._asked: list[tuple[str, str]] = []
         self._number = 0
         self._turn: Turn | None = None
+        self.on_step: Callable[[Step], None] | None = None
+        self._noted = 0
+        self._running: Sequence[HostedCall] = ()
         self._unasked: list[HostedCall] = []
         self._rejected: list[tuple[int, Told]] = []
         self._rejected_turns = 0
+        self.compacting: Compacting | None = None
 
-    async def run(self) -> AsyncGenerator[Events]:
-        """The events of all turns, as batches that became ready together."""
+    def go_on(self, so_far: SoFar) -> None:
+        """Go on from there instead of from the beginning."""
+        step = so_far.step
+        self._output.items[:] = so_far.items
+        self.usage, self.told, self._noted = step.usage, {**so_far.told}, len(so_far.told)
+        self._number, self._calls_left, self._asked = step.turn, step.calls_left, [*step.asked]
+        self._output.turn = self._number
+        self._rejected, self._rejected_turns = [*step.rejected], step.rejected_turns
+        self._budget = step.budget
+        self.chat = self._next_chat()
+
+    async def run(self, *, piecemeal: bool = True) -> AsyncGenerator[Events]:
+        """The events of all turns, as batches that became ready together. Not `piecemeal`, one delta tells what many
+        would have: for those who are shown the outcome only."""
         for told in self._conversation.told.values():
             self._output.sources.update(told.sources)
+            self._output.files.update(told.files)
         while True:
             async with aclosing(self._prepare()) as batches:
                 async for events in batches:
                     yield events
+            if self.compacting is not None:
+                async with aclosing(self._compact(self.compacting)) as batches:
+                    async for events in batches:
+                        yield events
             self._turn = turn = Turn(self._output, self._toolbox)
             async with aclosing(self._inference.chat(self.chat)) as steps:
                 async for step in steps:
-                    if events := turn.feed(step):
+                    if events := turn.feed(step if piecemeal else joined(step)):
                         yield events
             if turn.finish is None:
                 raise UpstreamError("The inference server ended its answer without saying why.")
@@ -96,6 +121,8 @@ class Turns:
             if self._ended(turn, turn.finish):
                 return
             self._number += 1
+            self._output.turn = self._number
+            self._note(self._number)
             self.chat = self._next_chat()
 
     async def _prepare(self) -> AsyncGenerator[Events]:
@@ -108,16 +135,34 @@ class Turns:
             for call in calls:
                 self._output.place(call)
                 yield call.open()
-            async with aclosing(self._run_all(calls)) as batches:
-                async for events in batches:
-                    yield events
+            for some in (
+                self._run_all([call for call in calls if not call.counts]),
+                self._run_asked([call for call in calls if call.counts]),
+            ):
+                async with aclosing(some) as batches:
+                    async for events in batches:
+                        yield events
         if ran:
+            self._note(self._number)
             self._toolbox.refresh()
+            self.chat = self._next_chat()
+
+    async def _compact(self, compacting: Compacting) -> AsyncGenerator[Events]:
+        """Make the chat shorter where it has grown too long."""
+        async with aclosing(compacting.run(self.chat)) as batches:
+            async for events in batches:
+                yield events
+        if compacting.spent is not None:
+            self.usage = add_usage(self.usage, compacting.spent)
+            if self._budget is not None:  # that is for what the client asked for
+                self._budget += compacting.spent.output_tokens
+            self._note(self._number)
             self.chat = self._next_chat()
 
     def break_off(self) -> Events:
         """The events that close what is open when the response ends before its end."""
         events = [*self._turn.break_off()] if self._turn is not None else []
+        events += self.compacting.break_off() if self.compacting is not None else ()
         for call in self._unasked:
             if self._output.items[call.index] is None:
                 events += call.close("incomplete")
@@ -128,6 +173,9 @@ class Turns:
         """Run what the model asked for, as far as it may be run. It is told of all in the order of the calls."""
         may_run = min(self._calls_left, _MAX_CALLS_OF_A_TURN)
         self._calls_left -= min(may_run, len(calls))
+        if self._turn is not None and self._turn.goes_on and self._left() != 0:
+            self._running = calls
+            self._note(self._number + 1)
         async with aclosing(self._run_all(calls[:may_run])) as batches:
             async for events in batches:
                 yield events
@@ -141,14 +189,17 @@ class Turns:
             self._take(events)
             self._keep(call)
             yield events
+        self._running = ()
         self._asked += [(call.told.name, call.told.arguments) for call in calls if call.told is not None]
 
     async def _run_all(self, calls: Sequence[HostedCall]) -> AsyncGenerator[Events]:
         jobs = [partial(self._drive, call) for call in calls]
         async with aclosing(side_by_side(jobs, self._limits.parallel_calls)) as batches:
             async for events in batches:
-                self._take(events)
+                ended = self._take(events)
                 yield events
+                if ended and self._running:
+                    self._note(self._number + 1)
 
     async def _drive(self, call: HostedCall, put: Put) -> None:
         """Run one call to its end, whatever becomes of it: a tool that fails is an outcome that the model is told."""
@@ -157,7 +208,9 @@ class Turns:
         try:
             async with asyncio.timeout(limit_s), aclosing(call.run(self._output)) as batches:
                 async for events in batches:
-                    done = done or any(isinstance(event, ResponseOutputItemDoneEvent) for event in events)
+                    if not done and any(isinstance(event, ResponseOutputItemDoneEvent) for event in events):
+                        done = True
+                        self._keep(call)  # first: a step that is noted after these events must know
                     put(events)
             failure = ToolFailed("The tool ended without a result.")
         except StackError as exc:
@@ -168,18 +221,42 @@ class Turns:
             _log.exception("the tool %s failed on a bug", call.name)
             failure = ToolFailed("The tool failed on an error of its own.")
         if not done:
-            put(call.fail(failure))
-        self._keep(call)
+            events = call.fail(failure)
+            self._keep(call)
+            put(events)
 
     def _keep(self, call: HostedCall) -> None:
         if call.told is not None:
             told = replace(call.told, output=self._output.bound(call.told.output), turn=self._number)
             self.told[call.id] = self._conversation.told[call.id] = told
 
-    def _take(self, events: Events) -> None:
-        for event in events:
-            if isinstance(event, ResponseOutputItemDoneEvent):
-                self._output.items[event.output_index] = event.item
+    def _take(self, events: Events) -> bool:
+        """Whether an item ended."""
+        ended = [event for event in events if isinstance(event, ResponseOutputItemDoneEvent)]
+        for event in ended:
+            self._output.items[event.output_index] = event.item
+        return bool(ended)
+
+    def _note(self, turn: int) -> None:
+        if self.on_step is None:
+            return
+        running = [call for call in self._running if self._output.items[call.index] is None]
+        told = dict(islice(self.told.items(), self._noted, None))
+        self._noted = len(self.told)
+        asked = [*self._asked, *((call.name, call.text) for call in self._running)]
+        self.on_step(
+            Step(
+                turn,
+                self.usage,
+                self._budget,
+                told | {call.id: lost(call, self._number) for call in running},
+                [call.index for call in running],
+                self._calls_left,
+                asked[-_MAX_REPEATS:],
+                self._rejected,
+                self._rejected_turns,
+            )
+        )
 
     def _ended(self, turn: Turn, finish: Finish) -> bool:
         """Whether the response is at its end."""

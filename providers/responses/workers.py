@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from apis.errors import RateLimited, StackError
+from apis.errors import StackError
 from providers.responses.runs import Claimed, Ref, Runs
 
 _log = logging.getLogger(__name__)
@@ -48,25 +49,41 @@ class Workers:
         self._config = config
         self._woken = asyncio.Event()
         self._tasks: dict[Ref, asyncio.Task[None]] = {}
+        self._coming: Counter[str] = Counter()
         self._watcher: asyncio.Task[None] | None = None
-        self._draining = False
+        self.draining = False
+        """Once true, what comes to the end of a step is left to others."""
 
     def start(self) -> None:
         self._watcher = asyncio.create_task(self._watch())
 
-    async def admit(self, tenant: str) -> bool:
-        """Whether one more of the tenant's can begin here at once; else it has to wait. Raises RateLimited when too
-        many wait already."""
-        waiting, running = await self._runs.count(tenant)
-        limits = self._config
-        if not waiting and running < limits.max_tenant_running and len(self._tasks) < limits.max_running:
-            return not self._draining
-        if waiting >= limits.max_waiting:
-            raise RateLimited(
-                f"{waiting} background responses are waiting already (`responses.background.max_waiting`).",
-                retry_after_s=5,
-            )
-        return False
+    @asynccontextmanager
+    async def room(self, tenant: str) -> AsyncGenerator[bool]:
+        """Whether one more of the tenant's can begin here at once, kept for it within the context; else it waits."""
+        limit = self._config.max_tenant_running
+        others_wait = await self._runs.some_wait(tenant)
+        running = await self._runs.count(tenant, limit)
+        # from here to the reservation nobody else in this process comes between
+        here = sum(ref.tenant == tenant for ref in self._tasks)
+        is_room = not (self.draining or others_wait or self._is_full)
+        is_room = is_room and max(running, here) + self._coming[tenant] < limit
+        with self._kept_for(tenant) if is_room else nullcontext():
+            yield is_room
+
+    @contextmanager
+    def _kept_for(self, tenant: str) -> Generator[None]:
+        """Nobody else gets the room of one that is about to begin."""
+        self._coming[tenant] += 1
+        try:
+            yield
+        finally:
+            self._coming[tenant] -= 1
+            if not self._coming[tenant]:
+                del self._coming[tenant]
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._tasks) + self._coming.total() >= self._config.max_running
 
     def wake(self) -> None:
         """Something waits."""
@@ -85,13 +102,13 @@ class Workers:
 
     async def drain(self) -> None:
         """Claim nothing more, and return when nothing is played any more."""
-        self._draining = True
+        self.draining = True
         while self._tasks:
             await asyncio.wait([*self._tasks.values()])
 
     async def close(self) -> None:
         """Leave all runs, so that others can go on with them at once."""
-        self._draining = True
+        self.draining = True
         tasks = [*self._tasks.values(), *([self._watcher] if self._watcher else [])]
         for task in tasks:
             task.cancel()
@@ -100,7 +117,7 @@ class Workers:
 
     async def _watch(self) -> None:
         poll_s, swept_at = self._config.poll_s, 0.0
-        while not self._draining:
+        while not self.draining:
             self._woken.clear()
             try:
                 await self._claim_waiting()
@@ -115,21 +132,24 @@ class Workers:
 
     async def _claim_waiting(self) -> None:
         running: dict[str, int] = {}
-        if len(self._tasks) >= self._config.max_running:
+        if self._is_full:
             return
         for key, ref in await self._runs.waiting(_LOOK_AT_MOST):
-            if len(self._tasks) >= self._config.max_running or self._draining:
+            if self._is_full or self.draining:
                 return
             if ref.tenant not in running:
-                running[ref.tenant] = (await self._runs.count(ref.tenant))[1]
-            if running[ref.tenant] < self._config.max_tenant_running and (claimed := await self._runs.claim(ref, key)):
-                running[ref.tenant] += 1
-                self.begin(claimed)
+                running[ref.tenant] = await self._runs.count(ref.tenant, self._config.max_tenant_running)
+            if running[ref.tenant] >= self._config.max_tenant_running:
+                continue
+            with self._kept_for(ref.tenant):
+                if claimed := await self._runs.claim(ref, key):
+                    running[ref.tenant] += 1
+                    self.begin(claimed)
 
     async def _claim_left(self) -> None:
         """What was left is taken beyond all bounds: it has begun, and somebody waits for it."""
         for ref in await self._runs.left():
-            if not self._draining and ref not in self._tasks and (claimed := await self._runs.claim(ref)):
+            if not self.draining and ref not in self._tasks and (claimed := await self._runs.claim(ref)):
                 self.begin(claimed)
 
     async def _run(self, claimed: Claimed) -> None:

@@ -48,7 +48,6 @@ _CALL: Final = ToolSpec(
         "additionalProperties": False,
     },
 )
-_MAX_TOOLS: Final = 128
 _MAX_ARGUMENTS_BYTES: Final = 1024 * 1024
 _CHATTY: Final = ("client", "httpx2", "mcp.client", "mcp.shared")
 """The SDK's loggers."""
@@ -135,11 +134,7 @@ class MCP(ToolRuntime):
 
         tools = await self._within(self._config.list_timeout_s, call, server, run)
         permitted = [tool for tool in tools if declaration.permits(tool)]
-        if len(permitted) > _MAX_TOOLS:
-            _log.warning(
-                "MCP server %r has more than %d tools; the rest is left out", declaration.server_label[:64], _MAX_TOOLS
-            )
-        return ToolResult(f"{len(permitted[:_MAX_TOOLS])} tools.", data=permitted[:_MAX_TOOLS])
+        return ToolResult(f"{len(permitted)} tools.", data=permitted)
 
     async def _call(self, call: ToolCall, asked: _Arguments) -> ToolResult:
         declaration = to_declaration(call.options)

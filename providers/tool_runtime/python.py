@@ -16,7 +16,7 @@ from apis.provider import Provider
 from apis.tool_runtime import ToolCall, ToolFile, ToolResult, ToolRuntime, ToolSpec
 from providers.tool_runtime.python_cgroup import remove_left_groups
 from providers.tool_runtime.python_check import faults_of
-from providers.tool_runtime.python_containers import Offer, PythonContainers
+from providers.tool_runtime.python_containers import Offer, PythonContainers, id_of, path_of
 from providers.tool_runtime.python_files import media_type
 from providers.tool_runtime.python_sandbox import INSTALL, MIB, Bubblewrap, DangerouslyUnsandboxed, Limits, Sandbox
 from providers.tool_runtime.python_session import Outcome, Session, SessionOver
@@ -28,7 +28,8 @@ _TOOL: Final = ToolSpec(
     name="python",
     description=(
         "Run Python code in a notebook: variables live from call to call, and the value of the last expression is "
-        "shown. There is no network. Files written into the current folder are given to the user."
+        "shown. There is no network. Files written into the current folder are given to the user: link to them like "
+        "[plot.png](sandbox:/mnt/data/plot.png)."
     ),
     parameters={
         "type": "object",
@@ -51,9 +52,10 @@ class Python(ToolRuntime):
     `ToolResult.text` is what the code printed, its exceptions included, and in square brackets what else the model
     should know: that a session ended and why, or which files there are. `files` are those that the call made or
     changed below the work folder, at most 20 and 16 MiB together; images are known by their media type. `data` is
-    `{"logs": str, "exit": str}`: the output alone, and `ok`, `exception` (raised by the code), or how the session
-    ended: `timed_out`, `cpu_limit`, `memory_limit`, `files_limit`, `crashed`. Between calls a session's processes
-    are stopped. All sessions end with this process, however it ends.
+    `{"logs": str, "exit": str, "files": {path: id}}`: the output alone; `ok`, `exception` (raised by the code), or how
+    the session ended: `timed_out`, `cpu_limit`, `memory_limit`, `files_limit`, `crashed`; and the files of the
+    container that the call wrote. Between calls a session's processes are stopped. All sessions end with this process,
+    however it ends.
 
     The backend `bubblewrap` isolates programs and is proven to do so at start; nothing replaces it when it cannot.
     The backend `dangerously_unsandboxed` gives every program the rights of this server.
@@ -145,7 +147,7 @@ class Python(ToolRuntime):
         finally:
             if call.session is None:
                 self._sessions.drop(key)
-        return _result(outcome, lost)
+        return _result(outcome, lost, call.session)
 
     def containers(self) -> Containers:
         return self._containers
@@ -159,7 +161,7 @@ class Python(ToolRuntime):
             raise ToolFailed("The Python sandbox could not be started; try again later.") from exc
 
 
-def _result(outcome: Outcome, lost: str) -> ToolResult:
+def _result(outcome: Outcome, lost: str, container_id: str | None) -> ToolResult:
     parts: list[str] = []
     if lost:
         parts.append(f"[this is a new Python session, the earlier one is gone: {lost}]\n")
@@ -174,4 +176,7 @@ def _result(outcome: Outcome, lost: str) -> ToolResult:
     if outcome.skipped:
         parts.append(f"\n[too many or too large to be given to the user: {', '.join(outcome.skipped)}]")
     files = [ToolFile(name, media_type(name), data) for name, data in outcome.files]
-    return ToolResult("".join(parts).strip("\n"), files=files, data={"logs": outcome.output, "exit": outcome.exit})
+    names = [*(name for name, _ in outcome.files), *outcome.skipped] if container_id is not None else []
+    made = {path_of(name): id_of(container_id or "", name) for name in names}
+    data = {"logs": outcome.output, "exit": outcome.exit, **({"files": made} if made else {})}
+    return ToolResult("".join(parts).strip("\n"), files=files, data=data)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final, TypeVar
 
+from openai.types import FileObject
 from openai.types.container_retrieve_response import ExpiresAfter, NetworkPolicy
 
 from apis.containers import Container, ContainerFile, Containers, ContainersPage, MemoryLimit, NewContainer
@@ -42,7 +43,7 @@ class PythonContainers(Containers):
         self._offer = offer
         self._files = files
 
-    def check(self, new: NewContainer) -> None:
+    async def check(self, new: NewContainer, *, tenant: str) -> None:
         most = self._offer.max_memory_bytes
         if new.memory_limit is not None and _LIMITS[new.memory_limit] > most:
             raise Unsupported(
@@ -56,15 +57,19 @@ class PythonContainers(Containers):
         if new.network_policy is not None and not self._offer.isolated:
             message = "The network of a container cannot be turned off here: its backend is not a sandbox."
             raise Unsupported(message, param="network_policy", code="unsupported_value")
-        if new.file_ids:
-            self._uploads("file_ids")
         if new.skills:
             raise Unsupported("Skills are not offered by this server.", param="skills")
+        if new.file_ids:
+            self._uploads("file_ids")
+        for at, file_id in enumerate(new.file_ids or ()):
+            try:
+                await self._small_enough(file_id, "file_ids", tenant)
+            except (InvalidRequest, NotFound) as exc:
+                exc.param = f"file_ids[{at}]"
+                raise
 
     async def create(self, new: NewContainer, *, tenant: str, container_id: str | None = None) -> Container:
-        self.check(new)
-        for file_id in new.file_ids or ():
-            await self._uploads("file_ids").get(file_id, tenant=tenant)
+        await self.check(new, tenant=tenant)
         name = container_id or f"cntr_{secrets.token_hex(16)}"
         memory = _LIMITS[new.memory_limit] if new.memory_limit else self._offer.terms.memory_bytes
         idle_s = new.expires_after.minutes * 60 if new.expires_after else self._offer.terms.idle_s
@@ -102,15 +107,12 @@ class PythonContainers(Containers):
         async with self._using(container_id, tenant) as (session, kept):
             await session.write(name, data)
             kept.given.add(name)
-            return await _find(session, kept, container_id, lambda file: file.path == _path(name))
+            return await _find(session, kept, container_id, lambda file: file.path == path_of(name))
 
     async def copy_file(self, container_id: str, file_id: str, *, tenant: str) -> ContainerFile:
-        uploads = self._uploads("file_id")
         self._kept(container_id, tenant)
-        about = await uploads.get(file_id, tenant=tenant)
-        if about.bytes > MAX_FILES_BYTES:
-            raise InvalidRequest("A file of a container must not be larger than 16 MiB.", param="file_id")
-        data = await uploads.read(file_id, tenant=tenant)
+        about = await self._small_enough(file_id, "file_id", tenant)
+        data = await self._uploads("file_id").read(file_id, tenant=tenant)
         return await self.add_file(container_id, about.filename, data, tenant=tenant)
 
     async def files(self, container_id: str, page: ContainersPage, *, tenant: str) -> Page[ContainerFile]:
@@ -134,6 +136,13 @@ class PythonContainers(Containers):
             file = await _find(session, kept, container_id, lambda file: file.id == file_id)
             await session.delete(_name(file))
             kept.given.discard(_name(file))
+
+    async def _small_enough(self, file_id: str, param: str, tenant: str) -> FileObject:
+        """An uploaded file that a container has room for."""
+        about = await self._uploads(param).get(file_id, tenant=tenant)
+        if about.bytes > MAX_FILES_BYTES:
+            raise InvalidRequest("A file of a container must not be larger than 16 MiB.", param=param)
+        return about
 
     def _uploads(self, param: str) -> Files:
         if self._files is None:
@@ -190,12 +199,12 @@ def _page(found: Sequence[Shown], page: ContainersPage) -> Page[Shown]:
 async def _files(session: Session, kept: Kept, container_id: str) -> Sequence[ContainerFile]:
     return [
         ContainerFile(
-            id=_file_id(container_id, name),
+            id=id_of(container_id, name),
             bytes=size,
             container_id=container_id,
             created_at=at,
             object="container.file",
-            path=_path(name),
+            path=path_of(name),
             source="user" if name in kept.given else "assistant",
         )
         for name, size, at in await session.files()
@@ -211,12 +220,12 @@ async def _find(
     return found
 
 
-def _file_id(container_id: str, name: str) -> str:
+def id_of(container_id: str, name: str) -> str:
     """Follows from the name, so that nothing has to be remembered and programs can write files as they like."""
     return f"cfile_{hashlib.sha256(f'{container_id}/{name}'.encode()).hexdigest()[:32]}"
 
 
-def _path(name: str) -> str:
+def path_of(name: str) -> str:
     return f"{FOLDER}/{name}"
 
 

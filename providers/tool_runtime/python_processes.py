@@ -10,7 +10,8 @@ from typing import Final
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-_PATIENCE_S: Final = 0.5
+_PATIENCE_S: Final = 5.0
+"""On a busy machine a process takes its time even to be stopped."""
 _STOPPED: Final = "TtZX"
 
 
@@ -44,7 +45,7 @@ def usage(root: int, enough_bytes: int) -> Usage:
 
 
 def stop(root: int) -> bool:
-    """Stop all descendants of `root`. False when they multiply faster than they can be stopped. Blocks up to 0.5 s."""
+    """Stop all descendants of `root`. False when they multiply faster than they can be stopped. Blocks up to 5 s."""
     quiet_rounds = 0
     for _ in _rounds():
         running = [pid for pid in process_tree(root)[1:] if _state(pid) not in _STOPPED]

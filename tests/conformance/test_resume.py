@@ -1,6 +1,7 @@
 """Background streams that are cut anywhere and read on elsewhere: what comes together is the log, byte for byte.
 
-STACK_CUT_STREAMS says how many streams (20 by default), STACK_CUT_SEED what is drawn; the seed is printed.
+STACK_CUT_STREAMS says how many streams of some 290 events (20 by default), STACK_CUT_SEED what is drawn; the seed is
+printed.
 """
 
 import asyncio
@@ -10,12 +11,14 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tests.laws import check_frames, check_stream
 from tests.serving import Served, scripted, serving
 from tests.spec.asking import responses
 
 STREAMS = int(os.environ.get("STACK_CUT_STREAMS", "20"))
+pytestmark = pytest.mark.timeout(120 + STREAMS)
 SEED = int(os.environ.get("STACK_CUT_SEED", "0")) or random.SystemRandom().getrandbits(32)
 TURN: list[dict[str, Any]] = [
     {"reasoning": ["think "] * 10},
@@ -25,7 +28,7 @@ TURN: list[dict[str, Any]] = [
     {"wait_s": 0.1},
     {"text": ["c"] * 200},
 ]
-BACKGROUND = {"background": {"poll_s": 0.1, "lease_s": 2}}
+BACKGROUND = {"background": {"poll_s": 0.1, "lease_s": 30}}  # nobody dies here, however busy the machine
 TOGETHER = 10
 
 
@@ -73,39 +76,17 @@ async def test_a_stream_cut_anywhere_is_read_on_from_any_worker(shared_store: di
             )
             served.streams.check = False  # most of the streams begin in the middle
             stacks.append(served)
+        events = 0
         for _ in range(max(1, STREAMS // TOGETHER)):
             async with asyncio.timeout(60):
                 cut = await asyncio.gather(*(cut_up(stacks, dice) for _ in range(TOGETHER)))
             for frames, response_id in cut:
                 raw = b"".join(frame + b"\n\n" for frame in frames)
-                check_stream(check_frames(raw))
+                told = check_frames(raw)
+                check_stream(told)
+                events += len(told)
                 for served in stacks:
                     assert await read(served, "GET", f"/v1/responses/{response_id}?stream=true", None) == raw
-                told = await responses(stacks[0]).retrieve(response_id)
-                assert told.output_text == "".join("".join(line.get("text", ())) for line in TURN)
-
-
-async def test_any_worker_cancels_and_the_model_is_left(shared_store: dict[str, Any]) -> None:
-    slow = scripted([{"text": ["a", "b"]}, {"wait_s": 30}])
-    async with (
-        serving(slow, kv_store=shared_store, responses={"background": {"max_running": 1, "poll_s": 0.05}}) as maker,
-        serving(slow, kv_store=shared_store, responses={"background": {"poll_s": 10}}) as other,
-    ):
-        queued = await responses(maker).create(model="scripted", input="hi", background=True)
-        async with asyncio.timeout(10), await responses(other).retrieve(queued.id, stream=True) as events:
-            async for event in events:
-                if getattr(event, "delta", None) == "b":
-                    break
-        began = asyncio.get_running_loop().time()
-        told = await responses(other).cancel(queued.id)
-        assert (told.status, told.output_text) == ("cancelled", "ab")
-        assert asyncio.get_running_loop().time() - began < 1
-        async with asyncio.timeout(2):
-            while not left_early(maker) + left_early(other):  # noqa: ASYNC110  # a model sets no event
-                await asyncio.sleep(0.01)
-        assert (await responses(maker).retrieve(queued.id)).status == "cancelled"
-
-
-def left_early(served: Served) -> int:
-    inference: Any = served.stack.inference
-    return inference.left_early
+                response = await responses(stacks[0]).retrieve(response_id)
+                assert response.output_text == "".join("".join(line.get("text", ())) for line in TURN)
+    print(f"{events} events of streams cut up to 8 times over {shared_store['provider']}: each stream is its log")

@@ -5,12 +5,14 @@ import asyncio
 import msgspec
 import pytest
 
+from apis.errors import RateLimited
 from apis.kv_store import KVStore, Put
 from providers.responses.ids import Ids
 from providers.responses.runs import Asked, Claimed, LeaseLost, Ref, Runs
 from tests.conformance.kv_store import Backend
 
 LEASE_S = 0.4
+MAX_WAITING = 12
 ASKED = Asked(msgspec.Raw(b"{}"), msgspec.Raw(b"[]"), 0, 1)
 
 
@@ -19,14 +21,24 @@ class Two:
 
     def __init__(self, one: KVStore, other: KVStore, backend: Backend) -> None:
         self.store = one
-        limits = {"lease_s": LEASE_S, "queue_timeout_s": 3 * LEASE_S, "retention_s": 1000.0}
-        self.one, self.other = Runs(one, **limits), Runs(other, **limits)
+        self.one, self.other = (
+            Runs(each, lease_s=LEASE_S, queue_timeout_s=3 * LEASE_S, retention_s=1000, max_waiting=MAX_WAITING)
+            for each in (one, other)
+        )
         self.backend = backend
 
-    async def add(self, tenant: str = "t", rank: int = 5, *, at_once: bool = False) -> Ref:
+    async def add(
+        self,
+        tenant: str = "t",
+        rank: int = 5,
+        *,
+        at_once: bool = False,
+        runs: Runs | None = None,
+        also: Put | None = None,
+    ) -> Ref:
         ref = Ref(tenant, Ids().response)
-        events = Put(f"{tenant}/event/{ref.id}/00000000", b"x y\n")
-        await self.one.add(ref, rank, ASKED, [events], portable=not at_once, at_once=at_once)
+        events = also or Put(f"{tenant}/event/{ref.id}/00000000", b"x y\n")
+        await (runs or self.one).add(ref, rank, ASKED, [events], portable=not at_once, at_once=at_once)
         return ref
 
     async def claimed(self, runs: Runs, ref: Ref) -> Claimed:
@@ -54,14 +66,36 @@ async def test_of_two_that_claim_one_gets_it(two: Two) -> None:
         claims = await asyncio.gather(*(runs.claim(ref, "known") for runs in (two.one, two.other) * 3))
         assert sum(claim is not None for claim in claims) == 1
     assert await two.one.waiting(100) == []
-    assert await two.other.count("t") == (0, 10)
+    assert not await two.other.some_wait("t")
+    assert (await two.other.count("t", 100), await two.other.count("t", 5)) == (10, 5)
 
 
 async def test_those_that_wait_are_served_by_rank_and_then_by_age(two: Two) -> None:
     refs = [await two.add(rank=rank) for rank in (5, 9, 5, 1)]
     assert [ref for _, ref in await two.other.waiting(100)] == [refs[each] for each in (3, 0, 2, 1)]
-    assert await two.other.count("t") == (4, 0)
-    assert await two.other.count("another") == (0, 0)
+    assert (await two.other.some_wait("t"), await two.other.count("t", 100)) == (True, 0)
+    assert (await two.other.some_wait("another"), await two.other.count("another", 100)) == (False, 0)
+
+
+async def test_no_more_wait_than_may_however_many_come_together(two: Two) -> None:
+    both = (two.one, two.other)
+    told = await asyncio.gather(*(two.add(runs=both[n % 2]) for n in range(3 * MAX_WAITING)), return_exceptions=True)
+    assert sum(isinstance(each, RateLimited) for each in told) == 2 * MAX_WAITING
+    assert sum(isinstance(each, Ref) for each in told) == len(await two.one.waiting(100)) == MAX_WAITING
+    await two.add("another")
+    [*_, (key, ref)] = [each for each in await two.one.waiting(100) if each[1].tenant == "t"]
+    assert await two.one.claim(ref, key) is not None
+    await two.add(runs=two.other)
+    with pytest.raises(RateLimited):
+        await two.add()
+
+
+async def test_a_run_whose_other_writes_do_not_hold_is_not_there(two: Two) -> None:
+    taken = Put("taken", b"", expect=7)
+    for at_once in (False, True):
+        with pytest.raises(LeaseLost):
+            await two.add(also=taken, at_once=at_once)
+    assert await two.store.scan("") == []
 
 
 async def test_who_writes_keeps_its_lease(two: Two) -> None:
@@ -112,7 +146,7 @@ async def test_what_is_given_back_is_claimed_again(two: Two) -> None:
     [(key, found)] = await two.other.waiting(10)
     again = await two.other.claim(found, key)
     assert again is not None
-    assert (again.ref, again.run.attempts) == (ref, 2)
+    assert (again.ref, again.run.attempts, again.run.handed) == (ref, 2, 1)
     await claimed.lease.give_back(claimed.run)
     assert await two.one.waiting(10) == []
 
@@ -131,7 +165,7 @@ async def test_what_is_claimed_at_once_never_waits(two: Two) -> None:
     ref = await two.add(at_once=True)
     assert await two.other.waiting(10) == []
     assert await two.other.claim(ref) is None
-    assert await two.other.count("t") == (0, 1)
+    assert (await two.other.some_wait("t"), await two.other.count("t", 100)) == (False, 1)
 
 
 async def test_another_tenants_run_is_not_found(two: Two) -> None:

@@ -221,6 +221,30 @@ async def test_too_many_that_wait_are_refused() -> None:
         assert (await responses(served).retrieve(waiting[0].id)).output == []
 
 
+async def test_no_more_begin_or_wait_than_may_when_all_come_at_once() -> None:
+    limits = {"background": {"max_running": 2, "max_waiting": 3}}
+    async with serving(SLOW, responses=limits) as served:
+        told = await asyncio.gather(*(begin(served) for _ in range(20)), return_exceptions=True)
+        assert sum(isinstance(each, RateLimitError) for each in told) == 15
+        queued = [each for each in told if not isinstance(each, BaseException)]
+        shown = [await responses(served).retrieve(each.id) for each in queued]
+        assert sorted(each.status for each in shown) == ["in_progress"] * 2 + ["queued"] * 3
+        for each in queued:
+            await responses(served).cancel(each.id)
+        assert (await begin(served)).status == "queued"
+
+
+async def test_what_is_not_for_storing_cannot_wait() -> None:
+    limits = {"background": {"max_running": 1}}
+    secret = {"type": "mcp", "server_label": "a", "server_url": "http://127.0.0.1:9", "authorization": "s3cret"}
+    async with serving(SLOW, tool_runtime={"provider": "mcp"}, responses=limits) as served:
+        first = await begin(served)
+        with pytest.raises(RateLimitError) as caught:
+            await begin(served, tools=[secret])
+        assert "not for storing" in caught.value.message
+        await responses(served).cancel(first.id)
+
+
 async def test_who_pays_for_haste_is_served_first() -> None:
     turns = [*SLOW["turns"], [{"text": "a"}], [{"text": "a"}], [{"text": "a"}]]
     async with serving(scripted(*turns), responses={"background": {"max_running": 1}}) as served:

@@ -304,6 +304,40 @@ async def test_what_a_container_cannot_have_is_refused_by_name(asked_for: Json, 
     assert error["param"] == f"tools[1].container.{param}"
 
 
+async def test_an_uploaded_file_that_is_not_there_is_refused_by_its_place() -> None:
+    more = {"files": {"provider": "kv"}}
+    keys = [{"key": "key-of-a", "tenant": "a"}, {"key": "key-of-b", "tenant": "b"}]
+    async with interpreting(DONE, more=more, server={"api_keys": keys}) as served:
+        file_id = (await served.client.files.create(file=("a.txt", b"one"), purpose="user_data")).id
+        large = (await served.client.files.create(file=("b.txt", b"x" * (17 << 20)), purpose="user_data")).id
+
+        def declared(*ids: str) -> list[Json]:
+            return [{**TOOL, "container": {"type": "auto", "file_ids": [file_id, *ids]}}]
+
+        unknown = await refusal(served, 404, tools=declared("file-none"))
+        too_large = await refusal(served, 400, tools=declared(large))
+        served.client.api_key = "key-of-b"
+        foreign = await refusal(served, 404, tools=declared())
+        assert asked(served) == []
+    assert unknown["param"] == too_large["param"] == "tools[0].container.file_ids[1]"
+    assert foreign["param"] == "tools[0].container.file_ids[0]"
+
+
+async def test_a_later_turns_files_come_into_the_chains_container() -> None:
+    both = "[open(name).read() for name in ('a.txt', 'b.txt')]"
+    turns: list[Script] = [[code("open('a.txt', 'a').write('!')")], DONE, [code(both)], DONE]
+    async with interpreting(*turns, more={"files": {"provider": "kv"}}) as served:
+        ids = [
+            (await served.client.files.create(file=(name, data), purpose="user_data")).id
+            for name, data in (("a.txt", b"one"), ("b.txt", b"two"))
+        ]
+        first = await create(served, tools=[{**TOOL, "container": {"type": "auto", "file_ids": ids[:1]}}])
+        tools = [{**TOOL, "container": {"type": "auto", "file_ids": ids}}]
+        second = await create(served, tools=tools, previous_response_id=first.id, input="Go on.")
+        assert messages(served)[-1]["content"] == "['one!', 'two']"
+    assert first.output[0].container_id == second.output[0].container_id
+
+
 async def test_what_a_container_can_have_it_has() -> None:
     declared = {"type": "auto", "memory_limit": "1g", "network_policy": {"type": "disabled"}}
     async with interpreting([code("len(bytearray(600 << 20))")], DONE) as served:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import NotFoundError
 
 from tests.serving import Served, serving
 from tests.spec.asking import asked, bare, create, messages, refusal, responses, stream
@@ -178,10 +179,26 @@ async def test_a_search_that_finds_nothing_says_so(tmp_path: Path) -> None:
     assert (response.output[0].status, response.output[0].results) == ("completed", [])
 
 
-async def test_a_store_that_is_not_there_is_told_to_the_model_which_still_answers(tmp_path: Path) -> None:
-    async with filing(tmp_path, [search()], [{"text": "I could not look."}]) as served:
-        events = await stream(served, tools=[tool("vs_nowhere")], include=INCLUDE)
-        assert "vs_nowhere" in told(served)
+async def test_a_store_that_is_not_there_is_refused_naming_its_place(tmp_path: Path) -> None:
+    async with filing(tmp_path, [search()], ANSWER) as served:
+        store_id, _ = await store_of(served)
+        error = await refusal(served, 404, tools=[function("get"), tool(store_id, "vs_nowhere")])
+        assert (error["param"], asked(served)) == ("tools[1].vector_store_ids[1]", [])
+        assert "vs_nowhere" in error["message"]
+        counting: Any = {"model": "scripted", "input": "hi", "tools": [tool("vs_nowhere")]}
+        with pytest.raises(NotFoundError):
+            await served.client.responses.input_tokens.count(**counting)
+
+
+async def test_a_store_that_is_gone_by_the_call_is_told_to_the_model_which_still_answers(tmp_path: Path) -> None:
+    async with filing(tmp_path, [{"wait_s": 0.2}, search()], [{"text": "I could not look."}]) as served:
+        store_id, _ = await store_of(served)
+        events: list[Any] = []
+        async for event in await create(served, stream=True, tools=[tool(store_id)], include=INCLUDE):
+            events.append(event)
+            if event.type == "response.in_progress":
+                await served.client.vector_stores.delete(store_id)
+        assert store_id in told(served)
     item, message = events[-1].response.output
     assert (item.status, item.queries, item.results) == ("failed", ["what do blue whales eat?"], None)
     assert message.content[0].text == "I could not look."
@@ -192,11 +209,10 @@ async def test_a_store_of_another_tenant_is_not_there(tmp_path: Path) -> None:
     keys = [{"key": "key-a", "tenant": "a"}, {"key": "key-b", "tenant": "b"}]
     async with filing(tmp_path, [search()], ANSWER, server={"api_keys": keys}) as served:
         store_id, _ = await store_of(served)
-        other = served.client.with_options(api_key="key-b")
-        tools: Any = [tool(store_id)]
-        response = await other.responses.create(model="scripted", input="hi", tools=tools)
-        assert "krill" not in told(served)
-    assert bare(response)["output"][0]["status"] == "failed"
+        never = await refusal(served, 404, tools=[tool("vs_nowhere")])
+        served.client.api_key = "key-b"
+        other = await refusal(served, 404, tools=[tool(store_id)])
+    assert other["message"].replace(store_id, "") == never["message"].replace("vs_nowhere", "")
 
 
 async def test_a_failing_embedder_is_told_to_the_model(tmp_path: Path) -> None:
@@ -216,7 +232,8 @@ async def test_a_failing_embedder_is_told_to_the_model(tmp_path: Path) -> None:
 async def test_arguments_no_search_can_have_are_told_to_the_model(tmp_path: Path, arguments: str) -> None:
     turns: list[Script] = [[{"call": "file_search", "arguments": arguments}], ANSWER]
     async with filing(tmp_path, *turns) as served:
-        response = await create(served, tools=[tool("vs_1")])
+        store_id = (await served.client.vector_stores.create()).id
+        response = await create(served, tools=[tool(store_id)])
         assert "file_search" in told(served)
     assert (response.output[0].status, response.output[0].queries) == ("failed", [])
 

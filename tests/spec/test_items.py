@@ -1,11 +1,13 @@
 """Every form of input reaches the model as the right chat messages, and what a response put out may come back in."""
 
+import base64
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from tests.providers.reader import documents
 from tests.serving import Served, scripted, serving
 from tests.spec.asking import asked, create, messages, plain, refusal
 from tests.spec.shapes import SHAPES, Script
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Json = dict[str, Any]
 PNG = "data:image/png;base64,iVBORw0KGgo="
-PDF = "data:application/pdf;base64,JVBERi0="
+PDF = f"data:application/pdf;base64,{base64.b64encode(documents.pdf('A page.')).decode()}"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -87,7 +89,7 @@ FORMS: dict[str, tuple[Any, list[Json]]] = {
     ),
     "a file by data": (
         [user([{"type": "input_file", "file_data": PDF, "filename": "a.pdf"}])],
-        [user([{"type": "file", "file": {"file_data": PDF, "filename": "a.pdf"}}])],
+        [user([text('<file name="a.pdf">\nA page.\n</file>')])],
     ),
     "assistant text": (
         [user(), {"role": "assistant", "content": "yes"}, user("so?")],
@@ -259,7 +261,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "an uploaded image": (
         [user([{"type": "input_image", "file_id": "file-1"}])],
         "input[0].content[0].file_id",
-        "not offered",
+        "keeps no files",
     ),
     "an image without a URL": ([user([{"type": "input_image"}])], "input[0].content[0].image_url", "image_url"),
     "an image that is none": (
@@ -275,12 +277,12 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "an uploaded file": (
         [user([{"type": "input_file", "file_id": "file-1"}])],
         "input[0].content[0].file_id",
-        "not offered",
+        "keeps no files",
     ),
-    "a file by URL": (
-        [user([{"type": "input_file", "file_url": "https://a.example/a.pdf"}])],
+    "a file by a URL of this machine": (
+        [user([{"type": "input_file", "file_url": "http://127.0.0.1/a.pdf"}])],
         "input[0].content[0].file_url",
-        "file_data",
+        "127.0.0.1",
     ),
     "a file without data": (
         [user([{"type": "input_file", "filename": "a"}])],
@@ -290,7 +292,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "a bad part in an output": (
         [call("c1"), output("c1", [{"type": "input_image", "file_id": "x"}])],
         "input[1].output[0].file_id",
-        "not offered",
+        "keeps no files",
     ),
     "an id that comes twice": (
         [{"id": "msg_1", **user()}, {"id": "msg_1", **user()}],

@@ -124,13 +124,46 @@ async def test_a_call_that_is_refused_and_approved_at_once_is_refused() -> None:
     assert real.notes == []
 
 
-async def test_an_approval_of_an_earlier_request_is_not_acted_on_later() -> None:
+@pytest.mark.parametrize("tools", [[], [function()], [{"type": "tool_search"}]], ids=["none", "a function", "a search"])
+async def test_an_approval_without_the_server_is_refused_and_not_acted_on_later(tools: list[Json]) -> None:
+    async with stacked(NOTE, DONE) as (served, real):
+        first = await create(served, tools=[mcp(real, require_approval="always")])
+        given = [approval(first.output[-1])]
+        error = await refusal(served, tools=tools, input=given, previous_response_id=first.id)
+        assert (error["param"], "'real'" in error["message"]) == ("input[0].approval_request_id", True)
+        later = await create(served, tools=[mcp(real)], previous_response_id=first.id)
+    assert "mcp_call" not in kinds(later)
+    assert real.notes == []
+
+
+async def test_an_approval_of_nothing_is_refused_whatever_is_declared() -> None:
+    async with stacked(DONE) as (served, _):
+        answers = [{"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}]
+        error = await refusal(served, input=answers)
+    assert error["param"] == "input[0].approval_request_id"
+
+
+async def test_what_was_approved_and_made_may_be_sent_back_without_the_server() -> None:
     async with stacked(NOTE, DONE, DONE) as (served, real):
         first = await create(served, tools=[mcp(real, require_approval="always")])
-        second = await create(served, input=[approval(first.output[-1])], previous_response_id=first.id)
-        third = await create(served, tools=[mcp(real)], previous_response_id=second.id)
-    assert "mcp_call" not in (*kinds(second), *kinds(third))
-    assert real.notes == []
+        answers = approval(first.output[-1])
+        second = await answer(served, "sent back", first, answers, tools=[mcp(real, require_approval="always")])
+        items = [USER, *map(bare, first.output), answers, *map(bare, second.output), USER]
+        await create(served, input=items)
+    assert real.notes == ["a"]
+
+
+async def test_approved_calls_count_among_those_that_a_response_may_make() -> None:
+    asking: Script = [{"calls": [call("real__note", f'{{"text": "{each}"}}', id=f"c{each}") for each in "ab"]}]
+    async with stacked(asking, DONE) as (served, real):
+        tools = [mcp(real, require_approval="always"), function()]
+        first = await create(served, tools=tools)
+        answers = [approval(each) for each in first.output[1:]]
+        second = await create(served, tools=tools, input=answers, previous_response_id=first.id, max_tool_calls=1)
+        assert "no more tool calls are allowed" in told(served)["cb"]
+        assert offered(served) == ["get"]
+    assert [item.status for item in second.output] == ["completed", "failed", "completed"]
+    assert real.notes == ["a"]
 
 
 async def test_several_calls_are_asked_for_and_answered_each_by_itself() -> None:

@@ -320,13 +320,6 @@ async def test_pages_of_earlier_turns_can_still_be_cited_and_new_ones_are_number
     assert second.output_text == f"{LINKS[1]} and {LINKS[8]}."
 
 
-async def test_a_search_that_was_not_stored_is_forgotten_when_sent_back() -> None:
-    async with searching([search()], [{"text": "Sunny."}], [{"text": "Yes."}]) as (served, _):
-        first = await create(served, tools=[TOOL], store=False)
-        await create(served, input=[*first.output, {"role": "user", "content": "Sure?"}])
-        assert [message["role"] for message in messages(served)] == ["assistant", "user"]
-
-
 async def test_usage_is_the_sum_of_all_turns() -> None:
     usage = {"input_tokens": 10, "output_tokens": 5, "cached_tokens": 2, "reasoning_tokens": 1}
     turns: list[Script] = [

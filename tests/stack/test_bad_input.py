@@ -76,7 +76,6 @@ FIELDS: dict[str, tuple[Fields, str | None, str | None]] = {
     "top_logprobs 21": ({"top_logprobs": 21}, "integer_above_max_value", "top_logprobs"),
     "seed 2**64": ({"seed": 2**64}, "integer_above_max_value", "seed"),
     "truncation maybe": ({"truncation": "maybe"}, "invalid_value", "truncation"),
-    "truncation auto": ({"truncation": "auto"}, "unsupported_value", "truncation"),
     "a service tier of our own": ({"service_tier": "x"}, "invalid_value", "service_tier"),
     "extreme effort": ({"reasoning": {"effort": "extreme"}}, "invalid_value", "reasoning.effort"),
     "include x": ({"include": ["x"]}, "invalid_value", "include[0]"),
@@ -99,7 +98,7 @@ FIELDS: dict[str, tuple[Fields, str | None, str | None]] = {
         "conversation",
     ),
     "prompt": ({"prompt": {"id": "pmpt_1"}}, "unsupported_parameter", "prompt"),
-    "context_management": ({"context_management": []}, "unsupported_parameter", "context_management"),
+    "context_management": ({"context_management": [{"type": "x"}]}, "invalid_value", "context_management[0].type"),
     "moderation": ({"moderation": {}}, "unsupported_parameter", "moderation"),
 }
 ITEMS: dict[str, tuple[Any, str, str | None]] = {
@@ -149,12 +148,12 @@ ITEMS: dict[str, tuple[Any, str, str | None]] = {
     ),
     "an image by file id": (
         [user([{"type": "input_image", "file_id": "file-1"}])],
-        "unsupported_parameter",
+        "not_configured",
         "input[0].content[0].file_id",
     ),
     "a file by url": (
-        [user([{"type": "input_file", "file_url": "https://a/b"}])],
-        "unsupported_parameter",
+        [user([{"type": "input_file", "file_url": "https://127.0.0.1/b"}])],
+        "invalid_value",
         "input[0].content[0].file_url",
     ),
     "a call without output": ([user("x"), CALL], "", "input"),

@@ -9,7 +9,7 @@ A TypedTool makes a TypedCall for each call of the model's. There are two kinds 
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Final, cast
 
 import orjson
@@ -21,28 +21,10 @@ from apis.tool_runtime import Source
 from apis.tools import ChosenHosted, ChosenMcp
 from providers.responses.open_items import item_added, item_done
 from providers.responses.output import Output
+from providers.responses.told import MadeFile, Told
 
 Events = list[ResponseStreamEvent]
 _NATIVE_NAMES: Final = {"browser": ("browser.search", "browser.open", "browser.find"), "python": ("python",)}
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A finished hosted call as the model knows it: what it called and what it was told. Kept beside the item, so that
-    later turns can show the model the same again."""
-
-    call_id: str
-    name: str
-    arguments: str
-    output: str
-    sources: Mapping[int, Source] = field(default_factory=dict[int, Source])
-    """The pages it showed, by the numbers that the model may cite them by."""
-    custom: bool = False
-    """`arguments` is raw text, the input of a custom call."""
-    state: Any = None
-    """JSON that the tool wants to find again in later turns of the chain, in `Setting.told`."""
-    turn: int = 0
-    """Which of the response's turns called; calls of one turn are one message."""
 
 
 class TypedCall(ABC):
@@ -53,6 +35,8 @@ class TypedCall(ABC):
     id: str = ""
     index: int = -1
     told: Told | None = None
+    output: Output | None = None
+    """Where it is placed."""
 
     def __init__(self, start: ToolCallStart) -> None:
         self.call_id = start.id
@@ -80,10 +64,17 @@ class TypedCall(ABC):
     def item(self, status: str) -> ResponseOutputItem:
         """The item as it stands."""
 
-    def tell(self, output: str, *, sources: Mapping[int, Source] | None = None, state: Any = None) -> None:
+    def tell(
+        self,
+        output: str,
+        *,
+        sources: Mapping[int, Source] | None = None,
+        state: Any = None,
+        files: Mapping[str, MadeFile] | None = None,
+    ) -> None:
         """What the model shall be told of this call."""
         bare = {number: replace(source, text="") for number, source in (sources or {}).items()}
-        self.told = Told(self.call_id, self.name, self.text, output, bare, self.custom, state)
+        self.told = Told(self.call_id, self.name, self.text, output, bare, self.custom, state=state, files=files or {})
 
     def arguments(self) -> dict[str, Any]:
         """The arguments as an object. Raises ToolFailed where the model wrote something else."""
@@ -105,6 +96,17 @@ class HostedCall(TypedCall):
 
         Raises ToolFailed where the work cannot be done. It may be cancelled at any time: the time-out is the loop's.
         """
+
+    counts: bool = True
+    """Whether it is one of the calls that a response is bounded in."""
+
+    def close(self, status: str) -> Events:
+        """The same; where a client is to keep what the model was told, the item carries it."""
+        item = self.item(status)
+        if self.told is not None and self.output is not None and status in ("completed", "failed"):
+            sealed = self.output.sealed(self.told)
+            item = item if sealed is None else item.model_copy(update={"encrypted_content": sealed})
+        return [item_done(self.index, item)]
 
     def fail(self, error: ToolFailed) -> Events:
         """End a call that failed, took too long or may not run; the model is told the error's message."""
@@ -148,6 +150,10 @@ class TypedTool(ABC):
     def chosen(self, choice: ChosenHosted | ChosenMcp) -> Sequence[str]:
         """The names, of those offered, that a tool choice of this tool means."""
         return [tool.name for tool in self.offered]
+
+    async def check(self) -> None:
+        """Look up what the declaration names. Raises NotFound, or another refusal, naming the field."""
+        return
 
     def before(self, turn: int) -> Iterable[HostedCall]:
         """Calls to be made here before the model's turn, which counts from 0, unasked by the model: listing an MCP

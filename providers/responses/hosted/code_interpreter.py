@@ -20,7 +20,7 @@ from openai.types.responses.response_code_interpreter_tool_call import Output as
 from openai.types.responses.response_code_interpreter_tool_call import OutputImage, OutputLogs
 
 from apis.containers import Containers, NewContainer
-from apis.errors import NotFound, Unsupported
+from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.inference import Function, FunctionTool, NativeTool, Tool, ToolCallStart
 from apis.tool_items import CodeInterpreterCallItem
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime
@@ -29,6 +29,7 @@ from providers.responses.hosted.call import Events, HostedCall, TypedTool
 from providers.responses.hosted.code_text import CodeText
 from providers.responses.hosted.setting import Setting
 from providers.responses.output import Output
+from providers.responses.told import MadeFile
 
 NAME: Final = "python"
 _ALL_GONE: Final = "[this is a new Python session: the variables and files of the earlier calls are gone]\n"
@@ -68,10 +69,6 @@ def _choose(declared: CodeInterpreterTool, setting: Setting, containers: Contain
     new = NewContainer(
         name="auto", file_ids=asked.file_ids, memory_limit=asked.memory_limit, network_policy=asked.network_policy
     )
-    try:
-        containers.check(new)
-    except Unsupported as exc:
-        raise Unsupported(exc.message, param=f"{setting.param}.container.{exc.param}", code=exc.code) from exc
     earlier = [item for item in reversed(setting.items) if isinstance(item, CodeInterpreterCallItem)]
     for identity in dict.fromkeys(item.container_id for item in earlier):
         if identity and _is_alive(identity, setting, containers):
@@ -95,12 +92,28 @@ class CodeInterpreter(TypedTool):
         self.container_id = chosen.id
         self.shows_outputs = setting.includes("code_interpreter_call.outputs")
         self._new = chosen.new
+        self._named = (chosen.new.file_ids if chosen.new else None) or []
         self._all_gone = chosen.all_gone
+        self.copied: set[str] = set()
+        for told in setting.told.values():
+            state: Any = told.state
+            if told.name.removeprefix("functions.") == NAME and state and state["container_id"] == chosen.id:
+                self.copied |= {*state["file_ids"]}
         self._native = NAME in setting.native
         self._tenant = setting.tenant
+        self._param = setting.param
         self._runtime = runtime
         self._containers = containers
         self._making = asyncio.Lock()
+
+    async def check(self) -> None:
+        if self._new is None:
+            return
+        try:
+            await self._containers.check(self._new, tenant=self._tenant)
+        except (Unsupported, NotFound, InvalidRequest) as exc:
+            exc.param = f"{self._param}.container.{exc.param}"
+            raise
 
     @property
     def offered(self) -> Sequence[Tool]:
@@ -116,18 +129,27 @@ class CodeInterpreter(TypedTool):
     async def run(self, call_id: str, code: str) -> ToolResult:
         """Run code in the container, which is made with the first call. Raises StackError where it cannot be run."""
         async with self._making:
-            try:
-                self._containers.get(self.container_id, tenant=self._tenant)
-            except NotFound:
-                if self._new is None:
-                    raise
-                await self._containers.create(self._new, tenant=self._tenant, container_id=self.container_id)
+            await self._make()
         call = ToolCall(call_id, NAME, {"code": code}, tenant=self._tenant, session=self.container_id)
         result = await self._runtime.call(call)
         if self._all_gone:
             self._all_gone = False
             return replace(result, text=_ALL_GONE + result.text)
         return result
+
+    async def _make(self) -> None:
+        """The container, and in it the files that the request names."""
+        try:
+            self._containers.get(self.container_id, tenant=self._tenant)
+        except NotFound:
+            if self._new is None:
+                raise
+            await self._containers.create(self._new, tenant=self._tenant, container_id=self.container_id)
+        else:
+            for file_id in self._named:
+                if file_id not in self.copied:
+                    await self._containers.copy_file(self.container_id, file_id, tenant=self._tenant)
+        self.copied |= {*self._named}
 
 
 class _Interpretation(HostedCall):
@@ -178,7 +200,10 @@ class _Interpretation(HostedCall):
         yield [*rest, *self._tell_code(), interpreting]
         result = await self._tool.run(self.call_id, self._code.code)
         self._outputs = _shown(result, output)
-        self.tell(result.text)
+        state = {"container_id": self._tool.container_id, "file_ids": sorted(self._tool.copied)}
+        files = _made(result, self._tool.container_id)
+        output.files.update(files)
+        self.tell(result.text, state=state, files=files)
         completed = ResponseCodeInterpreterCallCompletedEvent(
             type="response.code_interpreter_call.completed",
             item_id=self.id,
@@ -226,6 +251,12 @@ class _Interpretation(HostedCall):
                 sequence_number=0,
             )
         ]
+
+
+def _made(result: ToolResult, container_id: str) -> dict[str, MadeFile]:
+    """The files that the call wrote, by the paths that programs and models know them by."""
+    data: Any = result.data or {}
+    return {path: MadeFile(container_id, file_id) for path, file_id in data.get("files", {}).items()}
 
 
 def _shown(result: ToolResult, output: Output) -> list[CodeOutput]:

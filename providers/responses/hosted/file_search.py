@@ -15,7 +15,7 @@ from openai.types.responses import (
 )
 from openai.types.responses.response_file_search_tool_call import Result
 
-from apis.errors import StackError, ToolFailed
+from apis.errors import InvalidRequest, NotFound, StackError, ToolFailed
 from apis.inference import Function, FunctionTool, ToolCallStart
 from apis.tool_runtime import Source
 from apis.tools import FileSearchTool
@@ -63,6 +63,7 @@ class FileSearch(TypedTool):
 
     def __init__(self, declared: FileSearchTool, setting: Setting, stores: VectorStores) -> None:
         self._store_ids = declared.vector_store_ids
+        self._param = setting.param
         self._options = declared.model_dump(exclude={"type", "vector_store_ids"}, exclude_none=True)
         self._tenant = setting.tenant
         self._stores = stores
@@ -71,6 +72,14 @@ class FileSearch(TypedTool):
     @property
     def offered(self) -> Sequence[FunctionTool]:
         return [_FUNCTION]
+
+    async def check(self) -> None:
+        for at, store_id in enumerate(self._store_ids):
+            try:
+                await self._stores.check(store_id, tenant=self._tenant)
+            except (NotFound, InvalidRequest) as exc:
+                exc.param = f"{self._param}.vector_store_ids[{at}]"
+                raise
 
     def begin(self, start: ToolCallStart) -> HostedCall:
         return FileSearchCall(self, start)

@@ -14,9 +14,9 @@ from pydantic import JsonValue
 
 from apis.errors import InvalidRequest, ToolFailed, Unsupported
 from apis.inference import Function, FunctionTool, ToolCallStart
-from apis.tool_items import McpApprovalRequest, McpListToolsItem
+from apis.tool_items import McpApprovalRequest, McpListToolsItem, ToolSearchOutput
 from apis.tool_runtime import ToolCall, ToolRuntime
-from apis.tools import ChosenHosted, ChosenMcp, McpTool, NamespaceTool
+from apis.tools import ChosenHosted, ChosenMcp, McpTool, NamespaceTool, ToolSearchTool
 from apis.tools import CustomTool as DeclaredCustom
 from apis.tools import FunctionTool as DeclaredFunction
 from providers.responses.hosted.call import HostedCall, TypedTool
@@ -67,11 +67,14 @@ class Mcp(TypedTool):
         self._declared = declared
         self._runtime = runtime
         self._setting = setting
-        self._approved = [item for item in approved_requests(setting) if item.server_label == self.label]
+        self._approved = [
+            item for item in approved_requests(setting.request, setting.items) if item.server_label == self.label
+        ]
         self._taken = _own_names(setting)
         self._tools: dict[str, Tool] = {}
         self._offered: Sequence[FunctionTool] = ()
-        listed = self._listed_before()
+        self._waits = bool(declared.defer_loading) and _is_searched_for(setting) and not _is_found(self.label, setting)
+        listed = None if self._waits else self._listed_before()
         self._is_listed = listed is not None
         self._offer(listed or ())
 
@@ -94,7 +97,7 @@ class Mcp(TypedTool):
     def before(self, turn: int) -> Iterable[HostedCall]:
         if turn > 0:
             return
-        if not self._is_listed:
+        if not self._is_listed and not self._waits:
             yield McpListing(self)
         for request in self._approved:
             yield self._approved_call(request)
@@ -172,6 +175,17 @@ class Mcp(TypedTool):
             tools = [tool.model_dump() for tool in item.tools]
             return [tool for tool in tools if is_allowed(self._declared, tool) and _is_sound(tool)]
         return None
+
+
+def _is_searched_for(setting: Setting) -> bool:
+    """Whether the client searches for tools: then those that are loaded late wait for that."""
+    tools = setting.request.tools or ()
+    return any(isinstance(tool, ToolSearchTool) and tool.execution == "client" for tool in tools)
+
+
+def _is_found(label: str, setting: Setting) -> bool:
+    found = (tool for item in setting.items if isinstance(item, ToolSearchOutput) for tool in item.tools)
+    return any(isinstance(tool, McpTool) and tool.server_label == label for tool in found)
 
 
 def _are_confusable(one: str, other: str) -> bool:

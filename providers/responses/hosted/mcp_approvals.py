@@ -8,10 +8,11 @@ from openai.types.responses.response_output_item import McpApprovalRequest as Ap
 
 from apis.errors import InvalidRequest
 from apis.inference import ToolCallStart
+from apis.items import Item
+from apis.responses import CreateResponse
 from apis.tool_items import McpApprovalRequest, McpApprovalResponse, McpCallItem
 from apis.tools import Approvals, McpTool, ToolFilter
 from providers.responses.hosted.call import ClientCall
-from providers.responses.hosted.setting import Setting
 
 
 def is_allowed(declared: McpTool, tool: Mapping[str, Any]) -> bool:
@@ -30,23 +31,25 @@ def needs_approval(declared: McpTool, tool: Mapping[str, Any]) -> bool:
     return required != "never"
 
 
-def approved_requests(setting: Setting) -> Sequence[McpApprovalRequest]:
-    """The calls that the request's input approves and that were not made yet. One that is refused and approved at once
-    is refused. Raises InvalidRequest for an approval that cannot be acted on."""
-    given = setting.request.input
-    asked = {item.id: item for item in setting.items if isinstance(item, McpApprovalRequest)}
-    made = {item.approval_request_id for item in setting.items if isinstance(item, McpCallItem)}
-    labels = {tool.server_label for tool in setting.request.tools or () if isinstance(tool, McpTool)}
+def approved_requests(request: CreateResponse, items: Sequence[Item]) -> Sequence[McpApprovalRequest]:
+    """The calls that the request's input approves and that were not made yet; `items` are the whole conversation. One
+    that is refused and approved at once is refused. Raises InvalidRequest for an approval that cannot be acted on."""
+    given = request.input if isinstance(request.input, list) else []
+    if not any(isinstance(item, McpApprovalResponse) for item in given):
+        return ()
+    asked = {item.id: item for item in items if isinstance(item, McpApprovalRequest)}
+    made = {item.approval_request_id for item in items if isinstance(item, McpCallItem)}
+    labels = {tool.server_label for tool in request.tools or () if isinstance(tool, McpTool)}
     approved: dict[str, bool] = {}
-    for index, item in enumerate(given if isinstance(given, list) else ()):
+    for index, item in enumerate(given):
         if not isinstance(item, McpApprovalResponse) or item.approval_request_id in made:
             continue
-        request = asked.get(item.approval_request_id)
+        call = asked.get(item.approval_request_id)
         why = None
-        if request is None:
+        if call is None:
             why = f"No approval request has the id '{item.approval_request_id[:256]}'."
-        elif item.approve and request.server_label not in labels:
-            why = f"The approved call is one of the MCP server '{request.server_label[:64]}', which is not declared."
+        elif item.approve and call.server_label not in labels:
+            why = f"The approved call is one of the MCP server '{call.server_label[:64]}', which is not declared."
         if why is not None:
             raise InvalidRequest(why, param=f"input[{index}].approval_request_id", code="invalid_value")
         approved[item.approval_request_id] = item.approve and approved.get(item.approval_request_id, True)

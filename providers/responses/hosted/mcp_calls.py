@@ -44,6 +44,7 @@ class McpListing(HostedCall):
     """Asks a server for its tools. Where that fails the item says so, and the response goes on without them."""
 
     prefix = "mcpl"
+    counts = False
 
     def __init__(self, server: McpServer) -> None:
         super().__init__(ToolCallStart(LIST, LIST))

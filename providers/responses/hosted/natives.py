@@ -1,4 +1,5 @@
-"""Which tools of their own the served models have. Asked of the inference rarely: it may have to ask others."""
+"""What the served models say of themselves: their own tools, and what they take beside text. Asked of the inference
+rarely: it may have to ask others."""
 
 import logging
 import time
@@ -6,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from apis.errors import StackError
-from apis.inference import Inference, Native
+from apis.inference import Inference, Modality, Model, Native
 
 _log = logging.getLogger(__name__)
 _MAX_AGE_S: Final = 60
@@ -17,17 +18,26 @@ class Natives:
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
-        self._known: Mapping[str, frozenset[Native]] = {}
+        self._known: Mapping[str, Model] = {}
         self._read_at = -float("inf")
 
     async def of(self, model: str) -> frozenset[Native]:
         """The model's own tools; none where nobody says so, as it is for most."""
+        found = await self._find(model)
+        return found.native_tools if found is not None else frozenset()
+
+    async def modalities(self, model: str) -> frozenset[Modality]:
+        """What the model is known to take beside text."""
+        found = await self._find(model)
+        return (found.modalities if found is not None else None) or frozenset()
+
+    async def _find(self, model: str) -> Model | None:
         if time.monotonic() - self._read_at > _MAX_AGE_S:
             try:
                 models = await self._inference.models()
             except StackError as exc:
                 _log.debug("no models were listed: %s", exc.message)
-                return frozenset()
-            self._known = {each.id: each.native_tools for each in models}
+                return None
+            self._known = {each.id: each for each in models}
             self._read_at = time.monotonic()
-        return self._known.get(model, frozenset())
+        return self._known.get(model)

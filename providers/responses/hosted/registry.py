@@ -58,6 +58,14 @@ class Made:
     tool: TypedTool
 
 
+async def checked_tools(request: CreateResponse, setting: Setting) -> Sequence[Made]:
+    """The same, and all that they name is there. Raises NotFound, or another refusal, naming what is not."""
+    made = make_tools(request, setting)
+    for each in made:
+        await each.tool.check()
+    return made
+
+
 def make_tools(request: CreateResponse, setting: Setting) -> Sequence[Made]:
     """The typed tools of a request. Raises Unsupported, naming the tool, for what is not offered here."""
     made: dict[tuple[type[Wire], str], Made] = {}

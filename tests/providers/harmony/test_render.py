@@ -87,6 +87,14 @@ def test_python_code_in_thought_goes_with_the_thought():
     assert "to=python" not in text_of(c.request(*turn, c.assistant("One."), c.user("And?"), **python))
 
 
+def test_earlier_turns_thoughts_are_shown_only_where_the_request_says_so():
+    turns = [c.user("Hi"), c.assistant("One.", reasoning="Hm."), c.user("And?"), c.assistant(reasoning="So.")]
+    assert "Hm." not in text_of(c.request(*turns))
+    shown = text_of(c.request(*turns, all_reasoning=True))
+    assert shown.count("<|channel|>analysis<|message|>") == 2
+    assert shown.index("Hm.") < shown.index("One.") < shown.index("So.")
+
+
 def test_a_refusal_is_part_of_the_history():
     assert "<|channel|>final<|message|>No.<|end|>" in text_of(c.request(c.user("Hi"), c.assistant(refusal="No.")))
 

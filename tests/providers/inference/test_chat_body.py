@@ -75,7 +75,7 @@ def test_what_openai_has_not_is_refused_where_the_server_is_like_it(field: str) 
 
 
 def test_the_fields_of_a_request_are_all_known_here() -> None:
-    elsewhere = {"model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format"}
+    elsewhere = {"model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "all_reasoning"}
     assert set(ChatRequest.model_fields) == set(SET) | elsewhere
 
 
@@ -262,3 +262,9 @@ def test_a_forced_call_is_strict_unless_the_request_says_otherwise(
     function: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "properties": {}}, "strict": strict}
     made = body({"tools": [{"type": "function", "function": function}], "tool_choice": choice}, **dialect)
     assert made["tools"][0]["function"].get("strict") == sent
+
+
+def test_a_chat_template_says_itself_which_thoughts_it_shows() -> None:
+    with pytest.raises(Unsupported) as caught:
+        body({"all_reasoning": True})
+    assert caught.value.param == "reasoning.context"

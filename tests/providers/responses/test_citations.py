@@ -43,11 +43,11 @@ def random_texts(count: int) -> Iterator[tuple[str, list[str]]]:
         yield text, [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-def scan(*pieces: str) -> tuple[str, list[tuple[int, int, int]]]:
+def scan(*pieces: str) -> tuple[str, list[tuple[int | str, int, int]]]:
     """The final text, and where in it which source is cited."""
     scanner = CitationScanner(SOURCES)
     text = ""
-    cited: list[tuple[int, int, int]] = []
+    cited: list[tuple[int | str, int, int]] = []
     for found in (*(scanner.feed(piece) for piece in pieces), scanner.flush()):
         for piece, number in found:
             if number is not None:

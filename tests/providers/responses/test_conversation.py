@@ -90,7 +90,8 @@ async def test_a_search_is_shown_with_what_it_told_wherever_it_is_sent_along(his
     for item in ({**SEARCH, "id": item_id}, {"type": "item_reference", "id": item_id}):
         assert contents(await read(history, [item, {"role": "user", "content": "b"}])) == shown
     unknown = [{**SEARCH, "id": "ws_other"}, {"role": "user", "content": "b"}]
-    assert contents(await read(history, unknown)) == [("user", "b")]
+    lost = [("assistant", None), ("tool", "[What this gave is not known any more.]"), ("user", "b")]
+    assert contents(await read(history, unknown)) == lost
 
 
 async def test_items_are_checked_before_anything_is_read(history: History) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from apis.errors import InvalidRequest, StackError, Unsupported
+from apis.errors import InvalidRequest, StackError
 from apis.inference import Message
 from apis.items import Item
 from providers.responses.hosted.call import Told
@@ -186,7 +186,7 @@ TABLE: dict[str, tuple[list[Fields], list[Fields]]] = {
             answer("c1"),
         ],
     ),
-    "a search of which nothing is known": ([search("ws_7"), said("a")], [assistant("a")]),
+    "a search that was cut off": ([{**search("ws_7"), "status": "incomplete"}, said("a")], [assistant("a")]),
 }
 
 
@@ -229,10 +229,11 @@ def test_calls_and_outputs_belong_together(items: list[Fields], says: str) -> No
         ({"type": "input_image", "image_url": "file:///etc/passwd"}, InvalidRequest, "image_url"),
         ({"type": "input_image", "image_url": "data:text/html;base64,AA"}, InvalidRequest, "image_url"),
         ({"type": "input_image", "image_url": "data:image/png,AA"}, InvalidRequest, "image_url"),
-        ({"type": "input_image", "file_id": "file-1"}, Unsupported, "file_id"),
+        ({"type": "input_image", "image_url": "https://a/b", "file_id": "file-1"}, InvalidRequest, "file_id"),
         ({"type": "input_file"}, InvalidRequest, "file_data"),
-        ({"type": "input_file", "file_url": "https://a/b"}, Unsupported, "file_url"),
-        ({"type": "input_file", "file_id": "file-1"}, Unsupported, "file_id"),
+        ({"type": "input_file", "file_url": ""}, InvalidRequest, "file_data"),
+        ({"type": "input_file", "file_url": "https://a/b", "file_id": "file-1"}, InvalidRequest, "file_url"),
+        ({"type": "input_file", "file_data": "aGk=", "file_url": "https://a/b"}, InvalidRequest, "file_url"),
     ],
 )
 def test_parts_that_are_not_offered_are_named(part: Fields, kind: type[StackError], param: str) -> None:

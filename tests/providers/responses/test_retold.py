@@ -53,6 +53,13 @@ LISTING: Fields = {
 }
 
 
+LOST = "[What this gave is not known any more.]"
+
+
+def web(kind: str, **action: Any) -> Fields:
+    return {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": kind, **action}}
+
+
 def approval(*, approve: bool, **fields: Any) -> Fields:
     return {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": approve, **fields}
 
@@ -80,9 +87,49 @@ TABLE: dict[str, tuple[list[Fields], list[Fields]]] = {
         [USER, {**CODE, "outputs": []}],
         [USER, *called("ci_1", "python", '{"code":"print(1)"}', "(no output)")],
     ),
-    "code whose outputs are not included": ([USER, {**CODE, "outputs": None}], [USER]),
+    "code whose outputs are not included": (
+        [USER, {**CODE, "outputs": None}],
+        [USER, *called("ci_1", "python", '{"code":"print(1)"}', LOST)],
+    ),
+    "code that was cut off": ([USER, {**CODE, "status": "incomplete", "outputs": None}], [USER]),
+    "code that was not run": ([USER, {**CODE, "status": "failed", "outputs": None}], [USER]),
     "files": ([USER, FILES], [USER, *called("fs_1", "file_search", '{"queries":["a"]}', "a.txt\nAbout a.")]),
-    "files whose results are not included": ([USER, {**FILES, "results": None}], [USER]),
+    "files whose results are not included": (
+        [USER, {**FILES, "results": None}],
+        [USER, *called("fs_1", "file_search", '{"queries":["a"]}', LOST)],
+    ),
+    "a search in files that failed": ([USER, {**FILES, "status": "failed", "results": None}], [USER]),
+    "a search": ([USER, web("search", query="q")], [USER, *called("ws_1", "web_search", '{"query":"q"}', LOST)]),
+    "a search of several queries": (
+        [USER, web("search", queries=["q", "r"])],
+        [USER, *called("ws_1", "web_search", '{"query":"q"}', LOST)],
+    ),
+    "a search and its sources": (
+        [USER, web("search", query="q", sources=[{"type": "url", "url": "https://a/b"}, {"type": "api"}, 5])],
+        [
+            USER,
+            *called(
+                "ws_1",
+                "web_search",
+                '{"query":"q"}',
+                "Pages were found, whose text is not known any more:\nhttps://a/b",
+            ),
+        ],
+    ),
+    "a search and its results": (
+        [USER, {**web("search", query="q"), "results": [{"url": "https://a/b", "title": "A", "text": "Sun."}]}],
+        [USER, *called("ws_1", "web_search", '{"query":"q"}', "A\nhttps://a/b\nSun.")],
+    ),
+    "an opened page": (
+        [USER, web("open_page", url="https://a/b")],
+        [USER, *called("ws_1", "open_page", '{"page":"https://a/b"}', LOST)],
+    ),
+    "a find in a page": (
+        [USER, web("find", url="https://a/b", pattern="sun")],
+        [USER, *called("ws_1", "find_in_page", '{"pattern":"sun","page":"https://a/b"}', LOST)],
+    ),
+    "a page without its URL": ([USER, web("open_page")], [USER]),
+    "a search that failed": ([USER, {**web("search", query="q"), "status": "failed"}], [USER]),
     "no files": (
         [USER, {**FILES, "results": []}],
         [USER, *called("fs_1", "file_search", '{"queries":["a"]}', "Nothing was found.")],

@@ -21,7 +21,7 @@ from providers.responses.hosted.web_search import NAME
 from providers.responses.ids import Ids
 from providers.responses.output import Output
 from providers.responses.toolbox import Toolbox
-from providers.responses.turn import Turn
+from providers.responses.turn import Turn, joined
 from tests.providers.responses.turning import REQUEST, check_laws, finish, line, turn_of
 
 
@@ -318,3 +318,28 @@ def test_a_mark_that_never_ends_is_told_when_the_text_ends() -> None:
     events = [*turn.feed([Text("See 【1")]), *turn.break_off()]
     assert [line(event) for event in events][2:4] == ["0.0 output_text.delta 'See '", "0.0 output_text.delta '【1'"]
     check_laws(events, output, "failed")
+
+
+TOKEN = TokenLogprob("c", -0.1, (99,))
+
+
+@pytest.mark.parametrize(
+    ("step", "whole"),
+    [
+        ([], []),
+        ([Text("a")], [Text("a")]),
+        ([Text("a"), Text("b"), finish()], [Text("ab"), finish()]),
+        ([Reasoning("a"), Reasoning("b"), Text("c"), Text("d")], [Reasoning("ab"), Text("cd")]),
+        ([Text("a"), Reasoning("b"), Text("c")], [Text("a"), Reasoning("b"), Text("c")]),
+        (
+            [Text("a", phase="commentary"), Text("b", phase="commentary"), Text("c", phase="final_answer"), Text("d")],
+            [Text("ab", phase="commentary"), Text("c", phase="final_answer"), Text("d")],
+        ),
+        ([Text("a"), Text("b"), Text("c", (TOKEN,))], [Text("ab"), Text("c", (TOKEN,))]),
+        ([Text("c", (TOKEN,)), Text("c", (TOKEN,))], [Text("c", (TOKEN,)), Text("c", (TOKEN,))]),
+        ([Refusal("a"), Refusal("b")], [Refusal("a"), Refusal("b")]),
+        ([ToolArguments("1", "a"), ToolArguments("2", "b")], [ToolArguments("1", "a"), ToolArguments("2", "b")]),
+    ],
+)
+def test_what_is_shown_whole_is_joined_and_nothing_else(step: list[Delta], whole: list[Delta]) -> None:
+    assert [*joined(step)] == whole

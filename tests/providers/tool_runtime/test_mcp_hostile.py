@@ -129,7 +129,7 @@ async def test_a_list_is_bounded_and_holds_only_what_a_model_may_be_told(caplog:
     async with reached() as (server, _, mcp):
         server.tools = [described, *wrong, tool("first"), *(tool(f"tool_{number}") for number in range(10_000))]
         tools = (await outcome(mcp, listed(declared(server.url)))).data
-    assert len(tools) == 128
+    assert len(tools) == 1024 - 10
     assert [each["name"] for each in tools[:2]] == ["first", "tool_0"]
     assert tools[0]["description"].startswith("a b c [31mé")
     assert tools[0]["description"].isprintable()
@@ -137,9 +137,8 @@ async def test_a_list_is_bounded_and_holds_only_what_a_model_may_be_told(caplog:
     assert tools[0]["input_schema"] == EMPTY_SCHEMA
     assert tools[0]["annotations"] == {"readOnlyHint": True}
     said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
-    assert len(said) == 10
-    assert "are left out 10 in all" in said[-2]
-    assert "more than 128" in said[-1]
+    assert len(said) == 9
+    assert "are left out 10 in all" in said[-1]
     assert all(line.isprintable() for line in said)
 
 

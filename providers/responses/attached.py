@@ -1,0 +1,147 @@
+"""The files that a conversation's items bring along, as its model is to be told them.
+
+A model that takes files is given the file, any other its text under its name. What a request itself brings has to be
+readable; a file of an earlier turn may be gone by now, and then the model is told so.
+"""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+from mimetypes import guess_type
+from typing import Final
+
+from apis.errors import FetchFailed, InvalidRequest, NotFound, Unsupported
+from apis.inference import FileData, FilePart, ImagePart, ImageUrl, Modality, Part, TextPart
+from apis.item_parts import InputFile, InputImage
+from apis.items import CustomToolCallOutput, FunctionCallOutput, GivenMessage, Item
+from apis.reader import Document, Reader, Unreadable
+from providers.responses.conversation import Conversation
+from providers.responses.hosted.natives import Natives
+from providers.responses.hosted.pages import one_line
+
+Attached = InputFile | InputImage
+MAX_FILES: Final = 50
+MAX_CHARS: Final = 1_000_000
+"""Of the text of one file, and of all files of a conversation together."""
+_MAX_CHARS_KEPT: Final = 16_000_000
+_IMAGES: Final = ((b"\x89PNG\r\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF8", "gif"))
+_REFUSED: Final = (InvalidRequest, Unsupported, NotFound, FetchFailed)
+
+
+class Attachments:
+    """Over one Reader. Texts that were read are kept for later turns, as far as there is room."""
+
+    def __init__(self, reader: Reader, natives: Natives) -> None:
+        self._reader = reader
+        self._natives = natives
+        self._texts: OrderedDict[bytes, str] = OrderedDict()
+        self._chars = 0
+
+    async def read(self, conversation: Conversation, model: str, *, tenant: str) -> Conversation:
+        """The conversation with its files read. Raises InvalidRequest, naming the place, for a file of the request
+        that cannot be."""
+        places = {part: place for at, item in enumerate(conversation.given) for part, place in _parts(item, at)}
+        earlier = [part for item in conversation.past.items for part, _ in _parts(item, 0)]
+        parts = [*dict.fromkeys((*places, *earlier))]
+        if not parts:
+            return conversation
+        if len(places) > MAX_FILES:
+            raise InvalidRequest(f"A request brings {MAX_FILES} files at most.", param="input", code="invalid_value")
+        takes = await self._natives.modalities(model)
+        read = await asyncio.gather(*(self._part(part, places.get(part), takes, tenant) for part in parts))
+        if sum(len(part.text) for part in read if isinstance(part, TextPart)) > MAX_CHARS:
+            message = f"The files have more than {MAX_CHARS} characters of text: search in them with `file_search`."
+            raise InvalidRequest(message, param="input", code="context_length_exceeded")
+        return replace(conversation, attached=dict(zip(parts, read, strict=True)))
+
+    async def _part(self, part: Attached, place: str | None, takes: frozenset[Modality], tenant: str) -> Part:
+        try:
+            if isinstance(part, InputImage):
+                document = await self._reader.uploaded(part.file_id or "", tenant=tenant)
+                url = await asyncio.to_thread(_image_url, document)
+                return ImagePart(image_url=ImageUrl(url=url, detail=part.detail))
+            document = await self._document(part, tenant)
+            if "file" in takes:
+                data = await asyncio.to_thread(_data_url, document)
+                return FilePart(file=FileData(file_data=data, filename=document.name or None))
+            return TextPart(text=_told(document.name, await self._text(document, tenant)))
+        except _REFUSED as exc:
+            if place is None:
+                name = one_line(getattr(part, "filename", None) or part.file_id or "of an earlier turn")
+                return TextPart(text=f"[The file {name} cannot be read any more.]")
+            field = "file_id" if part.file_id else "file_url" if getattr(part, "file_url", None) else "file_data"
+            raise InvalidRequest(exc.message, param=f"{place}.{field}", code=exc.code or "invalid_value") from exc
+
+    async def _document(self, part: InputFile, tenant: str) -> Document:
+        if part.file_id:
+            document = await self._reader.uploaded(part.file_id, tenant=tenant)
+        elif part.file_url:
+            document = await self._reader.fetched(part.file_url)
+        else:
+            document = await asyncio.to_thread(_decoded, part.file_data or "")
+        return replace(document, name=part.filename) if part.filename else document
+
+    async def _text(self, document: Document, tenant: str) -> str:
+        """The keys are a tenant's: how fast one is answered tells nothing of what another has."""
+        key = await asyncio.to_thread(_key, document, tenant)
+        text = self._texts.pop(key, None)
+        if text is None:
+            text = await self._reader.text(document, MAX_CHARS)
+            if key not in self._texts:  # two may have read it side by side
+                self._chars += len(text)
+        self._texts[key] = text
+        while self._chars > _MAX_CHARS_KEPT:
+            self._chars -= len(self._texts.popitem(last=False)[1])
+        return text
+
+
+def _parts(item: Item, at: int) -> Iterator[tuple[Attached, str]]:
+    """The item's parts that have to be read, and their places in the request."""
+    match item:
+        case GivenMessage(content=list() as parts):
+            field, found = "content", parts
+        case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
+            field, found = "output", parts
+        case _:
+            return
+    for index, part in enumerate(found):
+        if isinstance(part, InputFile) or (isinstance(part, InputImage) and part.file_id):
+            yield part, f"input[{at}].{field}[{index}]"
+
+
+def _told(name: str, text: str) -> str:
+    return f'<file name="{one_line(name).replace(chr(34), chr(39))}">\n{text}\n</file>'
+
+
+def _decoded(file_data: str) -> Document:
+    head, comma, rest = file_data.partition(",")
+    if head.startswith("data:") and not (comma and head.endswith(";base64")):
+        raise Unreadable("invalid_file", "File data is base64, or a data URL like data:TYPE;base64,DATA.")
+    try:
+        data = base64.b64decode(rest if head.startswith("data:") else file_data, validate=True)
+    except (binascii.Error, ValueError):
+        raise Unreadable("invalid_file", "The file's data is not base64.") from None
+    return Document("file", data)
+
+
+def _data_url(document: Document) -> str:
+    kind = guess_type(document.name)[0] or ("application/pdf" if document.data.startswith(b"%PDF-") else "text/plain")
+    return f"data:{kind};base64,{base64.b64encode(document.data).decode()}"
+
+
+def _image_url(document: Document) -> str:
+    kind = next((name for begins, name in _IMAGES if document.data.startswith(begins)), None)
+    if document.data[:4] == b"RIFF" and document.data[8:12] == b"WEBP":
+        kind = "webp"
+    if kind is None:
+        raise Unreadable("unsupported_file", "The file is no image: PNG, JPEG, GIF and WebP are taken.")
+    return f"data:image/{kind};base64,{base64.b64encode(document.data).decode()}"
+
+
+def _key(document: Document, tenant: str) -> bytes:
+    head = f"{len(tenant)}:{tenant}{len(document.name)}:{document.name}"
+    return hashlib.sha256(head.encode("utf-8", "surrogatepass") + document.data).digest()

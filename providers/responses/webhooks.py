@@ -1,0 +1,76 @@
+"""Webhooks: who is told that a background response has ended, and in which words. Signed as Standard Webhooks has it
+(https://github.com/standard-webhooks/standard-webhooks), which is how the openai SDK's `webhooks.unwrap` reads them.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from typing import Annotated, Final, Literal, get_args
+from urllib.parse import urlsplit
+
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+
+PREFIX: Final = "whsec_"
+Event = Literal["response.completed", "response.failed", "response.cancelled", "response.incomplete"]
+EVENTS: Final[frozenset[str]] = frozenset(get_args(Event))
+
+
+def _check(secret: SecretStr) -> SecretStr:
+    try:
+        key = _key(secret)
+    except binascii.Error:
+        key = b""
+    if not secret.get_secret_value().startswith(PREFIX) or not 24 <= len(key) <= 64:
+        raise ValueError('must be "whsec_" and the base64 of 24 to 64 random bytes, as of: openssl rand -base64 32')
+    return secret
+
+
+class Webhook(BaseModel):
+    """Where the ends of one tenant's background responses are told, by POST. With `private`, the host may be of a
+    private network and the port any. One POST may take `timeout_s`; it is tried again, first after `retry_s`, then
+    ever later, until `max_age_s` after the end."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    url: str = Field(pattern=r"^https?://[!-~]+$", max_length=2048, repr=False)
+    secret: Annotated[SecretStr, AfterValidator(_check)]
+    events: tuple[Event, ...] = Field(default=get_args(Event), min_length=1)
+    tenant: str = Field(default="default", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+    private: bool = False
+    timeout_s: float = Field(default=10, gt=0, le=60)
+    retry_s: float = Field(default=5, gt=0, le=3600)
+    max_age_s: float = Field(default=3 * 86_400, gt=0, le=30 * 86_400)
+
+    def __str__(self) -> str:
+        # the rest of a URL may be a secret
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def lane(self) -> str:
+        """Its name in the store, the same for as long as it tells the same tenant's ends to the same URL."""
+        return hashlib.sha256(f"{self.tenant}/{self.url}".encode()).hexdigest()[:32]
+
+
+def event_json(event: str, response_id: str, created_at: int) -> bytes:
+    """The event that tells of a response, under an id of its own."""
+    fields = {"id": f"evt_{secrets.token_hex(16)}", "object": "event", "created_at": created_at, "type": event}
+    return orjson.dumps({**fields, "data": {"id": response_id}})
+
+
+def signed_headers(secret: SecretStr, webhook_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
+    """What a receiver checks a body by. Receivers refuse a timestamp of more than five minutes ago."""
+    signed = b"%b.%d.%b" % (webhook_id.encode(), timestamp_s, body)
+    signature = base64.b64encode(hmac.new(_key(secret), signed, hashlib.sha256).digest()).decode()
+    return {
+        "content-type": "application/json",
+        "webhook-id": webhook_id,
+        "webhook-timestamp": str(timestamp_s),
+        "webhook-signature": f"v1,{signature}",
+    }
+
+
+def _key(secret: SecretStr) -> bytes:
+    return base64.b64decode(secret.get_secret_value().removeprefix(PREFIX), validate=True)
