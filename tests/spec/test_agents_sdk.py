@@ -209,7 +209,7 @@ async def test_a_function_may_give_an_image_and_a_file(run: Run) -> None:
     assert content == [
         {"type": "text", "text": "See."},
         {"type": "image_url", "image_url": {"url": PIXEL}},
-        {"type": "file", "file": {"file_data": "data:text/plain;base64,aGk=", "filename": "a.txt"}},
+        {"type": "text", "text": '<file name="a.txt">\nhi\n</file>'},
     ]
 
 
