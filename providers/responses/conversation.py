@@ -14,12 +14,12 @@ from apis.item_parts import InputFile, InputImage
 from apis.items import AssistantMessage, CompactionItem, GivenMessage, Item, ItemReference
 from apis.responses import CreateResponse
 from providers.responses.conversation_items import check_new
-from providers.responses.hosted.call import Told
 from providers.responses.hosted.mcp_approvals import approved_requests
 from providers.responses.ids import Ids
 from providers.responses.items import check_items, items_to_messages
 from providers.responses.recent import Past
 from providers.responses.retold import HOSTED
+from providers.responses.told import Told
 from providers.responses.window import Compacted, Window, earlier_thoughts, find_window, without_earlier_thoughts
 
 _PREFIXES = {

@@ -20,9 +20,9 @@ from apis.errors import InvalidRequest, NotFound
 from apis.items import Item, LocalShellCallOutput
 from apis.kv_store import ABSENT, Entry, KVStore, Op, Put
 from providers.responses.history import ITEMS
-from providers.responses.hosted.call import Told
 from providers.responses.ids import Ids
 from providers.responses.recent import Past
+from providers.responses.told import Told
 
 MAX_ITEMS: Final = 10_000
 """Of one conversation, as long as it is to be answered."""

@@ -33,10 +33,10 @@ from providers.responses.conversation_items import (
 )
 from providers.responses.floor import Floor
 from providers.responses.history import History
-from providers.responses.hosted.call import Told
 from providers.responses.ids import Ids
 from providers.responses.items import check_items
 from providers.responses.recent import Past
+from providers.responses.told import Told
 
 _FORGET_AT_ONCE = 500
 

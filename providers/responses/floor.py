@@ -16,7 +16,7 @@ import orjson
 from apis.errors import ConversationLocked, StackError
 from apis.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from providers.responses.conversation_items import Ref, adding, find
-from providers.responses.hosted.call import Told
+from providers.responses.told import Told
 
 Batch = TypeVar("Batch")
 LEASE_S: Final = 15.0

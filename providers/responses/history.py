@@ -25,9 +25,9 @@ from pydantic import TypeAdapter
 from apis.errors import InvalidRequest, NotFound, StackError
 from apis.items import Item
 from apis.kv_store import ABSENT, Delete, KVStore, Op, Put
-from providers.responses.hosted.call import Told
 from providers.responses.ids import response_of
 from providers.responses.recent import Past, Place, Recent, Recents, Turn
+from providers.responses.told import Told
 
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _DEPTH = 8

@@ -38,9 +38,9 @@ from apis.items import (
     ReasoningItem,
 )
 from apis.tool_items import LocalShellCallOutput, McpApprovalRequest, McpApprovalResponse
-from providers.responses.hosted.call import Told
 from providers.responses.naming import called_name
 from providers.responses.retold import client_call, client_output, hosted_call
+from providers.responses.told import Told
 
 _OWN: Final = frozenset[Native]({"browser", "python"})
 _NOTHING: Final[Mapping[InputFile | InputImage, Part]] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from apis.items import Item
-from providers.responses.hosted.call import Told
+from providers.responses.told import Told
 
 
 @dataclass(frozen=True, slots=True)

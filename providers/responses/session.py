@@ -19,10 +19,10 @@ from apis.items import Item
 from apis.responses import CreateResponse, Session
 from providers.responses.conversation import Known
 from providers.responses.history import History, followed, items_to_json, too_many
-from providers.responses.hosted.call import Told
 from providers.responses.ids import Ids
 from providers.responses.making import Making, in_progress, number_on, terminal
 from providers.responses.recent import Past, Place, Recent, Recents, Turn
+from providers.responses.told import Told
 
 _MAX_RESPONSES: Final = 64
 _NOWHERE: Final = Place("", 0)

@@ -25,8 +25,9 @@ from apis.logged_event import LoggedEvent
 from providers.responses.broken_log import close_log
 from providers.responses.conversation import Conversation
 from providers.responses.history import ITEMS, items_to_json
-from providers.responses.hosted.call import HostedCall, Told
+from providers.responses.hosted.call import HostedCall
 from providers.responses.ids import number_of
+from providers.responses.told import Told
 
 LOST: Final = (
     "The server that ran this tool stopped before it was done. Nobody knows whether it did what it was to do, nor with "

@@ -23,7 +23,7 @@ from typing import assert_never
 from apis.errors import ToolFailed, UpstreamError
 from apis.inference import Delta, Finish, Reasoning, Refusal, Step, Text, ToolArguments, ToolCallStart
 from providers.responses.citations import CitationScanner
-from providers.responses.hosted.call import ClientCall, HostedCall, Told, TypedTool
+from providers.responses.hosted.call import ClientCall, HostedCall, TypedTool
 from providers.responses.ids import call_id
 from providers.responses.open_items import (
     Events,
@@ -35,6 +35,7 @@ from providers.responses.open_items import (
     Status,
 )
 from providers.responses.output import Output
+from providers.responses.told import Told
 from providers.responses.toolbox import Toolbox
 from providers.responses.undeclared import Undeclared
 

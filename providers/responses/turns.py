@@ -18,10 +18,11 @@ from providers.responses.compaction import Compacting
 from providers.responses.conversation import Conversation
 from providers.responses.envelope import add_usage
 from providers.responses.history import ITEMS, items_to_json
-from providers.responses.hosted.call import HostedCall, Told
+from providers.responses.hosted.call import HostedCall
 from providers.responses.output import Output
 from providers.responses.side_by_side import Put, side_by_side
 from providers.responses.steps import SoFar, Step, lost
+from providers.responses.told import Told
 from providers.responses.toolbox import Toolbox
 from providers.responses.turn import Turn, joined
 

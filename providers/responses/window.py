@@ -10,7 +10,7 @@ from pydantic import Field
 from apis.inference import Message
 from apis.items import CompactionItem, GivenMessage, Item, ReasoningItem
 from apis.wire import Wire
-from providers.responses.hosted.call import Told
+from providers.responses.told import Told
 
 ToMessages = Callable[[Sequence[Item | Told]], list[Message]]
 SUMMARY: Final = "The conversation so far was shortened here. This is a summary of it; go on from there.\n\n"

@@ -14,7 +14,7 @@ from urllib.parse import urldefrag, urlsplit
 
 import msgspec
 
-from providers.responses.hosted.call import Told
+from providers.responses.told import Told
 
 MAX_PAGE_CHARS: Final = 150_000
 MAX_CHAIN_CHARS: Final = 2_000_000

@@ -9,7 +9,7 @@ from apis.items import Item
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime, ToolSpec
 from apis.vector_stores import VectorStores
-from providers.responses.hosted.call import Told
+from providers.responses.told import Told
 
 
 @dataclass(frozen=True, slots=True)

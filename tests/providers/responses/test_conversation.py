@@ -12,8 +12,8 @@ from providers.kv_store.memory import Memory
 from providers.responses.conversation import Conversation, read_conversation
 from providers.responses.envelope import begin_response, end_response
 from providers.responses.history import Finished, History
-from providers.responses.hosted.call import Told
 from providers.responses.ids import Ids, response_of
+from providers.responses.told import Told
 
 TENANT = "t"
 SEARCH: dict[str, Any] = {

@@ -14,10 +14,10 @@ from apis.responses import CreateResponse
 from providers.kv_store.memory import Memory
 from providers.responses.envelope import begin_response, end_response
 from providers.responses.history import ITEMS, Finished, History, Past
-from providers.responses.hosted.call import Told
 from providers.responses.ids import Ids
 from providers.responses.items import items_to_messages
 from providers.responses.output import Output
+from providers.responses.told import Told
 from providers.responses.toolbox import Toolbox
 from providers.responses.turn import Turn
 

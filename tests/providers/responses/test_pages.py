@@ -8,7 +8,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from providers.responses.hosted.call import Told
 from providers.responses.hosted.pages import (
     MAX_CHAIN_CHARS,
     MAX_PAGE_CHARS,
@@ -21,6 +20,7 @@ from providers.responses.hosted.pages import (
     without_links,
     wrap,
 )
+from providers.responses.told import Told
 
 
 def page(text: str, number: int = 1, links: Sequence[str] = ()) -> Page:

@@ -8,8 +8,8 @@ from pydantic import TypeAdapter
 from apis.errors import InvalidRequest
 from apis.inference import Message
 from apis.items import Item
-from providers.responses.hosted.call import Told
 from providers.responses.items import check_items, items_to_messages
+from providers.responses.told import Told
 
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 Fields = dict[str, Any]

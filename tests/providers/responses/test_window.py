@@ -8,8 +8,8 @@ import pytest
 from apis.inference import Message
 from apis.items import Item
 from providers.responses.history import ITEMS
-from providers.responses.hosted.call import Told
 from providers.responses.items import items_to_messages
+from providers.responses.told import Told
 from providers.responses.window import SUMMARY, Compacted, find_window, without_earlier_thoughts
 
 
