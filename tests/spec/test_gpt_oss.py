@@ -99,6 +99,17 @@ async def test_a_custom_tools_grammar_holds(served: Served) -> None:
     assert set(call.input) <= {"a", "b"}
 
 
+async def test_penalties_change_what_is_said(served: Served) -> None:
+    async def ask(**fields: Any) -> str:
+        response = await served.client.responses.create(
+            model=MODEL, input=known.FRANCE, max_output_tokens=60, temperature=0, extra_body=fields
+        )
+        return response.output_text
+
+    slight, strong = await asyncio.gather(ask(frequency_penalty=0.01), ask(presence_penalty=2, repetition_penalty=10))
+    assert slight == known.FRANCE_ANSWER != strong
+
+
 async def test_one_seed_gives_one_answer_whoever_else_asks(served: Served) -> None:
     async def ask(seed: int) -> str:
         response = await served.client.responses.create(

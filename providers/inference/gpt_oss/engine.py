@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from apis.errors import ContextLengthExceeded, InvalidRequest, Overloaded, StackError, UpstreamError
-from providers.inference.gpt_oss.runner import Runner
+from providers.inference.gpt_oss.runner import Run, Runner
 from providers.inference.gpt_oss.sampling import Sampled
 from providers.inference.gpt_oss.scheduler import Scheduler, Step
 from providers.inference.gpt_oss.sequence import EngineRequest, Finish, TokenSequence
@@ -310,7 +310,7 @@ class Engine:
         """Append the token, and what the grammar forces behind it; tell, and end or hold what is to."""
         sequence = stream.sequence
         try:
-            fresh = sequence.take_forced() if sampled is None else sequence.take(sampled)
+            fresh = sequence.take_forced() if sampled is None else _taken(sequence, sampled)
         except StackError as exc:
             self._fail(sequence, exc)
             return
@@ -366,6 +366,15 @@ class Engine:
         except RuntimeError:
             # The event loop is gone, and nobody closed the engine: there is nobody to work for.
             self._closing = True
+
+
+def _taken(sequence: TokenSequence, sampled: Sampled) -> list[Sampled]:
+    """The token, and those of a run behind it that still have their place before the sequence's end."""
+    fresh = sequence.take(sampled)
+    for each in sampled.more if isinstance(sampled, Run) else ():
+        if sequence.finish is None:
+            fresh += sequence.take(each)
+    return fresh
 
 
 def _failed() -> UpstreamError:

@@ -12,11 +12,11 @@ from pydantic import Field
 from apis.errors import InvalidRequest, ModelNotFound
 from apis.inference import ChatRequest, Inference, Model, Step, TokenLogprob
 from apis.provider import Provider
+from providers.inference.gpt_oss.backend import Backend, BackendSettings, LoadedRunner, load_backend
 from providers.inference.gpt_oss.engine import Engine, EngineMetrics, EngineRequest, EngineSettings
 from providers.inference.gpt_oss.loading import GIB, LoadingReport
-from providers.inference.gpt_oss.runner import Runner
 from providers.inference.gpt_oss.sampling import RowSampling, Sampled
-from providers.inference.gpt_oss.torch_runner import Precise, TorchRunner, TorchSettings, load_runner
+from providers.inference.gpt_oss.torch_runner import Precise, TorchSettings
 from providers.inference.harmony import Harmony
 from providers.inference.harmony_options import HarmonyOptions
 from providers.inference.harmony_vocabulary import NATIVE_TOOLS, STOP_IDS, VOCABULARY_SIZE
@@ -29,12 +29,15 @@ class GptOss(Inference):
 
     class Config(Provider.Config):
         """`path` is a checkpoint's folder, in OpenAI's layout or Hugging Face's, served under `model` or the folder's
-        name. `slots` sequences run at once and the rest wait. `kv_memory_gib` and `context_tokens` are sized by what
-        memory is left unless they are set. `step_tokens` bounds one step's work: lower makes streams smoother while
-        long prompts come in. `temperature` and `top_p` are for requests that give none."""
+        name. `backend` triton is kernels for NVIDIA GPUs from Ampere on, torch runs everywhere, and auto takes the
+        kernels where they can run: until they have been measured on a card, they are for those who ask. `slots`
+        sequences run at once and the rest wait. `kv_memory_gib` and `context_tokens` are sized by what memory is left
+        unless they are set. `step_tokens` bounds one step's work: lower makes streams smoother while long prompts come
+        in. `temperature` and `top_p` are for requests that give none."""
 
         path: Path
         model: str | None = Field(default=None, min_length=1, max_length=256)
+        backend: Backend = "torch"
         device: str = "auto"
         dtype: Precise = "bfloat16"
         threads: int | None = Field(default=None, ge=1, le=1024)
@@ -130,7 +133,7 @@ class GptOss(Inference):
             raise ModelNotFound(request.model)
         return self._engine, self._harmony
 
-    def _load(self) -> Runner:
+    def _load(self) -> LoadedRunner:
         config = self._config
         report = LoadingReport(self._model.id)
         settings = TorchSettings(
@@ -142,7 +145,8 @@ class GptOss(Inference):
             kv_memory_gib=config.kv_memory_gib,
             run_anyway=config.run_anyway,
         )
-        runner = load_runner(config.path, settings, report.show)
+        backend = BackendSettings(config.backend, config.step_tokens, settings)
+        runner = load_backend(config.path, backend, report.show)
         report.end(_summary(runner))
         return runner
 
@@ -183,7 +187,8 @@ def _logprobs(harmony: Harmony, sampled: Sequence[Sampled]) -> list[TokenLogprob
     ]
 
 
-def _summary(runner: TorchRunner) -> str:
+def _summary(runner: LoadedRunner) -> str:
     tokens = runner.page_count * runner.page_tokens
-    kept = (runner.memory.keys.nbytes + runner.memory.values.nbytes) / GIB
-    return f"{kept:.2f} GiB hold the keys and values of {tokens} tokens, {runner.slots} streams at once"
+    return (
+        f"{runner.kv_bytes / GIB:.2f} GiB hold the keys and values of {tokens} tokens, {runner.slots} streams at once"
+    )

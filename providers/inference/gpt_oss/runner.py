@@ -35,6 +35,17 @@ class Plan:
         return sum(len(row.tokens) for row in self.rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Run(Sampled):
+    """A chosen token and those behind it, which a runner that guesses ahead found in the same step.
+
+    They are what as many more steps would have given. The sequence's next row has them all, and the runner computes
+    again only what it has to.
+    """
+
+    more: Sequence[Sampled] = ()
+
+
 class Runner(Protocol):
     """Computes plans, one at a time, on the engine's thread.
 
@@ -70,6 +81,6 @@ class Runner(Protocol):
         """Compute the rows' keys and values into their pages, and sample where rows ask: the tokens by slot.
 
         `masks` are token bitmasks by slot (little-endian 32-bit words, bit t of the whole says that token t is
-        allowed); a slot without one allows every token.
+        allowed); a slot without one allows every token. What is given for a row may be a Run, if the row had no mask.
         """
         ...

@@ -50,7 +50,7 @@ class _Seen:
 
     def add(self, tokens: Sequence[int]) -> None:
         self.known += len(tokens)
-        self._tokens.extend(tokens)
+        self._tokens.extend(iter(tokens))  # arrays take from arrays of their own type alone
         fresh = torch.tensor(list(tokens), device=self._counts.device)
         self._counts.index_add_(0, fresh, torch.ones_like(fresh, dtype=self._counts.dtype))
 

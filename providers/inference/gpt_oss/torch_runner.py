@@ -11,19 +11,19 @@ from torch import Tensor
 
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.checkpoint import Checkpoint, Progress, open_checkpoint
+from providers.inference.gpt_oss.room import Wanted, page_room
 from providers.inference.gpt_oss.runner import Plan, Row
 from providers.inference.gpt_oss.sampling import RowSampling, Sampled
-from providers.inference.gpt_oss.spec import LayerKind, ModelSpec
+from providers.inference.gpt_oss.spec import LayerKind
 from providers.inference.gpt_oss.torch_attention import PAGE_TOKENS, Group, Grouping, PageMemory, Reach, Span
 from providers.inference.gpt_oss.torch_machine import cores, free_bytes, measure
 from providers.inference.gpt_oss.torch_model import Batch, Placement, TorchModel
 from providers.inference.gpt_oss.torch_sampler import Sampler
-from providers.inference.gpt_oss.usefulness import LEAST_CONTEXT_TOKENS, Precision, usefulness
+from providers.inference.gpt_oss.usefulness import Precision, usefulness
 
 Precise = Literal["bfloat16", "float32", "float64"]
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
-KV_SHARE: Final = 0.8
 SMALL_BYTES: Final = 2**30
 """A checkpoint below this runs anywhere, and is not worth a measurement."""
 
@@ -56,7 +56,7 @@ def load_runner(
     is too small or too slow for the model, or too little memory for the context (saying what to lower).
     """
     torch.set_num_threads(settings.threads or max(1, cores() - 1))
-    device = _device(settings.device)
+    device = find_device(settings.device)
     checkpoint = open_checkpoint(path)
     if not settings.run_anyway:
         _must_be_useful(checkpoint, device, DTYPES[settings.dtype])
@@ -76,8 +76,12 @@ class TorchRunner:
         self._device, dtype = model.placement.device, model.placement.dtype
         self.slots = settings.slots
         self.vocabulary_size = model.spec.vocabulary
-        self.page_count, self.context_tokens = _sizes(model.spec, settings, dtype.itemsize, self._device)
+        wanted = Wanted(settings.slots, settings.context_tokens, settings.kv_memory_gib)
+        page_bytes = model.spec.kv_bytes(dtype.itemsize) * PAGE_TOKENS
+        free = free_bytes(self._device)
+        self.page_count, self.context_tokens = page_room(model.spec, wanted, page_bytes, PAGE_TOKENS, free)
         self.memory = PageMemory(model.spec, self.page_count, dtype, self._device)
+        self.kv_bytes = self.memory.keys.nbytes + self.memory.values.nbytes
         self._grouping = Grouping(model.spec, dtype.itemsize, settings.scratch_mib * 2**20)
         self._sampler = Sampler(model.spec.vocabulary, self._device)
         self._tables = torch.zeros(
@@ -156,7 +160,7 @@ class TorchRunner:
         return reach
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -178,20 +182,3 @@ def _must_be_useful(checkpoint: Checkpoint, device: torch.device, dtype: torch.d
     found = usefulness(checkpoint.spec, Precision(dtype.itemsize, checkpoint.packed), measure(device, dtype))
     if found.refusal is not None:
         raise ConfigError(f"{checkpoint.folder}: {found.refusal}")
-
-
-def _sizes(spec: ModelSpec, settings: TorchSettings, item_bytes: int, device: torch.device) -> tuple[int, int]:
-    """Pages, and the longest context."""
-    context = min(settings.context_tokens or spec.context_tokens, spec.context_tokens)
-    pages = settings.slots * -(-context // PAGE_TOKENS)
-    given = settings.kv_memory_gib
-    memory = KV_SHARE * free_bytes(device) if given is None else given * 2**30
-    pages = min(pages, int(memory // (spec.kv_bytes(item_bytes) * PAGE_TOKENS)))
-    least = context if settings.context_tokens else min(context, LEAST_CONTEXT_TOKENS)
-    if pages * PAGE_TOKENS < least:
-        which = f"{memory / 2**30:.2f} GiB " + ("of free memory" if given is None else "(kv_memory_gib)")
-        raise ConfigError(
-            f"{which} holds the keys and values of {pages * PAGE_TOKENS} tokens, fewer than {least}. Lower "
-            "context_tokens, raise kv_memory_gib, or take a smaller model."
-        )
-    return pages, min(context, pages * PAGE_TOKENS)

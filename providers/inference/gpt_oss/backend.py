@@ -1,0 +1,104 @@
+"""Which backend runs a checkpoint: our own kernels where they can, else torch, and why."""
+
+import importlib
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, cast
+
+import torch
+
+from apis.errors import ConfigError
+from providers.inference.gpt_oss.checkpoint import Checkpoint, Progress, open_checkpoint
+from providers.inference.gpt_oss.runner import Runner
+from providers.inference.gpt_oss.torch_machine import free_bytes
+from providers.inference.gpt_oss.torch_runner import DTYPES, TorchSettings, find_device, load_runner
+from providers.inference.gpt_oss.usefulness import LEAST_CONTEXT_TOKENS, Precision, weight_bytes
+
+Backend = Literal["auto", "torch", "triton"]
+
+LEAST_CAPABILITY: Final = 80
+_GIB: Final = 2**30
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSettings:
+    """`step_tokens` is the most that a plan has; `torch` what either backend is told."""
+
+    backend: Backend = "torch"
+    step_tokens: int = 2048
+    torch: TorchSettings = field(default_factory=TorchSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What there is to run kernels on: `capability` 90 stands for 9.0, None for no CUDA device."""
+
+    triton: bool
+    capability: int | None
+    free_bytes: int
+
+
+class LoadedRunner(Runner, Protocol):
+    """A Runner that tells how much memory its keys and values take."""
+
+    @property
+    def kv_bytes(self) -> int: ...
+
+
+def load_backend(
+    path: str | Path, settings: BackendSettings, progress: Callable[[Progress], None] | None = None
+) -> LoadedRunner:
+    """Open, check and load a checkpoint on the backend that was asked for; `auto` takes torch where Triton cannot run.
+
+    Raises ConfigError as `load_runner` does, and, before anything is loaded, for `triton` where it cannot run.
+    """
+    if settings.backend == "torch":
+        return load_runner(path, settings.torch, progress)
+    device = find_device(settings.torch.device)
+    checkpoint = open_checkpoint(path)
+    refusal = why_not_triton(checkpoint, settings.torch, card(device))
+    if refusal is None:
+        os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton's default, which it warns of changing
+        runners = cast("Any", importlib.import_module("providers.inference.gpt_oss.triton_runner"))
+        logger.info("%s runs on Triton kernels, on %s.", checkpoint.folder, torch.cuda.get_device_name(device))
+        return runners.load_triton_runner(checkpoint, device, settings, progress)
+    if settings.backend == "triton":
+        raise ConfigError(f"backend: triton cannot run {checkpoint.folder}: {refusal} Use backend: auto or torch.")
+    level = logging.INFO if device.type == "cpu" else logging.WARNING
+    logger.log(level, "%s runs on torch, not on Triton kernels: %s", checkpoint.folder, refusal)
+    return load_runner(path, settings.torch, progress)
+
+
+def card(device: torch.device) -> Card:
+    """What `device` is, without starting anything on it."""
+    triton = importlib.util.find_spec("triton") is not None
+    if device.type != "cuda" or torch.version.cuda is None:
+        return Card(triton, None, 0)
+    major, minor = torch.cuda.get_device_capability(device)
+    return Card(triton, 10 * major + minor, free_bytes(device))
+
+
+def why_not_triton(checkpoint: Checkpoint, settings: TorchSettings, card: Card) -> str | None:
+    """What keeps the kernels from running here, and what to do about it; None where nothing does."""
+    spec, dtype = checkpoint.spec, DTYPES[settings.dtype]
+    context = min(settings.context_tokens or LEAST_CONTEXT_TOKENS, spec.context_tokens)
+    needed = weight_bytes(spec, Precision(dtype.itemsize, packed=True)) + context * spec.kv_bytes(dtype.itemsize)
+    if not card.triton:
+        return "the package triton is not installed (pip install triton)."
+    if card.capability is None:
+        return f"device {settings.device} is no GPU with a CUDA driver."
+    if card.capability < LEAST_CAPABILITY:
+        return f"the GPU's compute capability is {card.capability / 10:.1f}, and 8.0 is the least."
+    if settings.dtype != "bfloat16":
+        return f"dtype is {settings.dtype}, and the kernels compute in bfloat16."
+    if needed > card.free_bytes:
+        return f"it needs about {needed / _GIB:.1f} GiB and {card.free_bytes / _GIB:.1f} GiB are free."
+    if not checkpoint.packed:
+        return "its experts are not in MXFP4, which is all that the kernels read."
+    return None

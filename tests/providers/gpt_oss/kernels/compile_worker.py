@@ -1,0 +1,193 @@
+"""The process behind `compiling`: launches kernels on no device and tells what was compiled, a line of JSON a job."""
+
+# Triton has no types:
+# pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+
+from providers.inference.gpt_oss.kernels.buffers import Room, Step, make_step, make_tables
+from providers.inference.gpt_oss.kernels.layout import TILE_DEPTH, TILE_ROWS, TILE_SCALES, TILE_WORDS, TiledExperts
+from providers.inference.gpt_oss.kernels.weights import Ends, Layer
+from providers.inference.gpt_oss.spec import ModelSpec
+from providers.inference.gpt_oss.synth import resized
+
+NOWHERE: Final = torch.device("meta")
+TOOLS: Final = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+INSTRUCTION: Final = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);")
+USAGE: Final = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
+MODELS: Final = {"20b": (24, 32), "120b": (36, 128)}
+
+
+class NoCard:
+    """Stands in for Triton's driver where there is none: it only knows what to compile for."""
+
+    def __init__(self, architecture: int) -> None:
+        self._target = GPUTarget("cuda", architecture, 32)
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        """Triton keeps what it compiled for each device: this one's number is its architecture."""
+        return int(self._target.arch)
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return NOWHERE
+
+
+def spec_of(model: str) -> ModelSpec:
+    layers, experts = MODELS[model]
+    return resized(
+        layers=("sliding_attention", "full_attention") * (layers // 2),
+        hidden=2880,
+        intermediate=2880,
+        heads=64,
+        kv_heads=8,
+        head_dim=64,
+        experts=experts,
+        vocabulary=201088,
+        window=128,
+    )
+
+
+def make_layer(spec: ModelSpec, window: int | None) -> Layer:
+    def numbers(*shape: int, kind: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, dtype=kind, device=NOWHERE)
+
+    def experts(rows: int, depth: int) -> TiledExperts:
+        tiles = (spec.experts, -(-rows // TILE_ROWS), -(-depth // TILE_DEPTH))
+        values = numbers(*tiles, TILE_WORDS, kind=torch.int16)
+        return TiledExperts(
+            values, numbers(*tiles, TILE_SCALES, kind=torch.uint8), numbers(spec.experts, rows), rows, depth
+        )
+
+    wide = torch.float32
+    return Layer(
+        spec=spec,
+        index=1,
+        window=window,
+        rotary=numbers(2, spec.context_tokens, spec.head_dim // 2, kind=wide),
+        attention_norm=numbers(spec.hidden, kind=wide),
+        qkv_weight=numbers(spec.qkv, spec.hidden),
+        qkv_bias=numbers(spec.qkv),
+        sinks=numbers(spec.heads, kind=wide),
+        out_weight=numbers(spec.hidden, spec.heads * spec.head_dim),
+        out_bias=numbers(spec.hidden),
+        mlp_norm=numbers(spec.hidden, kind=wide),
+        router_weight=numbers(spec.experts, spec.hidden),
+        router_bias=numbers(spec.experts),
+        gate_up=experts(2 * spec.intermediate, spec.hidden),
+        down=experts(spec.hidden, spec.intermediate),
+    )
+
+
+def launches(job: dict[str, Any]) -> list[Any]:
+    """What Triton compiled while the launch function ran, on a full layer and then on a sliding one."""
+    spec = spec_of(job["model"])
+    rows = job["rows"]
+    tables = make_tables(spec, Room(128, 32768, 1 << 17, torch.bfloat16, NOWHERE))
+    step: Step = make_step(spec, tables, rows, min(rows, 128), rows if job["singles"] else 0)
+    weight = torch.empty(spec.vocabulary, spec.hidden, dtype=torch.bfloat16, device=NOWHERE)
+    ends = Ends(spec, weight, torch.empty(spec.hidden, device=NOWHERE), weight)
+    full = make_layer(spec, None)
+    launch = getattr(importlib.import_module(f"providers.inference.gpt_oss.kernels.{job['kernel']}"), job["kernel"])
+    found: list[Any] = []
+    original = triton.JITFunction.run
+
+    def compile_only(self: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        kernel = original(self, *given, grid=grid, warmup=True, **named)
+        if all(kernel is not each for each in found):
+            found.append(kernel)
+        return kernel
+
+    triton.JITFunction.run = compile_only
+    try:
+        if "ends" in launch.__annotations__:
+            launch(ends, step)
+        else:
+            launch(full, step)
+            launch(replace(full, window=spec.window), step)
+    finally:
+        triton.JITFunction.run = original
+    return found
+
+
+def measured(kernel: Any) -> dict[str, Any]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        told = _tool("cuobjdump", "-res-usage", "-sass", file.name)
+    usage = USAGE.search(told)
+    assert usage is not None, told
+    body = [(int(at, 16), opcode, rest) for at, opcode, rest in _instructions(told)]
+    spills = sum(opcode.startswith(("LDL", "STL")) for _, opcode, _ in body)
+    return {
+        "name": kernel.metadata.name,
+        "registers": int(usage[1]),
+        "shared_bytes": int(kernel.metadata.shared),
+        "spills": max(spills, int(usage[2]) // 4),
+        "opcodes": _counted(body),
+        "loops": [_counted(body[low : high + 1]) for low, high in _loops(body)],
+        "warps": kernel.metadata.num_warps,
+        "ptx": kernel.asm["ptx"],
+    }
+
+
+def _instructions(told: str) -> Sequence[tuple[str, str, str]]:
+    found = [match.groups() for match in map(INSTRUCTION.match, told.splitlines()) if match]
+    return [(at, opcode, rest) for at, opcode, rest in found if opcode != "NOP"]
+
+
+def _loops(body: Sequence[tuple[int, str, str]]) -> list[tuple[int, int]]:
+    """Indices of the first and last instruction of every backward branch's body, but for a jump to itself."""
+    places = {at: index for index, (at, _, _) in enumerate(body)}
+    found: list[tuple[int, int]] = []
+    for index, (at, opcode, rest) in enumerate(body):
+        target = re.search(r"0x([0-9a-f]+)\s*$", rest) if opcode.startswith("BRA") else None
+        if target and int(target[1], 16) < at and int(target[1], 16) in places:
+            found.append((places[int(target[1], 16)], index))
+    return found
+
+
+def _counted(body: Sequence[tuple[int, str, str]]) -> dict[str, int]:
+    return dict(Counter(opcode for _, opcode, _ in body))
+
+
+def _tool(name: str, *arguments: str) -> str:
+    return subprocess.run(
+        [str(TOOLS / name), *arguments], capture_output=True, check=True, text=True, timeout=60
+    ).stdout
+
+
+def main() -> None:
+    for line in sys.stdin:
+        job = json.loads(line)
+        try:
+            triton.runtime.driver.set_active(NoCard(job["architecture"]))
+            answer = {"kernels": [measured(kernel) for kernel in launches(job)]}
+        except Exception:  # noqa: BLE001 - told to whoever asked
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

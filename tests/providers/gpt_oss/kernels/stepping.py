@@ -1,0 +1,111 @@
+"""A hand on steps: tokens of many sequences in, through launch functions of one's choice, logits and tokens out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from providers.inference.gpt_oss.checkpoint import open_checkpoint
+from providers.inference.gpt_oss.kernels.buffers import (
+    ALONE_ROWS,
+    PAGE_TOKENS,
+    Room,
+    Step,
+    Tables,
+    fill,
+    listed,
+    make_step,
+    make_tables,
+    query_tiles,
+)
+from providers.inference.gpt_oss.kernels.step import REFERENCE, Kernels, launch_step
+from providers.inference.gpt_oss.kernels.weights import Weights, load_weights
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Some tokens of a slot's sequence, behind the `start` that are computed. A token of -1 is the one sampled last."""
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+
+
+@dataclass
+class Stepper:
+    """Drives steps by hand. Pages are given out scattered; memory is full of numbers that are none."""
+
+    weights: Weights
+    tables: Tables
+    kernels: Kernels
+    alone_rows: int
+    pages: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+
+    def step(self, asked: Sequence[Asked], *, padding: int = 0) -> Step:
+        """Compute all of it in one step, those of one token first, with so many rows of padding behind those."""
+        ordered = sorted(asked, key=lambda each: len(each.tokens) > 1)
+        singles = sum(len(each.tokens) == 1 for each in ordered) + padding
+        rows: list[tuple[int, int, int]] = []
+        samples: list[int] = []
+        tiles: list[tuple[int, int, int, int]] = []
+        for each in ordered:
+            if len(each.tokens) > 1:
+                rows += [(0, -1, -1)] * (singles - len(rows))
+                tiles += query_tiles(len(rows), len(each.tokens), each.slot, each.start)
+            self._grow(each.slot, each.start + len(each.tokens))
+            rows += [(each.slot, each.start + place, token) for place, token in enumerate(each.tokens)]
+            samples.append(len(rows) - 1)
+        rows += [(0, -1, -1)] * (singles - len(rows))
+        step = make_step(self.weights.spec, self.tables, len(rows), len(samples) + padding, singles)
+        for name, value in zip(("slots", "positions", "tokens"), zip(*rows, strict=True), strict=True):
+            fill(step, name, value)
+        fill(step, "tiles", tiles)
+        fill(step, "samples", samples)
+        poison(step)
+        launch_step(self.weights, step, self.kernels, alone_rows=self.alone_rows)
+        return step
+
+    def logits(self, asked: Sequence[Asked], *, padding: int = 0) -> Tensor:
+        step = self.step(asked, padding=padding)
+        self.kernels.unembed(self.weights.ends, step)
+        return step.logits[: len(asked)].clone()
+
+    def sampled(self, asked: Sequence[Asked], *, padding: int = 0) -> Mapping[int, int]:
+        """The chosen tokens by slot."""
+        step = self.step(asked, padding=padding)
+        self.kernels.sample(self.weights.ends, step)
+        ordered = sorted(asked, key=lambda each: len(each.tokens) > 1)
+        return {each.slot: token for each, token in zip(ordered, listed(step.sampled), strict=False)}
+
+    def _grow(self, slot: int, tokens: int) -> None:
+        held = self.pages.setdefault(slot, [])
+        used = sum(len(each) for each in self.pages.values())
+        while len(held) * PAGE_TOKENS < tokens:
+            # 7 has no factor in common with the page counts used here, so this visits every page once.
+            held.append(used * 7 % self.tables.keys.shape[1])
+            used += 1
+            self.tables.pages[slot, len(held) - 1] = held[-1]
+
+
+def poison(step: Step) -> None:
+    """What a step makes is not a number before."""
+    for name in ("hidden", "normed", "queries", "attended", "shares", "inner", "logits", "partials"):
+        getattr(step, name).fill_(torch.nan)
+    for name in ("chosen", "order", "starts", "sampled"):
+        getattr(step, name).fill_(1_000_003)
+
+
+def stepper(
+    folder: Path, dtype: torch.dtype = torch.float32, kernels: Kernels = REFERENCE, alone_rows: int = ALONE_ROWS
+) -> Stepper:
+    """Of a checkpoint, for 8 slots of 1,024 tokens."""
+    torch.set_num_threads(1)
+    weights = load_weights(open_checkpoint(folder), CPU, dtype)
+    tables = make_tables(weights.spec, Room(slots=8, context_tokens=1024, pages=8 * 64 + 1, dtype=dtype, device=CPU))
+    tables.keys.fill_(torch.nan)
+    tables.values.fill_(torch.nan)
+    return Stepper(weights, tables, kernels, alone_rows)

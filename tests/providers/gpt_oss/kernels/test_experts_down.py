@@ -1,0 +1,73 @@
+"""Kernel 5 for few rows: as its reference says, the same every time, and within its numbers."""
+
+import pytest
+import torch
+
+from providers.inference.gpt_oss.kernels.experts_down import experts_down, experts_down_reference
+from providers.inference.gpt_oss.spec import ModelSpec
+from providers.inference.gpt_oss.synth import resized
+from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, copied, make_case
+from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
+
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+ODD = resized(hidden=96, intermediate=32, heads=12, kv_heads=4, experts=5, experts_per_token=3)
+# Three turns of the inner loop and a rest: of two parts the second has an empty turn.
+DEEP = resized(hidden=64, intermediate=800, experts=3, experts_per_token=2)
+BUDGETS = {
+    80: Budget(registers=76, shared_bytes=25_600, instructions=1000),
+    90: Budget(registers=120, shared_bytes=30_720, instructions=1100),
+    100: Budget(registers=128, shared_bytes=30_736, instructions=1700),
+}
+PRODUCTS = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
+# That a thread unpacks in one turn of the inner loop.
+WEIGHTS = 4 * 64 * 64 // 128
+
+
+def same(case: Case) -> None:
+    assert_same(case, (experts_down, experts_down_reference), ["hidden"])
+
+
+@BOTH
+@pytest.mark.parametrize("rows", [1, 2])
+def test_it_is_its_reference(dtype: torch.dtype, rows: int) -> None:
+    same(make_case(Shape(sequences=((3, 1),) * rows, padding=rows - 1, dtype=dtype)))
+
+
+@BOTH
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("spec", [ODD, DEEP], ids=["odd", "deep"])
+def test_shapes_beside_the_tiles(dtype: torch.dtype, spec: ModelSpec, rows: int) -> None:
+    same(make_case(Shape(sequences=((3, 1),) * rows, padding=0, dtype=dtype, spec=spec)))
+
+
+def test_rows_of_padding_may_hold_anything() -> None:
+    case = make_case(Shape(sequences=((3, 1),), padding=2))
+    padding = case.step.positions < 0
+    for filled in (case.step.hidden, case.step.inner, case.step.shares):
+        filled[padding] = torch.nan
+    same(case)
+    choose(case.step, torch.tensor([[1, 2, 3, 0]]).repeat(3, 1))
+    same(case)
+
+
+def test_it_gives_the_same_bits_every_time_and_counts_from_zero() -> None:
+    case = make_case(Shape(sequences=((3, 1), (5, 1)), padding=0, dtype=torch.bfloat16))
+    first, again = copied(case.step), copied(case.step)
+    for step in (first, again):
+        experts_down(case.layer, step)
+        assert not step.arrivals.any()
+    assert torch.equal(first.hidden, again.hidden)
+
+
+@pytest.mark.parametrize(("architecture", "rows"), [(80, 1), (90, 1), (90, 2), (100, 1)])
+def test_it_is_within_its_budget(architecture: int, rows: int) -> None:
+    (kernel,) = check(Job("experts_down", architecture, rows=rows), BUDGETS[architecture])
+    assert sum(count for opcode, count in kernel.opcodes.items() if opcode.startswith(PRODUCTS[architecture])) >= 16
+    if architecture == 100:
+        return  # Its waits look like loops too.
+    loop = kernel.main_loop
+    assert loop.instructions <= 4.0 * WEIGHTS
+    assert loop.integer <= 2.1 * WEIGHTS
+    assert loop.count("WARPGROUP.DEPBAR") <= 2, "products wait for each other"
+    assert loop.count("LDGSTS.E.BYPASS.128") >= 4, "words are not read 16 bytes at a time, and ahead"
+    assert loop.count("LDG.") == 0, "something is waited for in every turn"

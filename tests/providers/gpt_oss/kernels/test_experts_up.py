@@ -1,0 +1,76 @@
+"""Kernel 4 for few rows: as its reference says, and within its numbers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from providers.inference.gpt_oss.kernels.experts_up import experts_up, experts_up_reference
+from providers.inference.gpt_oss.spec import ModelSpec
+from providers.inference.gpt_oss.synth import TINY, resized
+from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, make_case
+from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check
+
+BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+ODD = resized(hidden=96, intermediate=32, heads=12, kv_heads=4, experts=5, experts_per_token=3)
+# Two turns of the inner loop and a rest.
+DEEP = resized(hidden=576, intermediate=32, experts=3, experts_per_token=1)
+BUDGETS = {
+    80: Budget(registers=72, shared_bytes=25_600, instructions=700),
+    90: Budget(registers=120, shared_bytes=30_720, instructions=800),
+    100: Budget(registers=104, shared_bytes=30_736, instructions=1400),
+}
+PRODUCTS = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
+# That a thread unpacks in one turn of the inner loop.
+WEIGHTS = 4 * 64 * 64 // 128
+
+
+def same(case: Case) -> None:
+    assert_same(case, (experts_up, experts_up_reference), ["inner"], poisoned=["inner"])
+
+
+@BOTH
+@pytest.mark.parametrize("rows", [1, 2])
+def test_it_is_its_reference(dtype: torch.dtype, rows: int) -> None:
+    same(make_case(Shape(sequences=((3, 1),) * rows, padding=rows - 1, dtype=dtype)))
+
+
+@BOTH
+@pytest.mark.parametrize("spec", [ODD, DEEP], ids=["odd", "deep"])
+def test_shapes_beside_the_tiles(dtype: torch.dtype, spec: ModelSpec) -> None:
+    same(make_case(Shape(sequences=((3, 1), (4, 1)), padding=0, dtype=dtype, spec=spec)))
+
+
+def test_gates_and_linear_parts_are_clamped() -> None:
+    case = make_case(Shape(sequences=((3, 1),), padding=0))
+    case.step.normed.mul_(8)
+    same(case)
+    same(replace(case, layer=replace(case.layer, spec=replace(TINY, swiglu_limit=0.5, swiglu_alpha=2.0))))
+
+
+def test_rows_of_padding_may_hold_anything() -> None:
+    case = make_case(Shape(sequences=((3, 1),), padding=2))
+    case.step.normed[case.step.positions < 0] = torch.nan
+    same(case)
+    choose(case.step, torch.zeros(3, 4, dtype=torch.int64))
+    same(case)
+
+
+def test_what_is_no_number_stays_none() -> None:
+    case = make_case(Shape(sequences=((3, 1), (4, 1)), padding=0))
+    case.step.normed[0, 5] = torch.nan
+    same(case)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_it_is_within_its_budget(architecture: int) -> None:
+    (kernel,) = check(Job("experts_up", architecture), BUDGETS[architecture])
+    assert sum(count for opcode, count in kernel.opcodes.items() if opcode.startswith(PRODUCTS[architecture])) >= 16
+    if architecture == 100:
+        return  # Its waits look like loops too.
+    loop = kernel.main_loop
+    assert loop.instructions <= 4.0 * WEIGHTS
+    assert loop.integer <= 2.1 * WEIGHTS
+    assert loop.count("WARPGROUP.DEPBAR") <= 2, "products wait for each other"
+    assert loop.count("LDGSTS.E.BYPASS.128") >= 4, "words are not read 16 bytes at a time, and ahead"
+    assert loop.count("LDG.") == 0, "something is waited for in every turn"

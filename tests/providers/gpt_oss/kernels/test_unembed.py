@@ -1,0 +1,45 @@
+"""The unembedding kernel: its reference's logits, of the rows that are sampled alone, and within its numbers."""
+
+import re
+
+import pytest
+import torch
+
+from providers.inference.gpt_oss.kernels.unembed import unembed, unembed_reference
+from providers.inference.gpt_oss.synth import resized
+from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
+from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
+
+BUDGETS = {
+    80: Budget(registers=128, shared_bytes=49_152, instructions=480),
+    90: Budget(registers=72, shared_bytes=73_728, instructions=460),
+    100: Budget(registers=72, shared_bytes=73_760, instructions=540),
+}
+PRODUCTS = {80: "HMMA", 90: "HGMMA", 100: "UTC"}
+SHAPES = {
+    "decoding": Shape(),
+    "one": Shape(sequences=((15, 1),), padding=0),
+    "mixed": Shape(sequences=((0, 1), (16, 1), (3, 7), (17, 20)), padding=1),
+    "odd": Shape(sequences=((2, 1),) * 20, spec=resized(hidden=96, vocabulary=333)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_is_its_reference(shape: str, dtype: torch.dtype) -> None:
+    given = SHAPES[shape]
+    case = make_case(Shape(given.sequences, given.padding, spec=given.spec, dtype=dtype))
+    assert_same(case, (unembed, unembed_reference), ["logits"], poisoned=["logits"])
+
+
+def test_a_row_that_is_no_number_is_alone_in_it() -> None:
+    case = make_case()
+    case.step.hidden[1] = torch.nan
+    assert_same(case, (unembed, unembed_reference), ["logits"], poisoned=["logits"])
+
+
+@pytest.mark.parametrize(("architecture", "rows"), [(80, 128), (90, 1), (90, 128), (100, 128)])
+def test_it_is_within_its_budget(architecture: int, rows: int) -> None:
+    product = check(Job("unembed", architecture, rows=rows), BUDGETS[architecture])[-1]
+    assert any(opcode.startswith(PRODUCTS[architecture]) for opcode in product.opcodes)
+    assert set(re.findall(r"cp\.async\.c[ag]\.shared\.global .*?(0x\w+)", product.ptx)) == {"0x10"}, "16 bytes each"

@@ -1,0 +1,78 @@
+"""Which backend is taken: the order of what may be missing, a line of why, and an error where one was asked for."""
+
+import importlib.util
+import logging
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from apis.errors import ConfigError
+from providers.inference.gpt_oss.backend import (
+    BackendSettings,
+    Card,
+    LoadedRunner,
+    card,
+    load_backend,
+    why_not_triton,
+)
+from providers.inference.gpt_oss.checkpoint import open_checkpoint
+from providers.inference.gpt_oss.synth import TINY, Saved, write_checkpoint
+from providers.inference.gpt_oss.torch_runner import TorchRunner, TorchSettings
+
+GOOD = Card(triton=True, capability=90, free_bytes=2**40)
+SETTINGS = TorchSettings(device="cpu", threads=1, slots=2, context_tokens=256)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(made, replace(TINY, layers=TINY.layers[:1]))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, None),
+        ({"capability": 80}, None),
+        ({"free_bytes": 1000}, r"needs about 0\.0 GiB"),
+        ({"free_bytes": 1000, "capability": 75}, r"capability is 7\.5"),
+        ({"capability": None}, "device auto is no GPU with a CUDA driver"),
+        ({"capability": None, "triton": False}, "pip install triton"),
+    ],
+)
+def test_the_first_thing_that_is_missing_is_named(folder: Path, changes: dict[str, int], told: str | None) -> None:
+    refusal = why_not_triton(open_checkpoint(folder), TorchSettings(), replace(GOOD, **changes))
+    assert refusal is None if told is None else re.search(told, refusal or "")
+
+
+def test_other_types_and_unpacked_experts_are_torchs(folder: Path, tmp_path: Path) -> None:
+    assert "dtype is float32" in (why_not_triton(open_checkpoint(folder), TorchSettings(dtype="float32"), GOOD) or "")
+    write_checkpoint(tmp_path, replace(TINY, layers=TINY.layers[:1]), Saved("dense"))
+    assert "MXFP4" in (why_not_triton(open_checkpoint(tmp_path), TorchSettings(), GOOD) or "")
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_without_a_gpu_it_runs_on_torch_and_says_so_once(
+    folder: Path, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = BackendSettings("auto" if backend == "auto" else "torch", torch=SETTINGS)
+    with caplog.at_level(logging.INFO):
+        runner: LoadedRunner = load_backend(folder, settings)
+    assert isinstance(runner, TorchRunner)
+    told = [each.getMessage() for each in caplog.records if "runs on" in each.getMessage()]
+    assert len(told) == (backend == "auto")
+    assert all("runs on torch, not on Triton kernels: device cpu is no GPU" in each for each in told)
+
+
+def test_asked_for_by_name_it_runs_or_nothing_does(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"backend: triton cannot run .*no GPU.*backend: auto or torch"):
+        load_backend(folder, BackendSettings("triton", torch=SETTINGS))
+
+
+def test_a_cpu_is_no_card() -> None:
+    found = card(torch.device("cpu"))
+    assert found == Card(importlib.util.find_spec("triton") is not None, None, 0)

@@ -1,0 +1,43 @@
+"""Runners that give several tokens a step: the engine takes as many as have their place, and asks for no other."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from providers.inference.gpt_oss.runner import Plan, Run
+from providers.inference.gpt_oss.sampling import Sampled
+from providers.inference.gpt_oss.scripted_runner import ScriptedRunner
+from tests.providers.gpt_oss.driving import STOP, alone, echo
+from tests.providers.gpt_oss.engines import ask, gather, ids_of, running
+
+
+class Foreseeing(ScriptedRunner):
+    """Gives the script's next tokens, too, and is given them in the next row."""
+
+    tokens = 0
+
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
+        found: dict[int, Sampled] = {}
+        for slot, first in super().step(plan, masks).items():
+            known = [*self._open[slot].tokens, first.token]
+            for _ in range(3):
+                known.append(self._script(known))
+            found[slot] = Run(first.token, more=[Sampled(token) for token in known[-3:]])
+        self.tokens += plan.tokens
+        return found
+
+
+@pytest.mark.parametrize("most", [1, 2, 4, 7, 30, None])
+@pytest.mark.parametrize("prompt", [[1, 2], [0, 0, 1], [2, 2, 1, 0]])
+async def test_a_run_ends_where_its_sequence_does(most: int | None, prompt: list[int]) -> None:
+    runner = Foreseeing(echo)
+    asked = ask(prompt, most)
+    async with running(runner) as engine:
+        steps = await gather(engine, asked)
+        metrics = engine.metrics()
+    made = ids_of(steps)
+    assert made == alone(echo, asked, runner.context_tokens)
+    assert steps[-1].finish == ("stop" if made[-1] == STOP else "length")
+    assert metrics.generated_tokens == len(made)
+    assert metrics.steps <= -(-len(made) // 4)
+    assert metrics.pages_free == metrics.pages

@@ -1,0 +1,94 @@
+"""The kernels on a card: `TRITON_INTERPRET=0 python -m pytest -m gpu tests/providers/gpt_oss/test_triton_gpu.py`."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from providers.inference.gpt_oss.backend import BackendSettings, load_backend
+from providers.inference.gpt_oss.engine import Engine, EngineSettings
+from providers.inference.gpt_oss.kernels.device import INTERPRETED
+from providers.inference.gpt_oss.kernels.step import TRITON
+from providers.inference.gpt_oss.kernels.weights import Weights
+from providers.inference.gpt_oss.room import Wanted
+from providers.inference.gpt_oss.runner import Runner
+from providers.inference.gpt_oss.sampling import RowSampling
+from providers.inference.gpt_oss.sequence import EngineRequest
+from providers.inference.gpt_oss.synth import TINY, write_checkpoint
+from providers.inference.gpt_oss.torch_runner import TorchSettings
+from providers.inference.gpt_oss.triton_runner import TritonRunner, TritonSettings
+from tests.bench.gpu_measures import agreement
+from tests.bench.gpu_model import SPECS, make_weights
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a GPU, and TRITON_INTERPRET=0"),
+]
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    spec = replace(SPECS["20b"], layers=SPECS["20b"].layers[:2])
+    return make_weights(spec, torch.device("cuda"), torch.bfloat16, "uniform")
+
+
+def made(weights: Weights, *, ahead: bool = True, guesses: bool = True) -> TritonRunner:
+    room = Wanted(slots=8, context_tokens=2048, kv_memory_gib=1)
+    runner = TritonRunner(weights, TritonSettings(room, ahead=ahead, guesses=guesses))
+    with torch.inference_mode():
+        runner.tables.keys.normal_()
+        runner.tables.values.normal_()
+    return runner
+
+
+async def answers(runner: Runner, requests: Sequence[EngineRequest]) -> list[list[int]]:
+    engine = Engine(runner, EngineSettings())
+    await engine.start()
+
+    async def answer(request: EngineRequest) -> list[int]:
+        async with aclosing(engine.submit(request)) as steps:
+            return [token async for step in steps for token in step.ids]
+
+    try:
+        return await asyncio.gather(*(answer(each) for each in requests))
+    finally:
+        await engine.close()
+
+
+def test_a_cut_of_the_true_model_is_the_references(weights: Weights) -> None:
+    with torch.inference_mode():
+        table = agreement(weights, made(weights), TRITON)
+    assert all(row["relative_error"] < 2e-2 for row in table), table
+    assert all(row["same_best"] > 0.9 for row in table), table
+
+
+async def test_graphs_are_what_is_launched_without_them(weights: Weights) -> None:
+    """One request at a time: batches that fill differently round differently."""
+    prompts = [[(place * 37 + 5) % 999 for place in range(size)] for size in (1, 17, 300)]
+    asked = [EngineRequest(each, RowSampling(temperature=0.7, seed=3), max_tokens=60) for each in prompts]
+    graphed, eager = made(weights, guesses=False), made(weights, ahead=False, guesses=False)
+    eager.steps.forget_graphs()
+    for request in asked:
+        assert await answers(graphed, [request]) == await answers(eager, [request])
+
+
+async def test_many_at_once_are_answered_in_full(weights: Weights) -> None:
+    asked = [
+        EngineRequest([seed, 5, 6, 7] * 20, RowSampling(temperature=seed % 2, seed=seed), max_tokens=200)
+        for seed in range(20)
+    ]
+    found = await answers(made(weights), asked)
+    assert [len(each) for each in found] == [200] * 20
+
+
+async def test_a_checkpoint_is_served_by_the_kernels(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, TINY)
+    settings = BackendSettings("triton", torch=TorchSettings(slots=2, context_tokens=512, kv_memory_gib=0.1))
+    runner = load_backend(tmp_path, settings)
+    (found,) = await answers(runner, [EngineRequest([1, 2, 3], RowSampling(temperature=0), max_tokens=20)])
+    assert len(found) == 20

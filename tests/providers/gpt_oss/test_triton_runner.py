@@ -1,0 +1,311 @@
+"""TritonRunner under the engine, on a CPU: steps launched ahead, guesses and all, a request gets what it would get
+alone, and greedy ones what the torch runner gives."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from apis.errors import ConfigError
+from providers.inference.gpt_oss.checkpoint import open_checkpoint
+from providers.inference.gpt_oss.engine import Engine, EngineSettings
+from providers.inference.gpt_oss.kernels.embed import embed
+from providers.inference.gpt_oss.kernels.sample import sample
+from providers.inference.gpt_oss.kernels.step import REFERENCE, TRITON, Kernels
+from providers.inference.gpt_oss.kernels.unembed import unembed
+from providers.inference.gpt_oss.kernels.weights import Weights, load_weights
+from providers.inference.gpt_oss.room import Wanted
+from providers.inference.gpt_oss.runner import Plan, Row, Run, Runner
+from providers.inference.gpt_oss.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.sequence import EngineRequest
+from providers.inference.gpt_oss.synth import TINY, resized, write_checkpoint
+from providers.inference.gpt_oss.torch_runner import TorchSettings, load_runner
+from providers.inference.gpt_oss.triton_batch import Batch
+from providers.inference.gpt_oss.triton_runner import TritonRunner, TritonSettings
+from providers.inference.gpt_oss.triton_steps import Pending
+
+SPEC = resized(layers=TINY.layers[:2], experts=4, experts_per_token=2)
+CONTEXT_TOKENS = 192
+PAGES = 14
+REQUESTS = 10
+CPU = torch.device("cpu")
+ENDS = replace(REFERENCE, embed=embed, unembed=unembed, sample=sample)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(made, SPEC)
+    return made
+
+
+@pytest.fixture(scope="module")
+def weights(folder: Path) -> Weights:
+    """In double precision, for sums do not depend on the batch there."""
+    torch.set_num_threads(1)
+    return load_weights(open_checkpoint(folder), CPU, torch.float64)
+
+
+@pytest.fixture(scope="module")
+def circling(folder: Path) -> Weights:
+    """Its attention adds nothing, so that a token follows from the last alone, and it soon goes round in circles."""
+    made = load_weights(open_checkpoint(folder), CPU, torch.float64)
+    for layer in made.layers:
+        layer.out_weight.zero_()
+        layer.out_bias.zero_()
+    return made
+
+
+@pytest.fixture(scope="module")
+def torch_runner(folder: Path) -> Runner:
+    settings = TorchSettings("cpu", "float64", threads=1, slots=8, context_tokens=CONTEXT_TOKENS)
+    return load_runner(folder, settings)
+
+
+class Watched(TritonRunner):
+    """Keeps what it was asked and gave."""
+
+    def __init__(self, weights: Weights, settings: TritonSettings, kernels: Kernels = REFERENCE) -> None:
+        super().__init__(weights, settings, kernels)
+        self.asked: list[tuple[Plan, Mapping[int, Sampled]]] = []
+        with torch.inference_mode():
+            self.tables.keys.fill_(torch.nan)
+            self.tables.values.fill_(torch.nan)
+
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
+        found = super().step(plan, masks)
+        self.asked.append((plan, found))
+        return found
+
+
+def runner(weights: Weights, *, ahead: bool = True, guesses: bool = True, kernels: Kernels = REFERENCE) -> Watched:
+    """With far fewer pages than its slots could use."""
+    page_bytes = SPEC.kv_bytes(weights.ends.embedding.dtype.itemsize) * 16
+    room = Wanted(slots=8, context_tokens=CONTEXT_TOKENS, kv_memory_gib=PAGES * page_bytes / 2**30)
+    return Watched(weights, TritonSettings(room, step_tokens=64, ahead=ahead, guesses=guesses), kernels)
+
+
+def count_rows(runner: Watched) -> list[int]:
+    """The rows of each step that is launched from now on."""
+    launched: list[int] = []
+    launch = runner.steps.launch
+
+    def counted(batch: Batch) -> Pending:
+        launched.append(len(batch.slots))
+        return launch(batch)
+
+    runner.steps.launch = counted  # pyright: ignore[reportAttributeAccessIssue] - it is launched all the same
+    return launched
+
+
+@pytest.fixture(scope="module")
+def expected(weights: Weights) -> list[list[Sampled]]:
+    """What requests get, each by itself, a token a step."""
+    with asyncio.Runner() as loop:
+        return loop.run(alone(runner(weights, ahead=False, guesses=False), requests()))
+
+
+@asynccontextmanager
+async def running(runner: Runner) -> AsyncGenerator[Engine]:
+    engine = Engine(runner, EngineSettings(step_tokens=64))
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def answer(engine: Engine, request: EngineRequest, leave_after: int | None = None) -> list[Sampled]:
+    tokens: list[Sampled] = []
+    async with asyncio.timeout(60), aclosing(engine.submit(request)) as steps:
+        async for step in steps:
+            tokens += step.logprobs or [Sampled(token) for token in step.ids]
+            if leave_after is not None and len(tokens) >= leave_after:
+                break
+    return tokens
+
+
+async def alone(runner: Runner, requests: list[EngineRequest]) -> list[list[Sampled]]:
+    found: list[list[Sampled]] = []
+    for request in requests:
+        async with running(runner) as engine:
+            found.append(await answer(engine, request))
+    return found
+
+
+def requests() -> list[EngineRequest]:
+    """Prompts that begin alike, some of which repeat themselves; sampled in every way."""
+    random = Random(4)
+    stems = [[random.randrange(SPEC.vocabulary) for _ in range(random.randrange(20, 90))] for _ in range(3)]
+    ways = (
+        RowSampling(temperature=0.0),
+        RowSampling(temperature=0.3),
+        RowSampling(temperature=0.0),
+        RowSampling(temperature=0.9, top_p=0.9, logprobs=2),
+        RowSampling(temperature=0.0, presence_penalty=0.7),
+    )
+    made: list[EngineRequest] = []
+    for number in range(REQUESTS):
+        stem = random.choice(stems)[: random.randrange(1, 80)]
+        rest = [random.randrange(SPEC.vocabulary) for _ in range(random.randrange(1, 9))] * random.choice([1, 1, 3])
+        sampling = replace(ways[number % len(ways)], seed=number - 3)
+        made.append(EngineRequest([*stem, *rest], sampling, max_tokens=random.randrange(15, 60)))
+    return made
+
+
+async def test_greedy_tokens_are_the_torch_runners(expected: list[list[Sampled]], torch_runner: Runner) -> None:
+    """And those that the sampler in torch chooses."""
+    by_torch = await alone(torch_runner, requests())
+    for request, own, theirs in zip(requests(), expected, by_torch, strict=True):
+        if request.sampling.temperature == 0 or request.sampling.logprobs is not None:
+            assert [each.token for each in own] == [each.token for each in theirs]
+
+
+@pytest.mark.parametrize(("ahead", "guesses"), [(True, True), (True, False), (False, True)])
+async def test_together_all_get_what_they_would_alone(
+    weights: Weights, expected: list[list[Sampled]], ahead: bool, guesses: bool
+) -> None:
+    asked, random = requests(), Random(4)
+    watched = runner(weights, ahead=ahead, guesses=guesses)
+    async with running(watched) as engine:
+
+        async def arrive(number: int) -> list[Sampled]:
+            for _ in range(random.randrange(40)):
+                await asyncio.sleep(0)
+            return await answer(engine, asked[number], random.randrange(1, 20) if number % 5 == 4 else None)
+
+        found = await asyncio.gather(*(arrive(number) for number in range(len(asked))))
+        metrics = engine.metrics()
+    for number, tokens in enumerate(found):
+        assert [each.token for each in tokens] == [each.token for each in expected[number][: len(tokens)]]
+        assert number % 5 == 4 or len(tokens) == len(expected[number])
+    assert metrics.failures == 0
+    assert metrics.pauses > 0
+
+
+@pytest.mark.parametrize(("temperature", "sequences"), [(0.0, 1), (0.1, 3)])
+async def test_guesses_make_fewer_steps_and_no_other_tokens(
+    circling: Weights, temperature: float, sequences: int
+) -> None:
+    asked = [
+        EngineRequest([7, 8, 9 + seed], RowSampling(temperature=temperature, seed=seed), max_tokens=90)
+        for seed in range(sequences)
+    ]
+    plain, guessing = runner(circling, guesses=False), runner(circling)
+    expected = await alone(plain, asked)
+    async with running(guessing) as engine:
+        assert await asyncio.gather(*(answer(engine, each) for each in asked)) == expected
+    assert any(isinstance(each, Run) for _, found in guessing.asked for each in found.values())
+    if sequences == 1:
+        assert len(guessing.asked) < len(plain.asked) * 0.6
+
+
+async def test_sequences_that_are_paused_between_guesses_lose_nothing(circling: Weights) -> None:
+    """Four together need more pages than there are, and leave and take their slots all the time."""
+    asked = [
+        EngineRequest([seed, 8, 9 + seed % 2] * 9, RowSampling(temperature=0.1 * (seed % 2), seed=seed), max_tokens=90)
+        for seed in range(6)
+    ]
+    expected = await alone(runner(circling, ahead=False, guesses=False), asked)
+    watched = runner(circling)
+    async with running(watched) as engine:
+        gate = asyncio.Semaphore(4)
+
+        async def arrive(request: EngineRequest) -> list[Sampled]:
+            async with gate:
+                return await answer(engine, request)
+
+        assert await asyncio.gather(*(arrive(each) for each in asked)) == expected
+        metrics = engine.metrics()
+    assert metrics.pauses > 0
+    assert metrics.failures == 0
+    assert any(isinstance(each, Run) for _, found in watched.asked for each in found.values())
+
+
+async def test_a_sequence_whose_guesses_fail_is_left_alone(weights: Weights) -> None:
+    """Every three of its prompt's tokens stood there before; what follows them is chance at this temperature."""
+    watched = runner(weights)
+    launched = count_rows(watched)
+    await alone(watched, [EngineRequest([1, 2, 3, 4] * 20, RowSampling(temperature=9, seed=1), max_tokens=90)])
+    assert sum(rows > 1 for rows in launched) <= 3
+
+
+async def test_the_next_step_is_under_way_before_it_is_asked_for(weights: Weights) -> None:
+    """So a step of decoding launches one, too: that of its last tokens, which nobody asks for, is in vain."""
+    plain = runner(weights, guesses=False)
+    launched = count_rows(plain)
+    await alone(plain, [EngineRequest([3, 1, 2], RowSampling(temperature=0), max_tokens=40)])
+    assert launched == [3, *[1] * 40]
+
+
+def test_a_row_that_goes_on_otherwise_than_was_sampled_is_computed_anew(weights: Weights) -> None:
+    """Another token, or more of them than the step that was launched ahead knew."""
+    for tokens in ([7], [7, 8]):
+        found: list[Sampled] = []
+        for ahead in (True, False):
+            made = runner(weights, ahead=ahead)
+            made.open(0, RowSampling(temperature=0), [1, 2], [])
+            first = made.step(Plan([Row(0, 0, [1, 2], [3], samples=True)]), {})[0]
+            assert first.token != 7
+            found.append(made.step(Plan([Row(0, 2, tokens, [3], samples=True)]), {})[0])
+        assert found[0] == found[1]
+
+
+def test_rows_whose_logits_are_no_numbers_fail_the_step(weights: Weights) -> None:
+    broken = replace(weights, ends=replace(weights.ends, norm=weights.ends.norm * torch.nan))
+    for sampling in (RowSampling(temperature=0), RowSampling(top_p=0.5)):
+        made = runner(broken)
+        made.open(0, sampling, [1, 2], [])
+        with pytest.raises(FloatingPointError):
+            made.step(Plan([Row(0, 0, [1, 2], [3], samples=True)]), {})
+
+
+def test_a_mask_holds_its_row_and_no_other(weights: Weights) -> None:
+    made = runner(weights)
+    for slot in range(3):
+        made.open(slot, RowSampling(temperature=0), [4], [])
+    rows = [Row(slot, 0, [4], [slot], samples=slot > 0) for slot in range(3)]
+    found = made.step(Plan(rows), {1: bytes([0] * 3 + [2])})
+    free = made.step(Plan(rows), {})
+    assert found.keys() == free.keys() == {1, 2}
+    assert found[1].token == 25
+    assert found[2] == free[2]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows of padding, which may hold anything
+@pytest.mark.parametrize("kernels", [REFERENCE, ENDS], ids=["references", "kernels"])
+def test_every_shape_is_there_before_anyone_waits_for_it(weights: Weights, kernels: Kernels, folder: Path) -> None:
+    single = load_weights(open_checkpoint(folder), CPU, torch.float32)
+    made = runner(single, kernels=kernels)
+    with torch.inference_mode():
+        for shape in made.shapes.all()[:: 1 if kernels is REFERENCE else 5]:
+            assert made.steps.launch(Batch(shape)).wait() == []
+    made.open(1, RowSampling(temperature=0.7, seed=5), [1], [])
+    found = made.step(Plan([Row(1, 0, [9, 8, 7], [2], samples=True)]), {})
+    assert found.keys() == {1}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows of padding, which may hold anything
+async def test_the_kernels_make_the_references_tokens(folder: Path) -> None:
+    """All of them, interpreted: prompts beside single tokens, steps ahead, guesses."""
+    single = load_weights(open_checkpoint(folder), CPU, torch.float32)
+    asked = [
+        EngineRequest([9, 8, 7, 6, 5, 4] * 3, RowSampling(temperature=0), max_tokens=3),
+        EngineRequest([3], RowSampling(temperature=0.8, seed=4), max_tokens=3),
+    ]
+    settings = TritonSettings(Wanted(slots=2, context_tokens=64, kv_memory_gib=0.1), step_tokens=64)
+    found: list[list[list[Sampled]]] = []
+    for kernels in (REFERENCE, TRITON):
+        async with running(Watched(single, settings, kernels)) as engine:
+            found.append(await asyncio.gather(*(answer(engine, each) for each in asked)))
+    assert found[0] == found[1]
+
+
+def test_too_little_memory_for_a_context_is_said_before_anything_is_served(weights: Weights) -> None:
+    with pytest.raises(ConfigError, match="kv_memory_gib"):
+        TritonRunner(weights, TritonSettings(Wanted(2, 4096, 1e-6)), REFERENCE)
