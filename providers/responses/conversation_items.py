@@ -19,8 +19,8 @@ import orjson
 from apis.errors import InvalidRequest, NotFound
 from apis.items import Item, LocalShellCallOutput
 from apis.kv_store import ABSENT, Entry, KVStore, Op, Put
-from providers.responses.history import ITEMS
-from providers.responses.ids import Ids
+from providers.responses.history import ITEMS, FoundItem
+from providers.responses.ids import Ids, response_of
 from providers.responses.recent import Past
 from providers.responses.told import Told
 
@@ -109,6 +109,22 @@ async def read_past(kv: KVStore, ref: Ref) -> Past:
     items = ITEMS.validate_json(b"[%b]" % b",".join(bytes(each.item) for each in kept))
     told = {item.id: each.told for item, each in zip(items, kept, strict=True) if item.id and each.told}
     return Past(items, told)
+
+
+async def find_item(kv: KVStore, tenant: str, item_id: str) -> FoundItem | None:
+    """An item that was added to a conversation under an id of its own, and what it told; None if there is none."""
+    named = response_of(item_id)
+    if named is None:
+        return None
+    ref = Ref(tenant, named.replace("resp_", "conv_"))
+    place = await kv.get(ref.place(item_id))
+    if place is None:
+        return None
+    head, entry = await kv.get_many([ref.key("conversation"), ref.item(int(place.value))])
+    if head is None or entry is None or decode_head(head.value).gone:
+        return None
+    kept = decode_kept(entry.value)
+    return ITEMS.validate_json(b"[%b]" % bytes(kept.item))[0], kept.told
 
 
 def adding(

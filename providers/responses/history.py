@@ -13,7 +13,7 @@ for each turn, and nothing is stored twice.
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,11 +57,19 @@ _decode_head = msgspec.json.Decoder(Head).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class History:
-    """All that a Responses provider keeps. `retention_s` after its last use a chain is forgotten."""
+FoundItem = tuple[Item, Told | None]
+FindItem = Callable[[str, str], Awaitable[FoundItem | None]]
 
-    def __init__(self, kv: KVStore, *, retention_s: float, max_turns: int, cache_bytes: int) -> None:
+
+class History:
+    """All that a Responses provider keeps. `retention_s` after its last use a chain is forgotten. `elsewhere` finds
+    items, by tenant and id, that are of no response."""
+
+    def __init__(
+        self, kv: KVStore, *, retention_s: float, max_turns: int, cache_bytes: int, elsewhere: FindItem | None = None
+    ) -> None:
         self._kv = kv
+        self._elsewhere = elsewhere
         self._recent = Recents(cache_bytes, max_age_s=min(3600, retention_s / 4))
         self._retention_s = retention_s
         self.max_turns = max_turns
@@ -116,8 +124,12 @@ class History:
         _, turn = await self._find(response_id, tenant)
         return orjson.loads(bytes(turn.given))
 
-    async def item(self, item_id: str, *, tenant: str) -> tuple[Item, Told | None] | None:
+    async def item(self, item_id: str, *, tenant: str) -> FoundItem | None:
         """A stored item by its id, and what it told if a hosted tool made it; None if there is none."""
+        found = await self._item(item_id, tenant)
+        return found if found or self._elsewhere is None else await self._elsewhere(tenant, item_id)
+
+    async def _item(self, item_id: str, tenant: str) -> FoundItem | None:
         owner = response_of(item_id)
         if owner is None:
             entry = await self._kv.get(_key(tenant, "item", item_id))

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from openai.types.responses import Response, ResponseStreamEvent
@@ -42,6 +43,7 @@ from providers.responses.beginning import beginning, head_start
 from providers.responses.chat_request import build_chat, refuse_unsupported
 from providers.responses.compaction import Compactions
 from providers.responses.conversation import Conversation, Known, read_conversation
+from providers.responses.conversation_items import find_item
 from providers.responses.conversations import StoredConversations
 from providers.responses.floor import with_floor
 from providers.responses.history import History
@@ -112,7 +114,11 @@ class Loop(Responses):
         self._attachments = Attachments(reader, self._natives)
         retention_s = config.retention_days * 86_400
         self._history = History(
-            kv_store, retention_s=retention_s, max_turns=config.max_turns, cache_bytes=config.cache_bytes
+            kv_store,
+            retention_s=retention_s,
+            max_turns=config.max_turns,
+            cache_bytes=config.cache_bytes,
+            elsewhere=partial(find_item, kv_store),
         )
         self._outbox = Outbox(kv_store, config.webhooks)
         self._background = Background(

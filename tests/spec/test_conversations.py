@@ -194,6 +194,20 @@ async def test_a_bad_body_is_refused_and_changes_nothing(path: str, body: Json, 
         assert await served.stack.kv_store.scan("") == before
 
 
+async def test_an_item_of_a_conversation_can_be_referred_to_until_it_is_deleted() -> None:
+    async with serving() as served:
+        made = await conversations(served).create(items=[user("hello"), user("there")])
+        one, two = [item.id async for item in conversations(served).items.list(made.id, order="asc")]
+        reference: Any = [{"type": "item_reference", "id": one}]
+        assert (await create(served, input=reference)).output_text == "hello"
+        await conversations(served).items.delete(one, conversation_id=made.id)
+        with pytest.raises(NotFoundError):
+            await create(served, input=reference)
+        await conversations(served).delete(made.id)
+        with pytest.raises(NotFoundError):
+            await create(served, input=[{"type": "item_reference", "id": two}])
+
+
 async def test_a_reference_to_nothing_is_not_found() -> None:
     async with serving() as served:
         with pytest.raises(NotFoundError) as caught:
