@@ -97,6 +97,12 @@ class _Memory(Known):
         return past
 
     async def item(self, item_id: str, *, tenant: str) -> tuple[Item, Told | None] | None:
+        for response_id in self._lanes:
+            recent = self._recents.get(self._key, response_id)
+            past = followed(recent.before, [recent.turn], _NOWHERE) if recent is not None else Past()
+            for item in past.items:
+                if item.id == item_id:
+                    return item, past.told.get(item_id)
         return await self._history.item(item_id, tenant=tenant)
 
     def put(self, making: Making, final: Response, lane: str) -> None:

@@ -98,6 +98,17 @@ async def test_a_failed_response_ends_its_stream_and_not_the_connection() -> Non
 # --- what is not stored ----------------------------------------------------------------------------------------------
 
 
+async def test_what_is_not_stored_can_be_referred_to_on_its_connection_alone() -> None:
+    async with serving() as served:
+        async with talking(served) as talk:
+            made = await talk.ask(store=False, input="one")
+            reference: Any = [{"type": "item_reference", "id": made.output[0].id}]
+            await talk.ask(store=False, input=[*reference, {"role": "user", "content": "two"}])
+            assert [each["content"] for each in messages(served)] == ["one", "two"]
+        async with talking(served) as talk:
+            assert (await talk.refused(input=reference)).error.param == "input[0].id"
+
+
 async def test_codex_warms_up_and_then_sends_only_what_is_new() -> None:
     script = scripted([{"call": "exec_command", "arguments": '{"cmd":"ls"}', "id": "call_1"}], [{"text": "done"}])
     tools: Any = [{"type": "function", "name": "exec_command", "parameters": {"type": "object"}, "strict": False}]
