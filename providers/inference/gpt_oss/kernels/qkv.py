@@ -95,7 +95,8 @@ def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
     live = ((position >= 0) & (token < rows))[None, :]
     position = tl.maximum(position, 0)
     if kind < heads + kv_heads:
-        turn = tl.max_contiguous(tl.multiple_of(dim, 8), 8)
+        # That is `dim`, but Triton 3.7 forgets hints on what a call gives.
+        turn = tl.max_contiguous(tl.multiple_of(stored % head_dim, 8), 8)
         angle = rotary + position[None, :] * half + turn[:, None]
         cosine = tl.load(angle)
         sine = tl.load(angle + turns * half)
