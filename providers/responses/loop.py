@@ -18,7 +18,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import Field, SecretStr
 
 from apis.conversations import Conversations
-from apis.errors import InvalidRequest, NotFound, StackError, UpstreamTimeout, internal_error
+from apis.errors import InvalidRequest, NotFound, StackError, StoreUnavailable, UpstreamTimeout, internal_error
 from apis.fetcher import Fetcher
 from apis.inference import Inference
 from apis.kv_store import KVStore
@@ -324,7 +324,8 @@ class Loop(Responses):
             yield [terminal(final)]
         except (GeneratorExit, asyncio.CancelledError):
             if begun:
-                self._leave(making)
+                # nobody listens any more, and whoever called is being cancelled
+                self._keep_later(making, making.left())
             raise
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -339,15 +340,14 @@ class Loop(Responses):
         """The last events of a response that failed: what is open ends incomplete, and the cause is told."""
         events = making.turns.break_off()
         final = making.failed(error)
-        try:
-            await making.keep(final, self._history)
-        except StackError as exc:
-            _log.warning("a failed response was not stored: %s", exc.message)
+        if isinstance(error, StoreUnavailable):
+            self._keep_later(making, final)  # who has waited for the store in vain is not to wait again
+        else:
+            await self._keep_quietly(making, final)
         return [*events, terminal(final)]
 
-    def _leave(self, making: Making) -> None:
-        """Nobody listens any more: keep what there is, in a task, because whoever called is being cancelled."""
-        task = asyncio.create_task(self._keep_quietly(making, making.left()))
+    def _keep_later(self, making: Making, final: Response) -> None:
+        task = asyncio.create_task(self._keep_quietly(making, final))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -355,7 +355,7 @@ class Loop(Responses):
         try:
             await making.keep(final, self._history)
         except StackError as exc:
-            _log.warning("a cancelled response was not stored: %s", exc.message)
+            _log.warning("a %s response was not stored: %s", final.status, exc.message)
 
     async def _sweep(self) -> None:
         while True:
