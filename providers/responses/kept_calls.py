@@ -53,7 +53,8 @@ class KeptCalls:
     async def recall(self, conversation: Conversation, model: str, tenant: str) -> None:
         """Make `conversation.told` all that is known of its hosted calls, in the words of the model. A token that says
         nothing here is passed over: then the item says what it can."""
-        sealed = {item.id: token for item in conversation.given if item.id and (token := _sealed(item))}
+        unknown = ((item.id, item) for item in conversation.items if item.id and item.id not in conversation.told)
+        sealed = {identity: token for identity, item in unknown if (token := _sealed(item))}
         if sealed:
             sealer = await self._kept.sealer()
             opened = {identity: _open(sealer, token, tenant) for identity, token in sealed.items()}

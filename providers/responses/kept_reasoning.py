@@ -1,6 +1,7 @@
 """Reasoning on its way to a client that keeps it for us, and back."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from openai.types.responses.response import InputTransformation
@@ -9,6 +10,7 @@ from pydantic import SecretStr
 from apis.items import Item, ReasoningItem, ReasoningText
 from apis.kv_store import ABSENT, KVStore, Put
 from apis.responses import CreateResponse
+from providers.responses.recent import Past
 from providers.responses.sealed import CannotOpen, Sealer, new_key
 
 INCLUDED: Final = "reasoning.encrypted_content"
@@ -36,7 +38,14 @@ class KeptReasoning:
         """The request with its sealed reasoning opened, and what of it says nothing here, which no model is shown."""
         if not isinstance(request.input, list) or not any(map(_is_sealed, request.input)):
             return request, ()
-        return _opened(request, request.input, await self.sealer(), tenant)
+        items, removed = _opened(request.input, await self.sealer(), tenant, request.model)
+        return request.model_copy(update={"input": items}), removed
+
+    async def opened_past(self, past: Past, model: str, tenant: str) -> Past:
+        """A conversation with what it was given sealed, opened as far as this model may know it."""
+        if not any(map(_is_sealed, past.items)):
+            return past
+        return replace(past, items=_opened(past.items, await self.sealer(), tenant, model)[0])
 
     async def sealer(self) -> Sealer:
         """What seals and opens here, whatever it is that clients keep."""
@@ -50,8 +59,8 @@ class KeptReasoning:
 
 
 def _opened(
-    request: CreateResponse, given: Sequence[Item], sealer: Sealer, tenant: str
-) -> tuple[CreateResponse, Sequence[InputTransformation]]:
+    given: Sequence[Item], sealer: Sealer, tenant: str, model: str
+) -> tuple[list[Item], list[InputTransformation]]:
     items: list[Item] = []
     removed: list[InputTransformation] = []
     for item in given:
@@ -59,7 +68,7 @@ def _opened(
             items.append(item)
             continue
         try:
-            text = sealer.open(item.encrypted_content, tenant=tenant, model=request.model)
+            text = sealer.open(item.encrypted_content, tenant=tenant, model=model)
         except CannotOpen as exc:
             items.append(item)
             if not item.content:  # else the client kept the thought itself as well
@@ -69,7 +78,7 @@ def _opened(
         else:
             content = [ReasoningText(type="reasoning_text", text=text)] if text else []
             items.append(item.model_copy(update={"content": content}))
-    return request.model_copy(update={"input": items}), removed
+    return items, removed
 
 
 def _is_sealed(item: Item) -> bool:

@@ -69,6 +69,22 @@ async def test_what_was_sealed_reaches_the_model_again() -> None:
         assert told.input_transformations is None
 
 
+async def test_what_was_sealed_and_put_into_a_conversation_reaches_its_model_and_no_other() -> None:
+    async with serving(scripted(*TURNS)) as served:
+        kept = sealed_alone(await first(served, store=False))
+        said: Any = [{"role": "user", "content": "Hi"}, kept]
+        conversation = await served.client.conversations.create(items=said)
+        tokens = [
+            (await served.client.responses.input_tokens.count(model="scripted", **asked)).input_tokens
+            for asked in ({"conversation": conversation.id}, {"input": said}, {"input": "Hi"})
+        ]
+        assert tokens[0] == tokens[1] > tokens[2]
+        items = await served.client.conversations.items.list(conversation.id, order="asc")
+        listed: Any = items.data[1]
+        assert listed.encrypted_content == kept["encrypted_content"]
+        assert not listed.content, "it is shown as it was given"
+
+
 async def test_what_cannot_be_opened_is_left_out_and_told_of() -> None:
     async with serving(scripted(*TURNS)) as served:
         item: Any = {"type": "reasoning", "id": "rs_theirs", "summary": [], "encrypted_content": "gAAAAABfromElsewhere"}

@@ -101,7 +101,8 @@ CASES: dict[str, tuple[str, list[Script]]] = {
         ],
     ),
 }
-HOW = ["chained", "sent back", "sent back, nothing stored", "sent back into a chain", "referred to"]
+CONVERSED = "put into a conversation, nothing stored"
+HOW = ["chained", "sent back", "sent back, nothing stored", "sent back into a chain", "referred to", CONVERSED]
 
 
 @asynccontextmanager
@@ -141,6 +142,10 @@ async def go_on(how: str, served: Served, said: list[Json], last: Any, text: str
         said += [{"type": "item_reference", "id": item.id} for item in last.output]
     else:
         said += [bare(item) for item in last.output]
+    if how == CONVERSED:
+        conversation = await served.client.conversations.create(items=said)  # type: ignore[arg-type]  # as they came
+        said.append({"role": "user", "content": text})
+        return await create(served, input=text, conversation=conversation.id, store=False, **fields)
     said.append({"role": "user", "content": text})
     if how == "chained" or (how == "sent back into a chain" and last.store):
         return await create(served, input=text, previous_response_id=last.id, **fields)
