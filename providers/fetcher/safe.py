@@ -107,6 +107,7 @@ class Safe(Fetcher):
         self._private = Addresses(_ALL, config.denied_networks)
         self._threads: ThreadPoolExecutor | None = None
         self._context: ssl.SSLContext | None = None
+        self._over: Any = None
         self._connections: dict[Addresses, Connections] = {}
 
     async def start(self) -> None:
@@ -134,8 +135,9 @@ class Safe(Fetcher):
     @asynccontextmanager
     async def open(self, outgoing: Outgoing) -> AsyncGenerator[Incoming]:
         limits = self._limits(outgoing)
-        over = await asyncio.to_thread(_over)
-        with over.told(limits):
+        if self._over is None:  # not before it is needed: it costs more than the rest of the start
+            self._over = await asyncio.to_thread(importlib.import_module, "providers.fetcher.connections")
+        with self._over.told(limits):
             async with asyncio.timeout_at(limits.deadline):
                 target, answer = await self._follow(outgoing)
         try:
@@ -189,7 +191,7 @@ class Safe(Fetcher):
     def _to(self, addresses: Addresses) -> "Connections":
         if addresses not in self._connections:
             assert self._context is not None, "started before it fetches"
-            self._connections[addresses] = _over().Connections(
+            self._connections[addresses] = self._over.Connections(
                 addresses,
                 partial(self._checked_addresses, addresses),
                 self._context,
@@ -225,8 +227,3 @@ class Safe(Fetcher):
 
 def _private(host: str) -> FetchFailed:
     return FetchFailed(f"The host {host} has an address that is not of the public internet, which is refused.")
-
-
-def _over() -> Any:
-    """What fetches are made over."""
-    return importlib.import_module("providers.fetcher.connections")

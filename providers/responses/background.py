@@ -7,11 +7,11 @@ a response ends, and the end of its log and of its lease, are one write: nobody 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import orjson
@@ -52,7 +52,6 @@ from providers.responses.workers import BackgroundConfig, Workers
 
 _log = logging.getLogger(__name__)
 
-Prepare = Callable[[CreateResponse, str, Ids, None, SoFar | None], Awaitable[Making]]
 _BEGINNING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 _BEGUN: Final = len(_BEGINNING)
 _RANKS: Final = {"ultrafast": 0, "fast": 1, "priority": 2, "flex": 9}
@@ -65,6 +64,14 @@ _NO_ROOM: Final = (
     "(an MCP server's URL, `authorization` or `headers`)."
 )
 _WAITED: Final = "No worker was free for this response in time (`responses.background.queue_timeout_s`)."
+
+
+class Prepare(Protocol):
+    """Everything that can be refused before a response is made, or made further."""
+
+    async def __call__(
+        self, request: CreateResponse, tenant: str, ids: Ids, *, so_far: SoFar | None = None
+    ) -> Making: ...
 
 
 class Background:
@@ -233,7 +240,7 @@ class Background:
         making = self._here.pop(ref, None)
         if making is None:
             ids = Ids(ref.id, asked.ids if so_far is None else max(asked.ids, so_far.minted))
-            prepared = await self._prepare(_request(asked), ref.tenant, ids, None, so_far)
+            prepared = await self._prepare(_request(asked), ref.tenant, ids, so_far=so_far)
             making = replace(prepared, created_at=asked.created_at)
         journal = Journal(claimed.lease, number, self._events_ttl_s, self._wakers, steps)
         if claimed.run.portable:

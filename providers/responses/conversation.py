@@ -14,6 +14,7 @@ from apis.item_parts import InputFile, InputImage
 from apis.items import AssistantMessage, CompactionItem, GivenMessage, Item, ItemReference
 from apis.responses import CreateResponse
 from providers.responses.conversation_items import check_new
+from providers.responses.history import FoundItem
 from providers.responses.hosted.mcp_approvals import approved_requests
 from providers.responses.ids import Ids
 from providers.responses.items import check_items, items_to_messages
@@ -57,7 +58,7 @@ class Known(Protocol):
 
     async def past(self, response_id: str, *, tenant: str) -> Past: ...
 
-    async def item(self, item_id: str, *, tenant: str) -> tuple[Item, Told | None] | None: ...
+    async def item(self, item_id: str, *, tenant: str) -> FoundItem | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ and each call's answer follows it. Items are finer: this file groups them, and r
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, get_args
 
 from apis.errors import InvalidRequest
 from apis.inference import (
@@ -42,7 +42,7 @@ from providers.responses.naming import called_name
 from providers.responses.retold import client_call, client_output, hosted_call
 from providers.responses.told import Told
 
-_OWN: Final = frozenset[Native]({"browser", "python"})
+_OWN: Final = frozenset[Native](get_args(Native))
 _NOTHING: Final[Mapping[InputFile | InputImage, Part]] = {}
 
 

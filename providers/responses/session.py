@@ -15,14 +15,12 @@ from openai.types.responses import (
 )
 
 from apis.errors import InvalidRequest
-from apis.items import Item
 from apis.responses import CreateResponse, Session
 from providers.responses.conversation import Known
-from providers.responses.history import History, followed, items_to_json, too_many
+from providers.responses.history import FoundItem, History, followed, items_to_json, too_many
 from providers.responses.ids import Ids
 from providers.responses.making import Making, in_progress, number_on, terminal
 from providers.responses.recent import Past, Place, Recent, Recents, Turn
-from providers.responses.told import Told
 
 _MAX_RESPONSES: Final = 64
 _NOWHERE: Final = Place("", 0)
@@ -96,7 +94,7 @@ class _Memory(Known):
             raise too_many(self._history.max_turns)
         return past
 
-    async def item(self, item_id: str, *, tenant: str) -> tuple[Item, Told | None] | None:
+    async def item(self, item_id: str, *, tenant: str) -> FoundItem | None:
         for response_id in self._lanes:
             recent = self._recents.get(self._key, response_id)
             past = followed(recent.before, [recent.turn], _NOWHERE) if recent is not None else Past()
