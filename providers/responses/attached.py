@@ -1,7 +1,8 @@
 """The files that a conversation's items bring along, as its model is to be told them.
 
 A model that takes files is given the file, any other its text under its name. What a request itself brings has to be
-readable; a file of an earlier turn may be gone by now, and then the model is told so.
+readable; a file of an earlier turn may be gone by now, and then the model is told so. What a URL gave is kept with the
+turn that named it.
 """
 
 import asyncio
@@ -14,12 +15,13 @@ from dataclasses import replace
 from mimetypes import guess_type
 from typing import Final
 
-from apis.errors import FetchFailed, InvalidRequest, NotFound, Unsupported
+from apis.errors import FetchFailed, InvalidRequest, NotFound, StackError, Unsupported
 from apis.inference import FileData, FilePart, ImagePart, ImageUrl, Modality, Part, TextPart
 from apis.item_parts import InputFile, InputImage
 from apis.items import CustomToolCallOutput, FunctionCallOutput, GivenMessage, Item
 from apis.reader import Document, Reader, Unreadable
 from providers.responses.conversation import Conversation
+from providers.responses.fetched import fetched, with_fetched, with_parts
 from providers.responses.hosted.natives import Natives
 from providers.responses.hosted.pages import one_line
 
@@ -28,6 +30,8 @@ MAX_FILES: Final = 50
 MAX_CHARS: Final = 1_000_000
 """Of the text of one file, and of all files of a conversation together."""
 _MAX_CHARS_KEPT: Final = 16_000_000
+_MAX_FETCHED_BYTES: Final = 16 * 1024 * 1024
+"""Of the files that a request names by URL, together."""
 _IMAGES: Final = ((b"\x89PNG\r\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF8", "gif"))
 _REFUSED: Final = (InvalidRequest, Unsupported, NotFound, FetchFailed)
 
@@ -44,19 +48,42 @@ class Attachments:
     async def read(self, conversation: Conversation, model: str, *, tenant: str) -> Conversation:
         """The conversation with its files read. Raises InvalidRequest, naming the place, for a file of the request
         that cannot be."""
-        places = {part: place for at, item in enumerate(conversation.given) for part, place in _parts(item, at)}
+        if len(_places(conversation)) > MAX_FILES:
+            raise InvalidRequest(f"A request brings {MAX_FILES} files at most.", param="input", code="invalid_value")
+        conversation = await self._fetch(conversation)
+        places = _places(conversation)
         earlier = [part for item in conversation.past.items for part, _ in _parts(item, 0)]
         parts = [*dict.fromkeys((*places, *earlier))]
         if not parts:
             return conversation
-        if len(places) > MAX_FILES:
-            raise InvalidRequest(f"A request brings {MAX_FILES} files at most.", param="input", code="invalid_value")
         takes = await self._natives.modalities(model)
         read = await asyncio.gather(*(self._part(part, places.get(part), takes, tenant) for part in parts))
         if sum(len(part.text) for part in read if isinstance(part, TextPart)) > MAX_CHARS:
             message = f"The files have more than {MAX_CHARS} characters of text: search in them with `file_search`."
             raise InvalidRequest(message, param="input", code="context_length_exceeded")
         return replace(conversation, attached=dict(zip(parts, read, strict=True)))
+
+    async def _fetch(self, conversation: Conversation) -> Conversation:
+        """The conversation with the files that its request names by URL."""
+        named = {
+            part: place
+            for part, place in _places(conversation).items()
+            if isinstance(part, InputFile) and part.file_url and fetched(part) is None
+        }
+        if not named:
+            return conversation
+        found = dict(zip(named, await asyncio.gather(*(self._fetched(*each) for each in named.items())), strict=True))
+        if sum(len(document.data) for document in found.values()) > _MAX_FETCHED_BYTES:
+            message = f"The files at URLs have more than {_MAX_FETCHED_BYTES} bytes together."
+            raise InvalidRequest(message, param="input", code="invalid_value")
+        kept = await asyncio.to_thread(lambda: {part: with_fetched(part, found[part]) for part in found})
+        return replace(conversation, given=[with_parts(item, kept) for item in conversation.given])
+
+    async def _fetched(self, part: InputFile, place: str) -> Document:
+        try:
+            return await self._reader.fetched(part.file_url or "")
+        except _REFUSED as exc:
+            raise _refused(exc, part, place) from exc
 
     async def _part(self, part: Attached, place: str | None, takes: frozenset[Modality], tenant: str) -> Part:
         try:
@@ -73,14 +100,13 @@ class Attachments:
             if place is None:
                 name = one_line(getattr(part, "filename", None) or part.file_id or "of an earlier turn")
                 return TextPart(text=f"[The file {name} cannot be read any more.]")
-            field = "file_id" if part.file_id else "file_url" if getattr(part, "file_url", None) else "file_data"
-            raise InvalidRequest(exc.message, param=f"{place}.{field}", code=exc.code or "invalid_value") from exc
+            raise _refused(exc, part, place) from exc
 
     async def _document(self, part: InputFile, tenant: str) -> Document:
         if part.file_id:
             document = await self._reader.uploaded(part.file_id, tenant=tenant)
         elif part.file_url:
-            document = await self._reader.fetched(part.file_url)
+            document = await asyncio.to_thread(fetched, part) or await self._reader.fetched(part.file_url)
         else:
             document = await asyncio.to_thread(_decoded, part.file_data or "")
         return replace(document, name=part.filename) if part.filename else document
@@ -97,6 +123,16 @@ class Attachments:
         while self._chars > _MAX_CHARS_KEPT:
             self._chars -= len(self._texts.popitem(last=False)[1])
         return text
+
+
+def _places(conversation: Conversation) -> dict[Attached, str]:
+    """The parts of the request's own items that have to be read, and where they are."""
+    return {part: place for at, item in enumerate(conversation.given) for part, place in _parts(item, at)}
+
+
+def _refused(exc: StackError, part: Attached, place: str) -> InvalidRequest:
+    field = "file_id" if part.file_id else "file_url" if getattr(part, "file_url", None) else "file_data"
+    return InvalidRequest(exc.message, param=f"{place}.{field}", code=exc.code or "invalid_value")
 
 
 def _parts(item: Item, at: int) -> Iterator[tuple[Attached, str]]:

@@ -16,6 +16,7 @@ from apis.items import CompactionItem
 from apis.responses import CompactedConversation, ContextManagement, CreateResponse
 from providers.responses.conversation import Conversation, kept_item
 from providers.responses.envelope import usage_to_wire
+from providers.responses.fetched import as_given
 from providers.responses.history import ITEMS, items_to_json
 from providers.responses.ids import Ids
 from providers.responses.kept_reasoning import KeptReasoning
@@ -102,7 +103,7 @@ class Compactions:
         shown = conversation.messages_of(users)
         kept = [message for message in conversation.said() if message not in shown]
         token = (await self._sealing(tenant))(_to_json(Compacted(summary=summary.text, kept=kept, alone=False)))
-        output = [kept_item(item, ids) for item in users]
+        output = [as_given(kept_item(item, ids)) for item in users]
         output.append({"id": ids.item("cmp"), "type": "compaction", "encrypted_content": token})
         usage = usage_to_wire(summary.usage)
         return CompactedConversation(id=ids.response, created_at=int(time.time()), output=output, usage=usage)

@@ -31,6 +31,7 @@ from providers.responses.conversation_items import (
     has_already,
     read_past,
 )
+from providers.responses.fetched import as_given
 from providers.responses.floor import Floor
 from providers.responses.history import History
 from providers.responses.ids import Ids
@@ -103,7 +104,7 @@ class StoredConversations(Conversations):
                     raise has_already(added[index]["id"], f"items[{index}].id")
             free = Delete(ref.key("conversation_floor"), ABSENT)
             if await self._kv.write([free, *ops]) is not None:
-                return added
+                return [as_given(fields) for fields in added]
 
     async def list(self, conversation_id: str, page: ItemsPage, *, tenant: str) -> Page[dict[str, Any]]:
         ref = Ref(tenant, conversation_id)
@@ -180,7 +181,7 @@ def _fields(items: Sequence[Item], ref: Ref, start: int) -> list[dict[str, Any]]
 
 
 def _item(value: bytes) -> dict[str, Any]:
-    return orjson.loads(bytes(decode_kept(value).item))
+    return as_given(orjson.loads(bytes(decode_kept(value).item)))
 
 
 def _no_item(ref: Ref, item_id: str) -> NotFound:

@@ -45,6 +45,7 @@ from providers.responses.compaction import Compactions
 from providers.responses.conversation import Conversation, Known, read_conversation
 from providers.responses.conversation_items import find_item
 from providers.responses.conversations import StoredConversations
+from providers.responses.fetched import as_given
 from providers.responses.floor import with_floor
 from providers.responses.history import History
 from providers.responses.hosted.natives import Natives
@@ -208,7 +209,7 @@ class Loop(Responses):
             if page.after not in ids:
                 raise InvalidRequest(f"No input item has the id '{page.after}'.", param="after", code="invalid_value")
             items = items[ids.index(page.after) + 1 :]
-        shown = items[: page.limit]
+        shown = [as_given(item) for item in items[: page.limit]]
         first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
         return ItemList(data=shown, first_id=first, last_id=last, has_more=len(items) > len(shown))
 

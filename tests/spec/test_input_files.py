@@ -3,6 +3,7 @@
 import base64
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from providers.inference.scripted import Scripted
 from tests.providers.fetcher.hosts import SITE, Canary, Site
 from tests.providers.reader import documents
 from tests.serving import Served, serving
-from tests.spec.asking import create, messages, refusal, responses
+from tests.spec.asking import bare, create, messages, refusal, responses
 from tests.spec.shapes import call
 
 Json = dict[str, Any]
@@ -33,9 +34,11 @@ class Seeing(Scripted):
 
 
 @asynccontextmanager
-async def filing(*, sees: bool = False, site: Site | None = None, turns: Any = ()) -> AsyncGenerator[Served]:
+async def filing(
+    *, sees: bool = False, site: Site | None = None, turns: Any = (), store: Json | None = None
+) -> AsyncGenerator[Served]:
     """A stack that keeps files, whose model reads text only or `sees` all."""
-    more: Json = {"files": {"provider": "kv"}}
+    more: Json = {"files": {"provider": "kv"}, **({"kv_store": store} if store else {})}
     if site is not None:
         more["fetcher"] = {
             "provider": "safe",
@@ -84,6 +87,44 @@ async def test_the_text_of_a_file_on_the_web_is_told() -> None:
         await create(served, input=given(file_url=f"{site.url}/page"))
         assert content(served)[1].startswith('<file name="page.html">\n')
         assert "<p>" not in content(served)[1]
+
+
+async def test_what_a_url_gave_stays_what_later_turns_are_told(tmp_path: Path) -> None:
+    store = {"provider": "sqlite", "path": str(tmp_path / "responses.db")}
+    async with Site() as site:
+        site.page("/report.pdf", PDF)
+        part = {"file_url": f"{site.url}/report.pdf"}
+        async with filing(site=site, store=store) as served:
+            first = await create(served, input=given(**part))
+            conversation = await served.client.conversations.create()
+            await create(served, input=given(**part), conversation=conversation.id)
+            gone = len(site.requests)
+            site.page("/report.pdf", b"Something else.")
+            await create(served, input="And?", previous_response_id=first.id)
+            assert content(served) == ["Sum up.", TOLD]
+            item = {"type": "item_reference", "id": (await responses(served).input_items.list(first.id)).data[0].id}
+            await create(served, input=[item])
+            assert content(served) == ["Sum up.", TOLD]
+        async with filing(site=site, store=store) as served:
+            await create(served, input="And now?", previous_response_id=first.id)
+            assert content(served) == ["Sum up.", TOLD]
+            await create(served, input="And?", conversation=conversation.id)
+            assert content(served) == ["Sum up.", TOLD]
+            assert len(site.requests) == gone, "nothing was fetched again"
+            kept = (await responses(served).input_items.list(first.id)).data[0]
+            listed = (await served.client.conversations.items.list(conversation.id, order="asc")).data[0]
+            compacted = await responses(served).compact(model="scripted", previous_response_id=first.id)
+        for shown in (kept, listed, compacted.output[0]):
+            told = {name: value for name, value in bare(shown)["content"][1].items() if value is not None}
+            assert told == {"type": "input_file", **part}
+
+
+async def test_files_at_urls_are_bounded_together() -> None:
+    async with Site() as site, filing(site=site) as served:
+        site.page("/large.txt", b"word " * 1_000_000)
+        parts = [{"type": "input_file", "file_url": f"{site.url}/large.txt?{at}"} for at in range(4)]
+        error = await refusal(served, input=[{"role": "user", "content": parts}])
+    assert (error["param"], "16777216 bytes" in error["message"]) == ("input", True)
 
 
 async def test_a_name_cannot_pass_for_more_than_a_name() -> None:
