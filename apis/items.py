@@ -10,6 +10,7 @@ from pydantic import Discriminator, Tag
 from apis.inference import Phase
 from apis.item_parts import CallId, Given, ItemId, ItemStatus, ItemWire, Made, ToolName
 from apis.tool_items import (
+    AdditionalTools,
     ApplyPatchCallItem,
     ApplyPatchCallOutput,
     CodeInterpreterCallItem,
@@ -112,6 +113,13 @@ class CompactionItem(ItemWire):
     id: ItemId | None = None
 
 
+class CompactionTrigger(ItemWire):
+    """Asks for a compaction of all that is before it, instead of an answer. It is no part of the conversation."""
+
+    type: Literal["compaction_trigger"]
+    id: ItemId | None = None
+
+
 class ItemReference(ItemWire):
     """Stands for a stored item; `type` may be left out."""
 
@@ -153,7 +161,9 @@ Item = Annotated[
     | Annotated[ApplyPatchCallOutput, Tag("apply_patch_call_output")]
     | Annotated[ToolSearchCallItem, Tag("tool_search_call")]
     | Annotated[ToolSearchOutput, Tag("tool_search_output")]
+    | Annotated[AdditionalTools, Tag("additional_tools")]
     | Annotated[CompactionItem, Tag("compaction")]
+    | Annotated[CompactionTrigger, Tag("compaction_trigger")]
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(item_tag),
 ]

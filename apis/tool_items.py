@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, JsonValue
 
 from apis.item_parts import CallId, ItemId, ItemStatus, ItemWire
-from apis.tools import CustomTool, FunctionTool, McpTool, NamespaceTool
+from apis.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, Tool
 
 Text = Annotated[str, Field(max_length=10 * 2**20)]
 HostedStatus = Literal["in_progress", "searching", "interpreting", "calling", "completed", "failed", "incomplete"]
@@ -216,7 +216,7 @@ class LoadedNamespace(NamespaceTool):
     model_config = ConfigDict(extra="allow")
 
     tools: list[Annotated[LoadedFunction | LoadedCustom, Field(discriminator="type")]] = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen, so never written
-        min_length=1, max_length=128
+        max_length=128
     )
 
 
@@ -238,3 +238,12 @@ class ToolSearchOutput(ItemWire):
     execution: Literal["server", "client"] | None = None
     status: ItemStatus | None = None
     tools: list[Loaded] = Field(max_length=128)
+
+
+class AdditionalTools(ItemWire):
+    """Tools that are offered from here on, as if they were among the request's `tools`."""
+
+    type: Literal["additional_tools"]
+    role: Literal["developer"] | None = None
+    id: ItemId | None = None
+    tools: list[Tool] = Field(max_length=128)

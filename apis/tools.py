@@ -44,7 +44,7 @@ class NamespaceTool(Wire):
     type: Literal["namespace"]
     name: DeclaredName
     description: str = ""
-    tools: list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]] = Field(min_length=1, max_length=128)
+    tools: list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]] = Field(max_length=128)
 
 
 class SearchFilters(Wire):

@@ -12,7 +12,7 @@ from openai.types.responses.response import InputTransformation
 
 from apis.errors import ContextLengthExceeded, InvalidRequest, UpstreamError
 from apis.inference import ChatRequest, Finish, Inference, Message, Step, Text, Usage
-from apis.items import CompactionItem
+from apis.items import CompactionItem, GivenMessage
 from apis.responses import CompactedConversation, ContextManagement, CreateResponse
 from providers.responses.conversation import Conversation, kept_item
 from providers.responses.envelope import usage_to_wire
@@ -90,6 +90,12 @@ class Compactions:
         inference = fitting(self._inference, request)
         return Compacting(inference, conversation, output, threshold, await self._sealing(tenant))
 
+    async def instead(
+        self, request: CreateResponse, conversation: Conversation, output: Output, tenant: str
+    ) -> "Compacting":
+        """What compacts the conversation instead of an answer."""
+        return Compacting(fitting(self._inference, request), conversation, output, None, await self._sealing(tenant))
+
     async def compact(
         self, chat: ChatRequest, conversation: Conversation, ids: Ids, tenant: str
     ) -> CompactedConversation:
@@ -100,9 +106,7 @@ class Compactions:
             async for _ in writing:
                 pass
         users = [item for item in conversation.window().said_items() if item.role == "user"]
-        shown = conversation.messages_of(users)
-        kept = [message for message in conversation.said() if message not in shown]
-        token = (await self._sealing(tenant))(_to_json(Compacted(summary=summary.text, kept=kept, alone=False)))
+        token = (await self._sealing(tenant))(_to_json(_beside(users, conversation, summary.text)))
         output = [as_given(kept_item(item, ids)) for item in users]
         output.append({"id": ids.item("cmp"), "type": "compaction", "encrypted_content": token})
         usage = usage_to_wire(summary.usage)
@@ -136,10 +140,11 @@ class _Open:
 
 class Compacting:
     """Compacts the conversation of a response that is being made, whenever its chat is longer than `threshold`
-    tokens. `spent` is what the last `run` took; None where it had nothing to do."""
+    tokens; without one, at once and as all that the response is: what was said then stays beside it. `spent` is what
+    the last `run` took; None where it had nothing to do."""
 
     def __init__(
-        self, inference: Inference, conversation: Conversation, output: Output, threshold: int, seal: Seal
+        self, inference: Inference, conversation: Conversation, output: Output, threshold: int | None, seal: Seal
     ) -> None:
         self.spent: Usage | None = None
         self._inference = inference
@@ -149,19 +154,28 @@ class Compacting:
         self._seal = seal
         self._open: _Open | None = None
 
+    @property
+    def is_all(self) -> bool:
+        """Whether the response is to be the compaction alone."""
+        return self._threshold is None
+
     async def run(self, chat: ChatRequest) -> AsyncGenerator[Events]:
         """The events of a compaction, if there is one; then the conversation begins with it."""
         self.spent = None
         answered = max((at for at, each in enumerate(chat.messages) if each.role in ("assistant", "tool")), default=-1)
-        if answered < 0 or await self._inference.count_tokens(chat) <= self._threshold:
+        threshold = self._threshold
+        if threshold is not None and (answered < 0 or await self._inference.count_tokens(chat) <= threshold):
             return
         summary = _Summary()
-        words = max(50, min(_WORDS, self._threshold // 4))
+        words = _WORDS if threshold is None else max(50, min(_WORDS, threshold // 4))
         async with aclosing(summary.write(self._inference, chat, words)) as writing:
             async for _ in writing:
                 self._open = opened = _Open(self._output.ids.item("cmp"), self._output.grow())
                 yield [item_added(opened.index, opened.item()), _compacting(opened)]
-        compacted = self._compacted(summary.text, len(chat.messages) - 1 - answered)
+        if threshold is None:
+            compacted = _beside(self._conversation.window().said_items(), self._conversation, summary.text)
+        else:
+            compacted = self._compacted(summary.text, len(chat.messages) - 1 - answered, threshold)
         token = self._seal(_to_json(compacted))
         self._conversation.compacted[token] = compacted
         self.spent = summary.usage
@@ -178,12 +192,12 @@ class Compacting:
         item = self._output.items[opened.index] = opened.item(token)
         return [item_done(opened.index, item)]
 
-    def _compacted(self, summary: str, pending: int) -> Compacted:
+    def _compacted(self, summary: str, pending: int, threshold: int) -> Compacted:
         """`pending` is how many messages came after the last answer."""
         said = self._conversation.said(ITEMS.validate_json(items_to_json(self._output.finished())))
         earlier = said[: len(said) - pending]
         kept: list[Message] = []
-        room = self._threshold  # in characters, which is about a quarter of it in tokens
+        room = threshold  # in characters, which is about a quarter of it in tokens
         latest = True
         for message in reversed(earlier):
             size = len(message.model_dump_json(exclude_none=True))
@@ -234,6 +248,13 @@ class _Summary:
                 self.usage = delta.usage
                 if delta.reason == "length":
                     _log.warning("a summary of a conversation was cut at its limit")
+
+
+def _beside(left: Sequence[GivenMessage], conversation: Conversation, summary: str) -> Compacted:
+    """A compaction that leaves these messages as they are, and keeps what else was said."""
+    shown = conversation.messages_of(left)
+    kept = [message for message in conversation.said() if message not in shown]
+    return Compacted(summary=summary, kept=kept, alone=False)
 
 
 def _compacting(opened: _Open) -> ResponseCompactionCompactingEvent:

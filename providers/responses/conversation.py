@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import orjson
 from openai.types.responses.response import InputTransformation
 
-from apis.errors import NotFound
+from apis.errors import InvalidRequest, NotFound
 from apis.inference import Message, Part
 from apis.item_parts import InputFile, InputImage
-from apis.items import AssistantMessage, CompactionItem, GivenMessage, Item, ItemReference
+from apis.items import AssistantMessage, CompactionItem, CompactionTrigger, GivenMessage, Item, ItemReference
 from apis.responses import CreateResponse
 from providers.responses.conversation_items import check_new
 from providers.responses.history import FoundItem
@@ -45,10 +45,14 @@ _PREFIXES = {
     "apply_patch_call_output": "apco",
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
+    "additional_tools": "at",
     "compaction": "cmp",
 }
 _NO_STATUS = frozenset(
-    {"item_reference", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction"}
+    {
+        *("item_reference", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+        *("additional_tools", "compaction"),
+    }
 )
 _KNOWN_BETTER = frozenset({*HOSTED, "mcp_approval_request"})
 
@@ -75,6 +79,8 @@ class Conversation:
     compacted: dict[str, Compacted] = field(default_factory=dict[str, Compacted])
     current_turn: bool = False
     """Whether the model is shown no thoughts of earlier turns."""
+    to_compact: bool = False
+    """Whether it is to be compacted, and not answered."""
 
     @property
     def items(self) -> Sequence[Item]:
@@ -139,7 +145,11 @@ async def read_conversation(
     if kept is not None:
         check_new(given, kept)
     approved_requests(request, [*past.items, *given])
-    return Conversation(past, given, {**past.told, **told}, request.instructions, current_turn=current_turn)
+    to_compact = CompactionTrigger in map(type, request.input)
+    told = {**past.told, **told}
+    if to_compact and not past.items and not given:
+        raise InvalidRequest("There is nothing to compact.", param="input", code="invalid_value")
+    return Conversation(past, given, told, request.instructions, current_turn=current_turn, to_compact=to_compact)
 
 
 async def read_items(
@@ -149,6 +159,8 @@ async def read_items(
     given: list[Item] = []
     told: dict[str, Told] = {}
     for index, item in enumerate(items):
+        if isinstance(item, CompactionTrigger):
+            continue
         if isinstance(item, ItemReference) or item.type in _KNOWN_BETTER:
             stored = await history.item(item.id, tenant=tenant) if item.id else None
             if isinstance(item, ItemReference) and stored is None:

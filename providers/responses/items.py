@@ -28,6 +28,7 @@ from apis.inference import (
 from apis.item_parts import GivenContent, InputFile, InputImage, InputText, OutputRefusal
 from apis.items import (
     AssistantMessage,
+    CompactionTrigger,
     CustomToolCallItem,
     CustomToolCallOutput,
     FunctionCallItem,
@@ -37,7 +38,7 @@ from apis.items import (
     ItemReference,
     ReasoningItem,
 )
-from apis.tool_items import LocalShellCallOutput, McpApprovalRequest, McpApprovalResponse
+from apis.tool_items import AdditionalTools, LocalShellCallOutput, McpApprovalRequest, McpApprovalResponse
 from providers.responses.naming import called_name
 from providers.responses.retold import client_call, client_output, hosted_call
 from providers.responses.told import Told
@@ -52,6 +53,11 @@ def check_items(items: Sequence[Item], field: str = "input") -> None:
     seen: set[str] = set()
     for index, item in enumerate(items):
         if isinstance(item, ItemReference | LocalShellCallOutput):  # its id is that of its call
+            continue
+        if isinstance(item, CompactionTrigger):
+            if field != "input" or index != len(items) - 1:
+                message = "The 'compaction_trigger' item must be the final input item of a response."
+                raise InvalidRequest(message, param=f"{field}[{index}]", code="invalid_value")
             continue
         if item.id is not None and item.id in seen:
             raise InvalidRequest(f"Duplicate item id '{item.id}'.", param=f"{field}[{index}].id", code="invalid_value")
@@ -95,6 +101,8 @@ def items_to_messages(
                     grouping.call(_call(item, grouped=grouped))
             case FunctionCallOutput() | CustomToolCallOutput():
                 grouping.answer(item.call_id, _content(item.output, attached))
+            case AdditionalTools() | CompactionTrigger():
+                pass
             case ItemReference():
                 raise InvalidRequest(f"Item with id '{item.id}' not found.", param="input")
             case _:

@@ -37,6 +37,7 @@ from apis.responses import (
 from apis.tool_runtime import ToolRuntime
 from apis.tools import CustomTool, FunctionTool
 from apis.vector_stores import VectorStores
+from providers.responses.added_tools import added_tools, blaming_items, with_typed
 from providers.responses.attached import Attachments
 from providers.responses.background import Background
 from providers.responses.beginning import beginning, head_start
@@ -280,14 +281,19 @@ class Loop(Responses):
         turns = Turns(fitting(self._inference, request), chat, conversation, output, toolbox, limits)
         for managed in request.context_management or ():  # one at most
             turns.compacting = await self._compactions.during(managed, request, conversation, output, tenant)
+        if conversation.to_compact:
+            turns.compacting = await self._compactions.instead(request, conversation, output, tenant)
         if so_far is not None:
             turns.go_on(so_far)
         return Making(request, tenant, conversation, ids, output, turns, int(time.time()), removed)
 
-    async def _toolbox(self, request: CreateResponse, conversation: Conversation, tenant: str, ids: Ids) -> Toolbox:
-        if all(isinstance(tool, FunctionTool | CustomTool) for tool in request.tools or ()):
-            return Toolbox(request)
-        asks = any(isinstance(tool, ASKS_FOR_NATIVE) for tool in request.tools or ())
+    async def _toolbox(self, given: CreateResponse, conversation: Conversation, tenant: str, ids: Ids) -> Toolbox:
+        added = added_tools(conversation.items)
+        tools = [*(given.tools or ()), *added]
+        if not added and all(isinstance(tool, FunctionTool | CustomTool) for tool in tools):
+            return Toolbox(given)
+        asks = any(isinstance(tool, ASKS_FOR_NATIVE) for tool in tools)
+        request = with_typed(given, added)
         setting = Setting(
             request,
             tenant,
@@ -298,8 +304,9 @@ class Loop(Responses):
             await self._natives.of(request.model) if asks else frozenset(),
             vector_stores=self._vector_stores,
         )
-        made = await checked_tools(request, setting)
-        return Toolbox(request, made, setting.items, grouped=setting.grouped)
+        with blaming_items(given):
+            made = await checked_tools(request, setting)
+            return Toolbox(request, made, setting.items, grouped=setting.grouped)
 
     def _live(self, making: Making) -> AsyncGenerator[Events]:
         """The outer generator, but for the numbers."""

@@ -3,7 +3,9 @@
 import hashlib
 from typing import Final
 
-_TAKEN: Final = ("functions", "browser", "python")
+_OUTERMOST: Final = "functions"
+"""As models know it, what is in no namespace is in this one."""
+_TAKEN: Final = (_OUTERMOST, "browser", "python")
 _LONGEST: Final = 64
 
 
@@ -14,7 +16,7 @@ def group_of(namespace: str, *, grouped: bool) -> str | None:
 
 def called_name(namespace: str | None, name: str, *, grouped: bool) -> str:
     """`ns.name` for a model that knows namespaces, `ns__name` for others, shortened where it would be too long."""
-    if namespace is None:
+    if namespace is None or namespace == _OUTERMOST:
         return name
     if group_of(namespace, grouped=grouped) is not None:
         return f"{namespace}.{name}"

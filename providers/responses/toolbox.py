@@ -1,6 +1,6 @@
 """Toolbox: all that one request offers the model, and what each name stands for that the model calls."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,10 +31,12 @@ from apis.tools import ChosenCustom, ChosenFunction, ChosenHosted, ChosenMcp, Mc
 from apis.tools import CustomTool as DeclaredCustom
 from apis.tools import FunctionTool as DeclaredFunction
 from apis.tools import GrammarFormat as DeclaredGrammar
+from apis.tools import Tool as DeclaredTool
 from apis.tools import WebSearchTool as DeclaredSearch
+from providers.responses.added_tools import added_tools
 from providers.responses.hosted.call import TypedTool
 from providers.responses.hosted.registry import Made
-from providers.responses.naming import called_name, flat_name, group_of
+from providers.responses.naming import called_name, group_of
 from providers.responses.schemas import check_parameters
 
 _MAX_TOOLS: Final = 128
@@ -73,10 +75,11 @@ class Toolbox:
         self._names: dict[str, TypedTool | ClientName] = {}
         self.refresh()
         found = {self._key(each): each for each in _found(items)}
+        later = {self._key(each): each for each in _clients(added_tools(items))} | found
         searches = any(isinstance(each.declared, ToolSearchTool) for each in made)
         declared = [*_declared(request)]
         keys = {self._key(each) for each in declared}
-        declared += (each for key, each in found.items() if key not in keys)
+        declared += (each for key, each in later.items() if key not in keys)
         _check_schemas(declared)
         for each in declared:
             waits = bool(each.tool.defer_loading) and searches and self._key(each) not in found
@@ -189,7 +192,7 @@ class Toolbox:
 
     def _key(self, each: _Declared) -> str:
         if isinstance(each.tool, DeclaredCustom):  # a namespace holds functions only, as models know it
-            return flat_name(each.namespace, each.tool.name) if each.namespace else each.tool.name
+            return called_name(each.namespace, each.tool.name, grouped=False)
         return called_name(each.namespace, each.tool.name, grouped=self.grouped)
 
 
@@ -203,13 +206,17 @@ def _declared(request: CreateResponse) -> Iterator[_Declared]:
 
 
 def _found(items: Sequence[Item]) -> Iterator[_Declared]:
-    """What tool searches have found."""
-    for item in items:
-        for tool in item.tools if isinstance(item, ToolSearchOutput) else ():
-            if isinstance(tool, NamespaceTool):
-                yield from (_Declared(each, "input", tool.name) for each in tool.tools)
-            elif not isinstance(tool, McpTool):  # a server that was found is listed, as a declared one is
-                yield _Declared(tool, "input")
+    """What tool searches have found. A server among it is listed, as a declared one is."""
+    return _clients(tool for item in items if isinstance(item, ToolSearchOutput) for tool in item.tools)
+
+
+def _clients(tools: Iterable[DeclaredTool]) -> Iterator[_Declared]:
+    """The client's own among tools of the input."""
+    for tool in tools:
+        if isinstance(tool, NamespaceTool):
+            yield from (_Declared(each, "input", tool.name) for each in tool.tools)
+        elif isinstance(tool, DeclaredFunction | DeclaredCustom):
+            yield _Declared(tool, "input")
 
 
 def _check_schemas(declared: Sequence[_Declared]) -> None:

@@ -93,12 +93,17 @@ class Turns:
         self._budget = step.budget
         self.chat = self._next_chat()
 
-    async def run(self, *, piecemeal: bool = True) -> AsyncGenerator[Events]:
+    def run(self, *, piecemeal: bool = True) -> AsyncGenerator[Events]:
         """The events of all turns, as batches that became ready together. Not `piecemeal`, one delta tells what many
         would have: for those who are shown the outcome only."""
         for told in self._conversation.told.values():
             self._output.sources.update(told.sources)
             self._output.files.update(told.files)
+        if self.compacting is not None and self.compacting.is_all:
+            return self._compact(self.compacting)
+        return self._answer(piecemeal=piecemeal)
+
+    async def _answer(self, *, piecemeal: bool) -> AsyncGenerator[Events]:
         while True:
             async with aclosing(self._prepare()) as batches:
                 async for events in batches:

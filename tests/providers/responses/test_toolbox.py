@@ -47,10 +47,18 @@ def test_a_model_that_knows_namespaces_is_offered_them() -> None:
     assert toolbox.find("find") is None
 
 
-@pytest.mark.parametrize("name", ["functions", "browser", "python"])
+@pytest.mark.parametrize("name", ["browser", "python"])
 def test_a_namespace_that_such_a_model_has_of_its_own_is_not_given_away(name: str) -> None:
     toolbox = Toolbox(request_of({**CRM, "name": name}), grouped=True)
     assert [tool.name for tool in toolbox.offered()] == [f"{name}__find", f"{name}__note"]
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_what_is_in_the_outermost_namespace_goes_by_its_name_alone(grouped: bool) -> None:
+    toolbox = Toolbox(request_of({**CRM, "name": "functions"}), grouped=grouped)
+    assert [tool.name for tool in toolbox.offered()] == ["find", "note"]
+    assert toolbox.find("find") == ClientName("find", "functions")
+    assert called_name("functions", "find", grouped=grouped) == "find"
 
 
 def test_long_names_are_shortened_and_stay_apart() -> None:
