@@ -96,6 +96,8 @@ class Edge:
                 if kind.strip().lower() != "multipart/form-data":
                     raise UnsupportedMediaType("A file is sent as a form: `Content-Type: multipart/form-data`.")
                 return
+            if not kind and _has_no_body(headers):
+                return
             if kind.strip().lower() == "multipart/form-data" and FORM_OR_JSON_PATHS.fullmatch(scope["path"]):
                 return
             if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
@@ -120,6 +122,10 @@ class Edge:
             if tenant is not None:
                 return tenant
         raise Unauthorized("Incorrect API key provided: send `Authorization: Bearer KEY`.")
+
+
+def _has_no_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
 
 
 def _host_of(url: str) -> str:

@@ -268,6 +268,18 @@ async def test_only_json_is_taken(local: Served, kind: str | None, path: str) ->
     assert error["code"] == "unsupported_media_type"
 
 
+@pytest.mark.parametrize("length", [[("content-length", "0")], []])
+async def test_what_has_no_body_needs_no_type(local: Served, length: list[tuple[str, str]]) -> None:
+    """As OpenAI's SDK for JavaScript cancels."""
+    path = f"/v1/responses/resp_{'0' * 32}/cancel"
+    head = request(local.url, path=path, kind=None, headers=[("content-length", "0")])
+    if not length:
+        head = head.replace(b"content-length: 0\r\n", b"")
+    check_error(await send(local.url, head), 404)
+    foreign = request(local.url, path=path, kind=None, headers=[("origin", "https://evil.example")])
+    check_error(await send(local.url, foreign), 403)
+
+
 @pytest.mark.parametrize(
     "kind", ["application/json", "Application/JSON; charset=UTF-8", 'application/json;charset="utf-8"']
 )
