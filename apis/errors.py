@@ -50,6 +50,8 @@ class StackError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.repeats_work = False
+        """Whether the request, sent again, would have done again what a model or a tool has done for it already."""
         if code is not None:
             self.code = code
 

@@ -152,6 +152,8 @@ def error_response(error: StackError) -> Response:
         headers["retry-after"] = f"{max(1, round(error.retry_after_s))}"
     elif error.status == 503:
         headers["retry-after"] = "1"
+    if error.repeats_work:
+        headers["x-should-retry"] = "false"
     return json_response(orjson.dumps(error_to_body(error)), error.status, headers)
 
 

@@ -343,6 +343,7 @@ class Loop(Responses):
             if not begun:
                 raise
             error = exc if isinstance(exc, StackError) else _bug(exc, making.ids.response)
+            error.repeats_work = bool(making.output.items)
             yield await self._fail(making, error)
             raise error from exc
 

@@ -9,8 +9,8 @@ from openai import APIStatusError
 
 from tests.providers.inference.remote import LIMITS
 from tests.providers.inference.test_stream_deaths import KINDS, deaths
-from tests.serving import serving
-from tests.spec.asking import create, responses
+from tests.serving import scripted, serving
+from tests.spec.asking import asked, create, responses
 from tests.upstream_server import UpstreamServer
 
 TOOLS: list[dict[str, Any]] = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}]
@@ -42,3 +42,14 @@ async def test_a_dead_upstream_is_never_a_completed_response(death: str, kind: s
         assert events[-1].response.usage is not None
         stored = await responses(served).retrieve(events[-1].response.id)
         assert stored.status == "failed"
+
+
+async def test_what_a_model_has_begun_to_say_is_not_asked_for_again_by_the_sdk() -> None:
+    begun = [{"text": "half"}, {"fail": "The upstream broke off."}]
+    for turns, asks in (([begun] * 3, 1), ([[{"fail": "Nobody is there."}]] * 3, 3)):
+        async with serving(scripted(*turns)) as served:
+            client = served.client.with_options(max_retries=2)
+            with pytest.raises(APIStatusError) as caught:
+                await client.responses.create(model="scripted", input="hi")
+            assert caught.value.response.headers.get("x-should-retry") == ("false" if asks == 1 else None)
+            assert len(asked(served)) == asks
