@@ -128,10 +128,10 @@ class Conversation:
 
 
 async def read_conversation(
-    request: CreateResponse, history: Known, *, tenant: str, kept: Past | None = None
+    request: CreateResponse, history: Known, ids: Ids, *, tenant: str, kept: Past | None = None
 ) -> Conversation:
-    """`kept` is what the request's conversation holds, if it is a turn of one. Raises InvalidRequest or NotFound where
-    the input, or what it refers to, is wrong."""
+    """`ids` are those of the response; `kept` is what the request's conversation holds, if it is a turn of one. Raises
+    InvalidRequest or NotFound where the input, or what it refers to, is wrong."""
     past = kept or Past()
     current_turn = request.reasoning is not None and request.reasoning.context == "current_turn"
     if request.previous_response_id is not None:
@@ -142,8 +142,8 @@ async def read_conversation(
         return Conversation(past, given, dict(past.told), request.instructions, current_turn=current_turn)
     check_items(request.input)
     given, told = await read_items(request.input, history, tenant=tenant)
-    if kept is not None:
-        check_new(given, kept)
+    check_new(given, past)
+    given = [item if item.id or item.type not in HOSTED else _with_id(item, ids) for item in given]
     approved_requests(request, [*past.items, *given])
     to_compact = CompactionTrigger in map(type, request.input)
     told = {**past.told, **told}
@@ -174,6 +174,11 @@ async def read_items(
         else:
             given.append(item)
     return given, told
+
+
+def _with_id(item: Item, ids: Ids) -> Item:
+    """A hosted call that its client keeps without an id: what it told is known by one."""
+    return item.model_copy(update={"id": ids.item(_PREFIXES[item.type or ""])})
 
 
 def kept_item(item: Item, ids: Ids) -> dict[str, Any]:

@@ -146,10 +146,10 @@ def adding(
 
 def check_new(given: Sequence[Item], past: Past) -> None:
     """Refuse items of a request that the conversation has already."""
-    known = {item.id for item in past.items}
-    for index, item in enumerate(given):
-        if item.id is not None and item.id in known and not isinstance(item, LocalShellCallOutput):
-            raise has_already(item.id, f"input[{index}].id")
+    named = {item.id: at for at, item in enumerate(given) if item.id and not isinstance(item, LocalShellCallOutput)}
+    for item in past.items if named else ():
+        if item.id in named:
+            raise has_already(item.id, f"input[{named[item.id]}].id")
 
 
 def has_already(item_id: str, param: str) -> InvalidRequest:

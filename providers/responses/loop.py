@@ -262,7 +262,7 @@ class Loop(Responses):
         kept = await self._conversations.past(request, tenant=tenant)
         if kept is not None:
             kept = await self._reasoning.opened_past(kept, request.model, tenant)
-        conversation = await read_conversation(request, known or self._history, tenant=tenant, kept=kept)
+        conversation = await read_conversation(request, known or self._history, ids, tenant=tenant, kept=kept)
         await self._kept_calls.recall(conversation, request.model, tenant)
         seen = so_far.seen_after(conversation) if so_far else conversation
         removed = [*removed, *conversation.left_out()]

@@ -13,7 +13,7 @@ import pytest
 from apis.inference import ChatRequest, Model, Native, Step
 from tests.providers.tool_runtime.mcp_server import RealServer
 from tests.serving import Served, serving
-from tests.spec.asking import bare, create, messages
+from tests.spec.asking import bare, create, messages, refusal
 from tests.spec.browsing import web
 from tests.spec.filing import Filing, store_of
 from tests.spec.mcp_stack import mcp, with_mcp
@@ -101,8 +101,17 @@ CASES: dict[str, tuple[str, list[Script]]] = {
         ],
     ),
 }
+NAMELESS = "sent back without ids, nothing stored"
 CONVERSED = "put into a conversation, nothing stored"
-HOW = ["chained", "sent back", "sent back, nothing stored", "sent back into a chain", "referred to", CONVERSED]
+HOW = [
+    "chained",
+    "sent back",
+    "sent back, nothing stored",
+    "sent back into a chain",
+    "referred to",
+    CONVERSED,
+    NAMELESS,
+]
 
 
 @asynccontextmanager
@@ -142,6 +151,10 @@ async def go_on(how: str, served: Served, said: list[Json], last: Any, text: str
         said += [{"type": "item_reference", "id": item.id} for item in last.output]
     else:
         said += [bare(item) for item in last.output]
+    if how == NAMELESS:
+        for item in said:
+            if item.get("type") != "mcp_list_tools":
+                item.pop("id", None)
     if how == CONVERSED:
         conversation = await served.client.conversations.create(items=said)  # type: ignore[arg-type]  # as they came
         said.append({"role": "user", "content": text})
@@ -149,7 +162,7 @@ async def go_on(how: str, served: Served, said: list[Json], last: Any, text: str
     said.append({"role": "user", "content": text})
     if how == "chained" or (how == "sent back into a chain" and last.store):
         return await create(served, input=text, previous_response_id=last.id, **fields)
-    return await create(served, input=said, store=how != "sent back, nothing stored", **fields)
+    return await create(served, input=said, store="nothing stored" not in how, **fields)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -170,6 +183,15 @@ async def test_what_was_put_out_and_is_given_back_is_the_same_to_the_model(case:
             await go_on(how, served, said, second, "And on.", **fields)
             seen += [{"role": "assistant", "content": "Second."}, {"role": "user", "content": "And on."}]
             assert messages(served) == seen, how
+
+
+async def test_what_the_chain_holds_already_is_not_told_twice(tmp_path: Path) -> None:
+    async with having_all("scripted", [[search()]], tmp_path) as (served, tools):
+        first = await create(served, input=[USER], tools=tools)
+        items = [bare(item) for item in first.output]
+        for again in (items[:1], [{"type": "item_reference", "id": items[1]["id"]}]):
+            error = await refusal(served, input=[USER, *again], previous_response_id=first.id)
+            assert (error["param"], again[0]["id"] in error["message"]) == ("input[1].id", True)
 
 
 @pytest.mark.parametrize("stored", [True, False])
