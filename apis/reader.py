@@ -7,7 +7,7 @@ from typing import Literal
 from apis.errors import InvalidRequest
 from apis.provider import Provider
 
-Reason = Literal["server_error", "unsupported_file", "invalid_file"]
+Reason = Literal["server_error", "unsupported_file", "invalid_file", "invalid_base64_image"]
 
 
 class Unreadable(InvalidRequest):

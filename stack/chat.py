@@ -19,7 +19,6 @@ from apis.inference import (
     ChatRequest,
     Delta,
     Finish,
-    Inference,
     Reasoning,
     Refusal,
     Step,
@@ -30,7 +29,9 @@ from apis.inference import (
     Usage,
     Wire,
 )
+from stack.build import Stack
 from stack.edge import client_gone, json_response
+from stack.images import with_images
 from stack.json_gate import read_request
 from stack.sse import to_json
 from stack.streams import ClientGone, EventStream, Pulse, while_connected
@@ -61,7 +62,7 @@ class CreateChatCompletion(ChatRequest):
 
 
 async def chat_completion(
-    body: bytes, inference: Inference, salted: Callable[[ChatRequest], ChatRequest], pulse: Pulse, receive: Receive
+    body: bytes, stack: Stack, salted: Callable[[ChatRequest], ChatRequest], pulse: Pulse, receive: Receive
 ) -> Response:
     """The answer to one request, streamed or whole. `salted` gives it its tenant's cache salt."""
     request = await read_request(body, CreateChatCompletion)
@@ -69,9 +70,9 @@ async def chat_completion(
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
     fields = {name: getattr(request, name) for name in ChatRequest.model_fields}
     fields["max_completion_tokens"] = request.max_completion_tokens or request.max_tokens
-    chat = ChatRequest.model_validate(fields)
+    chat = await with_images(ChatRequest.model_validate(fields), stack.fetcher)
     answer = _Answer(request.model)
-    steps = inference.chat(salted(chat))
+    steps = stack.inference.chat(salted(chat))
     if request.stream:
         wants_usage = bool(request.stream_options and request.stream_options.include_usage)
         return EventStream(answer.chunks(steps, wants_usage=wants_usage), _frames, pulse)

@@ -187,7 +187,7 @@ class Routes:
 
     async def chat(self, http: Request) -> Response:
         salted = partial(self.salts.salted, tenant=http.scope["tenant"])
-        return await chat_completion(await self._body(http), self.stack.inference, salted, self._pulse, http.receive)
+        return await chat_completion(await self._body(http), self.stack, salted, self._pulse, http.receive)
 
     async def embeddings(self, http: Request) -> Response:
         return await embeddings(await self._body(http), self.stack.inference, http.receive)

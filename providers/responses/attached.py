@@ -1,8 +1,8 @@
 """The files that a conversation's items bring along, as its model is to be told them.
 
-A model that takes files is given the file, any other its text under its name. What a request itself brings has to be
-readable; a file of an earlier turn may be gone by now, and then the model is told so. What a URL gave is kept with the
-turn that named it.
+A model that takes files is given the file, any other its text under its name. Images are always given as data: what a
+URL names is fetched here and nowhere else, and kept with the turn that named it. What a request itself brings has to be
+readable; a file of an earlier turn may be gone by now, and then the model is told so.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import base64
 import binascii
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from mimetypes import guess_type
 from typing import Final
@@ -21,11 +21,10 @@ from apis.item_parts import InputFile, InputImage
 from apis.items import CustomToolCallOutput, FunctionCallOutput, GivenMessage, Item
 from apis.reader import Document, Reader, Unreadable
 from providers.responses.conversation import Conversation
-from providers.responses.fetched import fetched, with_fetched, with_parts
+from providers.responses.fetched import Attached, fetched, with_fetched, with_parts
 from providers.responses.hosted.natives import Natives
 from providers.responses.hosted.pages import one_line
 
-Attached = InputFile | InputImage
 MAX_FILES: Final = 50
 MAX_CHARS: Final = 1_000_000
 """Of the text of one file, and of all files of a conversation together."""
@@ -48,28 +47,28 @@ class Attachments:
     async def read(self, conversation: Conversation, model: str, *, tenant: str) -> Conversation:
         """The conversation with its files read. Raises InvalidRequest, naming the place, for a file of the request
         that cannot be."""
-        if len(_places(conversation)) > MAX_FILES:
-            raise InvalidRequest(f"A request brings {MAX_FILES} files at most.", param="input", code="invalid_value")
-        conversation = await self._fetch(conversation)
         places = _places(conversation)
         earlier = [part for item in conversation.past.items for part, _ in _parts(item, 0)]
-        parts = [*dict.fromkeys((*places, *earlier))]
-        if not parts:
+        if not places and not earlier:
             return conversation
+        if sum(isinstance(part, InputFile) or not _is_data(part) for part in places) > MAX_FILES:
+            raise InvalidRequest(f"A request brings {MAX_FILES} files at most.", param="input", code="invalid_value")
         takes = await self._natives.modalities(model)
+        for part, place in places.items() if takes is not None and "image" not in takes else ():
+            if isinstance(part, InputImage):
+                raise InvalidRequest("This model takes no images.", param=place, code="invalid_image")
+        conversation = await self._fetch(conversation, places)
+        places = _places(conversation)
+        parts = [*dict.fromkeys((*places, *earlier))]
         read = await asyncio.gather(*(self._part(part, places.get(part), takes, tenant) for part in parts))
         if sum(len(part.text) for part in read if isinstance(part, TextPart)) > MAX_CHARS:
             message = f"The files have more than {MAX_CHARS} characters of text: search in them with `file_search`."
             raise InvalidRequest(message, param="input", code="context_length_exceeded")
         return replace(conversation, attached=dict(zip(parts, read, strict=True)))
 
-    async def _fetch(self, conversation: Conversation) -> Conversation:
+    async def _fetch(self, conversation: Conversation, places: Mapping[Attached, str]) -> Conversation:
         """The conversation with the files that its request names by URL."""
-        named = {
-            part: place
-            for part, place in _places(conversation).items()
-            if isinstance(part, InputFile) and part.file_url and fetched(part) is None
-        }
+        named = {part: place for part, place in places.items() if _url(part) and fetched(part) is None}
         if not named:
             return conversation
         found = dict(zip(named, await asyncio.gather(*(self._fetched(*each) for each in named.items())), strict=True))
@@ -79,20 +78,21 @@ class Attachments:
         kept = await asyncio.to_thread(lambda: {part: with_fetched(part, found[part]) for part in found})
         return replace(conversation, given=[with_parts(item, kept) for item in conversation.given])
 
-    async def _fetched(self, part: InputFile, place: str) -> Document:
+    async def _fetched(self, part: Attached, place: str) -> Document:
         try:
-            return await self._reader.fetched(part.file_url or "")
+            return await self._reader.fetched(_url(part))
         except _REFUSED as exc:
             raise _refused(exc, part, place) from exc
 
-    async def _part(self, part: Attached, place: str | None, takes: frozenset[Modality], tenant: str) -> Part:
+    async def _part(self, part: Attached, place: str | None, takes: frozenset[Modality] | None, tenant: str) -> Part:
         try:
             if isinstance(part, InputImage):
-                document = await self._reader.uploaded(part.file_id or "", tenant=tenant)
-                url = await asyncio.to_thread(_image_url, document)
+                if takes is not None and "image" not in takes:
+                    return TextPart(text="[An image of an earlier turn, which this model cannot see.]")
+                url = await self._image(part, tenant, check=place is not None)
                 return ImagePart(image_url=ImageUrl(url=url, detail=part.detail))
             document = await self._document(part, tenant)
-            if "file" in takes:
+            if "file" in (takes or ()):
                 data = await asyncio.to_thread(_data_url, document)
                 return FilePart(file=FileData(file_data=data, filename=document.name or None))
             return TextPart(text=_told(document.name, await self._text(document, tenant)))
@@ -102,14 +102,26 @@ class Attachments:
                 return TextPart(text=f"[The file {name} cannot be read any more.]")
             raise _refused(exc, part, place) from exc
 
+    async def _image(self, part: InputImage, tenant: str, *, check: bool) -> str:
+        """Its data URL; one that came as such is only looked at where that is asked for."""
+        if _is_data(part):
+            if check:
+                await asyncio.to_thread(_decoded_image, part.image_url or "")
+            return part.image_url or ""
+        document = await self._elsewhere(part, tenant)
+        return await asyncio.to_thread(_image_url, document)
+
     async def _document(self, part: InputFile, tenant: str) -> Document:
-        if part.file_id:
-            document = await self._reader.uploaded(part.file_id, tenant=tenant)
-        elif part.file_url:
-            document = await asyncio.to_thread(fetched, part) or await self._reader.fetched(part.file_url)
-        else:
+        if _is_data(part):
             document = await asyncio.to_thread(_decoded, part.file_data or "")
+        else:
+            document = await self._elsewhere(part, tenant)
         return replace(document, name=part.filename) if part.filename else document
+
+    async def _elsewhere(self, part: Attached, tenant: str) -> Document:
+        if part.file_id:
+            return await self._reader.uploaded(part.file_id, tenant=tenant)
+        return await asyncio.to_thread(fetched, part) or await self._reader.fetched(_url(part))
 
     async def _text(self, document: Document, tenant: str) -> str:
         """The keys are a tenant's: how fast one is answered tells nothing of what another has."""
@@ -130,9 +142,26 @@ def _places(conversation: Conversation) -> dict[Attached, str]:
     return {part: place for at, item in enumerate(conversation.given) for part, place in _parts(item, at)}
 
 
+def _url(part: Attached) -> str:
+    """Where it is to be fetched from; empty where it is not."""
+    if isinstance(part, InputFile):
+        return part.file_url or ""
+    return "" if part.image_url is None or part.image_url.startswith("data:") else part.image_url
+
+
+def _is_data(part: Attached) -> bool:
+    """Whether the part brings all of itself."""
+    return not part.file_id and not _url(part)
+
+
 def _refused(exc: StackError, part: Attached, place: str) -> InvalidRequest:
-    field = "file_id" if part.file_id else "file_url" if getattr(part, "file_url", None) else "file_data"
-    return InvalidRequest(exc.message, param=f"{place}.{field}", code=exc.code or "invalid_value")
+    if part.file_id:
+        field, code = "file_id", "invalid_value"
+    elif isinstance(part, InputImage):
+        field, code = "image_url", "failed_to_download_image"
+    else:
+        field, code = "file_url" if part.file_url else "file_data", "invalid_value"
+    return InvalidRequest(exc.message, param=f"{place}.{field}", code=exc.code or code)
 
 
 def _parts(item: Item, at: int) -> Iterator[tuple[Attached, str]]:
@@ -145,7 +174,7 @@ def _parts(item: Item, at: int) -> Iterator[tuple[Attached, str]]:
         case _:
             return
     for index, part in enumerate(found):
-        if isinstance(part, InputFile) or (isinstance(part, InputImage) and part.file_id):
+        if isinstance(part, InputFile | InputImage):
             yield part, f"input[{at}].{field}[{index}]"
 
 
@@ -162,6 +191,13 @@ def _decoded(file_data: str) -> Document:
     except (binascii.Error, ValueError):
         raise Unreadable("invalid_file", "The file's data is not base64.") from None
     return Document("file", data)
+
+
+def _decoded_image(url: str) -> bytes:
+    try:
+        return base64.b64decode(url.partition(",")[2], validate=True)
+    except (binascii.Error, ValueError):
+        raise Unreadable("invalid_base64_image", "The image's data is not base64.") from None
 
 
 def _data_url(document: Document) -> str:

@@ -7,20 +7,21 @@ import binascii
 from collections.abc import Mapping
 from typing import Any, Final
 
-from apis.item_parts import GivenContent, InputFile
+from apis.item_parts import GivenContent, InputFile, InputImage, InputText
 from apis.items import CustomToolCallOutput, FunctionCallOutput, GivenMessage, Item
 from apis.reader import Document
 
+Attached = InputFile | InputImage
 FIELD: Final = "stack_fetched"
 
 
-def with_fetched(part: InputFile, document: Document) -> InputFile:
+def with_fetched(part: Attached, document: Document) -> Attached:
     """The part with its file."""
     kept = {"name": document.name, "data": base64.b64encode(document.data).decode()}
     return part.model_copy(update={FIELD: kept})
 
 
-def fetched(part: InputFile) -> Document | None:
+def fetched(part: Attached) -> Document | None:
     """The file that is kept with the part, if there is one."""
     match (part.model_extra or {}).get(FIELD):
         case {"name": str(name), "data": str(data)}:
@@ -32,7 +33,7 @@ def fetched(part: InputFile) -> Document | None:
             return None
 
 
-def with_parts(item: Item, parts: Mapping[InputFile, InputFile]) -> Item:
+def with_parts(item: Item, parts: Mapping[Attached, Attached]) -> Item:
     """The item with parts of it replaced."""
     match item:
         case GivenMessage(content=list() as content):
@@ -43,8 +44,8 @@ def with_parts(item: Item, parts: Mapping[InputFile, InputFile]) -> Item:
             return item
 
 
-def _replaced(part: GivenContent, parts: Mapping[InputFile, InputFile]) -> GivenContent:
-    return parts.get(part, part) if isinstance(part, InputFile) else part
+def _replaced(part: GivenContent, parts: Mapping[Attached, Attached]) -> GivenContent:
+    return part if isinstance(part, InputText) else parts.get(part, part)
 
 
 def as_given(item: dict[str, Any]) -> dict[str, Any]:

@@ -275,7 +275,7 @@ def _part(part: GivenContent, attached: Mapping[InputFile | InputImage, Part]) -
             return TextPart(text=text)
         case InputImage():
             image = ImagePart(image_url=ImageUrl(url=part.image_url or "", detail=part.detail))
-            return image if part.image_url else attached.get(part, image)
+            return attached.get(part, image)
         case InputFile():
             file = FilePart(file=FileData(file_data=part.file_data, filename=part.filename))
             return attached.get(part, file)

@@ -176,7 +176,7 @@ FORMS: dict[str, list[Json]] = {
             "role": "user",
             "content": [
                 {"type": "text", "text": "what?"},
-                {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
             ],
         }
     ],

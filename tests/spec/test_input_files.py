@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import BadRequestError
 
 from apis.inference import Model
 from providers.inference.scripted import Scripted
+from tests.providers.fetcher.forbidden import forbidden
 from tests.providers.fetcher.hosts import SITE, Canary, Site
 from tests.providers.reader import documents
 from tests.serving import Served, serving
@@ -31,6 +33,16 @@ class Seeing(Scripted):
 
     async def models(self) -> Sequence[Model]:
         return [Model(id="scripted", owned_by="stack", modalities=frozenset({"image", "file"}))]
+
+
+class Blind(Scripted):
+    """A scripted model that takes text only."""
+
+    class Config(Scripted.Config):
+        pass
+
+    async def models(self) -> Sequence[Model]:
+        return [Model(id="blind", owned_by="stack", modalities=frozenset())]
 
 
 @asynccontextmanager
@@ -214,12 +226,68 @@ async def test_a_file_that_is_no_image_is_refused_as_one() -> None:
     assert (error["param"], error["code"]) == ("input[0].content[0].file_id", "unsupported_file")
 
 
-async def test_a_private_address_is_refused_and_never_connected_to() -> None:
-    async with Canary() as canary, Site() as site, filing(site=site) as served:
-        site.redirect("/away", f"http://127.0.0.1:{canary.port}/a.txt")
-        for url in (f"http://127.0.0.1:{canary.port}/a.txt", f"{site.url}/away"):
-            error = await refusal(served, input=given(file_url=url))
-            assert error["param"] == "input[0].content[1].file_url"
+def image(url: str) -> list[Json]:
+    return [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
+
+
+async def test_an_image_on_the_web_is_given_as_data_and_stays_what_it_was() -> None:
+    data = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+    async with Site() as site, filing(site=site, sees=True) as served:
+        url = site.page("/a.png", PNG, "image/png")
+        first = await create(served, input=image(url))
+        site.page("/a.png", b"GIF8 another", "image/gif")
+        await create(served, input="And?", previous_response_id=first.id)
+        assert messages(served)[0]["content"] == [{"type": "image_url", "image_url": {"url": data}}]
+        (part,) = (await responses(served).input_items.list(first.id)).data[0].content
+        assert part.image_url == url
+        site.page("/a.png", PNG, "image/png")
+        parts: Any = [{"type": "image_url", "image_url": {"url": url}}]
+        await served.client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": parts}])
+        assert messages(served)[0]["content"] == [{"type": "image_url", "image_url": {"url": data}}]
+
+
+@pytest.mark.parametrize("url", ["data:image/png;base64,@@@", "SITE/none.png", "SITE/page"])
+async def test_an_image_that_cannot_be_had_is_refused_naming_the_place(url: str) -> None:
+    async with Site() as site, filing(site=site, sees=True) as served:
+        site.page("/page", "<p>Words.")
+        error = await refusal(served, input=image(url.replace("SITE", site.url)))
+    codes = {"data": "invalid_base64_image", "none.png": "failed_to_download_image", "page": "unsupported_file"}
+    assert (error["param"], error["code"]) == (
+        "input[0].content[0].image_url",
+        next(code for name, code in codes.items() if name in url),
+    )
+
+
+async def test_a_model_that_takes_no_images_is_told_of_those_of_earlier_turns() -> None:
+    sees: Json = {"provider": f"{__name__}:Seeing", "model": "scripted", "turns": [[{"text": "A cat."}]]}
+    blind: Json = {"provider": f"{__name__}:Blind", "model": "blind", "turns": [[{"text": "So?"}]]}
+    async with serving({"provider": "router", "providers": {"sees": sees, "blind": blind}}) as served:
+        url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+        error = await refusal(served, model="blind", input=image(url))
+        assert (error["param"], error["code"]) == ("input[0].content[0]", "invalid_image")
+        first = await create(served, input=image(url))
+        second = await create(served, model="blind", input="What is it?", previous_response_id=first.id)
+        assert second.output_text == "So?"
+
+
+WAYS = ["a file", "an image", "a chat's image"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_no_forbidden_url_is_connected_to(way: str) -> None:
+    async with Canary() as canary, Site() as site, filing(site=site, sees=True) as served:
+        site.redirect("/away", f"http://127.0.0.1:{canary.port}/a.png")
+        there = [*forbidden(canary.port), f"http://127.0.0.1:{canary.port}/a.png", f"{site.url}/away"]
+        for url in (url for url in there if url and "\ud800" not in url):  # what can be sent at all
+            parts: Any = [{"type": "image_url", "image_url": {"url": url}}]
+            asked: Any = [{"role": "user", "content": parts}]
+            with pytest.raises(BadRequestError) as caught:
+                await (
+                    served.client.chat.completions.create(model="scripted", messages=asked)
+                    if way == "a chat's image"
+                    else create(served, input=given(file_url=url) if way == "a file" else image(url))
+                )
+            assert "content[" in (caught.value.param or ""), url
         assert canary.connections == 0
 
 

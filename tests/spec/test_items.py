@@ -79,9 +79,9 @@ FORMS: dict[str, tuple[Any, list[Json]]] = {
         [user([{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}])],
         [user([text("a"), text("b")])],
     ),
-    "an image by URL": (
-        [user([{"type": "input_image", "image_url": "https://a.example/b.png", "detail": "low"}])],
-        [user([{"type": "image_url", "image_url": {"url": "https://a.example/b.png", "detail": "low"}}])],
+    "an image by data": (
+        [user([{"type": "input_image", "image_url": PNG, "detail": "low"}])],
+        [user([{"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}])],
     ),
     "text and an image by data": (
         [user([{"type": "input_text", "text": "what?"}, {"type": "input_image", "image_url": PNG}])],

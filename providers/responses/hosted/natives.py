@@ -26,10 +26,10 @@ class Natives:
         found = await self._find(model)
         return found.native_tools if found is not None else frozenset()
 
-    async def modalities(self, model: str) -> frozenset[Modality]:
-        """What the model is known to take beside text."""
+    async def modalities(self, model: str) -> frozenset[Modality] | None:
+        """What the model takes beside text; None where nobody says so."""
         found = await self._find(model)
-        return (found.modalities if found is not None else None) or frozenset()
+        return found.modalities if found is not None else None
 
     async def _find(self, model: str) -> Model | None:
         if time.monotonic() - self._read_at > _MAX_AGE_S:
