@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Discriminator, Tag
 
-from apis.inference import Phase
+from apis.inference import Effort, Phase
 from apis.item_parts import CallId, Given, ItemId, ItemStatus, ItemWire, Made, ToolName
+from apis.text_format import TextFormatOption
 from apis.tool_items import (
     AdditionalTools,
     ApplyPatchCallItem,
@@ -27,6 +28,7 @@ from apis.tool_items import (
     ToolSearchOutput,
     WebSearchCallItem,
 )
+from apis.wire import Wire
 
 
 class GivenMessage(ItemWire):
@@ -113,6 +115,23 @@ class CompactionItem(ItemWire):
     id: ItemId | None = None
 
 
+class EffortUpdate(Wire):
+    effort: Effort | None = None
+
+
+class FormatUpdate(Wire):
+    format: TextFormatOption
+
+
+class ConfigurationUpdate(ItemWire):
+    """What requests ask for from here on, whatever they say themselves, until another update."""
+
+    type: Literal["configuration_update"]
+    id: ItemId | None = None
+    reasoning: EffortUpdate | None = None
+    text: FormatUpdate | None = None
+
+
 class CompactionTrigger(ItemWire):
     """Asks for a compaction of all that is before it, instead of an answer. It is no part of the conversation."""
 
@@ -163,6 +182,7 @@ Item = Annotated[
     | Annotated[ToolSearchOutput, Tag("tool_search_output")]
     | Annotated[AdditionalTools, Tag("additional_tools")]
     | Annotated[CompactionItem, Tag("compaction")]
+    | Annotated[ConfigurationUpdate, Tag("configuration_update")]
     | Annotated[CompactionTrigger, Tag("compaction_trigger")]
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(item_tag),

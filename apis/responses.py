@@ -9,22 +9,14 @@ from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
 from apis.conversations import Conversations
 from apis.fetcher import Fetcher
-from apis.inference import Effort, JsonObjectFormat, JsonSchema, Sampling, TextFormat
+from apis.inference import Effort, Sampling
 from apis.item_parts import text_or_list
 from apis.items import Item
 from apis.logged_event import LoggedEvent
 from apis.provider import Provider
+from apis.text_format import TextFormatOption
 from apis.tools import Tool, ToolChoice
 from apis.wire import Includable, Metadata, Wire
-
-
-class JsonSchemaFormat(JsonSchema):
-    """The answer is JSON of this schema."""
-
-    type: Literal["json_schema"]
-
-
-TextFormatOption = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
 class TextOptions(Wire):

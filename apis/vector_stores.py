@@ -110,9 +110,14 @@ class SearchStores(Wire):
 
     query: Query | Annotated[list[Query], Field(min_length=1, max_length=16)]
     filters: FileFilter | None = None
-    max_num_results: int = Field(default=10, ge=1, le=50)
+    max_num_results: int | None = Field(default=None, ge=1, le=50)
     ranking_options: Ranking | None = None
     rewrite_query: bool | None = None
+
+    @property
+    def limit(self) -> int:
+        """How many results are wanted."""
+        return self.max_num_results or 10
 
     @property
     def queries(self) -> Sequence[str]:

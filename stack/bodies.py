@@ -50,8 +50,8 @@ async def read_body(http: Request, limit: int) -> bytes:
 
 
 async def read_model(http: Request, limit: int, model: type[Model]) -> Model:
-    """The whole body as one of our models. Raises PayloadTooLarge and InvalidRequest."""
-    return await read_request(await read_body(http, limit), model)
+    """The whole body as one of our models; none is an empty one. Raises PayloadTooLarge and InvalidRequest."""
+    return await read_request(await read_body(http, limit) or b"{}", model)
 
 
 def read_query(http: Request, model: type[Model]) -> Model:

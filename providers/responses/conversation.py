@@ -11,7 +11,15 @@ from openai.types.responses.response import InputTransformation
 from apis.errors import InvalidRequest, NotFound
 from apis.inference import Message, Part
 from apis.item_parts import InputFile, InputImage
-from apis.items import AssistantMessage, CompactionItem, CompactionTrigger, GivenMessage, Item, ItemReference
+from apis.items import (
+    AssistantMessage,
+    CompactionItem,
+    CompactionTrigger,
+    GivenMessage,
+    Item,
+    ItemReference,
+    ReasoningItem,
+)
 from apis.responses import CreateResponse
 from providers.responses.conversation_items import check_new
 from providers.responses.history import FoundItem
@@ -46,12 +54,13 @@ _PREFIXES = {
     "tool_search_call": "tsc",
     "tool_search_output": "tso",
     "additional_tools": "at",
+    "configuration_update": "cu",
     "compaction": "cmp",
 }
 _NO_STATUS = frozenset(
     {
         *("item_reference", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
-        *("additional_tools", "compaction"),
+        *("additional_tools", "configuration_update", "compaction"),
     }
 )
 _KNOWN_BETTER = frozenset({*HOSTED, "mcp_approval_request"})
@@ -171,9 +180,17 @@ async def read_items(
             if stored is not None and stored[1] is not None and item.id:
                 told[item.id] = stored[1]
             given.append(stored[0] if stored is not None and isinstance(item, ItemReference) else item)
+        elif isinstance(item, ReasoningItem) and item.id and _is_bare(item):
+            stored = await history.item(item.id, tenant=tenant)
+            given.append(stored[0] if stored is not None else item)
         else:
             given.append(item)
     return given, told
+
+
+def _is_bare(item: ReasoningItem) -> bool:
+    """Whether it says nothing itself: a client that sends the id alone means what is stored."""
+    return not (item.content or item.summary or item.encrypted_content)
 
 
 def _with_id(item: Item, ids: Ids) -> Item:

@@ -29,6 +29,7 @@ from apis.item_parts import GivenContent, InputFile, InputImage, InputText, Outp
 from apis.items import (
     AssistantMessage,
     CompactionTrigger,
+    ConfigurationUpdate,
     CustomToolCallItem,
     CustomToolCallOutput,
     FunctionCallItem,
@@ -101,7 +102,7 @@ def items_to_messages(
                     grouping.call(_call(item, grouped=grouped))
             case FunctionCallOutput() | CustomToolCallOutput():
                 grouping.answer(item.call_id, _content(item.output, attached))
-            case AdditionalTools() | CompactionTrigger():
+            case AdditionalTools() | ConfigurationUpdate() | CompactionTrigger():
                 pass
             case ItemReference():
                 raise InvalidRequest(f"Item with id '{item.id}' not found.", param="input")

@@ -43,6 +43,7 @@ from providers.responses.background import Background
 from providers.responses.beginning import beginning, head_start
 from providers.responses.chat_request import build_chat, refuse_unsupported
 from providers.responses.compaction import Compactions
+from providers.responses.configuration import with_updates
 from providers.responses.conversation import Conversation, Known, read_conversation
 from providers.responses.conversation_items import find_item
 from providers.responses.conversations import StoredConversations
@@ -263,6 +264,7 @@ class Loop(Responses):
         if kept is not None:
             kept = await self._reasoning.opened_past(kept, request.model, tenant)
         conversation = await read_conversation(request, known or self._history, ids, tenant=tenant, kept=kept)
+        request = with_updates(request, conversation.items)
         await self._kept_calls.recall(conversation, request.model, tenant)
         seen = so_far.seen_after(conversation) if so_far else conversation
         removed = [*removed, *conversation.left_out()]

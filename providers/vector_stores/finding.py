@@ -37,7 +37,7 @@ async def find(
     ranking = request.ranking_options
     alone = ranking is not None and ranking.ranker == "none"
     weights = (ranking and ranking.hybrid_search) or _WEIGHTS
-    depth = max(50, _DEEPER * request.max_num_results)
+    depth = max(50, _DEEPER * request.limit)
     by_vector = by_words = list[list[Hit]]()
     if alone or weights.embedding_weight > 0:
         by_vector = await _by_vector(index, inference, tenant, stores, request, depth)
@@ -56,7 +56,7 @@ async def find(
     hits = {_key(hit): hit for ranked in (*by_words, *by_vector) for hit in ranked}
     threshold = (ranking.score_threshold if ranking else None) or 0.0
     found = [(hits[key], score) for key, score in scores.items() if score >= threshold]
-    return found[: request.max_num_results]
+    return found[: request.limit]
 
 
 def _likeness(rankings: Sequence[Sequence[Hit]]) -> Mapping[_Key, float]:

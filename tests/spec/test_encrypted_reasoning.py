@@ -6,6 +6,7 @@ from typing import Any
 from openai.types.responses import Response
 
 from tests.serving import Served, scripted, serving
+from tests.spec.asking import messages
 
 INCLUDE = ["reasoning.encrypted_content"]
 THOUGHT = "The user wants a greeting."
@@ -113,3 +114,22 @@ async def test_keys_of_the_config_outlive_the_store() -> None:
         assert (await second(served, kept)).input_transformations is None
     async with serving(scripted(*TURNS), responses={"reasoning_keys": ["n" * 32]}) as served:
         assert (await second(served, kept)).input_transformations is not None
+
+
+async def test_a_stored_thought_may_come_back_by_its_id_alone() -> None:
+    turns = ([{"reasoning": [THOUGHT]}, {"call": "get", "arguments": "{}", "id": "c1"}], [{"text": "Hello!"}])
+    async with serving(scripted(*turns)) as served:
+        asked = await first(served, tools=[{"type": "function", "name": "get", "parameters": None}])
+        bare: Any = {
+            "type": "reasoning",
+            "id": reasoning(asked).id,
+            "summary": [],
+            "content": [],
+            "status": "in_progress",
+        }
+        call: Any = {"type": "function_call", "call_id": "c1", "name": "get", "arguments": "{}"}
+        said: list[Any] = [{"role": "user", "content": "Hi"}, bare, call]
+        said.append({"type": "function_call_output", "call_id": "c1", "output": "42"})
+        await served.client.responses.create(model="scripted", input=said)
+        told = messages(served)[1]
+    assert (told["reasoning"], len(told["tool_calls"])) == (THOUGHT, 1)

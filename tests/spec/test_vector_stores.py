@@ -338,3 +338,12 @@ async def test_chunks_are_as_small_as_asked(served: Served) -> None:
     assert len(page.data) > 20
     assert "Line number 123 " in page.data[0].content[0].text
     assert max(len(hit.content[0].text) for hit in page.data) < 600
+
+
+async def test_what_is_null_or_left_out_has_its_default(served: Served) -> None:
+    for path in ("/conversations", "/vector_stores"):
+        made: Any = await served.client.post(path, cast_to=object)  # no body at all
+        assert made["id"]
+    nulls = {"query": "x", "filters": None, "max_num_results": None, "ranking_options": None, "rewrite_query": None}
+    found: Any = await served.client.post(f"/vector_stores/{made['id']}/search", body=nulls, cast_to=object)
+    assert found["data"] == []
