@@ -51,8 +51,13 @@ class Containers(ABC):
     """The containers of a ToolRuntime, by id, which is also the `session` of its calls. One tenant's id is unknown to
     another.
 
-    They live in memory and end with the server, or earlier: by expiry, or where their place is needed for others. A
-    program that goes past a limit takes the container's variables and files along, but not the container.
+    A container lives in the memory of one server process, and every process of the same machine, user and store can
+    use it. It ends with the process that keeps it (when workers are restarted one by one, each one's containers end
+    with it), or earlier: by expiry, or where its place is needed for others. A program that goes past a limit takes the
+    container's variables and files along, but not the container.
+
+    All that name a container raise Unsupported (`container_elsewhere`) for one that another machine keeps, and
+    Overloaded where its process does not answer or ends meanwhile.
     """
 
     max_file_bytes: int
@@ -67,19 +72,21 @@ class Containers(ABC):
     async def create(self, new: NewContainer, *, tenant: str, container_id: str | None = None) -> Container:
         """Make a container, under an id that was told before or a new one; one that there is already is found.
 
-        Raises as `check` does, and Overloaded where there is no room now.
+        Raises as `check` does, Overloaded where there is no room now, and StoreUnavailable where the other processes
+        cannot be told.
         """
 
     @abstractmethod
-    def get(self, container_id: str, *, tenant: str) -> Container:
+    async def get(self, container_id: str, *, tenant: str) -> Container:
         """The container as it stands, without waiting. Raises NotFound."""
 
     @abstractmethod
-    def list(self, page: ContainersPage, *, tenant: str) -> Page[Container]:
-        """The tenant's containers by the time they were made. Raises InvalidRequest for an `after` that is gone."""
+    async def list(self, page: ContainersPage, *, tenant: str) -> Page[Container]:
+        """The tenant's containers on this machine, by the time they were made. Raises InvalidRequest for an `after`
+        that is gone."""
 
     @abstractmethod
-    def delete(self, container_id: str, *, tenant: str) -> None:
+    async def delete(self, container_id: str, *, tenant: str) -> None:
         """End the container and all that runs in it. Raises NotFound."""
 
     @abstractmethod

@@ -25,22 +25,22 @@ async def create_container(http: Request, stack: Stack) -> Response:
 
 
 async def list_containers(http: Request, stack: Stack) -> Response:
-    return page_response(_containers(stack).list(read_query(http, ContainersPage), tenant=http.scope["tenant"]))
+    return page_response(await _containers(stack).list(read_query(http, ContainersPage), tenant=http.scope["tenant"]))
 
 
 async def get_container(http: Request, stack: Stack) -> Response:
-    return model_response(_containers(stack).get(_id(http), tenant=http.scope["tenant"]))
+    return model_response(await _containers(stack).get(_id(http), tenant=http.scope["tenant"]))
 
 
 async def delete_container(http: Request, stack: Stack) -> Response:
-    _containers(stack).delete(_id(http), tenant=http.scope["tenant"])
+    await _containers(stack).delete(_id(http), tenant=http.scope["tenant"])
     return deleted_response(_id(http), "container.deleted")
 
 
 async def add_file(http: Request, stack: Stack) -> Response:
     """From a form, or by the id of an uploaded file."""
     containers, tenant = _containers(stack), http.scope["tenant"]
-    containers.get(_id(http), tenant=tenant)  # before a body is read for it
+    await containers.get(_id(http), tenant=tenant)  # before a body is read for it
     if http.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         async with uploaded(http, containers.max_file_bytes) as upload:
             data = b"".join([piece async for piece in upload.data])

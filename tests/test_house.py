@@ -43,9 +43,10 @@ OPENS_SOCKETS: Final = {
     # an httpx transport over the Fetcher, for a library that wants one
     "providers/tool_runtime/mcp_servers.py",
     "providers/tool_runtime/mcp_wire.py",
-    # the server's own listener, and a pipe to a child process
+    # the server's own listener, and a pipe to a child process; to other workers, through a Unix socket
     "providers/tool_runtime/python_check.py",
     "providers/tool_runtime/python_guest.py",
+    "providers/tool_runtime/python_keeper.py",
     "providers/tool_runtime/python_session.py",
     "stack/launch.py",
     "stack/serve.py",

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
@@ -10,20 +11,27 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apis.containers import Containers
-from apis.errors import ConfigError, NotFound, ToolFailed
+from apis.errors import ConfigError, NotFound, StackError, ToolFailed
 from apis.files import Files
+from apis.kv_store import KVStore
 from apis.provider import Provider
 from apis.tool_runtime import ToolCall, ToolFile, ToolResult, ToolRuntime, ToolSpec
 from providers.tool_runtime.python_cgroup import remove_left_groups
 from providers.tool_runtime.python_check import faults_of
-from providers.tool_runtime.python_containers import Offer, PythonContainers, id_of, path_of
+from providers.tool_runtime.python_containers import Offer, PythonContainers
+from providers.tool_runtime.python_deployment import Deployment
+from providers.tool_runtime.python_directory import Directory
 from providers.tool_runtime.python_files import media_type
+from providers.tool_runtime.python_held import HeldContainers, id_of, path_of
+from providers.tool_runtime.python_keeper import Keeper
 from providers.tool_runtime.python_sandbox import INSTALL, MIB, Bubblewrap, DangerouslyUnsandboxed, Limits, Sandbox
 from providers.tool_runtime.python_session import Outcome, Session, SessionOver
-from providers.tool_runtime.python_sessions import Sessions, Terms
+from providers.tool_runtime.python_sessions import Key, Sessions, Terms
 
 _log = logging.getLogger(__name__)
 
+_OVERHEAD_S: Final = 60.0
+"""What a use of a session may take beside its program and the waiting for others': starting, stopping, files."""
 _TOOL: Final = ToolSpec(
     name="python",
     description=(
@@ -54,8 +62,11 @@ class Python(ToolRuntime):
     changed below the work folder, at most 20 and 16 MiB together; images are known by their media type. `data` is
     `{"logs": str, "exit": str, "files": {path: id}}`: the output alone; `ok`, `exception` (raised by the code), or how
     the session ended: `timed_out`, `cpu_limit`, `memory_limit`, `files_limit`, `crashed`; and the files of the
-    container that the call wrote. Between calls a session's processes are stopped. All sessions end with this process,
-    however it ends.
+    container that the call wrote. Between calls a session's processes are stopped.
+
+    A session with a name is known to all processes of this machine that share the store: each call runs in the process
+    that keeps the session, over a Unix socket where that is another one. All sessions end with the process that keeps
+    them, however it ends; the call that finds out says so.
 
     The backend `bubblewrap` isolates programs and is proven to do so at start; nothing replaces it when it cannot.
     The backend `dangerously_unsandboxed` gives every program the rights of this server.
@@ -78,7 +89,7 @@ class Python(ToolRuntime):
         max_sessions: int = Field(16, ge=1, le=1024)
         idle_timeout_s: float = Field(1200.0, gt=0, le=86400)
 
-    def __init__(self, config: Config, files: Files | None) -> None:
+    def __init__(self, config: Config, files: Files | None, kv_store: KVStore) -> None:
         self._config = config
         self._limits = Limits(
             wall_s=config.timeout_s,
@@ -90,15 +101,23 @@ class Python(ToolRuntime):
         )
         self._terms = Terms(config.idle_timeout_s, self._limits.memory_bytes)
         self._sandbox: Sandbox | None = None
-        self._sessions = Sessions(self._start_session, config.max_sessions, 2 * config.timeout_s)
-        offer = Offer(
-            self._terms,
-            max(config.memory_mib, config.max_memory_mib) * MIB,
-            isolated=config.backend != "dangerously_unsandboxed",
-        )
-        self._containers = PythonContainers(self._sessions, offer, files)
+        use_s = 3 * config.timeout_s + _OVERHEAD_S
+        self._directory = Directory(kv_store, use_s)
+        self._sessions = Sessions(self._start_session, config.max_sessions, 2 * config.timeout_s, self._directory)
+        isolated = config.backend != "dangerously_unsandboxed"
+        held = HeldContainers(self._sessions, isolated=isolated)
+        on_files = (held.files, held.file, held.content, held.add_file, held.delete_file)
+        self._keeper = Keeper((self._run, held.get, held.all, held.delete, *on_files), self._sessions.has)
+        self._deployment = Deployment(self._sessions, self._directory, use_s)
+        offer = Offer(self._terms, max(config.memory_mib, config.max_memory_mib) * MIB, isolated)
+        self._containers = PythonContainers(self._deployment, held, offer, files)
 
     async def start(self) -> None:
+        await self._start_sandbox()
+        await self._keeper.start()
+        self._directory.open(self._keeper.address)
+
+    async def _start_sandbox(self) -> None:
         if self._config.backend == "dangerously_unsandboxed":
             _log.warning("the tool `python` runs programs of models with all the rights of this server")
             self._sandbox = DangerouslyUnsandboxed(self._config.python)
@@ -124,7 +143,9 @@ class Python(ToolRuntime):
             )
 
     async def close(self) -> None:
+        await self._keeper.close()
         await self._sessions.close()
+        await self._directory.close()
 
     def tools(self) -> Sequence[ToolSpec]:
         return (_TOOL,)
@@ -137,20 +158,41 @@ class Python(ToolRuntime):
         except ValidationError as exc:
             told = exc.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
             raise ToolFailed(f"Wrong arguments: they must be one text, `code`, of at most 1 MiB ({told}).") from None
-        key = self._sessions.create(call.tenant, call.session, self._terms)
         try:
-            async with self._sessions.use(key) as (session, lost):
-                _log.debug("a program begins to run")
-                outcome = await session.run(code)
-        except NotFound as exc:
-            raise ToolFailed(exc.message) from exc
-        finally:
             if call.session is None:
-                self._sessions.drop(key)
-        return _result(outcome, lost, call.session)
+                return await self._run_alone(code, call.tenant)
+            return await self._run_anywhere(code, call.session, call.tenant)
+        except ToolFailed:
+            raise
+        except StackError as exc:
+            raise ToolFailed(exc.message) from exc
 
     def containers(self) -> Containers:
         return self._containers
+
+    async def _run_alone(self, code: str, tenant: str) -> ToolResult:
+        key = self._sessions.create(tenant, None, self._terms)
+        try:
+            return await self._use(key, code)
+        finally:
+            self._sessions.drop(key)
+
+    async def _run_anywhere(self, code: str, session: str, tenant: str) -> ToolResult:
+        """In the process that keeps the session; where none does, it is kept here from now on."""
+        with suppress(NotFound):
+            return await self._deployment.do(tenant, session, self._run, code, session, tenant)
+        await self._deployment.make(tenant, session, self._terms)
+        return await self._deployment.do(tenant, session, self._run, code, session, tenant)
+
+    async def _run(self, code: str, session: str, tenant: str) -> ToolResult:
+        """In a session that is kept here."""
+        return await self._use((tenant, session, 0), code)
+
+    async def _use(self, key: Key, code: str) -> ToolResult:
+        async with self._sessions.use(key) as (session, lost):
+            _log.debug("a program begins to run")
+            outcome = await session.run(code)
+        return _result(outcome, lost, key[1])
 
     async def _start_session(self, terms: Terms) -> Session:
         assert self._sandbox is not None, "started before it is called"

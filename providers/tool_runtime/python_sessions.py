@@ -1,4 +1,4 @@
-"""The Python sessions that live at one time: by tenant and name, a bounded number, none idle for too long."""
+"""The Python sessions that one process keeps at a time: by tenant and name, a bounded number, none idle for long."""
 
 import asyncio
 import itertools
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from apis.errors import NotFound, ToolFailed
+from providers.tool_runtime.python_directory import Directory
 from providers.tool_runtime.python_session import Session
 
 _log = logging.getLogger(__name__)
@@ -47,12 +48,19 @@ class Kept:
 
 class Sessions:
     """Gives out sessions one user at a time. When all places are taken, the tenant with most idle sessions loses the
-    one it has not used for longest."""
+    one it has not used for longest. The `directory` hears of their use and their end."""
 
-    def __init__(self, start: Callable[[Terms], Awaitable[Session]], max_sessions: int, patience_s: float) -> None:
+    def __init__(
+        self,
+        start: Callable[[Terms], Awaitable[Session]],
+        max_sessions: int,
+        patience_s: float,
+        directory: Directory,
+    ) -> None:
         self._start = start
         self._max_sessions = max_sessions
         self._patience_s = patience_s
+        self._directory = directory
         self._kept: OrderedDict[Key, Kept] = OrderedDict()
         self._lost: OrderedDict[Key, str] = OrderedDict()
         self._numbers = itertools.count(1)
@@ -61,6 +69,10 @@ class Sessions:
     def of(self, tenant: str) -> dict[str, Kept]:
         """The named sessions of a tenant."""
         return {name: kept for (owner, name, _), kept in self._kept.items() if owner == tenant and name is not None}
+
+    def has(self, tenant: str, name: str) -> bool:
+        """Whether this process keeps the session."""
+        return (tenant, name, 0) in self._kept
 
     def create(self, tenant: str, name: str | None, terms: Terms) -> Key:
         """A place for a session; its process starts with its first use. Raises ToolFailed when all are in use."""
@@ -81,6 +93,7 @@ class Sessions:
         kept = self._kept.get(key)
         if kept is None:
             raise NotFound("There is no such Python session.")
+        self._directory.touch(*key[:2])
         kept.users += 1
         if kept.expiry is not None:
             kept.expiry.cancel()
@@ -104,13 +117,20 @@ class Sessions:
         if kept.expiry is not None:
             kept.expiry.cancel()
         if reason:
-            self._lose(key, reason)
+            self.mourn(key, reason)
+        self._directory.release(*key[:2])
         if kept.session is not None:
             task = asyncio.ensure_future(kept.session.kill())
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
             _log.debug("a Python session was ended: %s", reason or "it was deleted")
         return True
+
+    def mourn(self, key: Key, reason: str) -> None:
+        """A session of that name is gone: the next one's first user is told why."""
+        self._lost[key] = reason
+        if len(self._lost) > _MAX_NOTES:
+            self._lost.popitem(last=False)
 
     async def close(self) -> None:
         """End all sessions and wait until they have ended."""
@@ -160,8 +180,3 @@ class Sessions:
         if not idle:
             raise ToolFailed("All Python sessions of this server are in use; try again later.")
         self.drop(max(idle.values(), key=len)[0], "its place was needed for others")
-
-    def _lose(self, key: Key, reason: str) -> None:
-        self._lost[key] = reason
-        if len(self._lost) > _MAX_NOTES:
-            self._lost.popitem(last=False)

@@ -199,6 +199,21 @@ async def test_a_container_that_is_gone_is_replaced_and_the_model_is_told(told: 
     assert "NameError" in answer
 
 
+async def test_a_container_that_goes_between_two_calls_is_replaced_and_the_model_is_told(told: Told) -> None:
+    turns: list[Script] = [[code("x = 1", *ENDLESS.splitlines())], [code("x")], DONE]
+    async with interpreting(*turns, python={"timeout_s": 60, "cpu_s": 60}) as served:
+        asking = asyncio.create_task(create(served, tools=[TOOL]))
+        async with asyncio.timeout(20):
+            await told.begun.wait()
+            (container,) = (await served.client.containers.list()).data
+            await served.client.containers.delete(container.id)
+            response = await asking
+        answer = messages(served)[-1]["content"]
+    assert {item.container_id for item in response.output[:2]} == {container.id}
+    assert answer.startswith("[this is a new Python session: the variables and files of the earlier calls are gone]")
+    assert "NameError" in answer
+
+
 @pytest.mark.parametrize("crash", ["import os; os._exit(3)", "import os; os.kill(os.getpid(), 9)", "while True: pass"])
 async def test_a_crash_is_an_outcome_and_the_next_call_works(crash: str) -> None:
     async with interpreting(

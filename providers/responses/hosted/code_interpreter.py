@@ -4,7 +4,9 @@ import asyncio
 import base64
 import secrets
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final, Literal, cast
 
 import orjson
@@ -32,87 +34,98 @@ from providers.responses.output import Output
 from providers.responses.told import MadeFile
 
 NAME: Final = "python"
-_ALL_GONE: Final = "[this is a new Python session: the variables and files of the earlier calls are gone]\n"
+_NEW: Final = "[this is a new Python session"
+_ALL_GONE: Final = f"{_NEW}: the variables and files of the earlier calls are gone]\n"
 _IMAGES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _MAX_IMAGE_BYTES: Final = 4 * 1024 * 1024
 """Of one call, in its item. Larger ones are files of the container all the same."""
+_MAX_LOOKED_FOR: Final = 10
+"""Of the containers that a conversation names, the newest: each may be another process's to tell of."""
 CodeStatus = Literal["in_progress", "interpreting", "completed", "failed", "incomplete"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The container of a request's calls: what it is made of where it is not there yet, and whether the model has to
-    be told that it is not the one of its earlier calls."""
+    """The container of a request's calls: what it is made of where it is not there yet, whether it never was, and
+    whether the model has to be told that it is not the one of its earlier calls."""
 
     id: str
     new: NewContainer | None = None
+    never_made: bool = False
     all_gone: bool = False
 
 
 def make_code_interpreter(declared: CodeInterpreterTool, setting: Setting) -> TypedTool:
-    """The interpreter of a request, where a Python tool is configured. Raises NotFound for an id of no container."""
+    """The interpreter of a request, where a Python tool is configured. Its `check` raises NotFound for an id of no
+    container."""
     runtime = setting.runtime
     containers = runtime.containers() if runtime else None
     if runtime is None or containers is None or setting.spec(NAME) is None:
         raise setting.missing(
             "No code interpreter is configured: give the run config's `tool_runtime` the provider `python`."
         )
-    return CodeInterpreter(_choose(declared, setting, containers), setting, runtime, containers)
+    return CodeInterpreter(declared, setting, runtime, containers)
 
 
-def _choose(declared: CodeInterpreterTool, setting: Setting, containers: Containers) -> _Chosen:
+async def _choose(declared: CodeInterpreterTool, setting: Setting, containers: Containers) -> _Chosen:
+    """Raises NotFound, and another refusal of a container that the request names, naming the field."""
     asked = declared.container
     if isinstance(asked, str):
-        if not _is_alive(asked, setting, containers):
-            raise NotFound(f"Container with id '{asked}' not found.", param=f"{setting.param}.container")
+        try:
+            await containers.get(asked, tenant=setting.tenant)
+        except (NotFound, Unsupported) as exc:
+            exc.param = f"{setting.param}.container"
+            raise
         return _Chosen(asked)
     new = NewContainer(
         name="auto", file_ids=asked.file_ids, memory_limit=asked.memory_limit, network_policy=asked.network_policy
     )
     earlier = [item for item in reversed(setting.items) if isinstance(item, CodeInterpreterCallItem)]
-    for identity in dict.fromkeys(item.container_id for item in earlier):
-        if identity and _is_alive(identity, setting, containers):
+    known = dict.fromkeys(item.container_id for item in earlier if item.container_id)
+    for identity in islice(known, _MAX_LOOKED_FOR):
+        # one that is out of reach is as good as gone
+        with suppress(NotFound, Unsupported):
+            await containers.get(identity, tenant=setting.tenant)
             return _Chosen(identity, new)
     ran = any(item.status == "completed" for item in earlier)
-    return _Chosen(f"cntr_{secrets.token_hex(16)}", new, all_gone=ran)
-
-
-def _is_alive(identity: str, setting: Setting, containers: Containers) -> bool:
-    try:
-        containers.get(identity, tenant=setting.tenant)
-    except NotFound:
-        return False
-    return True
+    return _Chosen(f"cntr_{secrets.token_hex(16)}", new, never_made=True, all_gone=ran)
 
 
 class CodeInterpreter(TypedTool):
-    """The interpreter as one request declared it."""
+    """The interpreter as one request declared it. It has its container once it was checked."""
 
-    def __init__(self, chosen: _Chosen, setting: Setting, runtime: ToolRuntime, containers: Containers) -> None:
-        self.container_id = chosen.id
+    _chosen: _Chosen
+
+    def __init__(
+        self, declared: CodeInterpreterTool, setting: Setting, runtime: ToolRuntime, containers: Containers
+    ) -> None:
         self.shows_outputs = setting.includes("code_interpreter_call.outputs")
-        self._new = chosen.new
-        self._named = (chosen.new.file_ids if chosen.new else None) or []
-        self._all_gone = chosen.all_gone
+        self._declared = declared
+        self._setting = setting
+        self._runtime = runtime
+        self._containers = containers
         self.copied: set[str] = set()
-        for told in setting.told.values():
+        self._native = NAME in setting.native
+        self._tenant = setting.tenant
+        self._making = asyncio.Lock()
+
+    @property
+    def container_id(self) -> str:
+        return self._chosen.id
+
+    async def check(self) -> None:
+        chosen = await _choose(self._declared, self._setting, self._containers)
+        for told in self._setting.told.values():
             state: Any = told.state
             if told.name.removeprefix("functions.") == NAME and state and state["container_id"] == chosen.id:
                 self.copied |= {*state["file_ids"]}
-        self._native = NAME in setting.native
-        self._tenant = setting.tenant
-        self._param = setting.param
-        self._runtime = runtime
-        self._containers = containers
-        self._making = asyncio.Lock()
-
-    async def check(self) -> None:
-        if self._new is None:
+        self._chosen = chosen
+        if chosen.new is None:
             return
         try:
-            await self._containers.check(self._new, tenant=self._tenant)
+            await self._containers.check(chosen.new, tenant=self._tenant)
         except (Unsupported, NotFound, InvalidRequest) as exc:
-            exc.param = f"{self._param}.container.{exc.param}"
+            exc.param = f"{self._setting.param}.container.{exc.param}"
             raise
 
     @property
@@ -132,24 +145,34 @@ class CodeInterpreter(TypedTool):
             await self._make()
         call = ToolCall(call_id, NAME, {"code": code}, tenant=self._tenant, session=self.container_id)
         result = await self._runtime.call(call)
-        if self._all_gone:
-            self._all_gone = False
-            return replace(result, text=_ALL_GONE + result.text)
+        if self._chosen.all_gone:
+            self._chosen = replace(self._chosen, all_gone=False)
+            if not result.text.startswith(_NEW):  # or else it says why, too
+                return replace(result, text=_ALL_GONE + result.text)
         return result
 
     async def _make(self) -> None:
         """The container, and in it the files that the request names."""
-        try:
-            self._containers.get(self.container_id, tenant=self._tenant)
-        except NotFound:
-            if self._new is None:
-                raise
-            await self._containers.create(self._new, tenant=self._tenant, container_id=self.container_id)
-        else:
-            for file_id in self._named:
+        chosen, tenant = self._chosen, self._tenant
+        named = (chosen.new.file_ids if chosen.new else None) or []
+        if not chosen.never_made and await self._is_there():
+            for file_id in named:
                 if file_id not in self.copied:
-                    await self._containers.copy_file(self.container_id, file_id, tenant=self._tenant)
-        self.copied |= {*self._named}
+                    await self._containers.copy_file(chosen.id, file_id, tenant=tenant)
+        elif chosen.new is not None:
+            await self._containers.create(chosen.new, tenant=tenant, container_id=chosen.id)
+            self._chosen = replace(chosen, never_made=False, all_gone=chosen.all_gone or not chosen.never_made)
+        self.copied |= {*named}
+
+    async def _is_there(self) -> bool:
+        """Raises NotFound where it was named, and nothing says how to make another."""
+        try:
+            await self._containers.get(self._chosen.id, tenant=self._tenant)
+        except NotFound:
+            if self._chosen.new is None:
+                raise
+            return False
+        return True
 
 
 class _Interpretation(HostedCall):

@@ -17,7 +17,9 @@ import pytest
 
 from apis.containers import ContainersPage
 from apis.errors import ConfigError, ToolFailed
+from apis.kv_store import KVStore
 from apis.tool_runtime import ToolCall, ToolResult
+from providers.kv_store.memory import Memory
 from providers.tool_runtime.python import Python
 from tests.conformance.tool_runtime import LAWS, Subject, an_endless_call_ends_in_words
 
@@ -30,9 +32,13 @@ def program(code: str, session: str | None = "session", tenant: str = "tenant") 
     return ToolCall("call_1", "python", {"code": code}, tenant=tenant, session=session)
 
 
+def memory() -> KVStore:
+    return Memory(Memory.Config())
+
+
 @asynccontextmanager
-async def started(**fields: Any) -> AsyncGenerator[Python]:
-    python = Python(Python.Config.model_validate(fields), None)
+async def started(kv_store: KVStore | None = None, **fields: Any) -> AsyncGenerator[Python]:
+    python = Python(Python.Config.model_validate(fields), None, kv_store or memory())
     await python.start()
     try:
         yield python
@@ -51,9 +57,9 @@ async def text_of(python: Python, code: str, session: str | None = "session", te
         return (await python.call(program(code, session, tenant))).text
 
 
-def names(python: Python, tenant: str = "tenant") -> list[str]:
+async def names(python: Python, tenant: str = "tenant") -> list[str]:
     """The sessions of a tenant, the oldest first."""
-    return [each.id for each in python.containers().list(ContainersPage(order="asc"), tenant=tenant).data]
+    return [each.id for each in (await python.containers().list(ContainersPage(order="asc"), tenant=tenant)).data]
 
 
 class Told(logging.Handler):
@@ -124,7 +130,7 @@ async def test_sessions_share_nothing(python: Python) -> None:
 async def test_a_call_without_a_session_keeps_nothing(python: Python) -> None:
     assert await text_of(python, "x = 1", None) == "[no output]"
     assert "NameError" in await text_of(python, "x", None)
-    assert names(python) == []
+    assert await names(python) == []
 
 
 async def test_an_exception_is_text_with_the_programs_own_lines(python: Python) -> None:
@@ -237,7 +243,7 @@ async def test_an_idle_session_is_ended_and_the_next_call_says_so(told: Told) ->
         await text_of(python, "x = 1")
         async with asyncio.timeout(10):
             await told.ended.wait()
-        assert names(python) == []
+        assert await names(python) == []
         text = await text_of(python, "1")
         assert re.fullmatch(
             r"\[this is a new Python session, the earlier one is gone: it was not used for .* minutes\]\n1", text
@@ -249,7 +255,7 @@ async def test_the_session_unused_for_longest_makes_room() -> None:
         for name in ("a", "b", "c", "a"):
             await text_of(python, "x = 1", name)
         await text_of(python, "x = 1", "d", "other")
-        assert names(python) == ["a", "c"]
+        assert await names(python) == ["a", "c"]
         assert await text_of(python, "x", "a") == "1"
         assert "its place was needed for others" in await text_of(python, "x", "b")
 
@@ -298,7 +304,7 @@ asyncio.run(serve())
 async def test_without_bubblewrap_it_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="apt-get install bubblewrap"):
-        await Python(Python.Config.model_validate({}), None).start()
+        await Python(Python.Config.model_validate({}), None, memory()).start()
 
 
 @pytest.mark.parametrize(
@@ -327,7 +333,7 @@ async def test_a_sandbox_that_does_not_hold_is_refused(
         fake.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         with pytest.raises(ConfigError, match=re.escape(fault)):
-            await Python(Python.Config.model_validate({}), None).start()
+            await Python(Python.Config.model_validate({}), None, memory()).start()
     assert [child for child in psutil.Process().children() if child.name() == "bwrap"] == []
 
 
@@ -335,7 +341,7 @@ async def test_another_interpreter_can_be_named(tmp_path: Path) -> None:
     async with started(python="/usr/bin/python3") as python:
         assert await text_of(python, "import sys; sys.executable") == "'/usr/bin/python3'"
     with pytest.raises(ConfigError, match=r"tool_runtime\.python"):
-        await Python(Python.Config.model_validate({"python": tmp_path / "none"}), None).start()
+        await Python(Python.Config.model_validate({"python": tmp_path / "none"}), None, memory()).start()
 
 
 async def test_the_unsafe_backend_must_be_named_and_is_the_same_notebook() -> None:

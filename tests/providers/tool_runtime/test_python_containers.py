@@ -26,7 +26,7 @@ async def test_a_container_is_what_was_asked() -> None:
     async with started(**PATIENCE) as python:
         containers = python.containers()
         asked: dict[str, Any] = {"expires_after": {"anchor": "last_active_at", "minutes": 5}, "memory_limit": "1g"}
-        container = containers.get(await made(containers, **asked), tenant=TENANT)
+        container = await containers.get(await made(containers, **asked), tenant=TENANT)
         assert container.expires_after is not None
         assert container.network_policy is not None
         assert (container.name, container.status, container.object) == ("c", "running", "container")
@@ -40,7 +40,7 @@ async def test_an_id_that_was_told_before_makes_one_container() -> None:
         new = NewContainer(name="auto")
         for _ in range(2):
             assert (await python.containers().create(new, tenant=TENANT, container_id="cntr_1")).id == "cntr_1"
-        assert names(python) == ["cntr_1"]
+        assert await names(python) == ["cntr_1"]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ async def test_what_a_container_cannot_have_is_refused_by_name(asked: dict[str, 
         with pytest.raises(Unsupported) as caught:
             await made(python.containers(), **asked)
         assert caught.value.param == param
-        assert names(python) == []
+        assert await names(python) == []
 
 
 async def test_a_plain_process_cannot_promise_to_have_no_network() -> None:
@@ -65,7 +65,7 @@ async def test_a_plain_process_cannot_promise_to_have_no_network() -> None:
         with pytest.raises(Unsupported, match="network"):
             await made(python.containers(), network_policy={"type": "disabled"})
         container = await made(python.containers())
-        assert python.containers().get(container, tenant=TENANT).network_policy is None
+        assert (await python.containers().get(container, tenant=TENANT)).network_policy is None
 
 
 async def test_files_go_in_and_out() -> None:
@@ -96,14 +96,14 @@ async def test_a_container_of_another_tenant_is_unknown() -> None:
         for tenant, container in (("other", identity), (TENANT, "other"), ("", "")):
             for get in (containers.get, containers.delete):
                 with pytest.raises(NotFound):
-                    get(container, tenant=tenant)
+                    await get(container, tenant=tenant)
             with pytest.raises(NotFound):
                 await containers.files(container, ANY, tenant=tenant)
             with pytest.raises(NotFound):
                 await containers.content(container, file.id, tenant=tenant)
             with pytest.raises(NotFound):
                 await containers.add_file(container, "f", b"2", tenant=tenant)
-        assert containers.list(ANY, tenant="other").data == []
+        assert (await containers.list(ANY, tenant="other")).data == []
         assert await containers.content(identity, file.id, tenant=TENANT) == b"1"
 
 
@@ -139,13 +139,13 @@ async def test_lists_come_in_pages() -> None:
     async with started(**PATIENCE) as python:
         containers = python.containers()
         ids = [await made(containers, name) for name in ("a", "b", "a")]
-        first = containers.list(ContainersPage(limit=2), tenant=TENANT)
+        first = await containers.list(ContainersPage(limit=2), tenant=TENANT)
         assert ([each.id for each in first.data], first.has_more) == ([ids[2], ids[1]], True)
-        rest = containers.list(ContainersPage(after=ids[1]), tenant=TENANT)
+        rest = await containers.list(ContainersPage(after=ids[1]), tenant=TENANT)
         assert ([each.id for each in rest.data], rest.has_more) == ([ids[0]], False)
-        assert len(containers.list(ContainersPage(name="a"), tenant=TENANT).data) == 2
+        assert len((await containers.list(ContainersPage(name="a"), tenant=TENANT)).data) == 2
         with pytest.raises(InvalidRequest):
-            containers.list(ContainersPage(after="gone"), tenant=TENANT)
+            await containers.list(ContainersPage(after="gone"), tenant=TENANT)
 
 
 async def test_where_all_places_are_in_use_there_is_no_room() -> None:

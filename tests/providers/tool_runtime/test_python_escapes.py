@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 
 from apis.tool_runtime import ToolCall, ToolResult
+from providers.kv_store.memory import Memory
 from providers.tool_runtime.python import Python
 from tests.providers.tool_runtime.python_abuses import ABUSES
 from tests.providers.tool_runtime.python_escapes import ESCAPES, MARK, PRELUDE
@@ -32,7 +33,7 @@ pytestmark = [needs_bubblewrap, pytest.mark.timeout(60 + 30 * RUNS)]
 
 
 class Host:
-    """What a program must not reach: a file, a port, a socket without a path, a secret, processes."""
+    """What a program must not reach: a file, a port, sockets with and without a path, a secret, processes."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "canary.txt"
@@ -43,13 +44,14 @@ class Host:
         self.abstract.listen()
         self.before = foreign_processes()
 
-    def names(self) -> dict[str, Any]:
+    def names(self, python: Python) -> dict[str, Any]:
         return {
             "file": str(self.file),
             "secret": SECRET,
             "pid": os.getpid(),
             "port": self.port.getsockname()[1],
             "abstract": self.abstract.getsockname().decode(),
+            "keeper": python._keeper.address,  # pyright: ignore[reportPrivateUsage] - told to nobody else
         }
 
     def assert_untouched(self) -> None:
@@ -89,7 +91,8 @@ def host() -> Iterator[Host]:
 
 @asynccontextmanager
 async def started(**fields: Any) -> AsyncGenerator[Python]:
-    python = Python(Python.Config.model_validate({"timeout_s": 2, "cpu_s": 1, "memory_mib": 128, **fields}), None)
+    config = Python.Config.model_validate({"timeout_s": 2, "cpu_s": 1, "memory_mib": 128, **fields})
+    python = Python(config, None, Memory(Memory.Config()))
     await python.start()
     try:
         yield python
@@ -127,13 +130,13 @@ def assert_harmless(result: ToolResult) -> None:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_a_program_that(name: str, python: Python, host: Host) -> None:
-    program = PRELUDE.format(host=host.names()) + PROGRAMS[name]
+    program = PRELUDE.format(host=host.names(python)) + PROGRAMS[name]
     for _ in range(RUNS):
         async with asyncio.timeout(15):
             assert_harmless(await python.call(run_in(name, program)))
             # An interpreter that was broken may break once more; the next one is whole.
             assert_harmless(await python.call(run_in(name, "0")))
-            python.containers().delete(name, tenant="tenant")
+            await python.containers().delete(name, tenant="tenant")
             assert (await python.call(run_in("another", "6 * 7"))).text == "42"
         host.assert_untouched()
 
@@ -141,6 +144,6 @@ async def test_a_program_that(name: str, python: Python, host: Host) -> None:
 async def test_what_gets_out_would_be_seen(host: Host) -> None:
     """The same programs where nothing holds them."""
     async with started(backend="dangerously_unsandboxed", cpu_s=10) as python:
-        for name in ("reads a file of the host", "looks for processes of the host"):
-            result = await python.call(run_in(name, PRELUDE.format(host=host.names()) + PROGRAMS[name]))
+        for name in ("reads a file of the host", "looks for processes of the host", "connects to the keeper"):
+            result = await python.call(run_in(name, PRELUDE.format(host=host.names(python)) + PROGRAMS[name]))
             assert MARK in result.text
