@@ -42,6 +42,7 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     },
     "vector_index": {
         "pgvector": "providers.vector_index.pgvector:PgVector",
+        "redis": "providers.vector_index.redis:Redis",
         "sqlite_vec": "providers.vector_index.sqlite_vec:SQLiteVec",
     },
     "vector_stores": {

@@ -52,6 +52,7 @@ EXTRAS: Final = {
     "openai_harmony": "harmony",
     "redis": "redis",
     "safetensors": "gpt-oss",
+    "snowballstemmer": "files",
     "sqlite_vec": "files",
     "torch": "gpt-oss",
     "xllamacpp": "local",
