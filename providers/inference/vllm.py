@@ -18,6 +18,7 @@ from apis.provider import Provider
 from providers.inference.chat_body import Dialect, Engine
 from providers.inference.chat_completions import ChatCompletions, Timeouts
 from providers.inference.embedding_wire import join, request_to_parts
+from providers.inference.formatted_answers import in_two, wants_both
 from providers.inference.harmony_options import HarmonyOptions
 from providers.inference.http_client import HttpClient, headers_to_bytes
 from providers.inference.upstreams import Policy, Upstreams
@@ -134,7 +135,10 @@ class VLLM(Inference):
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
         """See `Inference.chat`."""
-        return self._live().chat(request)
+        chat = self._live().chat
+        if self._config.engine == "vllm" and self._harmony is None and wants_both(request):
+            return in_two(chat, request)
+        return chat(request)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Asked of the server's /embeddings, a few inputs at a time. Each such part has `headers_timeout_s`."""
