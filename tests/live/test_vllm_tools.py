@@ -112,3 +112,18 @@ async def test_chat_completions_make_the_same_call_whole_and_streamed(served: Se
     pieces: list[Any] = [piece for choice in choices for piece in choice.delta.tool_calls or ()]
     assert "".join(piece.function.arguments or "" for piece in pieces if piece.function) == call.function.arguments
     assert choices[-1].finish_reason == whole.choices[0].finish_reason == "tool_calls"
+
+
+async def test_an_answer_has_its_schema_where_tools_may_be_called_too(served: Served) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    fields: dict[str, Any] = {"text": {"format": {"type": "json_schema", "name": "place", "schema": schema}}}
+    fields |= {"tools": [WEATHER], "max_output_tokens": 256, "temperature": 0}
+    first = await answer(served, ROME, tool_choice=CALL_WEATHER, **fields)
+    result = {"type": "function_call_output", "call_id": call_of(first).call_id, "output": "It is 17 degrees in Rome."}
+    second, _ = await streamed(served, [result], previous_response_id=first.id, **fields)
+    assert json.loads(second.output_text)["city"] in ("Paris", "Rome", "Oslo")
