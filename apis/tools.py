@@ -1,14 +1,16 @@
 """The tools that a Responses request may declare, and how it may choose among them."""
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, JsonValue, Tag, field_serializer
+from pydantic import AfterValidator, Discriminator, Field, JsonValue, Tag, field_serializer
 
 from apis.inference import Grammar, TextFormatInput, Wire
 
 DeclaredName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Domain = Annotated[str, Field(min_length=1, max_length=253)]
+_DOMAIN: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]")
 Id = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")]
 
 
@@ -47,9 +49,27 @@ class NamespaceTool(Wire):
     tools: list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]] = Field(max_length=128)
 
 
+def ascii_domain(name: str) -> str:
+    """The form in which domains compare: ASCII, lower case, no final dot. Raises ValueError for what is no domain."""
+    ascii_name = name.encode("idna").decode("ascii").lower().rstrip(".")
+    if len(ascii_name) > 253 or not _DOMAIN.fullmatch(ascii_name):
+        raise ValueError("not a domain name")
+    return ascii_name
+
+
+def _checked_domain(name: str) -> str:
+    ascii_domain(name)
+    return name
+
+
+SearchDomain = Annotated[Domain, AfterValidator(_checked_domain)]
+
+
 class SearchFilters(Wire):
-    allowed_domains: list[Domain] | None = Field(None, max_length=100)
-    blocked_domains: list[Domain] | None = Field(None, max_length=100)
+    """Domains, each with its subdomains: neither URLs nor patterns."""
+
+    allowed_domains: list[SearchDomain] | None = Field(None, max_length=100)
+    blocked_domains: list[SearchDomain] | None = Field(None, max_length=100)
 
 
 class UserLocation(Wire):
@@ -140,7 +160,8 @@ class McpTool(Wire):
     """The tools of an MCP server, by URL or by the name of a connector. `authorization` and `headers` live as long as
     the request does: they are never dumped, so neither echoed, stored nor logged; and of the URL only the origin is,
     because some servers are given their secrets in the rest of it. With `defer_loading`, and a tool search that the
-    client runs, the server is left alone until a search has found it."""
+    client runs, the server is left alone until a search has found it. A request cannot have a program run here:
+    `command`, `args` and `env` are read so that the refusal can name them."""
 
     type: Literal["mcp"]
     server_label: DeclaredName
@@ -165,6 +186,9 @@ class McpTool(Wire):
         | None
     ) = None
     defer_loading: bool | None = None
+    command: JsonValue = Field(None, exclude=True, repr=False)
+    args: JsonValue = Field(None, exclude=True, repr=False)
+    env: JsonValue = Field(None, exclude=True, repr=False)
 
     @field_serializer("server_url")
     def _origin(self, url: str | None) -> str | None:
@@ -303,17 +327,21 @@ class ChosenMcp(Wire):
 
 
 class ChosenHosted(Wire):
-    """A tool that is declared without a name."""
+    """A tool that is declared without a name. `browser_search` is another word for `web_search`."""
 
-    type: Literal[
-        "web_search",
-        "web_search_2025_08_26",
-        "web_search_preview",
-        "web_search_preview_2025_03_11",
-        "code_interpreter",
-        "file_search",
-        "shell",
-        "apply_patch",
+    type: Annotated[
+        Literal[
+            "web_search",
+            "web_search_2025_08_26",
+            "web_search_preview",
+            "web_search_preview_2025_03_11",
+            "browser_search",
+            "code_interpreter",
+            "file_search",
+            "shell",
+            "apply_patch",
+        ],
+        AfterValidator(lambda type_: "web_search" if type_ == "browser_search" else type_),
     ]
 
 

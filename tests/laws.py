@@ -192,8 +192,6 @@ class _Stream:
 
     def _check_usage(self, response: Json) -> None:
         usage: Json | None = response["usage"]
-        if usage is None and self.name == "response.failed":
-            return  # it failed before anything could be counted
         self.law(13, usage, "the usage is missing")
         assert usage
         into, out = int(usage["input_tokens"]), int(usage["output_tokens"])

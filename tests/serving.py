@@ -33,6 +33,8 @@ class Served:
     streams: "Recorder"
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, it ends the server as SIGTERM does."""
+    inference: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The section of the config."""
 
     @property
     def stack(self) -> Stack:
@@ -114,7 +116,7 @@ async def serving(
             async with asyncio.timeout(10):
                 await listening.wait()
             async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=30) as client:
-                yield Served(client, url, app, recorder, server_.leaving)
+                yield Served(client, url, app, recorder, server_.leaving, inference or SCRIPTED)
         finally:
             server_.leaving.set()
             async with asyncio.timeout(10):

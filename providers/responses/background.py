@@ -47,7 +47,7 @@ from providers.responses.making import Making, in_progress, number_on, terminal
 from providers.responses.outbox import Outbox
 from providers.responses.recent import Past
 from providers.responses.runs import Asked, Claimed, LeaseLost, Ref, Runs, run_key
-from providers.responses.steps import SoFar, Step, go_on_from, read_steps, step_key, told_by
+from providers.responses.steps import SoFar, Step, go_on_from, read_steps, step_key, told_by, used_by
 from providers.responses.workers import BackgroundConfig, Workers
 
 _log = logging.getLogger(__name__)
@@ -305,8 +305,9 @@ class Background:
         begun = _begun(ref.id, asked, "in_progress")
         try:
             steps = await read_steps(self._kv, ref.tenant, ref.id)
-            broken = close_log(await self._events.whole(ref.id, tenant=ref.tenant))
-            final = _ended(begun, status, broken.items, failure, steps)
+            log = await self._events.whole(ref.id, tenant=ref.tenant)
+            broken = close_log(log)
+            final = _ended(begun, status, broken.items, failure, used_by(log, steps))
         except (ValueError, LookupError) as exc:  # damaged: then the end is told by the response alone
             _log.error("the log of response %s cannot be read", ref.id, exc_info=exc)
             steps, broken = [], Broken((), (), 0)
@@ -370,12 +371,8 @@ def _ended(
     status: Status,
     items: Sequence[dict[str, Any]],
     failure: ResponseError | None,
-    steps: Sequence[Step] = (),
+    usage: Usage | None = None,
 ) -> Response:
-    """How a response ended of which only the items are known, and what it had used up to its last step if it came to
-    any."""
-    final = end_response(begun, status, (), steps[-1].usage if steps else Usage(), error=failure)
-    fields: dict[str, Any] = orjson.loads(to_json(final))
-    if not steps:
-        fields["usage"] = None
+    """How a response ended of which only the items are known, and what it had used."""
+    fields: dict[str, Any] = orjson.loads(to_json(end_response(begun, status, (), usage or Usage(), error=failure)))
     return Response.model_validate({**fields, "output": items})

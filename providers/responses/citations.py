@@ -4,6 +4,10 @@ A mark is 【n】 or 【n†anything】, n being the number of a page as the mod
 mark of a page that was never shown is left as it is, as gpt-oss's own server leaves it. Only what may still become the
 mark of a known page is held back. The mark of a page becomes a link; that of a file has nothing to lead to and goes.
 
+In an answer that is to be JSON every mark goes, and is cited at the place where it was. A link would have to fit the
+schema, its patterns and its lengths; and a page's title is written by whoever made the page: nothing of it gets into
+what programs will read.
+
 A link to a file that a program wrote, sandbox:/mnt/data/NAME, stays as it is, and is cited as that file.
 
 A list of search results is a page that has no URL of its own. What its lines tell of is known by `line_number`, so that
@@ -25,6 +29,10 @@ _LONGEST: Final = 256
 _MAX_LINES: Final = 10_000
 _MAX_FILES: Final = 200
 _MAX_LINES_OF_A_RESULT: Final = 100
+_CONTROLS: Final = dict.fromkeys([*range(32), *range(127, 160)], " ")
+_NOT_IN_A_TITLE: Final = _CONTROLS | str.maketrans({"[": "(", "]": ")", "<": "‹", ">": "›", "\\": "/", "`": "'"})
+"""What would end a link's text, or begin in it what Markdown reads first: an escape, code, a tag, a link of its own."""
+_NOT_IN_A_URL: Final = re.compile(r"[\s\x00-\x1f\x7f()<>\\`]")
 
 
 def line_number(page: int, line: int) -> int:
@@ -42,10 +50,13 @@ Cited = int | str | None
 
 class CitationScanner:
     """One text part's scanner. `sources` maps the numbers a model may cite to what they stand for, `files` the paths
-    that it may link to."""
+    that it may link to; `in_json` says that the text is to be JSON."""
 
-    def __init__(self, sources: Mapping[int, Source], files: Mapping[str, MadeFile] | None = None) -> None:
+    def __init__(
+        self, sources: Mapping[int, Source], files: Mapping[str, MadeFile] | None = None, *, in_json: bool = False
+    ) -> None:
         self.sources = sources
+        self._in_json = in_json
         self.files = files or {}
         self._held = ""
         newest = [*self.files][-_MAX_FILES:]
@@ -97,12 +108,14 @@ class CitationScanner:
                 continue
             if mark.start() > last:
                 pieces.append((text[last : mark.start()], None))
-            cited = (mark[0], self._links[mark[0]]) if number is None else (_link(self.sources[number]), number)
-            pieces.append(cited)
+            pieces.append((mark[0], self._links[mark[0]]) if number is None else (self._link(number), number))
             last = mark.end()
         if last < end:
             pieces.append((text[last:end], None))
         return pieces
+
+    def _link(self, number: int) -> str:
+        return "" if self._in_json else _link(self.sources[number])
 
     def _cited(self, mark: re.Match[str]) -> int | None:
         number = int(mark[1])
@@ -126,6 +139,6 @@ def _is_undecided(begun: str, link: str) -> bool:
 def _link(source: Source) -> str:
     if source.file_id:
         return ""
-    title = (source.title or source.url).replace("[", "(").replace("]", ")")
-    url = source.url.replace("(", "%28").replace(")", "%29")
-    return f"([{title}]({url}))"
+    title = " ".join(source.title.translate(_NOT_IN_A_TITLE).split())
+    url = _NOT_IN_A_URL.sub(lambda found: quote(found[0], safe=""), source.url)
+    return f"([{title or url}]({url}))"

@@ -14,6 +14,8 @@ from apis.responses import CreateResponse
 from apis.tools import ChosenHosted, CustomTool, FunctionTool, McpTool, NamespaceTool, Tool, WebSearchTool
 
 _CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
+Reason = Literal["max_output_tokens", "max_messages", "content_filter"]
+"""Why a response is incomplete. `max_messages`: the model kept calling what cannot be called, and never answered."""
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
@@ -73,7 +75,7 @@ def end_response(
     output: Sequence[ResponseOutputItem],
     usage: Usage,
     *,
-    reason: Literal["max_output_tokens", "content_filter"] | None = None,
+    reason: Reason | None = None,
     error: ResponseError | None = None,
 ) -> Response:
     """The response as it ended; usage is there whatever the ending."""

@@ -275,6 +275,7 @@ class Loop(Responses):
         output.seal_told = await self._kept_calls.sealing(request, tenant)
         toolbox = await self._toolbox(request, seen, tenant, ids)
         chat = build_chat(request, conversation.messages(grouped=toolbox.grouped), toolbox)
+        output.in_json = chat.response_format is not None
         limits = Limits(
             request.max_tool_calls or self._config.max_tool_calls,
             self._config.parallel_tool_calls,

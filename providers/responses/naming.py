@@ -1,12 +1,14 @@
 """The names that a model calls tools of a namespace by."""
 
 import hashlib
+import re
 from typing import Final
 
-_OUTERMOST: Final = "functions"
+OUTERMOST: Final = "functions"
 """As models know it, what is in no namespace is in this one."""
-_TAKEN: Final = (_OUTERMOST, "browser", "python")
+_TAKEN: Final = (OUTERMOST, "browser", "python")
 _LONGEST: Final = 64
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def group_of(namespace: str, *, grouped: bool) -> str | None:
@@ -16,16 +18,24 @@ def group_of(namespace: str, *, grouped: bool) -> str | None:
 
 def called_name(namespace: str | None, name: str, *, grouped: bool) -> str:
     """`ns.name` for a model that knows namespaces, `ns__name` for others, shortened where it would be too long."""
-    if namespace is None or namespace == _OUTERMOST:
+    if namespace is None:
         return name
+    if namespace == OUTERMOST:
+        return safe_name(name)
     if group_of(namespace, grouped=grouped) is not None:
-        return f"{namespace}.{name}"
+        return f"{namespace}.{safe_name(name)}"
     return flat_name(namespace, name)
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """`ns__name`, of at most 64 characters."""
-    flat = f"{namespace}__{name}"
-    if len(flat) <= _LONGEST:
-        return flat
-    return f"{flat[: _LONGEST - 9]}_{hashlib.sha256(flat.encode()).hexdigest()[:8]}"
+    """`ns__name`, as a safe name."""
+    return safe_name(f"{namespace}__{name}")
+
+
+def safe_name(name: str) -> str:
+    """The name as any model may be offered it: letters, digits, `_` and `-`, 64 of them at most. One that is another
+    by that ends in a digest of what it was, so that two never become one."""
+    safe = _UNSAFE.sub("_", name)
+    if safe == name and len(name) <= _LONGEST:
+        return name
+    return f"{safe[: _LONGEST - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -3,9 +3,9 @@
 Every event is made with `sequence_number=0`; the number is given where the stream leaves (loop.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import PurePosixPath
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from openai.types.responses import (
     ResponseContentPartAddedEvent,
@@ -44,6 +44,8 @@ from providers.responses.token_events import arguments_delta, input_delta, reaso
 Status = Literal["completed", "incomplete"]
 Events = list[ResponseStreamEvent]
 Citation = AnnotationURLCitation | AnnotationFileCitation | AnnotationContainerFileCitation
+_MAX_CITATIONS: Final = 2000
+"""Of one part: a model that goes round in circles must not make an item that takes long to tell. The links go on."""
 
 
 class OpenItem(Protocol):
@@ -82,7 +84,7 @@ class OpenMessage:
         self._kind: type[Text | Refusal] | None = None
         self._pieces: list[str] = []
         self._length = 0
-        self._annotations: list[Citation] = []
+        self._annotations: dict[Hashable, Citation] = {}
         self._logprobs: list[TokenLogprob] = []
 
     def item(self, status: Literal["in_progress"] | Status) -> ResponseOutputMessage:
@@ -140,12 +142,13 @@ class OpenMessage:
             start = self._length
             if text or not self._pieces:  # an annotation comes after a delta
                 self._write(text, (), events)
-            if cited is None:
+            if cited is None or len(self._annotations) == _MAX_CITATIONS:
                 continue
             annotation = _citation(scanner, cited, start, self._length)
-            if annotation in self._annotations:  # two passages of one file, cited in one place
+            told = (*vars(annotation).values(),)
+            if told in self._annotations:  # two passages of one file, cited in one place
                 continue
-            self._annotations.append(annotation)
+            self._annotations[told] = annotation
             events.append(
                 ResponseOutputTextAnnotationAddedEvent(
                     type="response.output_text.annotation.added",
@@ -180,7 +183,7 @@ class OpenMessage:
         whole = "".join(self._pieces)
         if self._kind is Text:
             logprobs = [_logprob(each) for each in self._logprobs]
-            part = _text_part(whole, logprobs, self._annotations)
+            part = _text_part(whole, logprobs, [*self._annotations.values()])
             events.append(
                 ResponseTextDoneEvent(
                     type="response.output_text.done",
@@ -215,7 +218,7 @@ class OpenMessage:
             )
         )
         self._parts.append(part)
-        self._kind, self._pieces, self._length, self._annotations, self._logprobs = None, [], 0, [], []
+        self._kind, self._pieces, self._length, self._annotations, self._logprobs = None, [], 0, {}, []
 
 
 class OpenReasoning:

@@ -33,6 +33,8 @@ class Output:
         self.sources: dict[int, Source] = {}
         self.files: dict[str, MadeFile] = {}
         """What programs wrote, by the paths that the model may link to."""
+        self.in_json = False
+        """Whether its text is to be JSON."""
         self.turn = 0
         self.seal_told: Callable[[Told], str] | None = None
         self._max_chars = max_tool_output_chars

@@ -24,6 +24,7 @@ from apis.kv_store import KVStore
 from apis.logged_event import LoggedEvent
 from providers.responses.broken_log import close_log
 from providers.responses.conversation import Conversation
+from providers.responses.envelope import add_usage
 from providers.responses.history import ITEMS, items_to_json
 from providers.responses.hosted.call import HostedCall
 from providers.responses.ids import number_of
@@ -38,7 +39,8 @@ _PAGE: Final = 64
 
 class Step(msgspec.Struct):
     """How things stand before the model's turn `turn`. `told` is what hosted calls gave since the step before; those
-    at the indexes `running` had not ended, and will not. `events` are those before it."""
+    at the indexes `running` had not ended, and will not. `unmet`, the model was asked in vain for a call that is
+    demanded. `events` are those before it."""
 
     turn: int
     usage: Usage
@@ -49,6 +51,7 @@ class Step(msgspec.Struct):
     asked: list[tuple[str, str]]
     rejected: list[tuple[int, Told]]
     rejected_turns: int
+    unmet: int = 0
     events: int = 0
 
 
@@ -100,6 +103,13 @@ async def read_steps(kv: KVStore, tenant: str, response_id: str) -> list[Step]:
 def told_by(steps: Sequence[Step]) -> dict[str, Told]:
     """What all hosted calls gave."""
     return {identity: told for step in steps for identity, told in step.told.items()}
+
+
+def used_by(log: Sequence[LoggedEvent], steps: Sequence[Step]) -> Usage:
+    """What a response had used up to its last step; each delta that it told after that counts as a token."""
+    usage, events = (steps[-1].usage, steps[-1].events) if steps else (Usage(), 0)
+    deltas = sum(event.type.endswith(".delta") for event in log[events:])
+    return add_usage(usage, Usage(output_tokens=deltas))
 
 
 def go_on_from(log: Sequence[LoggedEvent], steps: Sequence[Step]) -> SoFar | None:

@@ -1,10 +1,10 @@
 """Toolbox: all that one request offers the model, and what each name stands for that the model calls."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
-from apis.errors import InvalidRequest
+from apis.errors import InvalidRequest, UpstreamError
 from apis.inference import (
     AllowedTools,
     AllowedToolSet,
@@ -17,6 +17,7 @@ from apis.inference import (
     NamedCustom,
     NamedFunction,
     NamedTool,
+    NativeTool,
     TextFormatInput,
     Tool,
     ToolChoice,
@@ -34,6 +35,7 @@ from apis.tools import GrammarFormat as DeclaredGrammar
 from apis.tools import Tool as DeclaredTool
 from apis.tools import WebSearchTool as DeclaredSearch
 from providers.responses.added_tools import added_tools
+from providers.responses.demand import Demand
 from providers.responses.hosted.call import TypedTool
 from providers.responses.hosted.registry import Made
 from providers.responses.naming import called_name, group_of
@@ -67,7 +69,6 @@ class Toolbox:
         self, request: CreateResponse, made: Sequence[Made] = (), items: Sequence[Item] = (), *, grouped: bool = False
     ) -> None:
         self.typed: Sequence[TypedTool] = [each.tool for each in made]
-        self.hosted = any(tool.hosted for tool in self.typed)
         self._request = request
         self._made = made
         self.grouped = grouped
@@ -114,10 +115,11 @@ class Toolbox:
         namespace."""
         return self._names.get(name) or self._names.get(name.removeprefix("functions."))
 
-    def choice(self, *, final: bool = True) -> ToolChoice | None:
-        """The request's tool choice in chat completions' terms. Until it is `final`, tools may still be unlisted."""
+    def choice(self, *, final: bool = True, failed: Mapping[str, str] | None = None) -> ToolChoice | None:
+        """The request's tool choice in chat completions' terms. Until it is `final`, tools may still be unlisted;
+        `failed` says why servers' could not be, by label. Raises UpstreamError where that leaves nothing to call."""
         choice = self._request.tool_choice
-        tools = self.offered()
+        tools, failed = self.offered(), failed or {}
         listed = final or all(tool.offered for tool in self.typed)
         match choice:
             case None | "auto":
@@ -125,16 +127,58 @@ class Toolbox:
             case "none":
                 return "none" if tools else None
             case "required":
+                if not tools and failed:
+                    raise _unlisted(failed)
                 if not tools and listed:
                     raise _wrong_choice("Tool choice 'required' needs tools.")
                 return "required" if tools else None
             case AllowedToolsOption(mode=mode, tools=allowed):
-                named = [name for each in allowed for name in self._named(each, listed=listed)]
+                there = [each for each in allowed if not _is_of_server(each, failed)]
+                named = [name for each in there for name in self._named(each, listed=listed)]
+                if not named and (mode == "auto" or not failed):
+                    return "none" if tools else None
             case _:
-                mode, named = "required", self._named(choice, listed=listed)
+                mode, named = "required", [] if _is_of_server(choice, failed) else self._named(choice, listed=listed)
                 if len(named) == 1:
                     return named[0]
+        if not named and failed:
+            raise _unlisted(failed)
         return AllowedTools(allowed_tools=AllowedToolSet(mode=mode, tools=named)) if named else None
+
+    def later_choice(self, offered: Sequence[Tool]) -> ToolChoice | None:
+        """The same once a forced choice has been obeyed, which would never let the model answer: what is left of it is
+        which tools may be called at all."""
+        if not offered:
+            return None
+        match self._request.tool_choice:
+            case "none":
+                return "none"
+            case AllowedToolsOption(tools=allowed):
+                names = {tool.name for tool in offered}
+                named = [one for each in allowed for one in self._named(each, listed=False) if one.name in names]
+                return AllowedTools(allowed_tools=AllowedToolSet(mode="auto", tools=named)) if named else "none"
+            case _:
+                return "auto"
+
+    def demand(self, choice: ToolChoice | None) -> Demand:
+        """What a turn with that choice has to be held to."""
+        match choice:
+            case None | "auto":
+                return Demand()
+            case "none":
+                return Demand(frozenset())
+            case "required":
+                return Demand(forced=True)
+            case AllowedTools(allowed_tools=allowed):
+                return Demand(self._called({each.name for each in allowed.tools}), allowed.mode == "required")
+            case _:
+                return Demand(self._called({choice.name}), forced=True)
+
+    def _called(self, names: Set[str]) -> frozenset[str]:
+        """What calls of tools of these names are named: a native tool's have names of their own."""
+        native = {each.name for tool in self.typed for each in tool.offered if isinstance(each, NativeTool)} & names
+        known = (name for tool in self.typed if native for name in tool.names)
+        return frozenset(names) | {name for name in known if name.partition(".")[0] in native}
 
     def _named(
         self, choice: ChosenFunction | ChosenCustom | ChosenMcp | ChosenHosted, *, listed: bool
@@ -144,6 +188,8 @@ class Toolbox:
         tools = [each.tool for each in self._made if _is_meant(each.declared, choice)]
         names = [name for tool in tools for name in tool.chosen(choice)]
         custom = {each.name for tool in tools for each in tool.offered if isinstance(each, CustomTool)}
+        if not tools and any(_is_meant(each, choice) for each in self._request.tools or ()):
+            return []  # declared, and left out silently: so is the choice of it
         if not names and (listed or not tools):
             label = choice.name or choice.server_label if isinstance(choice, ChosenMcp) else choice.type
             raise _wrong_choice(f"Tool choice '{label}' not found in 'tools'.")
@@ -245,5 +291,14 @@ def _is_meant(declared: Wire, choice: ChosenMcp | ChosenHosted) -> bool:
     return getattr(declared, "type", None) == choice.type
 
 
+def _is_of_server(choice: ChosenFunction | ChosenCustom | ChosenMcp | ChosenHosted, labels: Container[str]) -> bool:
+    return isinstance(choice, ChosenMcp) and choice.server_label in labels
+
+
 def _wrong_choice(message: str) -> InvalidRequest:
     return InvalidRequest(message, param="tool_choice", code="invalid_value")
+
+
+def _unlisted(failed: Mapping[str, str]) -> UpstreamError:
+    why = " ".join(f"The tools of MCP server '{label}' could not be listed: {error}" for label, error in failed.items())
+    return UpstreamError(f"What `tool_choice` demands is not there to be called. {why}")

@@ -23,7 +23,8 @@ from typing import assert_never
 from apis.errors import ToolFailed, UpstreamError
 from apis.inference import Delta, Finish, Reasoning, Refusal, Step, Text, ToolArguments, ToolCallStart
 from providers.responses.citations import CitationScanner
-from providers.responses.hosted.call import ClientCall, HostedCall, TypedTool
+from providers.responses.demand import Demand
+from providers.responses.hosted.call import ClientCall, HostedCall
 from providers.responses.ids import call_id
 from providers.responses.open_items import (
     Events,
@@ -36,20 +37,24 @@ from providers.responses.open_items import (
 )
 from providers.responses.output import Output
 from providers.responses.told import Told
-from providers.responses.toolbox import Toolbox
+from providers.responses.toolbox import ClientName, Toolbox
 from providers.responses.undeclared import Undeclared
 
 
 class Turn:
     """Feed it one chat's steps; then `finish` is how it ended, and what the model wants done is told apart: `calls` and
-    `typed` by the client, `hosted` here. `rejected` are calls that cannot be made: the model is to be told why."""
+    `typed` by the client, `hosted` here. `rejected` are calls that cannot be made, or are not what is demanded: the
+    model is to be told why. `spoke` is whether there was a message; `deltas` is for whoever feeds it to count them."""
 
-    def __init__(self, output: Output, toolbox: Toolbox) -> None:
+    def __init__(self, output: Output, toolbox: Toolbox, demand: Demand | None = None) -> None:
         self.finish: Finish | None = None
+        self.demand = demand or Demand()
         self.calls: dict[str, OpenCall] = {}
         self.hosted: dict[str, HostedCall] = {}
         self.typed: list[ClientCall] = []
         self.rejected: list[Told] = []
+        self.spoke = False
+        self.deltas = 0
         self._waiting: dict[str, ClientCall] = {}
         self._toolbox = toolbox
         self._output = output
@@ -119,10 +124,10 @@ class Turn:
         if isinstance(current, OpenMessage) and (current.phase == phase or isinstance(delta, Refusal)):
             return current
         self._close(events)
-        citable = self._output.sources or self._output.files
-        citations = CitationScanner(self._output.sources, self._output.files) if citable else None
+        shown = (self._output.sources, self._output.files)
+        citations = CitationScanner(*shown, in_json=self._output.in_json) if any(shown) else None
         message = OpenMessage(self._output.ids.item("msg"), self._output.grow(), phase, citations)
-        self._open = message
+        self._open, self.spoke = message, True
         events += message.open()
         return message
 
@@ -138,21 +143,27 @@ class Turn:
         self._growing = {identity}
         if identity in self.calls or identity in self.hosted or identity in self._waiting:
             raise UpstreamError("The inference server began two tool calls with one id.")
-        found = self._toolbox.find(start.name)
-        if isinstance(found, TypedTool) or (found is None and self._toolbox.hosted):
-            begun = replace(start, id=identity)
-            typed = found.begin(begun) if found is not None else Undeclared(begun)
-            if isinstance(typed, ClientCall):
-                self._waiting[identity] = typed
-                return
+        typed = self._typed(replace(start, id=identity))
+        if isinstance(typed, ClientCall):
+            self._waiting[identity] = typed
+            return
+        if isinstance(typed, HostedCall):
             call = self.hosted[identity] = typed
             self._output.place(call)
         else:
-            name, namespace = (found.name, found.namespace) if found is not None else (start.name, None)
             kind, prefix = (OpenCustomCall, "ctc") if start.custom else (OpenCall, "fc")
             index = self._output.grow()
-            call = self.calls[identity] = kind(self._output.ids.item(prefix), index, identity, name, namespace)
+            of = self._output.ids.item(prefix)
+            call = self.calls[identity] = kind(of, index, identity, typed.name, typed.namespace)
         events += call.open()
+
+    def _typed(self, start: ToolCallStart) -> HostedCall | ClientCall | ClientName:
+        found = self._toolbox.find(start.name)
+        if found is None:
+            return Undeclared(start)
+        if not self.demand.allows(start.name):
+            return Undeclared(start, self.demand.refusal(start.name))
+        return found if isinstance(found, ClientName) else found.begin(start)
 
     def _place(self, call: ClientCall, events: Events) -> None:
         """A typed call of the client's is whole: it becomes an item, or the model is told why it cannot."""

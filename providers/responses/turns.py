@@ -7,16 +7,18 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Final, Literal
+from typing import Final
 
 from openai.types.responses import ResponseOutputItemDoneEvent, ResponseStreamEvent
+from openai.types.responses.response_output_item import McpListTools
 
 from apis.errors import StackError, ToolFailed, UpstreamError
 from apis.inference import ChatRequest, Finish, Inference, Message, Usage
 from apis.items import Item
 from providers.responses.compaction import Compacting
 from providers.responses.conversation import Conversation
-from providers.responses.envelope import add_usage
+from providers.responses.demand import Demand
+from providers.responses.envelope import Reason, add_usage
 from providers.responses.history import ITEMS, items_to_json
 from providers.responses.hosted.call import HostedCall
 from providers.responses.output import Output
@@ -31,11 +33,10 @@ _log = logging.getLogger(__name__)
 Events = Sequence[ResponseStreamEvent]
 _MAX_REPEATS: Final = 5
 _MAX_REJECTED_TURNS: Final = 3
+_MAX_ASKED: Final = 2
+"""How often a model is asked for a call that is demanded."""
 _MAX_CALLS_OF_A_TURN: Final = 64
-_REASONS: Final[Mapping[str, Literal["max_output_tokens", "content_filter"]]] = {
-    "length": "max_output_tokens",
-    "content_filter": "content_filter",
-}
+_REASONS: Final[Mapping[str, Reason]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Turns:
     ) -> None:
         self.usage = Usage()
         self.told: dict[str, Told] = conversation.told_by_given()
-        self.reason: Literal["max_output_tokens", "content_filter"] | None = None
+        self.reason: Reason | None = None
         self._inference = inference
         self.chat = chat
         self._conversation = conversation
@@ -80,6 +81,8 @@ class Turns:
         self._unasked: list[HostedCall] = []
         self._rejected: list[tuple[int, Told]] = []
         self._rejected_turns = 0
+        self._unmet = 0
+        self._ran = 0
         self.compacting: Compacting | None = None
 
     def go_on(self, so_far: SoFar) -> None:
@@ -90,6 +93,7 @@ class Turns:
         self._number, self._calls_left, self._asked = step.turn, step.calls_left, [*step.asked]
         self._output.turn = self._number
         self._rejected, self._rejected_turns = [*step.rejected], step.rejected_turns
+        self._unmet = step.unmet
         self._budget = step.budget
         self.chat = self._next_chat()
 
@@ -112,9 +116,11 @@ class Turns:
                 async with aclosing(self._compact(self.compacting)) as batches:
                     async for events in batches:
                         yield events
-            self._turn = turn = Turn(self._output, self._toolbox)
+            demand = Demand(frozenset()) if self._is_last else self._toolbox.demand(self.chat.tool_choice)
+            self._turn = turn = Turn(self._output, self._toolbox, demand)
             async with aclosing(self._inference.chat(self.chat)) as steps:
                 async for step in steps:
+                    turn.deltas += len(step)
                     if events := turn.feed(step if piecemeal else joined(step)):
                         yield events
             if turn.finish is None:
@@ -166,8 +172,14 @@ class Turns:
             self.chat = self._next_chat()
 
     def break_off(self) -> Events:
-        """The events that close what is open when the response ends before its end."""
-        events = [*self._turn.break_off()] if self._turn is not None else []
+        """The events that close what is open when the response ends before its end. What the model has used of a turn
+        that has no finish nobody tells: each of its deltas counts as a token."""
+        events: list[ResponseStreamEvent] = []
+        if self._turn is not None:
+            if self._turn.finish is None:
+                self.usage = add_usage(self.usage, Usage(output_tokens=self._turn.deltas))
+                self._turn.deltas = 0
+            events += self._turn.break_off()
         events += self.compacting.break_off() if self.compacting is not None else ()
         for call in self._unasked:
             if self._output.items[call.index] is None:
@@ -177,26 +189,40 @@ class Turns:
 
     async def _run_asked(self, calls: Sequence[HostedCall]) -> AsyncGenerator[Events]:
         """Run what the model asked for, as far as it may be run. It is told of all in the order of the calls."""
-        may_run = min(self._calls_left, _MAX_CALLS_OF_A_TURN)
-        self._calls_left -= min(may_run, len(calls))
+        refusals = self._refusals(calls)
+        run = [call for call, why in zip(calls, refusals, strict=True) if not why]
+        self._ran = len(run)
+        self._calls_left -= len(run)
+        self._asked = [*self._asked, *map(_what, calls)][-_MAX_REPEATS:]
         if self._turn is not None and self._turn.goes_on and self._left() != 0:
             self._running = calls
             self._note(self._number + 1)
-        async with aclosing(self._run_all(calls[:may_run])) as batches:
+        async with aclosing(self._run_all(run)) as batches:
             async for events in batches:
                 yield events
-        for call in calls[may_run:]:
-            why = (
-                "no more tool calls are allowed in this response. Answer with what you have."
-                if self._calls_left <= 0
-                else f"only {_MAX_CALLS_OF_A_TURN} tools can be called at a time."
-            )
-            events = call.fail(ToolFailed(f"Not run: {why}"))
-            self._take(events)
-            self._keep(call)
-            yield events
+        for call, why in zip(calls, refusals, strict=True):
+            if why:
+                events = call.fail(ToolFailed(f"Not run: {why}"))
+                self._take(events)
+                self._keep(call)
+                yield events
         self._running = ()
-        self._asked += [(call.told.name, call.told.arguments) for call in calls if call.told is not None]
+
+    def _refusals(self, calls: Sequence[HostedCall]) -> Sequence[str]:
+        """Why each may not be run; empty where it may."""
+        asked, whys, ran = [*self._asked], list[str](), 0
+        for call in calls:
+            if self._turn is not None and asked[-_MAX_REPEATS:] == [_what(call)] * _MAX_REPEATS:
+                whys.append(f"this very call was made {_MAX_REPEATS} times. Answer with what it gave.")
+            elif ran >= self._calls_left:
+                whys.append("no more tool calls are allowed in this response. Answer with what you have.")
+            elif ran >= _MAX_CALLS_OF_A_TURN:
+                whys.append(f"only {_MAX_CALLS_OF_A_TURN} tools can be called at a time.")
+            else:
+                whys.append("")
+                ran += 1
+            asked.append(_what(call))
+        return whys
 
     async def _run_all(self, calls: Sequence[HostedCall]) -> AsyncGenerator[Events]:
         jobs = [partial(self._drive, call) for call in calls]
@@ -249,7 +275,6 @@ class Turns:
         running = [call for call in self._running if self._output.items[call.index] is None]
         told = dict(islice(self.told.items(), self._noted, None))
         self._noted = len(self.told)
-        asked = [*self._asked, *((call.name, call.text) for call in self._running)]
         self.on_step(
             Step(
                 turn,
@@ -258,24 +283,31 @@ class Turns:
                 told | {call.id: lost(call, self._number) for call in running},
                 [call.index for call in running],
                 self._calls_left,
-                asked[-_MAX_REPEATS:],
+                self._asked,
                 self._rejected,
                 self._rejected_turns,
+                self._unmet,
             )
         )
 
     def _ended(self, turn: Turn, finish: Finish) -> bool:
-        """Whether the response is at its end."""
+        """Whether the response is at its end. Raises UpstreamError where the model will not do what is demanded."""
         self.told |= {call.id: call.told for call in turn.typed if call.told is not None}
         self.reason = _REASONS.get(finish.reason)
-        if self.reason or turn.calls or turn.typed or not (turn.hosted or turn.rejected):
+        if self.reason or turn.calls or turn.typed:
             return True
-        if turn.rejected:
+        self._unmet = self._unmet + 1 if turn.demand.forced and not turn.hosted else 0
+        if self._unmet >= _MAX_ASKED:
+            raise UpstreamError(turn.demand.failure())
+        if not (turn.hosted or turn.rejected or self._unmet):
+            return True
+        position = len(self._output.items)
+        self._rejected += [(position, replace(told, turn=self._number)) for told in turn.rejected]
+        if turn.rejected or (turn.hosted and not self._ran):
             self._rejected_turns += 1
-            if self._rejected_turns > _MAX_REJECTED_TURNS:
-                raise UpstreamError(f"The model kept making calls that cannot be made. {turn.rejected[-1].output}")
-            position = len(self._output.items)
-            self._rejected += [(position, replace(told, turn=self._number)) for told in turn.rejected]
+        if self._rejected_turns > _MAX_REJECTED_TURNS:  # it would go on like this for ever
+            self.reason = None if turn.spoke else "max_messages"
+            return True
         if self._left() == 0:
             self.reason = "max_output_tokens"
         return self.reason is not None
@@ -284,20 +316,36 @@ class Turns:
         """How many tokens the model may still generate; None where there is no limit."""
         return None if self._budget is None else max(0, self._budget - self.usage.output_tokens)
 
+    @property
+    def _is_last(self) -> bool:
+        """Whether the model has made calls that cannot be made so often that it is given no tools any more."""
+        return self._rejected_turns >= _MAX_REJECTED_TURNS
+
     def _next_chat(self) -> ChatRequest:
         """The chat of the turn that comes."""
-        tools = self._toolbox.offered(hosted=self._calls_left > 0 and not self._repeats())
-        # a forced choice has been obeyed after the first turn, and would never let the model answer
-        choice = self._toolbox.choice() if self._number == 0 else "auto"
+        forced = self._number == 0 or self._unmet > 0
+        tools = self._toolbox.offered(hosted=self._calls_left > 0 and (forced or not self._repeats()))
+        if self._is_last:
+            tools = []
+        choice = self._toolbox.choice(failed=self._unlisted()) if forced else self._toolbox.later_choice(tools)
+        messages = self._messages()
+        if self._unmet and not (self._rejected and self._rejected[-1][1].turn == self._number - 1):
+            # said by the user, because many models' templates take no system message here
+            messages.append(Message(role="user", content=self._toolbox.demand(choice).reminder()))
         return self.chat.model_copy(
             update={
-                "messages": self._messages(),
+                "messages": messages,
                 "tools": tools or None,
                 "tool_choice": choice if tools else None,
                 "parallel_tool_calls": self._toolbox.parallel if tools else None,
                 "max_completion_tokens": self._left(),
             }
         )
+
+    def _unlisted(self) -> Mapping[str, str]:
+        """Why the tools of servers could not be listed, by label."""
+        items = [item for item in self._output.items if isinstance(item, McpListTools)]
+        return {item.server_label: item.error for item in items if item.error}
 
     def _messages(self) -> list[Message]:
         made: list[Item | Told] = [*ITEMS.validate_json(items_to_json(self._output.finished()))]
@@ -309,3 +357,8 @@ class Turns:
         """Whether the model has made one and the same call over and over."""
         last = self._asked[-_MAX_REPEATS:]
         return len(last) == _MAX_REPEATS and len(set(last)) == 1
+
+
+def _what(call: HostedCall) -> tuple[str, str]:
+    """Equal where one and the same call is made again."""
+    return call.name, call.text

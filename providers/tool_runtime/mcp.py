@@ -48,6 +48,11 @@ _CALL: Final = ToolSpec(
         "additionalProperties": False,
     },
 )
+_CHECK: Final = ToolSpec(
+    name="mcp_check_server",
+    description="Look whether the declaration of an MCP server can be followed, without asking the server.",
+    parameters={"type": "object", "properties": {}, "additionalProperties": False},
+)
 _MAX_ARGUMENTS_BYTES: Final = 1024 * 1024
 _CHATTY: Final = ("client", "httpx2", "mcp.client", "mcp.shared")
 """The SDK's loggers."""
@@ -77,8 +82,9 @@ class MCP(ToolRuntime):
     for a call `pinned`, the tools as they were listed before: a tool that has changed since is not called.
 
     `mcp_list_tools` gives as `data` a list of `{name, description, input_schema, annotations}`: the allowed tools
-    that a model can be told of. `mcp_call` gives the result's text. The `detail` of a failure has the `type`
-    `mcp_protocol_error` or `http_error`, with `code` and `message`, or `mcp_tool_execution_error`, with `content`.
+    that a model can be told of. `mcp_call` gives the result's text. `mcp_check_server` gives nothing. The `detail` of a
+    failure has the `type` `mcp_protocol_error` or `http_error`, with `code` and `message`, or
+    `mcp_tool_execution_error`, with `content`; where the declaration is wrong, `param` says by which of its fields.
 
     Credentials go to the server's origin only, and are blotted out wherever the server says them.
     """
@@ -113,7 +119,7 @@ class MCP(ToolRuntime):
         await self._sessions.close()
 
     def tools(self) -> Sequence[ToolSpec]:
-        return (_LIST, _CALL)
+        return (_LIST, _CALL, _CHECK)
 
     async def call(self, call: ToolCall) -> ToolResult:
         match call.name:
@@ -122,6 +128,9 @@ class MCP(ToolRuntime):
                 return await self._list(call)
             case _CALL.name:
                 return await self._call(call, _checked(_Arguments, call.arguments))
+            case _CHECK.name:
+                self._known.server(to_declaration(call.options))
+                return ToolResult("The declaration can be followed.")
             case _:
                 raise ToolFailed(f"There is no tool '{one_line(call.name, 64)}' here.")
 

@@ -13,7 +13,8 @@ from providers.tool_runtime.mcp_texts import one_line, redacted
 
 _log = logging.getLogger(__name__)
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+"""As MCP says that tools are to be named (SEP-986)."""
 _MAX_DESCRIPTION_BYTES: Final = 4096
 _MAX_TOOL_BYTES: Final = 64 * 1024
 _MAX_LOG_LINES: Final = 8

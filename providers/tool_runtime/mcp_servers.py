@@ -156,20 +156,24 @@ class Known:
                 return _remote(url, declaration.transport, headers)
             case None, str() as connector:
                 if connector not in self.connectors:
-                    raise _refused("This server has no such connector; its run config names those that it has.")
+                    raise _refused(
+                        "connector_id", "There is no such connector here; the run config names those that there are."
+                    )
                 return _remote(self.connectors[connector], declaration.transport, headers)
             case None, None:
                 return self._configured(declaration.server_label, headers)
             case _:
-                raise _refused("An MCP server has a server_url or a connector_id, not both.")
+                raise _refused("connector_id", "An MCP server has a server_url or a connector_id, not both.")
 
     def _configured(self, label: str, headers: dict[str, str]) -> Server:
         known = self.servers.get(label)
         if known is None:
-            raise _refused("The MCP server has no server_url, and the run config knows none of that label.")
+            raise _refused(
+                "server_url", "The MCP server has no server_url, and the run config knows none of that label."
+            )
         if known.command is not None:
             if headers:
-                raise _refused("This MCP server is a local one, and takes no authorization and no headers.")
+                raise _refused("headers", "This MCP server is a local one, and takes no authorization and no headers.")
             env = {name: value.get_secret_value() for name, value in known.env.items()}
             return Local(label, known.command, known.args, env, _longest_first(env.values()))
         assert known.url is not None, "one kind"
@@ -183,7 +187,7 @@ class Known:
         if self.allowed_hosts is not None and not any(
             host == allowed or host.endswith(f".{allowed}") for allowed in self.allowed_hosts
         ):
-            raise _refused("The host of the MCP server is not one of those that the run config allows.")
+            raise _refused("server_url", "The host of the MCP server is not one of those that the run config allows.")
 
 
 def to_declaration(options: Mapping[str, Any]) -> Declaration:
@@ -193,7 +197,8 @@ def to_declaration(options: Mapping[str, Any]) -> Declaration:
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         path = ".".join(str(step) for step in first["loc"])
-        raise _refused(f"Wrong declaration of an MCP server: {path}: {first['msg']}") from None
+        why = first["msg"].removeprefix("Value error, ")
+        raise _refused(path, f"Wrong declaration of an MCP server: {path}: {why}") from None
 
 
 def _headers(declaration: Declaration) -> dict[str, str]:
@@ -201,16 +206,18 @@ def _headers(declaration: Declaration) -> dict[str, str]:
     for name, value in (declaration.headers or {}).items():
         lower = name.lower()
         if not _HEADER_NAME.fullmatch(name) or _OURS.fullmatch(lower) or lower in headers:
-            raise _refused(f"The header '{one_line(name, 64)}' cannot be set for an MCP server.")
+            raise _refused("headers", f"The header '{one_line(name, 64)}' cannot be set for an MCP server.")
         headers[lower] = value
     if declaration.authorization is not None:
         if "authorization" in headers:
-            raise _refused("An MCP server gets either authorization or a header of that name.")
+            raise _refused("authorization", "An MCP server gets either authorization or a header of that name.")
         scheme, _, token = declaration.authorization.partition(" ")
         bare = token if scheme.lower() == "bearer" else declaration.authorization
         headers["authorization"] = f"Bearer {bare}"
     if not all(_HEADER_VALUE.fullmatch(value) for value in headers.values()):
-        raise _refused("The authorization or a header of the MCP server holds characters that no header has.")
+        raise _refused(
+            "headers", "The authorization or a header of the MCP server holds characters that no header has."
+        )
     return headers
 
 
@@ -232,5 +239,6 @@ def _longest_first(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({value for value in values if len(value) >= _MIN_SECRET_CHARS}, key=len, reverse=True))
 
 
-def _refused(message: str) -> ToolFailed:
-    return protocol_failed(INVALID_PARAMS, message)
+def _refused(field: str, message: str) -> ToolFailed:
+    failure = protocol_failed(INVALID_PARAMS, message)
+    return ToolFailed(failure.message, detail={**(failure.detail or {}), "param": field})

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from apis.errors import ToolFailed
 from apis.tool_runtime import Source, ToolSpec
+from apis.tools import ascii_domain
 
 _MAX_URL_CHARS: Final = 2048
 _MAX_TITLE_CHARS: Final = 200
@@ -16,7 +17,6 @@ _CONTEXT: Final[Mapping[str, tuple[int, int]]] = {"low": (5, 500), "medium": (10
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
-_DOMAIN: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]")
 
 SEARCH: Final = ToolSpec(
     name="search",
@@ -30,15 +30,7 @@ SEARCH: Final = ToolSpec(
 )
 
 
-def _domain(name: str) -> str:
-    """The form in which domains compare: ASCII, lower case, no final dot. Raises ValueError for what is no domain."""
-    ascii_name = name.encode("idna").decode("ascii").lower().rstrip(".")
-    if len(ascii_name) > 253 or not _DOMAIN.fullmatch(ascii_name):
-        raise ValueError("not a domain name")
-    return ascii_name
-
-
-_Domains = Annotated[list[Annotated[str, AfterValidator(_domain)]], Field(max_length=100)]
+_Domains = Annotated[list[Annotated[str, AfterValidator(ascii_domain)]], Field(max_length=100)]
 _Model = TypeVar("_Model", bound=BaseModel)
 
 

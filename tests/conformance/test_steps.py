@@ -82,6 +82,7 @@ async def test_what_was_done_is_kept_and_gone_on_from(shared_store: Json, tmp_pa
     assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
     assert "stopped before it was done" in failed["error"]["message"]
     assert outline(failed) == [searched, ("message", "incomplete")]
-    assert failed["usage"]["output_tokens"] == 2
+    deltas = [event for event in check_frames(logs["tell"]) if event["type"] == "response.output_text.delta"]
+    assert failed["usage"]["output_tokens"] == 2 + len(deltas)
     sequence = [event["sequence_number"] for event in check_frames(logs["search"])]
     assert sequence == [*range(len(sequence))]

@@ -22,8 +22,8 @@ def responses(served: Served) -> Any:
 
 
 async def create(served: Served, **fields: Any) -> Any:
-    """A whole response; to `hi` unless `fields` say otherwise."""
-    return await responses(served).create(**{"model": "scripted", "input": "hi", **fields})
+    """A whole response; to `hi`, with the tools that the script calls, unless `fields` say otherwise."""
+    return await responses(served).create(**{"model": "scripted", "input": "hi", **called(served), **fields})
 
 
 async def stream(served: Served, **fields: Any) -> list[Any]:
@@ -31,11 +31,19 @@ async def stream(served: Served, **fields: Any) -> list[Any]:
     return [event async for event in await create(served, stream=True, **fields)]
 
 
+def called(served: Served) -> dict[str, Any]:
+    """The field `tools` with those that the script calls, if it calls any: no client is handed other calls."""
+    lines: list[dict[str, Any]] = [line for turn in served.inference.get("turns", ()) for line in turn]
+    calls = [call for line in lines for call in line.get("calls", [line]) if "call" in call]
+    kinds = {call["call"]: "custom" if call.get("custom") else "function" for call in calls}
+    return {"tools": [{"type": kind, "name": name} for name, kind in kinds.items()]} if kinds else {}
+
+
 async def wire(served: Served, path: str = "/v1/responses", *, headers: Any = None, **fields: Any) -> bytes:
     """The bytes of a streamed answer."""
     body = {"model": "scripted", "stream": True, **fields}
     if "messages" not in fields:
-        body["input"] = "hi"
+        body = {"input": "hi", **called(served), **body}
     url = f"{served.url}{path}"
     async with aiohttp.ClientSession() as session, session.post(url, json=body, headers=headers) as answer:
         assert answer.status == 200

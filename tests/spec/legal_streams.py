@@ -164,7 +164,7 @@ LISTING: Json = {"id": "mcpl_0", "type": "mcp_list_tools", "server_label": "s", 
 MCP_CALL: Json = {"id": "mcp_1", "type": "mcp_call", "server_label": "s", "name": "t", "arguments": ""}
 APPROVAL: Json = {"id": "mcpr_2", "type": "mcp_approval_request", "server_label": "s", "name": "t", "arguments": "{}"}
 CUT: Json = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-FAILED: Json = {"status": "failed", "error": {"code": "server_error", "message": "m"}, "usage": None}
+FAILED: Json = {"status": "failed", "error": {"code": "server_error", "message": "m"}}
 
 LEGAL: dict[str, Events] = {
     "text": stream(message(0, part("output_text", "Hel", "lo"))),

@@ -33,13 +33,13 @@ def offered(served: Served) -> list[str]:
 async def test_they_are_called_by_their_own_names(streamed: bool) -> None:
     turns: list[Script] = [[call("exec", "text(1)", id="c1", custom=True)], [call("agents__list", "{}", id="c2")], DONE]
     async with serving(scripted(*turns)) as served:
-        fields: Json = {"input": [added(*REGISTRY, id="at_1"), USER], "store": False}
+        fields: Json = {"input": [added(*REGISTRY, id="at_1"), USER], "tools": [], "store": False}
         first = (await stream(served, **fields))[-1].response if streamed else await create(served, **fields)
         (run,) = first.output
         assert (run.type, run.name, run.namespace, run.input) == ("custom_tool_call", "exec", "functions", "text(1)")
         assert offered(served) == ["exec", "wait", "agents__list"]
         output: Json = {"type": "custom_tool_call_output", "call_id": "c1", "output": "1"}
-        second = await create(served, input=[*fields["input"], bare(run), output], store=False)
+        second = await create(served, **{**fields, "input": [*fields["input"], bare(run), output]})
         (listed,) = second.output
         assert (listed.type, listed.name, listed.namespace) == ("function_call", "list", "agents")
         (told,) = messages(served)[1]["tool_calls"]

@@ -112,6 +112,43 @@ async def test_marks_cite_pages_by_cursor_and_results_by_their_lines() -> None:
     ]
 
 
+async def test_what_is_cited_of_matches_is_the_page_that_they_were_found_in() -> None:
+    again = [opening('{"cursor": 2}')]
+    answer = [{"text": "It is【2†L1】【3†L1】."}]
+    turns = [[SEARCH], [opening('{"id": 0}')], [call("browser.find", '{"pattern": "number 90"}')], again, answer]
+    async with browsing(*turns, native=True) as (served, there):
+        response = await create(served, tools=[TOOL])
+        assert "Find results" in shown(served)[-1]
+    cited = [(each.title, each.url) for each in response.output[-1].content[0].annotations]
+    assert cited == [("Rome", f"{there.site.url}/rome")] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("browser.open", '{"cursor": 1, "loc": 50}'),
+        ("browser.open", '{"cursor": 0, "id": 0}'),
+        ("browser.open", '{"cursor": 2}'),
+        ("browser.open", '{"cursor": 0}'),
+        ("browser.find", '{"cursor": 1, "pattern": "number 90"}'),
+        ("browser.find", '{"cursor": 2, "pattern": "number 90"}'),
+    ],
+)
+async def test_domains_hold_for_what_earlier_turns_were_shown(name: str, arguments: str) -> None:
+    finding = [call("browser.find", '{"pattern": "number 90"}')]
+    turns = [[SEARCH], [opening('{"id": 0}')], finding, [SAY], [call(name, arguments)], [SAY]]
+    for filters in ({"allowed_domains": ["other.example"]}, {"blocked_domains": ["127.0.0.2.example"]}):
+        async with browsing(*turns, native=True) as (served, _):
+            first = await create(served, tools=[TOOL])
+            limited = {**TOOL, "filters": filters}
+            second = await create(served, tools=[limited], input="And?", previous_response_id=first.id)
+            last = shown(served)[-1]
+            seen = "Paragraph" in last or "passage" in last
+            refused = "allowed_domains" in filters or arguments == '{"cursor": 0}'
+            assert seen != refused, last
+        assert second.output[0].status == ("failed" if refused else "completed")
+
+
 async def test_cursors_of_an_earlier_turn_still_work_after_a_restart(tmp_path: Path) -> None:
     store = {"provider": "sqlite", "path": str(tmp_path / "responses.db")}
     async with web() as there:

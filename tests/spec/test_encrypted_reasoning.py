@@ -75,11 +75,10 @@ async def test_what_was_sealed_and_put_into_a_conversation_reaches_its_model_and
         kept = sealed_alone(await first(served, store=False))
         said: Any = [{"role": "user", "content": "Hi"}, kept]
         conversation = await served.client.conversations.create(items=said)
-        tokens = [
-            (await served.client.responses.input_tokens.count(model="scripted", **asked)).input_tokens
-            for asked in ({"conversation": conversation.id}, {"input": said}, {"input": "Hi"})
-        ]
-        assert tokens[0] == tokens[1] > tokens[2]
+        count = served.client.responses.input_tokens.count
+        kept_there = (await count(model="scripted", conversation=conversation.id)).input_tokens
+        given, bare = [(await count(model="scripted", input=each)).input_tokens for each in (said, "Hi")]
+        assert kept_there == given > bare
         items = await served.client.conversations.items.list(conversation.id, order="asc")
         listed: Any = items.data[1]
         assert listed.encrypted_content == kept["encrypted_content"]

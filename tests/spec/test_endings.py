@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any, cast
 
 import pytest
@@ -10,8 +11,10 @@ from openai import InternalServerError, NotFoundError
 from providers.inference.scripted import Scripted
 from tests.laws import check_frames
 from tests.serving import Served, scripted, serving
-from tests.spec.asking import bare, create, messages, refusal, responses, stream, wire
+from tests.spec.asking import bare, called, create, messages, refusal, responses, stream, wire
 from tests.spec.shapes import Script, call
+from tests.upstream_server import CUT, UpstreamServer, text_chunks
+from tests.upstream_server import stream as whole
 
 SLOW = {"wait_s": 0.1}
 """Longer than a stream waits for its model before it begins."""
@@ -177,7 +180,7 @@ async def test_a_failed_response_can_be_followed() -> None:
 @pytest.mark.parametrize("ending", [{"finish": "length"}, {"finish": "content_filter"}, {"fail": "broken"}])
 async def test_the_sdk_accumulates_a_response_that_ends_badly(ending: dict[str, Any]) -> None:
     async with serving(scripted([{"reasoning": "hm"}, call("get", '{"a"'), ending])) as served:
-        async with responses(served).stream(model="scripted", input="hi") as events:
+        async with responses(served).stream(model="scripted", input="hi", **called(served)) as events:
             last = [event async for event in events][-1]
         assert bare(await responses(served).retrieve(last.response.id)) == bare(last.response)
 
@@ -200,10 +203,33 @@ async def test_usage_is_told_in_full_whatever_the_ending(reason: str) -> None:
         }
 
 
-async def test_a_failed_response_has_usage_too() -> None:
-    async with serving(scripted([{"text": "a"}, {"fail": "broken"}])) as served:
-        usage = (await stream(served))[-1].response.usage
-    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+def spent(response: Any) -> tuple[int, int]:
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    return response.usage.input_tokens, response.usage.output_tokens
+
+
+async def test_a_failed_response_has_the_usage_of_what_it_gave() -> None:
+    async with serving(scripted([{"text": ["a", "b", "c"]}, {"fail": "broken"}])) as served:
+        failed = (await stream(served))[-1].response
+        stored = await responses(served).retrieve(failed.id)
+    assert spent(failed) == spent(stored) == (0, 3)
+
+
+async def test_a_failed_response_has_the_usage_of_the_turns_before_too() -> None:
+    searching: Script = [call("web_search", '{"query": "a"}'), {"finish": "tool_calls", "usage": USAGE}]
+    script = scripted(searching, [{"reasoning": ["a", "b"]}, {"fail": "broken"}])
+    async with serving(script, tool_runtime={"provider": "tests.spec.meeting:Meeting"}) as served:
+        failed = (await stream(served, tools=[{"type": "web_search"}]))[-1].response
+    assert spent(failed) == (9, 9)
+
+
+async def test_a_failed_answer_of_a_remote_server_has_usage() -> None:
+    upstream = UpstreamServer([*whole(text_chunks("a", "b"))[:4], CUT])
+    async with upstream, AsyncExitStack() as stack:
+        served = await stack.enter_async_context(serving({"provider": "vllm", "base_url": upstream.base_url}))
+        failed = (await stream(served, model="fake-model"))[-1].response
+    assert failed.status == "failed"
+    assert spent(failed) == (0, 2)
 
 
 # --- left ------------------------------------------------------------------------------------------------------------
@@ -245,7 +271,7 @@ async def test_a_client_that_leaves_stops_the_generation_and_what_there_was_is_k
     (message,) = stored.output
     assert message.status == "incomplete"
     assert stored.output_text.startswith("a")
-    assert stored.usage is not None
+    assert stored.usage.output_tokens >= 1
 
 
 async def test_a_client_that_leaves_while_it_waits_for_the_whole_stops_the_generation() -> None:

@@ -1,15 +1,19 @@
 """Calls of the server's own tools: side by side, bounded, and what becomes of those that cannot be made."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
 
 from tests.serving import Served, scripted, serving
-from tests.spec.asking import asked, create, messages, stream
+from tests.spec.asking import asked, create, messages, responses, stream
+from tests.spec.mcp_stack import mcp, stacked
 from tests.spec.meeting import Meeting
 from tests.spec.shapes import Script, call, function
+from tests.upstream_server import UpstreamServer, call_chunks
+from tests.upstream_server import stream as streamed
 
 Json = dict[str, Any]
 TOOL: Json = {"type": "web_search"}
@@ -146,12 +150,27 @@ async def test_an_undeclared_call_beside_the_clients_is_left_out() -> None:
     assert response.status == "completed"
 
 
-async def test_a_model_that_insists_on_a_tool_that_is_not_there_fails() -> None:
+@pytest.mark.parametrize("tools", [[TOOL], [function("get")], []], ids=["hosted", "the client's", "none"])
+async def test_a_model_that_insists_on_a_tool_that_is_not_there_is_not_asked_for_ever(tools: list[Json]) -> None:
     async with meeting([{"reasoning": "hm"}, call("imagined")]) as (served, _):
-        events = await stream(served, tools=[TOOL])
-        assert len(asked(served)) == 4
-    assert events[-1].type == "response.failed"
-    assert "imagined" in events[-1].response.error.message
+        events = await stream(served, tools=tools)
+        assert [bool(chat.tools) for chat in asked(served)] == [bool(tools)] * 3 + [False]
+    last = events[-1].response
+    assert events[-1].type == "response.incomplete"
+    assert last.incomplete_details.reason == "max_messages"
+    assert [item.type for item in last.output] == ["reasoning"] * 4
+
+
+async def test_a_model_that_is_given_no_tools_any_more_may_answer() -> None:
+    async with meeting(*[[call("imagined")]] * 3, DONE) as (served, _):
+        response = await create(served, tools=[TOOL])
+    assert (response.status, response.output_text) == ("completed", "Done.")
+
+
+async def test_a_call_beside_the_answer_of_a_model_without_tools_is_ignored() -> None:
+    async with meeting(*[[call("imagined")]] * 3, [{"text": "Done."}, search("a")]) as (served, tool):
+        response = await create(served, tools=[TOOL])
+    assert (response.status, response.output_text, tool.queries) == ("completed", "Done.", [])
 
 
 async def test_an_undeclared_call_is_not_in_what_later_turns_are_told() -> None:
@@ -167,3 +186,81 @@ async def test_a_choice_of_a_tool_that_was_not_declared_is_refused(kind: str) ->
     async with meeting() as (served, _):
         with pytest.raises(Exception, match="not found in 'tools'"):
             await create(served, tools=[TOOL], tool_choice=choice)
+
+
+# --- for ever --------------------------------------------------------------------------------------------------------
+
+
+async def ended(served: Served, **fields: Any) -> Any:
+    """The response, made in the background."""
+    made = await create(served, background=True, **fields)
+    async with asyncio.timeout(10), await responses(served).retrieve(made.id, stream=True) as told:
+        async for _ in told:
+            pass
+    return await responses(served).retrieve(made.id)
+
+
+@pytest.mark.parametrize("way", [create, ended])
+async def test_a_model_that_goes_on_calling_beyond_its_limit_is_not_asked_for_ever(way: Callable[..., Any]) -> None:
+    async with meeting(*([search(query)] for query in "abcdefgh"), max_tool_calls=32) as (served, tool):
+        response = await way(served, tools=[TOOL], max_tool_calls=1)
+        assert len(asked(served)) == 5
+        assert asked(served)[-1].tools is None
+        told = [message["content"] for message in messages(served) if message["role"] == "tool"]
+    assert tool.queries == ["a"]
+    assert [item.status for item in response.output] == ["completed", "failed", "failed", "failed"]
+    assert [text.startswith("Not run: no more tool calls") for text in told] == [False, True, True, True]
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_messages")
+
+
+async def test_what_a_model_answers_beyond_its_limit_is_the_answer() -> None:
+    async with meeting([search("a")], [search("b")], DONE) as (served, tool):
+        response = await create(served, tools=[TOOL], max_tool_calls=1)
+    assert (response.status, response.output_text, tool.queries) == ("completed", "Done.", ["a"])
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["one by one", "side by side"])
+async def test_one_call_made_over_and_over_is_run_so_often_and_no_more(beside: bool) -> None:
+    turns: list[Script] = [together(*["same"] * 9), DONE] if beside else [*[[search("same")]] * 7, DONE]
+    async with meeting(*turns) as (served, tool):
+        response = await create(served, tools=[TOOL])
+        told = [message["content"] for message in messages(served) if message["role"] == "tool"]
+    assert tool.queries == ["same"] * 5
+    assert [text.startswith("Not run: this very call") for text in told] == [False] * 5 + [True] * (4 if beside else 2)
+    assert (response.status, response.output_text) == ("completed", "Done.")
+
+
+async def test_another_call_than_the_one_made_over_and_over_is_run() -> None:
+    turns: list[Script] = [*[[search("same")]] * 6, [search("other")], [search("same")], DONE]
+    async with meeting(*turns) as (served, tool):
+        response = await create(served, tools=[TOOL])
+    assert tool.queries == [*["same"] * 5, "other", "same"]
+    assert response.status == "completed"
+
+
+async def test_calls_of_a_server_are_bounded_too() -> None:
+    async with stacked([call("real__note", '{"text": "a"}')]) as (served, real):
+        response = await create(served, tools=[mcp(real, require_approval="never")])
+        assert len(asked(served)) == 9
+    assert real.notes == ["a"] * 5
+    assert response.status == "incomplete"
+
+
+async def test_a_remote_model_is_bounded_too() -> None:
+    async with UpstreamServer(streamed(call_chunks("web_search", '{"query": "a"}'))) as upstream:
+        section = {"provider": "vllm", "base_url": upstream.base_url}
+        async with serving(section, tool_runtime={"provider": "tests.spec.meeting:Meeting", "size": 1}) as served:
+            response = await create(served, model="fake-model", tools=[TOOL])
+    assert len(upstream.chats) == 9
+    assert "tools" not in upstream.chats[-1].json
+    assert [item.status for item in response.output] == [*["completed"] * 5, *["failed"] * 3]
+    assert response.status == "incomplete"
+
+
+async def test_a_model_that_is_asked_for_tokens_is_bounded_too() -> None:
+    section = {"provider": "next_token", "function": "tests.token_functions:searches", "model": "mine"}
+    tools = {"provider": "tests.spec.meeting:Meeting", "size": 1}
+    async with serving(section, tool_runtime=tools) as served:
+        response = await create(served, model="mine", tools=[TOOL], max_tool_calls=1)
+    assert [item.status for item in response.output] == ["completed", "failed", "failed", "failed"]
+    assert response.status == "incomplete"

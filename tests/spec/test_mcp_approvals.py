@@ -1,11 +1,14 @@
 """Calls of MCP tools that wait for leave: asked for as the last item of a response, given or refused by the next."""
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from openai import BadRequestError, NotFoundError
 
 from tests.serving import Served
-from tests.spec.asking import asked, bare, create, messages, refusal, stream
+from tests.spec.asking import asked, bare, create, messages, refusal, responses, stream
 from tests.spec.mcp_stack import DONE, Json, kinds, mcp, offered, stacked, told
 from tests.spec.shapes import Script, call, function
 
@@ -115,13 +118,74 @@ async def test_an_approval_is_used_once() -> None:
     assert real.notes == ["a"]
 
 
-async def test_a_call_that_is_refused_and_approved_at_once_is_refused() -> None:
-    async with stacked(NOTE, DONE) as (served, real):
+@pytest.mark.parametrize("yes", [True, False])
+async def test_two_answers_that_differ_are_refused(yes: bool) -> None:
+    async with stacked(NOTE) as (served, real):
         first = await create(served, tools=[mcp(real, require_approval="always")])
-        request = first.output[-1]
-        answers = [approval(request, approve=False), approval(request)]
-        await create(served, tools=[mcp(real)], input=answers, previous_response_id=first.id)
+        answers = [approval(first.output[-1], yes), approval(first.output[-1], not yes)]
+        error = await refusal(served, tools=[mcp(real)], input=answers, previous_response_id=first.id)
+    assert (error["param"], error["code"]) == ("input[1].approval_request_id", "invalid_value")
+    assert ("approved" if yes else "refused") in error["message"]
     assert real.notes == []
+
+
+async def again(served: Served, how: str, before: list[Any], *answers: Json, **fields: Any) -> Any:
+    """Give the second of two answers after the first one and what came of it."""
+    if how == "chained":
+        return await create(served, input=[answers[1]], previous_response_id=before[1].id, **fields)
+    first, second = ([*map(bare, each.output)] for each in before)
+    return await create(served, input=[USER, *first, answers[0], *second, answers[1]], **fields)
+
+
+@pytest.mark.parametrize("how", ["chained", "sent back"])
+@pytest.mark.parametrize("yes", [True, False])
+async def test_an_answer_is_not_taken_back_later(yes: bool, how: str) -> None:
+    async with stacked(NOTE, DONE) as (served, real):
+        tools = [mcp(real, require_approval="always")]
+        first = await create(served, tools=tools)
+        answers = approval(first.output[-1], yes), approval(first.output[-1], not yes)
+        second = await answer(served, how, first, answers[0], tools=tools)
+        with pytest.raises(BadRequestError) as caught:
+            await again(served, how, [first, second], *answers, tools=tools)
+        assert len(asked(served)) == 2
+    assert "approval_request_id" in (caught.value.param or "")
+    assert real.notes == (["a"] if yes else [])
+
+
+async def cut_off(served: Served, **fields: Any) -> Any:
+    """The response of a request whose client leaves while a call runs."""
+    identity = ""
+    async with await create(served, stream=True, **fields) as events:
+        async for event in events:
+            identity = event.response.id if event.type == "response.created" else identity
+            if event.type == "response.mcp_call_arguments.done":
+                break
+    async with asyncio.timeout(10):
+        while True:
+            with suppress(NotFoundError):
+                return await responses(served).retrieve(identity)
+
+
+@pytest.mark.parametrize("how", ["chained", "sent back"])
+async def test_what_was_broken_off_is_not_made_again_and_the_client_and_the_model_are_told(how: str) -> None:
+    hang: Script = [call("real__hang", "{}", id="c1")]
+    async with stacked(hang, DONE, DONE) as (served, real):
+        served.streams.check = False
+        tools = [mcp(real, require_approval="always")]
+        first = await create(served, tools=tools)
+        yes = approval(first.output[-1])
+        cut = await cut_off(served, tools=tools, previous_response_id=first.id, input=[yes])
+        assert (cut.output[0].type, cut.output[0].status) == ("mcp_call", "incomplete")
+        third = await again(served, how, [first, cut], yes, yes, tools=tools)
+        chat = messages(served)
+        fourth = await again(served, "chained", [first, third], yes, yes, tools=tools)
+    item, message = third.output
+    assert (item.type, item.status, item.approval_request_id) == ("mcp_call", "failed", first.output[-1].id)
+    assert "Nobody knows" in item.error.message
+    assert message.content[0].text == "Done."
+    assert [each["role"] for each in chat] == ["user", "assistant", "tool"]
+    assert (chat[2]["tool_call_id"], "Nobody knows" in chat[2]["content"]) == ("c1", True)
+    assert kinds(fourth) == ["message"]
 
 
 @pytest.mark.parametrize("tools", [[], [function()], [{"type": "tool_search"}]], ids=["none", "a function", "a search"])

@@ -95,11 +95,10 @@ async def test_secrets_are_not_in_what_a_wrong_request_is_told(caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("wrong", [{"headers": {"Authorization": HEADER}}, {"authorization": f"{TOKEN}\r\nX: y"}])
-async def test_secrets_that_cannot_be_sent_are_not_in_the_items_error(wrong: Json) -> None:
+async def test_secrets_that_cannot_be_sent_are_not_in_the_refusal(wrong: Json) -> None:
     async with facing(DONE) as (served, server):
-        response = await create(served, tools=[declared(server, **wrong)])
-    assert response.output[0].error
-    assert_told_nobody(response.to_json())
+        error = await refusal(served, tools=[declared(server, **wrong)])
+    assert_told_nobody(str(error))
     assert server.methods == []
 
 
@@ -136,8 +135,8 @@ async def test_of_a_hostile_list_is_offered_what_can_be() -> None:
             tool("do"),
             tool("do", description="Another."),
             tool("bad name"),
-            tool("functions.get"),
-            tool("x" * 65),
+            tool("functions/get"),
+            tool("x" * 129),
             tool("circle", inputSchema={**EMPTY_SCHEMA, "$ref": "#"}),
             tool("abroad", inputSchema={**EMPTY_SCHEMA, "$ref": "https://example.com/schema"}),
             tool("odd", inputSchema={"type": "object", "properties": {"a": {"type": "odd"}}}),

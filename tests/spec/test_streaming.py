@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.serving import scripted, serving
-from tests.spec.asking import bare, create, responses, stream
+from tests.spec.asking import bare, called, create, responses, stream
 from tests.spec.shapes import SHAPES, Script, call
 
 
@@ -23,7 +23,7 @@ async def types_of(*script: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 async def test_what_the_sdk_accumulates_equals_the_terminal_event_and_what_is_stored(shape: Script) -> None:
     async with serving(scripted(shape)) as served:
-        async with responses(served).stream(model="scripted", input="hi") as events:
+        async with responses(served).stream(model="scripted", input="hi", **called(served)) as events:
             last = [event async for event in events][-1]
             final = await events.get_final_response()
         assert last.type == "response.completed"

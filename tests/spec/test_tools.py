@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from tests.serving import Served, scripted, serving
-from tests.spec.asking import asked, create, refusal, stream
+from tests.spec.asking import asked, create, messages, refusal, stream
 from tests.spec.shapes import call, function
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -108,10 +108,14 @@ async def test_a_response_with_calls_is_completed() -> None:
     assert response.incomplete_details is None
 
 
-async def test_a_tool_nobody_declared_is_still_shown_to_the_client() -> None:
-    async with serving(scripted([call("imagined")])) as served:
-        (item,) = (await create(served, tools=[WEATHER])).output
-    assert (item.type, item.name) == ("function_call", "imagined")
+@pytest.mark.parametrize("tools", [[WEATHER], []], ids=["others", "none"])
+async def test_a_call_of_a_tool_nobody_declared_is_told_to_the_model_and_not_to_the_client(tools: list[Json]) -> None:
+    async with serving(scripted([call("imagined", id="c0")], [{"text": "Sunny."}])) as served:
+        response = await create(served, tools=tools)
+        _, asked_for, told = messages(served)
+    assert [item.type for item in response.output] == ["message"]
+    assert asked_for["tool_calls"][0]["function"]["name"] == "imagined"
+    assert told["content"] == "There is no tool named 'imagined'. Call only tools that you were given."
 
 
 async def test_a_call_begins_before_its_arguments_are_whole() -> None:
@@ -156,13 +160,14 @@ CHOICES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
-async def test_a_tool_choice_reaches_the_model_and_all_tools_stay_offered(
-    served: Served, choice: tuple[Any, Any]
-) -> None:
+async def test_a_tool_choice_reaches_the_model_and_all_tools_stay_offered(choice: tuple[Any, Any]) -> None:
     given, told = choice
-    response = await create(served, tools=[WEATHER, PATCH], tool_choice=given)
-    assert chosen(served) == told
-    assert len(offered(served)) == 2
+    script = [{"text": "No."}] if given in ("none", "auto", None) else [call("weather"), call("patch", custom=True)]
+    async with serving(scripted(script)) as served:
+        response = await create(served, tools=[WEATHER, PATCH], tool_choice=given)
+        assert chosen(served) == told
+        assert len(offered(served)) == 2
+        assert len(asked(served)) == 1
     shown = response.tool_choice
     assert (shown if isinstance(shown, str) else shown.model_dump(exclude_unset=True)) == (given or "auto")
 

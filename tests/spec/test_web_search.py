@@ -55,6 +55,39 @@ async def test_the_model_is_told_what_was_found() -> None:
     assert "[3] Title 3" in told["content"]
 
 
+async def test_the_search_may_be_chosen_by_each_of_its_names() -> None:
+    for name in ("web_search", "web_search_preview", "web_search_2025_08_26", "browser_search"):
+        for choice in ({"type": name}, {"type": "allowed_tools", "mode": "required", "tools": [{"type": name}]}):
+            async with searching([search()], [{"text": "Sunny."}]) as (served, _):
+                response = await create(served, tools=[{"type": "browser_search"}], tool_choice=choice)
+                told: Any = asked(served)[0].tool_choice
+            assert response.output_text == "Sunny."
+            named = told if told.type == "function" else told.allowed_tools.tools[0]
+            assert named.function.name == "web_search"
+
+
+@pytest.mark.parametrize("tools", [[], [function()]])
+async def test_a_search_that_is_left_out_silently_takes_its_choice_along(tools: list[Json]) -> None:
+    offline = [{**TOOL, "external_web_access": False}, *tools]
+    chosen = {"type": "web_search_preview"}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [chosen]}
+    async with serving(scripted([{"text": "No need."}])) as served:
+        for choice, told in ((chosen, None), (allowed, "none" if tools else None)):
+            response = await create(served, tools=offline, tool_choice=choice)
+            assert response.output_text == "No need."
+            assert asked(served)[-1].tool_choice == told
+
+
+async def test_of_two_searches_neither_wins_silently() -> None:
+    limited = {**TOOL, "filters": {"allowed_domains": ["site2.example.com"]}}
+    async with searching([{"text": "No need."}]) as (served, _):
+        for other in (TOOL, {"type": "web_search_preview"}):
+            error = await refusal(served, tools=[limited, other])
+            assert (error["param"], error["code"]) == ("tools[1].type", "invalid_value")
+        await create(served, tools=[limited, {**limited, "type": "web_search_preview"}])
+        assert [tool.name for tool in asked(served)[-1].tools or ()] == ["web_search"]
+
+
 async def test_the_model_is_offered_the_search_as_a_function() -> None:
     async with searching([{"text": "No need."}]) as (served, _):
         await create(served, tools=[TOOL, function("get")])

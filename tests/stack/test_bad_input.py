@@ -42,6 +42,11 @@ def form(schema: Any, **fields: Any) -> Fields:
     return {"text": {"format": {"type": "json_schema", "name": "answer", "schema": schema, **fields}}}
 
 
+def search(*domains: str) -> Fields:
+    return {"type": "web_search", "filters": {"allowed_domains": [*domains]}}
+
+
+DOMAINS = "tools[0].filters.allowed_domains"
 OBJECT: Fields = {"type": "object", "properties": {"a": {"type": "string"}}}
 CALL: Fields = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 OUTPUT: Fields = {"type": "function_call_output", "call_id": "c1", "output": "x"}
@@ -199,11 +204,11 @@ TOOLS: dict[str, tuple[Any, str, str | None]] = {
     "a name twice": ([function(), function()], "invalid_value", "tools[1].name"),
     "a name of two kinds": ([function(), {"type": "custom", "name": "f"}], "invalid_value", "tools[1].name"),
     "a search that is not there": ([{"type": "web_search"}], "unsupported_parameter", "tools[0].type"),
-    "a search over 101 domains": (
-        [{"type": "web_search", "filters": {"allowed_domains": ["a.b"] * 101}}],
-        "array_above_max_length",
-        "tools[0].filters.allowed_domains",
-    ),
+    "a search over 101 domains": ([search(*["a.b"] * 101)], "array_above_max_length", DOMAINS),
+    **{
+        f"a search in {domain[:8]!r}": ([search("a.example", domain)], "invalid_value", f"{DOMAINS}[1]")
+        for domain in ("*.com", "https://a.example/x", "a.com\nsite:b.com", "a.com OR site:b.com", "a..b", "127.0.0.1")
+    },
     "an empty grammar": (
         [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark", "definition": ""}}],
         "empty_string",

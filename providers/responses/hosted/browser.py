@@ -13,6 +13,7 @@ from apis.inference import ToolCallStart
 from apis.tool_runtime import Source
 from providers.responses.citations import line_number
 from providers.responses.hosted.pages import (
+    Domains,
     Page,
     find_matches,
     host_of,
@@ -32,7 +33,7 @@ _MAX_VIEW_CHARS: Final = 20_000
 class Search(SearchCall):
     async def work(self, output: Output) -> None:
         await self.search()
-        _tell(self, output, _results(self.query, self.found), sources=self.found)
+        _tell(self, output, _results(self.query, self.found, self.web.domains), sources=self.found)
 
 
 class Open(OpenCall):
@@ -52,7 +53,7 @@ class Open(OpenCall):
         page = _current(self)
         self.url = page.url or None
         if link < 0:
-            return (page if page.text else await self._open(page.url)), 0
+            return (page if _is_shown(self, page) else await self._open(page.url)), 0
         if link >= len(page.links):
             raise ToolFailed(f"Invalid link id `{link}`.")
         self.url = page.links[link]
@@ -61,7 +62,7 @@ class Open(OpenCall):
 
     async def _open(self, url: str) -> Page:
         if not url:
-            raise ToolFailed("These results are kept no longer. Search again.")
+            raise ToolFailed("These results cannot be shown any more. Search again.")
         page = await self.web.open(self.call_id, url)
         self.url = page.url
         return page
@@ -74,9 +75,14 @@ class Find(FindCall):
         if not page.url:
             raise ToolFailed("`find` works on opened pages, not on search results.")
         self.url = page.url
-        if page.kind == "matches" or not page.text:
+        if page.kind == "matches" or not _is_shown(self, page):
             page = await self.web.open(self.call_id, page.url)
         _tell(self, output, _matches(page, self.pattern))
+
+
+def _is_shown(call: OpenCall | FindCall, page: Page) -> bool:
+    """Whether what is kept of the page may be shown. One that came through another filter has to come through this."""
+    return bool(page.text) and call.web.domains in ((None, None), page.domains)
 
 
 def _current(call: OpenCall | FindCall) -> Page:
@@ -91,7 +97,7 @@ def _current(call: OpenCall | FindCall) -> Page:
     return page
 
 
-def _results(query: str, sources: Sequence[Source]) -> Page:
+def _results(query: str, sources: Sequence[Source], domains: Domains) -> Page:
     lines = ["# Search Results", ""]
     begins: list[int] = []
     for link, source in enumerate(sources):
@@ -101,7 +107,8 @@ def _results(query: str, sources: Sequence[Source]) -> Page:
         lines += wrap(one_line(source.text)).split("\n")
     if not sources:
         lines.append("The search found no results.")
-    return Page("", one_line(query), "\n".join(lines), [source.url for source in sources], "results", begins)
+    urls = [source.url for source in sources]
+    return Page("", one_line(query), "\n".join(lines), urls, "results", begins, domains=domains)
 
 
 def _matches(page: Page, pattern: str) -> Page:
@@ -113,7 +120,9 @@ def _matches(page: Page, pattern: str) -> Page:
     ]
     text = "\n\n".join(entries) or f"No `find` results for pattern: `{pattern}`"
     title = f"Find results for text: `{pattern}` in `{one_line(page.title)}`"
-    return Page(page.url, title, text, [page.url] * len(found), "matches", [line for line, _ in found])
+    lines = [line for line, _ in found]
+    links = [page.url] * len(found)
+    return Page(page.url, title, text, links, "matches", lines, found_in=page.title, domains=page.domains)
 
 
 def _tell(
@@ -124,7 +133,7 @@ def _tell(
     if first > last:
         raise ToolFailed(f"Invalid location parameter: `{first}`. Cannot exceed page maximum of {last}.")
     cursor = max(output.sources, default=-1) + 1
-    numbered = {cursor: Source(page.url, page.title)}
+    numbered = {cursor: Source(page.url, page.found_in or page.title)}
     for line, source in zip(page.lines, sources, strict=False):
         numbered[line_number(cursor, line)] = Source(source.url, source.title)
     output.sources.update(numbered)

@@ -14,21 +14,27 @@ from pydantic import JsonValue
 
 from apis.errors import InvalidRequest, ToolFailed, Unsupported
 from apis.inference import Function, FunctionTool, ToolCallStart
-from apis.tool_items import McpApprovalRequest, McpListToolsItem, ToolSearchOutput
+from apis.tool_items import McpListToolsItem, ToolSearchOutput
 from apis.tool_runtime import ToolCall, ToolRuntime
 from apis.tools import ChosenHosted, ChosenMcp, McpTool, NamespaceTool, ToolSearchTool
 from apis.tools import CustomTool as DeclaredCustom
 from apis.tools import FunctionTool as DeclaredFunction
 from providers.responses.hosted.call import HostedCall, TypedTool
-from providers.responses.hosted.mcp_approvals import ApprovalRequest, approved_requests, is_allowed, needs_approval
-from providers.responses.hosted.mcp_calls import CALL, LIST, McpListing, McpToolCall
+from providers.responses.hosted.mcp_approvals import (
+    ApprovalRequest,
+    Approved,
+    approved_requests,
+    is_allowed,
+    needs_approval,
+)
+from providers.responses.hosted.mcp_calls import CALL, CHECK, LIST, BrokenOffCall, McpListing, McpToolCall
 from providers.responses.hosted.setting import Setting
-from providers.responses.naming import called_name, flat_name, group_of
+from providers.responses.naming import OUTERMOST, called_name, flat_name, group_of, safe_name
 from providers.responses.schemas import check_parameters
 
 _log = logging.getLogger(__name__)
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _SERVER: Final = ("server_label", "server_url", "connector_id", "authorization", "headers")
 """Fields of the declaration that its server is reached by, as the ToolRuntime takes them."""
 
@@ -40,12 +46,25 @@ def make_mcp(declared: McpTool, setting: Setting) -> TypedTool:
     """The tools of one declared server, where an MCP client is configured."""
     if setting.runtime is None or setting.spec(LIST) is None or setting.spec(CALL) is None:
         raise setting.missing("No MCP client is configured: give the run config's `tool_runtime` the provider `mcp`.")
+    for field in ("command", "args", "env"):
+        if getattr(declared, field) is not None:
+            raise InvalidRequest(
+                f"Unknown parameter: '{setting.param}.{field}'. A request cannot have a program run here.",
+                param=f"{setting.param}.{field}",
+                code="unknown_parameter",
+            )
     if declared.tunnel_id is not None:
         raise Unsupported("Tunnels to MCP servers are not offered.", param=f"{setting.param}.tunnel_id")
     if declared.server_url is not None and declared.connector_id is not None:
         raise InvalidRequest(
             "An MCP server has a `server_url` or a `connector_id`, not both.",
             param=f"{setting.param}.connector_id",
+            code="invalid_value",
+        )
+    if declared.server_label == OUTERMOST:
+        raise InvalidRequest(
+            f"The label '{OUTERMOST}' stands for the tools that are no server's: choose another.",
+            param=f"{setting.param}.server_label",
             code="invalid_value",
         )
     for other in setting.request.tools or ():
@@ -67,9 +86,8 @@ class Mcp(TypedTool):
         self._declared = declared
         self._runtime = runtime
         self._setting = setting
-        self._approved = [
-            item for item in approved_requests(setting.request, setting.items) if item.server_label == self.label
-        ]
+        approved = approved_requests(setting.request, setting.items)
+        self._approved = [each for each in approved if each.request.server_label == self.label]
         self._taken = _own_names(setting)
         self._tools: dict[str, Tool] = {}
         self._offered: Sequence[FunctionTool] = ()
@@ -99,8 +117,18 @@ class Mcp(TypedTool):
             return
         if not self._is_listed and not self._waits:
             yield McpListing(self)
-        for request in self._approved:
-            yield self._approved_call(request)
+        for approved in self._approved:
+            yield self._approved_call(approved)
+
+    async def check(self) -> None:
+        if self._setting.spec(CHECK) is None:
+            return
+        try:
+            await self._runtime.call(ToolCall(CHECK, CHECK, {}, {"server": self._server()}, self._setting.tenant))
+        except ToolFailed as exc:
+            detail: Mapping[str, Any] = exc.detail or {}
+            param = f"{self._setting.param}.{detail.get('param') or 'server_label'}"
+            raise InvalidRequest(exc.message, param=param, code="invalid_value") from exc
 
     async def list_tools(self, call: ToolCall) -> Sequence[Tool]:
         """Ask the server, and offer what it has. Raises ToolFailed."""
@@ -123,11 +151,12 @@ class Mcp(TypedTool):
         options = {"server": {**self._server(), "allowed_tools": self._allowed(), "pinned": pinned}}
         return (await self._runtime.call(replace(call, options=options, tenant=self._setting.tenant))).text
 
-    def _approved_call(self, request: McpApprovalRequest) -> HostedCall:
+    def _approved_call(self, approved: Approved) -> HostedCall:
+        request, kind = approved.request, BrokenOffCall if approved.begun else McpToolCall
         before = self._setting.told.get(request.id)
         name = before.name if before else self._called(request.name)
         start = ToolCallStart(before.call_id if before else request.id, name)
-        return McpToolCall(self, request.name, start, (request.arguments, request.id))
+        return kind(self, request.name, start, (request.arguments, request.id))
 
     def _offer(self, listed: Sequence[Tool]) -> Sequence[Tool]:
         """Take the tools as those of the server; returns them without those that are called as another is."""
@@ -146,7 +175,7 @@ class Mcp(TypedTool):
         group = group_of(self.label, grouped=self._setting.grouped)
         about = [tool.get("description") or "", self._declared.server_description or ""]
         function = Function(
-            name=tool["name"] if group else flat_name(self.label, tool["name"]),
+            name=safe_name(tool["name"]) if group else flat_name(self.label, tool["name"]),
             description="\n".join(filter(None, about)),
             parameters=tool["input_schema"],
             namespace=group,

@@ -1,6 +1,7 @@
 """Leave to call a tool of an MCP server: which calls need it, how it is asked for, and which were given it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from openai.types.responses import ResponseOutputItem
@@ -31,29 +32,54 @@ def needs_approval(declared: McpTool, tool: Mapping[str, Any]) -> bool:
     return required != "never"
 
 
-def approved_requests(request: CreateResponse, items: Sequence[Item]) -> Sequence[McpApprovalRequest]:
-    """The calls that the request's input approves and that were not made yet; `items` are the whole conversation. One
-    that is refused and approved at once is refused. Raises InvalidRequest for an approval that cannot be acted on."""
+@dataclass(frozen=True, slots=True)
+class Approved:
+    """A call that the request approves. `begun` says that it was before, and that nobody knows what became of it."""
+
+    request: McpApprovalRequest
+    begun: bool
+
+
+def approved_requests(request: CreateResponse, items: Sequence[Item]) -> Sequence[Approved]:
+    """The calls that the request's input approves and that have no outcome yet; `items` are the whole conversation, in
+    their order. Raises InvalidRequest for an answer that cannot be acted on, or that an earlier one contradicts."""
     given = request.input if isinstance(request.input, list) else []
-    if not any(isinstance(item, McpApprovalResponse) for item in given):
+    places = {id(item): index for index, item in enumerate(given) if isinstance(item, McpApprovalResponse)}
+    if not places:
         return ()
     asked = {item.id: item for item in items if isinstance(item, McpApprovalRequest)}
-    made = {item.approval_request_id for item in items if isinstance(item, McpCallItem)}
     labels = {tool.server_label for tool in request.tools or () if isinstance(tool, McpTool)}
-    approved: dict[str, bool] = {}
-    for index, item in enumerate(given):
-        if not isinstance(item, McpApprovalResponse) or item.approval_request_id in made:
-            continue
-        call = asked.get(item.approval_request_id)
-        why = None
-        if call is None:
-            why = f"No approval request has the id '{item.approval_request_id[:256]}'."
-        elif item.approve and call.server_label not in labels:
-            why = f"The approved call is one of the MCP server '{call.server_label[:64]}', which is not declared."
-        if why is not None:
-            raise InvalidRequest(why, param=f"input[{index}].approval_request_id", code="invalid_value")
-        approved[item.approval_request_id] = item.approve and approved.get(item.approval_request_id, True)
-    return [asked[identity] for identity, approve in approved.items() if approve]
+    answers: dict[str, bool] = {}
+    calls: dict[str, McpCallItem] = {}
+    open_: dict[str, int] = {}
+    for item in items:
+        if isinstance(item, McpApprovalResponse):
+            identity, index = item.approval_request_id, places.get(id(item))
+            if index is not None and identity not in asked:
+                raise _wrong(index, f"No approval request has the id '{identity[:256]}'.")
+            if index is not None and answers.get(identity, item.approve) != item.approve:
+                before = "approved" if answers[identity] else "refused"
+                raise _wrong(index, f"The approval request '{identity[:256]}' was {before} before.")
+            answers[identity] = item.approve
+            if index is not None and item.approve:
+                open_[identity] = index
+        elif isinstance(item, McpCallItem) and item.approval_request_id is not None:
+            calls[item.approval_request_id] = item
+            open_.pop(item.approval_request_id, None)
+    for identity, index in open_.items():
+        if asked[identity].server_label not in labels and not _has_ended(calls.get(identity)):
+            label = asked[identity].server_label[:64]
+            raise _wrong(index, f"The approved call is one of the MCP server '{label}', which is not declared.")
+    return [Approved(asked[each], each in calls) for each in open_ if not _has_ended(calls.get(each))]
+
+
+def _has_ended(call: McpCallItem | None) -> bool:
+    """Whether it is known what became of it. One that was broken off may have done what it does."""
+    return call is not None and (call.output is not None or call.error is not None)
+
+
+def _wrong(index: int, why: str) -> InvalidRequest:
+    return InvalidRequest(why, param=f"input[{index}].approval_request_id", code="invalid_value")
 
 
 class ApprovalRequest(ClientCall):
@@ -68,6 +94,7 @@ class ApprovalRequest(ClientCall):
 
     def take(self) -> None:
         self.arguments()
+        self._pieces = self._pieces if self.text else ["{}"]
         self.tell("")  # the name and the arguments as they were written, for later turns
 
     def item(self, status: str) -> ResponseOutputItem:
@@ -76,7 +103,8 @@ class ApprovalRequest(ClientCall):
             type="mcp_approval_request",
             server_label=self._label,
             name=self._tool,
-            arguments=self.text or "{}",
+            arguments=self.text,
+            status=status,  # pyright: ignore[reportCallIssue]  # extra: Open Responses wants one on every item
         )
 
 

@@ -23,8 +23,13 @@ from providers.responses.output import Output
 
 LIST: Final = "mcp_list_tools"
 CALL: Final = "mcp_call"
+CHECK: Final = "mcp_check_server"
 _NOT_MADE: Final = -32000
 """JSON-RPC leaves these codes to the implementation: the call was never made, or its outcome was not waited for."""
+_BROKEN_OFF: Final = (
+    "Not made again: this call was begun before and broken off. Nobody knows whether it did what it was to do, nor "
+    "with what result."
+)
 CallStatus = Literal["in_progress", "completed", "incomplete", "calling", "failed"]
 
 
@@ -53,14 +58,17 @@ class McpListing(HostedCall):
         self._error: str | None = None
 
     def item(self, status: str) -> McpListTools:
-        return McpListTools(
+        item = McpListTools(
             id=self.id,
             type="mcp_list_tools",
             server_label=self._server.label,
             tools=[McpListToolsTool.model_validate(tool) for tool in self._tools],
-            error=self._error,
+            status=status,  # pyright: ignore[reportCallIssue]  # extra: Open Responses wants one on every item
             declaration=self._server.declaration,  # pyright: ignore[reportCallIssue]  # extra: see McpServer
         )
+        if self._error is not None:  # a null, some clients' schemas do not know
+            item.error = self._error
+        return item
 
     def open(self) -> Events:
         begun = ResponseMcpListToolsInProgressEvent(
@@ -151,7 +159,7 @@ class McpToolCall(HostedCall):
         return super().fail(error)
 
     def close(self, status: str) -> Events:
-        events = [] if self._is_written else self._written()
+        events = [] if self._is_written else self._written(whole=status != "incomplete")
         if status == "completed":
             events.append(
                 ResponseMcpCallCompletedEvent(
@@ -167,18 +175,31 @@ class McpToolCall(HostedCall):
             )
         return [*events, *super().close(status)]
 
-    def _written(self) -> Events:
-        """The arguments are whole."""
+    def _written(self, *, whole: bool = True) -> Events:
+        """No more arguments come. A model that has written none means an empty object."""
         self._is_written = True
+        events: Events = []
+        if whole and not self.text:
+            self.append("{}", events)
         return [
+            *events,
             ResponseMcpCallArgumentsDoneEvent(
                 type="response.mcp_call_arguments.done",
                 item_id=self.id,
                 output_index=self.index,
                 arguments=self.text,
                 sequence_number=0,
-            )
+            ),
         ]
+
+
+class BrokenOffCall(McpToolCall):
+    """One that was approved and begun before, and broken off: it is not made again, for it may have done what it does.
+    The client and the model are told so."""
+
+    async def run(self, output: Output) -> AsyncGenerator[Events]:
+        yield self._written()
+        raise ToolFailed(_BROKEN_OFF)
 
 
 def _protocol_error(message: str) -> dict[str, Any]:

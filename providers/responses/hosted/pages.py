@@ -37,8 +37,8 @@ class Page:
     the request's filter that let it through.
 
     The list of a search's `results` and of the `matches` of a find are pages too: each of their links is one entry,
-    and `lines` says at which line it begins, or to which line of the page it leads. Results have no URL. A page without
-    text was too much to keep.
+    and `lines` says at which line it begins, or to which line of the page it leads. Results have no URL; matches were
+    `found_in` the page of that title. A page without text was too much to keep.
     """
 
     url: str
@@ -48,6 +48,7 @@ class Page:
     kind: Literal["page", "results", "matches"] = "page"
     lines: Sequence[int] = ()
     asked: str = ""
+    found_in: str = ""
     domains: Domains = (None, None)
 
     @property

@@ -31,6 +31,7 @@ from providers.responses.hosted.mcp import make_mcp
 from providers.responses.hosted.setting import Setting
 from providers.responses.hosted.web_search import make_web_search
 
+_MAX_SERVERS: Final = 32
 Factory = Callable[[Any, Setting], TypedTool | None]
 
 FACTORIES: Mapping[type[Wire], Factory] = {
@@ -58,6 +59,11 @@ class Made:
     tool: TypedTool
 
 
+def _options(declared: Wire) -> Mapping[str, Any]:
+    """Without the type, of which one tool may have several spellings."""
+    return {**dict(declared), "type": None}
+
+
 async def checked_tools(request: CreateResponse, setting: Setting) -> Sequence[Made]:
     """The same, and all that they name is there. Raises NotFound, or another refusal, naming what is not."""
     made = make_tools(request, setting)
@@ -69,6 +75,9 @@ async def checked_tools(request: CreateResponse, setting: Setting) -> Sequence[M
 def make_tools(request: CreateResponse, setting: Setting) -> Sequence[Made]:
     """The typed tools of a request. Raises Unsupported, naming the tool, for what is not offered here."""
     made: dict[tuple[type[Wire], str], Made] = {}
+    if sum(isinstance(tool, McpTool) for tool in request.tools or ()) > _MAX_SERVERS:
+        message = f"A request may declare {_MAX_SERVERS} MCP servers at most."
+        raise InvalidRequest(message, param="tools", code="array_above_max_length")
     for index, declared in enumerate(request.tools or ()):
         if isinstance(declared, FunctionTool | CustomTool | NamespaceTool):
             continue
@@ -80,6 +89,13 @@ def make_tools(request: CreateResponse, setting: Setting) -> Sequence[Made]:
         if label and (McpTool, label) in made:
             raise InvalidRequest(
                 f"Two servers are labelled '{label}'.", param=f"{here.param}.server_label", code="invalid_value"
+            )
+        before = made.get((type(declared), label))
+        if before is not None and _options(before.declared) != _options(declared):
+            raise InvalidRequest(
+                f"Two tools of type '{declared.type}' are declared, and not alike: there can be one.",
+                param=f"{here.param}.type",
+                code="invalid_value",
             )
         tool = factory(declared, here)
         if tool is not None:

@@ -9,9 +9,10 @@ import pytest
 from apis.logged_event import LoggedEvent
 from providers.responses.broken_log import close_log
 from tests.laws import check_stream
-from tests.spec.legal_streams import LEGAL, event, response
+from tests.spec.legal_streams import LEGAL, USAGE, event, response
 
 Json = dict[str, Any]
+ERROR = {"code": "server_error", "message": "It stopped."}
 
 
 def logged(events: list[Json]) -> list[LoggedEvent]:
@@ -26,6 +27,6 @@ def test_a_log_that_breaks_off_anywhere_is_closed_lawfully(name: str) -> None:
         if told[-1]["type"] == "response.queued":
             continue
         broken = close_log(logged(told))
-        failed = response("failed", [*broken.items], error={"code": "server_error", "message": "It stopped."})
+        failed = response("failed", [*broken.items], error=ERROR, usage=USAGE)
         told += [*broken.closing, event("failed", response=failed, sequence_number=broken.number)]
         check_stream(told)

@@ -1,5 +1,6 @@
 """Citation marks in streamed text: found wherever the stream is cut, and nothing else touched."""
 
+import json
 import random
 import re
 import time
@@ -7,10 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from openai.types.responses.response_output_text import AnnotationURLCitation
 
 from apis.inference import Text
 from apis.tool_runtime import Source
 from providers.responses.citations import CitationScanner, line_number
+from providers.responses.open_items import OpenMessage
+from providers.responses.told import MadeFile
 from tests.providers.responses.turning import check_laws, finish, turn_of
 
 SOURCES = {
@@ -102,6 +106,72 @@ def test_marks_of_known_sources_become_links(given: str, text: str, numbers: lis
         assert found == text
         assert [number for number, _, _ in cited] == numbers
         assert [found[start:end] for _, start, end in cited] == [LINKS[number] for number in numbers]
+
+
+HOSTILE = [
+    ('The "Eternal" City', 'The "Eternal" City'),
+    ('x","admin":true,"y":"', 'x","admin":true,"y":"'),
+    ("A](https://evil.example) [b", "A)(https://evil.example) (b"),
+    ("![A](https://evil.example/beacon.png)", "!(A)(https://evil.example/beacon.png)"),
+    ("ends in a backslash\\", "ends in a backslash/"),
+    ("two\nlines\r\n\nand \x00\x1b[2J more", "two lines and (2J more"),
+    ("<https://evil.example>", "‹https://evil.example›"),
+    ("<img src=x onerror=alert(1)>", "‹img src=x onerror=alert(1)›"),
+    ("code `", "code '"),
+    ("\u2028\n ", "https://a.b/1"),
+    ("", "https://a.b/1"),
+]
+
+
+@pytest.mark.parametrize(("title", "shown"), HOSTILE)
+def test_a_page_cannot_break_out_of_the_link_to_it(title: str, shown: str) -> None:
+    scanner = CitationScanner({1: Source("https://a.b/1", title)})
+    assert scanner.feed("Rome【1】") == [("Rome", None), (f"([{shown}](https://a.b/1))", 1)]
+
+
+def test_a_url_cannot_break_out_of_its_link() -> None:
+    scanner = CitationScanner({1: Source("https://a.b/x) y\\<z>`\n(1)", "One")})
+    assert scanner.feed("【1】") == [("([One](https://a.b/x%29%20y%5C%3Cz%3E%60%0A%281%29))", 1)]
+
+
+def test_in_json_marks_go_and_what_they_cite_is_told_where_they_were() -> None:
+    for title in [title for title, _ in HOSTILE]:
+        files = {"/mnt/data/a.png": MadeFile("cntr_1", "cfile_1")}
+        scanner = CitationScanner({1: Source("https://a.b/1", title)}, files, in_json=True)
+        text = '{"a": "Rome【1】【1†L1-L5】, 【7】 and ![it](sandbox:/mnt/data/a.png)【1】"}【1】'
+        pieces = [piece for each in text for piece in scanner.feed(each)] + scanner.flush()
+        whole = "".join(piece for piece, _ in pieces)
+        assert json.loads(whole) == {"a": "Rome, 【7】 and ![it](sandbox:/mnt/data/a.png)"}
+        assert [cited for _, cited in pieces if cited is not None] == [1, 1, "/mnt/data/a.png", 1, 1]
+
+
+def test_what_is_cited_at_one_place_twice_is_told_once_and_no_more_than_can_be_told_quickly() -> None:
+    events: Any = []
+    message = OpenMessage("msg_1", 0, None, CitationScanner(SOURCES, in_json=True))
+    message.append(Text("a【1】【1】【2】b【1】" + "c【1】" * 5_000), events)
+    message.close("completed")
+    part: Any = message.item("completed").content[0]
+    assert part.text == "ab" + "c" * 5_000
+    told = [(each.url, each.start_index, each.end_index) for each in part.annotations]
+    assert told[:3] == [("https://a.b/1", 1, 1), ("https://a.b/2", 1, 1), ("https://a.b/1", 2, 2)]
+    assert len(told) == len(set(told)) == 2_000
+    indexes = [event.annotation_index for event in events if "annotation" in event.type]
+    assert indexes == [*range(2_000)]
+
+
+def test_no_citation_is_compared_with_all_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[object] = []
+
+    def compare(one: object, other: object) -> bool:
+        compared.append(other)
+        return one is other
+
+    monkeypatch.setattr(AnnotationURLCitation, "__eq__", compare)
+    message = OpenMessage("msg_1", 0, None, CitationScanner(SOURCES))
+    message.append(Text("【1】 " * 500), [])
+    part: Any = message.close("completed")[-1]
+    assert len(part.item.content[0].annotations) == 500
+    assert compared == []
 
 
 def test_where_the_stream_is_cut_makes_no_difference() -> None:

@@ -30,7 +30,7 @@ def history() -> History:
 
 async def read(history: History, value: Any, *, tenant: str = TENANT, **fields: Any) -> Conversation:
     request = CreateResponse.model_validate({"model": "m", "input": value, **fields})
-    return await read_conversation(request, history, tenant=tenant)
+    return await read_conversation(request, history, Ids(), tenant=tenant)
 
 
 async def save(history: History, value: Any, *output: dict[str, Any], told: dict[str, Told] | None = None) -> str:

@@ -79,7 +79,7 @@ def test_every_field_is_there_from_the_beginning() -> None:
             "tools": [{"type": "custom", "name": "c", "format": {"type": "text"}}],
             "tool_choice": {"type": "custom", "name": "c"},
         },
-        {"tools": [{"type": "web_search", "search_context_size": "low", "filters": {"allowed_domains": ["a.b"]}}]},
+        {"tools": [{"type": "web_search", "search_context_size": "low", "filters": {"allowed_domains": ["a.org"]}}]},
     ],
 )
 def test_what_was_asked_is_echoed(fields: dict[str, Any]) -> None:

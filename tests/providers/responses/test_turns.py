@@ -8,7 +8,7 @@ import pytest
 from openai.types.responses import ResponseOutputItem
 from openai.types.responses.response_output_item import McpApprovalRequest, McpCall, McpListTools
 
-from apis.errors import ToolFailed
+from apis.errors import ToolFailed, UpstreamError
 from apis.inference import Function, FunctionTool, Message, ToolCallStart
 from apis.items import GivenMessage
 from apis.responses import CreateResponse
@@ -21,6 +21,7 @@ from providers.responses.hosted.registry import Made
 from providers.responses.ids import Ids
 from providers.responses.output import Output
 from providers.responses.recent import Past
+from providers.responses.steps import SoFar, Step, told_by
 from providers.responses.toolbox import Toolbox
 from providers.responses.turns import Limits, Turns
 
@@ -171,6 +172,40 @@ async def test_required_holds_once_the_tools_are_listed() -> None:
     turns, scripted, _ = turns_of(Server(), [{"call": "add"}], [{"text": "3."}], tool_choice="required")
     await played(turns)
     assert [chat.tool_choice for chat in scripted.requests] == ["required", "auto"]
+
+
+async def test_what_was_demanded_in_vain_is_demanded_by_whoever_goes_on() -> None:
+    turns, _, output = turns_of(Server(), [{"text": "No."}], [{"text": "No!"}], tool_choice="required")
+    steps: list[Step] = []
+    turns.on_step = steps.append
+    with pytest.raises(UpstreamError):
+        await played(turns)
+    (step,) = [step for step in steps if step.turn == 1]
+    listed = Server()
+    listed.names_listed.append("add")
+    later, scripted, _ = turns_of(listed, [{"text": "No!"}], tool_choice="required")
+    later.go_on(SoFar(step, {}, output.finished()[:2], (), 0, 0))
+    with pytest.raises(UpstreamError, match="asked twice"):
+        await played(later)
+    (chat,) = scripted.requests
+    assert chat.tool_choice == "required"
+    assert [message.role for message in chat.messages] == ["user", "assistant", "user"]
+
+
+async def test_a_model_whose_calls_were_refused_is_given_no_tools_by_whoever_goes_on() -> None:
+    turns, _, output = turns_of(Server(), [{"call": "add"}])
+    steps: list[Step] = []
+    turns.on_step = steps.append
+    await played(turns)
+    last = steps[-1]
+    assert (turns.reason, last.turn, last.rejected_turns) == ("max_messages", 8, 3)
+    listed = Server()
+    listed.names_listed.append("add")
+    later, scripted, _ = turns_of(listed, [{"call": "add"}])
+    later.go_on(SoFar(last, told_by(steps), output.finished(), (), 0, 0))
+    await played(later)
+    assert [chat.tools for chat in scripted.requests] == [None]
+    assert later.reason == "max_messages"
 
 
 async def test_breaking_off_closes_a_listing_that_is_under_way() -> None:

@@ -50,6 +50,7 @@ class RealServer:
         self.asked = asyncio.Event()
         self.knows_discovery = True
         self.forgets = False
+        self.refuses = False
         self.url = ""
         self.mcp = MCPServer("real", log_level="CRITICAL")
         self._tools()
@@ -126,7 +127,11 @@ class RealServer:
                 self.sent.append(headers)
                 self.asked.set()
                 forgotten, self.forgets = self.forgets, False
-                if forgotten or (headers.get("mcp-method") == "server/discover" and not self.knows_discovery):
+                if (
+                    forgotten
+                    or self.refuses
+                    or (headers.get("mcp-method") == "server/discover" and not self.knows_discovery)
+                ):
                     await PlainTextResponse(status_code=404 if forgotten else 400)(scope, receive, send)
                     return
             await app(scope, receive, send)
