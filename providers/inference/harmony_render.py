@@ -39,6 +39,7 @@ from providers.inference.harmony_memo import (
 from providers.inference.harmony_options import HarmonyOptions
 from providers.inference.harmony_tools import declared_tools_to_text, native_tools_to_text
 from providers.inference.harmony_vocabulary import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, Vocabulary
+from providers.inference.verbosity import VERBOSITY
 
 EFFORTS: dict[Effort, str] = {
     "none": "low",
@@ -76,11 +77,9 @@ class Renderer:
     def _preface(self, request: ChatRequest, *, show_tools: bool) -> Iterator[MessageKey]:
         tools = (request.tools or []) if show_tools else []
         yield _key("system", self._system_text(request, tools))
-        instructions = "\n\n".join(
-            text
-            for index, message in enumerate(request.messages[: _leading(request.messages)])
-            if (text := content_to_text(message, index))
-        )
+        leading = request.messages[: _leading(request.messages)]
+        texts = [content_to_text(message, index) for index, message in enumerate(leading)]
+        instructions = "\n\n".join(filter(None, [*texts, VERBOSITY.get(request.verbosity)]))
         sections = [f"# Instructions\n\n{instructions}"] if instructions else []
         declared = declared_tools_to_text(tools)
         sections += [declared] if declared else []

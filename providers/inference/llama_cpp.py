@@ -27,7 +27,7 @@ from providers.inference.http_client import HttpClient
 from providers.inference.llama_cpp_client import Constraint, EngineClient, schema_to_constraint
 from providers.inference.llama_cpp_engine import Engine, Settings
 from providers.inference.llama_cpp_model import PACKAGED, REMEDY, fetched, models_dir
-from providers.inference.llama_cpp_prompts import answer_messages, check_texts, decision_messages
+from providers.inference.llama_cpp_prompts import answer_messages, check_texts, decision_messages, with_verbosity
 from providers.inference.llama_cpp_tools import ToolTurn, request_to_choices, tool_to_constraint
 
 
@@ -101,6 +101,7 @@ class LlamaCpp(Inference):
     async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
         """See `Inference.chat`. With tools, one call per turn at most, and the usage counts the deciding too."""
         self._check(request)
+        request = with_verbosity(request)
         try:
             async with aclosing(self._steps(self._client(), request)) as steps:
                 async for step in steps:
@@ -114,6 +115,7 @@ class LlamaCpp(Inference):
     async def count_tokens(self, request: ChatRequest) -> int:
         """Of the prompt that the model reads first; with tools, that is the one to decide by."""
         self._check(request)
+        request = with_verbosity(request)
         choices = request_to_choices(request)
         if choices.tools:
             messages = decision_messages(request.messages, choices.tools, may_answer=choices.may_answer)

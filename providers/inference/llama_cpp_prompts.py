@@ -7,6 +7,7 @@ from typing import Any, Final
 from apis.errors import Unsupported
 from apis.inference import (
     Call,
+    ChatRequest,
     CustomTool,
     FilePart,
     FunctionCall,
@@ -16,6 +17,7 @@ from apis.inference import (
     TextPart,
 )
 from providers.inference.plain_tools import PlainTool
+from providers.inference.verbosity import VERBOSITY
 
 MAX_SHOWN_TOOLS: Final = 8
 CHAT_SHOTS: Final = ("Hi, how are you?", "Write a haiku about spring.", "What is the largest planet?")
@@ -47,6 +49,17 @@ def check_texts(messages: Sequence[Message]) -> None:
                     f"{kind} are not supported by this model, which reads text only.",
                     param=f"messages[{index}].content[{at}]",
                 )
+
+
+def with_verbosity(request: ChatRequest) -> ChatRequest:
+    """The request with a line of instructions for what it says of the answer's length."""
+    text = VERBOSITY.get(request.verbosity)
+    if text is None:
+        return request
+    at = next((at for at, each in enumerate(request.messages) if each.role not in {"system", "developer"}), None)
+    told = [*request.messages]
+    told.insert(len(told) if at is None else at, Message(role="system", content=text))
+    return request.model_copy(update={"messages": told})
 
 
 # --- the three prompts -----------------------------------------------------------------------------------------------

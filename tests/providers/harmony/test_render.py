@@ -56,6 +56,20 @@ def test_every_effort_is_one_that_the_model_knows(effort: str, shown: str):
     assert f"Reasoning: {shown}\n" in text_of(c.request(c.user("Hi"), reasoning_effort=effort))
 
 
+def test_how_long_an_answer_shall_be_is_told_in_the_instructions():
+    for request in (c.request(c.user("Hi")), c.request({"role": "developer", "content": "Be kind."}, c.user("Hi"))):
+        plain, medium, low, high = (
+            text_of(request.model_copy(update={"verbosity": verbosity}))
+            for verbosity in (None, "medium", "low", "high")
+        )
+        assert plain == medium
+        assert "Keep the answer short" in low
+        assert "Make the answer detailed" in high
+        instructions = low.partition("# Instructions\n\n")[2].partition("<|end|>")[0]
+        assert instructions.removeprefix("Be kind.\n\n").startswith("Keep the answer short")
+        assert low.partition("<|start|>user")[2] == plain.partition("<|start|>user")[2]
+
+
 def test_any_json_object_is_asked_for_in_words():
     text = text_of(c.request(c.user("Hi"), response_format={"type": "json_object"}))
     assert "# Response Formats\n\n## json\n\n// One JSON object and nothing else.\n" in text

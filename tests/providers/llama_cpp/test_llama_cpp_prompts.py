@@ -1,0 +1,22 @@
+"""What small models are told beside the conversation."""
+
+from typing import Any
+
+import pytest
+
+from apis.inference import ChatRequest
+from providers.inference.llama_cpp_prompts import answer_messages, with_verbosity
+
+
+@pytest.mark.parametrize("before", [[], [{"role": "developer", "content": "Be kind."}]])
+def test_how_long_an_answer_shall_be_is_told_after_the_instructions(before: list[dict[str, Any]]) -> None:
+    given = {"model": "m", "messages": [*before, {"role": "user", "content": "Hi"}]}
+    plain = ChatRequest.model_validate(given)
+    for verbosity in (None, "medium"):
+        request = plain.model_copy(update={"verbosity": verbosity})
+        assert with_verbosity(request) is request
+    for verbosity, words in (("low", "Keep the answer short"), ("high", "Make the answer detailed")):
+        told = answer_messages(with_verbosity(plain.model_copy(update={"verbosity": verbosity})).messages)
+        assert [each.role for each in told] == ["system", "user"]
+        assert str(told[0].content).removeprefix("Be kind.\n\n").startswith(words)
+        assert told[1:] == answer_messages(plain.messages)[-1:]
