@@ -2,39 +2,68 @@
 
 Weights are random, at the true shapes, made on the card; so neither the speed of guessing nor any quality can be told
 from them. Every share is of a limit from the bytes that this very run touched (experts are counted) at the speed that
-copying reached on this very card. `--dry` runs all of it on a CPU with a tiny model and the kernels' references.
+copying reached on this very card. A part that fails or would take too long says so, and the others go on; what is known
+is written after each. `--dry` runs all of it on a CPU with a tiny model: kernels interpreted where they are held
+against their references, and references where time is taken.
 """
 
 import argparse
 import asyncio
-import importlib.metadata
+import faulthandler
+import gc
+import importlib
 import logging
 import os
 import platform
 import sys
-import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+if "--dry" in sys.argv:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import torch
 
+from providers.inference.gpt_oss.kernels import device as launching
 from providers.inference.gpt_oss.kernels.step import REFERENCE, TRITON, Kernels
 from providers.inference.gpt_oss.kernels.weights import Weights
 from providers.inference.gpt_oss.room import Wanted
 from providers.inference.gpt_oss.triton_runner import TritonRunner, TritonSettings
-from tests.bench.gpu_measures import Ceilings, agreement, ceilings, finite, kernel_table, prompt_table, step_table
+from tests.bench.gpu_agreement import agreement
+from tests.bench.gpu_machine import versions
+from tests.bench.gpu_measures import (
+    Ceilings,
+    Row,
+    Stage,
+    ceilings,
+    kernel_table,
+    make_stage,
+    prompt_table,
+    spreads,
+    step_table,
+)
 from tests.bench.gpu_model import SPECS, make_weights
-from tests.bench.gpu_report import tables, write
-from tests.bench.gpu_rivals import rivals
-from tests.bench.gpu_server import serve
+from tests.bench.gpu_parts import Parts
+from tests.bench.gpu_report import tables
+from tests.bench.gpu_rivals import RIVALS, rival
+from tests.bench.gpu_soak import soak
 
 PARTS: Final = ("agreement", "kernels", "steps", "prompts", "server", "rivals")
-PACKAGES: Final = ("torch", "triton", "transformers", "tritonllm", "gpt_oss")
+SOAK: Final = "soak"
+"""Not one of those that are run unless named: it takes all the time that there is."""
 
-logger = logging.getLogger("gpt_oss_gpu")
+NEEDS_S: Final = {
+    "20b": {"agreement": 40, "kernels": 60, "runner": 100, "steps": 30, "prompts": 15, "server": 100, "rivals": 60},
+    "120b": {"agreement": 60, "kernels": 80, "runner": 110, "steps": 50, "prompts": 20, "server": 140, "rivals": 60},
+}
+"""What a part may take on a Hopper card, compiling included: it does not begin with less left. Together with 30 s for
+ceilings and weights that is 7 minutes, and 9 for the larger model; rivals have what is left, each for itself."""
+
+SECONDS: Final = 560.0
+FORMULA: Final = "max(bytes read / copied bytes a second, operations / products' operations a second) / time"
 
 
 @dataclass(frozen=True)
@@ -44,6 +73,8 @@ class Sizes:
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     contexts: tuple[int, ...] = (1024, 8192, 32768)
     prompts: tuple[int, ...] = (512, 2048, 8192)
+    checked: tuple[int, ...] = (1, 3, 24, 128)
+    checked_prompts: tuple[int, ...] = (300,)
     streams: tuple[int, ...] = (1, 8, 32, 128)
     stream_tokens: int = 512
     prompt_words: int = 400
@@ -53,62 +84,129 @@ class Sizes:
     step_tokens: int = 8192
 
 
-DRY: Final = Sizes((2,), (40,), (64,), (2,), 6, 20, (1,), 2**12, Wanted(2, 512, None), 256)
+DRY: Final = Sizes((2,), (40,), (64,), (5,), (20,), (2,), 6, 20, (1,), 2**12, Wanted(2, 512, None), 256)
 
 
-def measure(model: str, routing: Literal["uniform", "zipf"], parts: tuple[str, ...], *, dry: bool) -> dict[str, Any]:
-    """All figures by name."""
-    device = torch.device("cpu" if dry else "cuda")
-    sizes, kernels = (DRY, REFERENCE) if dry else (Sizes(), TRITON)
-    dtype = torch.float32 if dry else torch.bfloat16
-    found: dict[str, Any] = {
-        "model": model,
-        "routing": routing,
-        "device": platform.processor() or "CPU" if dry else torch.cuda.get_device_name(),
-        "versions": versions(),
-    }
-    top = _timed("ceilings", lambda: ceilings(device, sizes.copied))
-    found["ceilings"] = {"copy": top.copy, "read": top.read, "products": top.products}
-    with torch.inference_mode():
-        weights = _timed("weights", lambda: make_weights(SPECS[model], device, dtype, routing))
-    runner = _timed("runner", lambda: _runner(weights, sizes, kernels))
-    with torch.inference_mode():
-        found["numbers"] = finite(weights, runner, kernels)
-        found |= _on_device(weights, runner, (kernels, sizes, top), parts)
-    if "server" in parts:
-        streams = tuple(count for count in sizes.streams if count <= runner.slots)
-        served: list[dict[str, Any]] = []
-        for ahead in (True, False):
-            runner.settings = replace(runner.settings, ahead=ahead)
-            work = serve(runner, streams, sizes.stream_tokens, sizes.prompt_words)
-            served += [{"ahead": ahead, **row} for row in _timed("server", lambda work=work: asyncio.run(work))]
-        found["server"] = served
-    if "rivals" in parts:
-        del weights, runner
-        if not dry:
-            torch.cuda.empty_cache()
-        found["rivals"] = _timed("rivals", lambda: rivals(SPECS[model], device, sizes.rival_rows))
-    return found
+@dataclass(frozen=True)
+class Asked:
+    """What to run."""
+
+    model: str
+    routing: Literal["uniform", "zipf"]
+    parts: tuple[str, ...]
+    dry: bool
+    certified: bool = False
+
+    @property
+    def sizes(self) -> Sizes:
+        return DRY if self.dry else Sizes()
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu" if self.dry else "cuda")
+
+    @property
+    def kernels(self) -> Kernels:
+        return REFERENCE if self.dry else TRITON
+
+    def weights(self, vocabulary: int | None = None) -> Weights:
+        spec = SPECS[self.model]
+        spec = replace(spec, vocabulary=vocabulary or spec.vocabulary)
+        with torch.inference_mode():
+            dtype = torch.float32 if self.dry else torch.bfloat16
+            return make_weights(spec, self.device, dtype, self.routing, certified=self.certified)
 
 
-def versions() -> dict[str, str]:
-    installed = {each.metadata["Name"].replace("-", "_") for each in importlib.metadata.distributions()}
-    known = {name: importlib.metadata.version(name) for name in PACKAGES if name in installed}
-    return {"python": platform.python_version(), **known}
+def measure(asked: Asked, parts: Parts) -> None:
+    """Fill `parts.found` with all figures, by name."""
+    needs = {} if asked.dry else NEEDS_S[asked.model]
+    top = Ceilings(0, 0, 0)
+    held: dict[str, Any] = {}
+
+    def find_ceilings() -> dict[str, float]:
+        nonlocal top
+        top = ceilings(asked.device, asked.sizes.copied)
+        return {"copy": top.copy, "read": top.read, "products": top.products}
+
+    def make() -> str:
+        held["weights"] = asked.weights()
+        return f"{torch.cuda.memory_allocated() / 2**30:.1f} GiB" if not asked.dry else "tiny"
+
+    if parts.run("ceilings", find_ceilings) and parts.run("weights", make):
+        _by_themselves(asked, parts, held["weights"], top)
+        _in_steps(asked, parts, held["weights"], top)
+    if "rivals" in asked.parts:
+        held.clear()
+        _free(asked)
+        for name in RIVALS:
+            told = partial(rival, name, asked.model, asked.sizes.rival_rows)
+            parts.run(f"rival {name}", lambda told=told: told(parts.left_s), needs.get("rivals", 0))
 
 
-def _on_device(
-    weights: Weights, runner: TritonRunner, how: tuple[Kernels, Sizes, Ceilings], parts: tuple[str, ...]
-) -> dict[str, Any]:
-    kernels, sizes, top = how
-    asked = [(rows, context) for context in sizes.contexts for rows in sizes.rows]
+def _by_themselves(asked: Asked, parts: Parts, weights: Weights, top: Ceilings) -> None:
+    """Launch functions one by one: whatever one of them does, the others' figures stand."""
+    sizes = asked.sizes
+    needs = {} if asked.dry else NEEDS_S[asked.model]
+    if asked.dry:  # interpreted, a true vocabulary takes minutes
+        weights = asked.weights(vocabulary=300)
+
+    @torch.inference_mode()
+    def on_stage(work: Any) -> Any:
+        slots = max((*sizes.rows, *sizes.checked))
+        stage: Stage = make_stage(weights, asked.kernels, top, slots, max((*sizes.contexts[:1], *sizes.prompts)))
+        return work(stage)
+
+    if "kernels" in asked.parts or "agreement" in asked.parts:
+        parts.run("spreads", lambda: on_stage(spreads))
+    if "agreement" in asked.parts:
+        check = torch.inference_mode()(lambda: agreement(weights, TRITON, sizes.checked, sizes.checked_prompts))
+        parts.run("agreement", check, needs.get("agreement", 0))
+    if "kernels" in asked.parts:
+
+        def time_all(stage: Stage) -> list[Row]:
+            return kernel_table(stage, sizes.rows, sizes.prompts)
+
+        parts.run("kernels", lambda: on_stage(time_all), needs.get("kernels", 0))
+    _free(asked)
+
+
+def _in_steps(asked: Asked, parts: Parts, weights: Weights, top: Ceilings) -> None:
+    """What needs a runner: whole steps, and the server."""
+    sizes = asked.sizes
+    needs = {} if asked.dry else NEEDS_S[asked.model]
+    pairs = [(rows, context) for context in sizes.contexts for rows in sizes.rows]
+    wanted = [name for name in ("steps", "prompts", "server", SOAK) if name in asked.parts]
+    made: list[TritonRunner] = []
+
+    def make() -> str:
+        made.append(_runner(weights, sizes, asked.kernels))
+        return f"{made[0].page_count} pages, {len(made[0].shapes.all())} shapes"
+
+    if not wanted or not parts.run("runner", make, needs.get("runner", 0)):
+        return
+    runner = made.pop()
     work = {
-        "agreement": lambda: agreement(weights, runner, kernels),
-        "kernels": lambda: kernel_table(runner, weights, kernels, sizes.rows, top),
-        "steps": lambda: step_table(runner, weights, kernels, asked, top),
-        "prompts": lambda: prompt_table(runner, weights, sizes.prompts, top),
+        "steps": torch.inference_mode()(lambda: step_table(runner, weights, asked.kernels, pairs, top)),
+        "prompts": torch.inference_mode()(lambda: prompt_table(runner, weights, sizes.prompts, top)),
+        "server": lambda: _served(runner, sizes),
+        SOAK: lambda: soak(runner, 1.0 if asked.dry else parts.left_s - 20),
     }
-    return {name: _timed(name, measured) for name, measured in work.items() if name in parts}
+    for name in wanted:
+        parts.run(name, work[name], needs.get(name, 0))
+
+
+def _served(runner: TritonRunner, sizes: Sizes) -> list[dict[str, Any]]:
+    """Imported here: all else runs where there are no packages but torch's."""
+    server = cast("Any", importlib.import_module("tests.bench.gpu_server"))
+    streams = tuple(count for count in sizes.streams if count <= runner.slots)
+    found: list[dict[str, Any]] = []
+    settings = runner.settings
+    for ahead in (True, False):
+        runner.settings = replace(settings, ahead=ahead)
+        work = server.serve(runner, streams, sizes.stream_tokens, sizes.prompt_words)
+        found += [{"ahead": ahead, **row} for row in asyncio.run(work)]
+    runner.settings = settings
+    return found
 
 
 def _runner(weights: Weights, sizes: Sizes, kernels: Kernels) -> TritonRunner:
@@ -120,27 +218,46 @@ def _runner(weights: Weights, sizes: Sizes, kernels: Kernels) -> TritonRunner:
     return runner
 
 
-def _timed(name: str, work: Any) -> Any:
-    began = time.perf_counter()
-    result = work()
-    logger.info("%s: %.1f s", name, time.perf_counter() - began)
-    return result
+def _free(asked: Asked) -> None:
+    gc.collect()
+    if not asked.dry:
+        torch.cuda.empty_cache()
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=[*SPECS], default="20b")
     parser.add_argument("--routing", choices=["uniform", "zipf"], default="uniform")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--out", type=Path, default=None, help="a folder for gpt_oss.json, .md and .svg")
-    parser.add_argument("--dry", action="store_true", help="tiny, on a CPU, with the kernels' references")
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS, SOAK], default=PARTS)
+    parser.add_argument("--out", type=Path, default=None, help="a folder for gpt_oss_MODEL.json, .md and .svg")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="it ends by then, whatever it is at")
+    parser.add_argument("--one-by-one", action="store_true", help="no kernel begins before the last one has ended")
+    parser.add_argument("--certified", action="store_true", help="few rows are sampled by an int8 unembedding's bounds")
+    parser.add_argument("--dry", action="store_true", help="tiny, on a CPU")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    if given.one_by_one:
+        cast("dict[str, Any]", vars(launching))["DEPENDENT_FROM"] = sys.maxsize
+    if not given.dry and launching.INTERPRETED:
+        parser.error("TRITON_INTERPRET is set: kernels would not run on the card")
     routing = cast('Literal["uniform", "zipf"]', given.routing)
-    found = measure("tiny" if given.dry else given.model, routing, tuple(given.parts), dry=given.dry)
-    if given.out is not None:
-        write(given.out, found)
-    print(tables(found))
+    asked = Asked("tiny" if given.dry else given.model, routing, tuple(given.parts), given.dry, given.certified)
+    found: dict[str, Any] = {
+        "model": asked.model,
+        "routing": routing,
+        "device": platform.processor() or "CPU" if asked.dry else torch.cuda.get_device_name(),
+        "versions": versions(),
+        "overlapping": not given.one_by_one,
+        "certified": given.certified,
+        "share": FORMULA,
+    }
+    # Whatever hangs, on a card or in a compiler, is shown and ended; what was measured is written by then.
+    faulthandler.dump_traceback_later(given.seconds + 20, exit=True, file=sys.__stderr__ or sys.stderr)
+    try:
+        measure(asked, Parts(found, given.out, given.seconds))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        print(tables(found))
 
 
 if __name__ == "__main__":

@@ -11,22 +11,29 @@ from torch import Tensor
 
 from providers.inference.gpt_oss.kernels.buffers import (
     ALONE_ROWS,
+    DECODED_ROWS,
     PAGE_TOKENS,
+    Room,
     Step,
+    Tables,
     fill,
     listed,
     make_step,
+    make_tables,
     query_tiles,
+    tensors_of,
 )
-from providers.inference.gpt_oss.kernels.step import REFERENCE, Kernels, launch_step
+from providers.inference.gpt_oss.kernels.step import Kernels, launch_step
 from providers.inference.gpt_oss.kernels.weights import Weights
 from providers.inference.gpt_oss.sampling import RowSampling
 from providers.inference.gpt_oss.triton_batch import Line
 from providers.inference.gpt_oss.triton_runner import TritonRunner
 from tests.bench.gpu_model import Touched
+from tests.bench.gpu_parts import failed
 
 Row = dict[str, Any]
 REPEATS = 5
+ENDS = ("embed", "unembed", "sample")
 
 
 @dataclass(frozen=True)
@@ -38,17 +45,35 @@ class Ceilings:
     products: float
 
 
+@dataclass(frozen=True)
+class Stage:
+    """Where launch functions are measured one by one: a model, and memory for sequences that are nobody's."""
+
+    weights: Weights
+    tables: Tables
+    kernels: Kernels
+    top: Ceilings
+
+    @property
+    def device(self) -> torch.device:
+        return self.tables.keys.device
+
+
+def make_stage(weights: Weights, kernels: Kernels, top: Ceilings, slots: int, context: int) -> Stage:
+    """With room for `slots` sequences of 1,024 tokens, or one of `context`; what is cached is numbers."""
+    embedding = weights.ends.embedding
+    pages = max(slots * (1024 // PAGE_TOKENS + 1), context // PAGE_TOKENS + 1)
+    tables = make_tables(weights.spec, Room(slots, context + 1, pages, embedding.dtype, embedding.device))
+    tables.keys.normal_()
+    tables.values.normal_()
+    return Stage(weights, tables, kernels, top)
+
+
 def timed(work: Callable[[], object], device: torch.device, times: int = 1) -> tuple[float, float]:
     """Seconds of one `work`, the median of REPEATS runs of `times` each, and their spread (largest less smallest)."""
     work()
-    found: list[float] = []
-    for _ in range(REPEATS if device.type == "cuda" else 2):
-        wait(device)
-        began = time.perf_counter()
-        for _ in range(times):
-            work()
-        wait(device)
-        found.append((time.perf_counter() - began) / times)
+    repeats = REPEATS if device.type == "cuda" else 2
+    found = [_run_s(work, device, times) / times for _ in range(repeats)]
     return statistics.median(found), max(found) - min(found)
 
 
@@ -80,6 +105,51 @@ def ceilings(device: torch.device, size: int) -> Ceilings:
     return Ceilings(2 * source.nbytes / copy_s, source.nbytes / read_s, 2.0 * side**3 / product_s)
 
 
+def decoding(weights: Weights, tables: Tables, rows: int, context: int) -> Step:
+    """A step of `rows` sequences with `context` cached tokens each, all of which are sampled."""
+    slots = list(range(rows))
+    step = make_step(weights.spec, tables, rows, rows)
+    lay_pages(tables, rows, context)
+    for name, values in (("slots", slots), ("positions", [context] * rows), ("samples", slots)):
+        fill(step, name, values)
+    fill(step, "tokens", [(11 * slot + 5) % weights.spec.vocabulary for slot in slots])
+    return step
+
+
+def prompting(weights: Weights, tables: Tables, tokens: int) -> Step:
+    """A step of one sequence's first `tokens` tokens, of which the last is sampled."""
+    step = make_step(weights.spec, tables, tokens, 1, singles=0)
+    lay_pages(tables, 1, tokens - 1)
+    fill(step, "slots", [0] * tokens)
+    fill(step, "positions", list(range(tokens)))
+    fill(step, "tokens", [(13 * place) % weights.spec.vocabulary for place in range(tokens)])
+    fill(step, "samples", [tokens - 1])
+    fill(step, "tiles", query_tiles(0, tokens, 0, 0))
+    return step
+
+
+def lay_pages(tables: Tables, slots: int, context: int) -> None:
+    """The first pages of the memory, each slot's its own as far as they last; what is in them is finite."""
+    columns = context // PAGE_TOKENS + 1
+    numbers = torch.arange(slots * columns, dtype=torch.int32, device=tables.pages.device)
+    tables.pages[:slots, :columns] = (numbers % tables.keys.shape[1]).view(slots, columns)
+
+
+def spreads(stage: Stage) -> Mapping[str, Any]:
+    """The residual stream's spread before each layer of one step: random weights must not let it grow without end."""
+    found: list[float] = []
+
+    def told(layer: Any, step: Step) -> None:
+        found.append(float(step.hidden.float().std(correction=0)))
+        stage.kernels.qkv(layer, step)
+
+    step = decoding(stage.weights, stage.tables, 1, 0)
+    launch_step(stage.weights, step, replace(stage.kernels, qkv=told))
+    found.append(float(step.hidden.float().std(correction=0)))
+    assert bool(step.hidden.isfinite().all()), f"the residual stream is not finite: {found}"
+    return {"spread": [round(each, 3) for each in found]}
+
+
 def touched(weights: Weights, step: Step, kernels: Kernels, context: int) -> Touched:
     """Run the step once and count the experts that its layers chose."""
     chosen: list[Tensor] = []
@@ -89,50 +159,77 @@ def touched(weights: Weights, step: Step, kernels: Kernels, context: int) -> Tou
         chosen.append(step.chosen.clone())
 
     launch_step(weights, step, replace(kernels, project_out=counted))
-    experts = [len({expert for expert in listed(each.flatten()) if expert >= 0}) for each in chosen]
-    return Touched(weights.spec, len(step.positions), context, sum(experts) / len(experts))
+    experts = sum(map(_different, chosen)) / len(chosen)
+    certified = weights.ends.narrow is not None
+    return Touched(weights.spec, len(step.positions), context, experts, prompt=not step.singles, certified=certified)
 
 
-def kernel_table(
-    runner: TritonRunner, weights: Weights, kernels: Kernels, rows: Sequence[int], top: Ceilings
-) -> list[Row]:
+def kernel_table(stage: Stage, rows: Sequence[int], prompts: Sequence[int]) -> list[Row]:
     """Microseconds of each launch function, all layers' one behind the other: no weights are in the cache already."""
-    device, context = runner.tables.keys.device, min(1024, runner.context_tokens - 1)
+    context = min(1024, stage.tables.pages.shape[1] * PAGE_TOKENS - 1)
     table: list[Row] = []
     for count in rows:
-        step = make_step(weights.spec, runner.tables, count, count)
-        slots = list(range(count))
-        _pages(runner, count, context)
-        for name, values in (("slots", slots), ("positions", [context] * count), ("samples", slots)):
-            fill(step, name, values)
-        fill(step, "tokens", [(7 * slot + 5) % weights.spec.vocabulary for slot in slots])
-        found = touched(weights, step, kernels, context)
-        hidden = step.hidden.clone()
-        unused = "grouped" if count <= ALONE_ROWS else "experts"
-        for name, size in found.kernel_bytes().items():
-            if name.startswith(unused):
-                continue
-            launch = getattr(kernels, name)
-            ends = name in ("embed", "unembed", "sample")
-
-            def work(launch: Any = launch, ends: bool = ends, step: Step = step) -> None:
-                for each in (weights.ends,) if ends else weights.layers:
-                    launch(each, step)
-
-            seconds, spread = timed(graphed(work, device), device)
-            step.hidden.copy_(hidden)
-            each = 1 if ends else len(weights.layers)
-            table.append(
-                {
-                    "kernel": name,
-                    "rows": count,
-                    "us": 1e6 * seconds / each,
-                    "spread_us": 1e6 * spread / each,
-                    "GB/s": size * each / seconds / 1e9,
-                    "share": size * each / seconds / top.copy,
-                }
-            )
+        step = decoding(stage.weights, stage.tables, count, context)
+        table += _kernels(stage, step, context)
+    for count in prompts:
+        table += _kernels(stage, prompting(stage.weights, stage.tables, count), 0)
     return table
+
+
+def _kernels(stage: Stage, step: Step, context: int) -> list[Row]:
+    """Of one step. Every launch function finds what it found in the step's last layer."""
+    found = touched(stage.weights, step, stage.kernels, context)
+    found = replace(found, experts=_different(step.chosen))
+    state = {name: each.clone() for name, each in tensors_of(step).items() if name != "logits"}
+    size, operations = found.kernel_bytes(), found.kernel_operations()
+    table: list[Row] = []
+    for name in launched(step):
+        for field, each in state.items():
+            getattr(step, field).copy_(each)
+        row: Row = {"kernel": name, "rows": found.rows, "prompt": found.prompt}
+        try:
+            seconds, spread = _launch_s(stage, name, step)
+        except Exception as exc:  # noqa: BLE001 - the other kernels' figures are wanted all the same
+            table.append(row | failed(exc))
+            continue
+        read_s, computed_s = size[name] / stage.top.copy, operations.get(name, 0) / stage.top.products
+        table.append(
+            row
+            | {
+                "us": 1e6 * seconds,
+                "spread_us": 1e6 * spread,
+                "GB/s": size[name] / seconds / 1e9,
+                "TFLOP/s": operations.get(name, 0) / seconds / 1e12,
+                "share": max(read_s, computed_s) / seconds,
+            }
+        )
+    return table
+
+
+def _launch_s(stage: Stage, name: str, step: Step) -> tuple[float, float]:
+    """Seconds of one launch, and their spread."""
+    launch = getattr(stage.kernels, name)
+    given = (stage.weights.ends,) if name in ENDS else stage.weights.layers
+
+    def work() -> None:
+        for each in given:
+            launch(each, step)
+
+    times = 10 if stage.device.type == "cuda" else 1
+    seconds, spread = timed(graphed(work, stage.device), stage.device, times)
+    return seconds / len(given), spread / len(given)
+
+
+def launched(step: Step) -> list[str]:
+    """The launch functions of such a step, in order, as `launch_step` has them."""
+    rows = len(step.positions)
+    names = ["embed", "qkv"]
+    names += ["attend_decode"] if step.singles else []
+    names += ["attend_prefill"] if step.singles < rows else []
+    names += ["project_out"]
+    names += ["route"] if rows > DECODED_ROWS else []
+    names += ["experts_up", "experts_down"] if rows <= ALONE_ROWS else ["grouped_up", "grouped_down"]
+    return [*names, "unembed", "sample"]
 
 
 def step_table(
@@ -147,17 +244,13 @@ def step_table(
             continue
         for slot in range(rows):
             runner.open(slot, RowSampling(temperature=1.0, seed=slot), (), ())
-        _pages(runner, rows, context)
-        batch = runner.shapes.batch([Line(slot, context, [11 * slot % 997], 1) for slot in range(rows)])
-        step = make_step(weights.spec, runner.tables, rows, rows)
-        fill(step, "slots", range(rows))
-        fill(step, "positions", [context] * rows)
-        fill(step, "tokens", [11 * slot % 997 for slot in range(rows)])
+        step = decoding(weights, runner.tables, rows, context)
+        tokens = listed(step.tokens)
+        batch = runner.shapes.batch([Line(slot, context, [tokens[slot]], 1) for slot in range(rows)])
         found = touched(weights, step, kernels, context)
-        seconds, spread = timed(
-            lambda batch=batch: runner.steps.launch(batch), device, 10 if device.type == "cuda" else 1
-        )
-        limit = max(found.step_bytes / top.copy, found.operations / top.products)
+        times = 10 if device.type == "cuda" else 1
+        seconds, spread = timed(lambda batch=batch: runner.steps.launch(batch), device, times)
+        limit = found.limit_s(top.copy, top.products)
         table.append(
             {
                 "rows": rows,
@@ -182,71 +275,42 @@ def prompt_table(runner: TritonRunner, weights: Weights, sizes: Sequence[int], t
         if size > min(runner.shapes.spans[-1], runner.context_tokens):
             continue
         runner.open(0, RowSampling(temperature=0.0), (), ())
-        _pages(runner, 1, size - 1)
+        lay_pages(runner.tables, 1, size - 1)
         tokens = [(13 * place) % weights.spec.vocabulary for place in range(size)]
         batch = runner.shapes.batch([Line(0, 0, tokens, 1)])
         seconds, spread = timed(lambda batch=batch: runner.steps.launch(batch), device)
-        all_of_it = Touched(weights.spec, size, 0, weights.spec.experts)
-        limit = max(all_of_it.step_bytes / top.copy, all_of_it.operations / top.products)
+        certified = weights.ends.narrow is not None
+        all_of_it = Touched(weights.spec, size, 0, weights.spec.experts, prompt=True, certified=certified)
+        limit = all_of_it.limit_s(top.copy, top.products)
         table.append(
             {
                 "tokens": size,
                 "ms": 1e3 * seconds,
                 "spread_ms": 1e3 * spread,
                 "tokens/s": size / seconds,
+                "limit_tokens/s": size / limit,
                 "share": limit / seconds,
             }
         )
     return table
 
 
-def agreement(weights: Weights, runner: TritonRunner, kernels: Kernels) -> list[Row]:
-    """Two layers and the unembedding against the references on this device: how far logits are off, relative to their
-    norm, and which share of rows has the same best token. Decoding at three sizes, and a prompt."""
-    cut = replace(weights, layers=weights.layers[:2])
-    table: list[Row] = []
-    for singles, span in ((1, 0), (8, 0), (128, 0), (2, 300)):
-        rows = min(singles, runner.slots - 1) + span
-        step = make_step(weights.spec, runner.tables, rows, rows, rows - span)
-        _pages(runner, runner.slots, max(span, 40))
-        slots = [*range(rows - span), *[runner.slots - 1] * span]
-        fill(step, "slots", slots)
-        fill(step, "positions", [*[40] * (rows - span), *range(span)])
-        fill(step, "tokens", [(17 * row + 3) % weights.spec.vocabulary for row in range(rows)])
-        fill(step, "samples", range(rows))
-        if span:
-            fill(step, "tiles", query_tiles(rows - span, span, runner.slots - 1, 0))
-        logits: list[Tensor] = []
-        for each in (kernels, REFERENCE):
-            launch_step(cut, step, each)
-            each.unembed(cut.ends, step)
-            logits.append(step.logits.clone())
-        ours, theirs = logits
-        table.append(
-            {
-                "singles": rows - span,
-                "span": span,
-                "relative_error": float(((ours - theirs).square().sum() / theirs.square().sum()).sqrt()),
-                "same_best": float((ours.argmax(-1) == theirs.argmax(-1)).float().mean()),
-            }
-        )
-    return table
+def _run_s(work: Callable[[], object], device: torch.device, times: int) -> float:
+    """Seconds of `times` of it: the device's own, where it has a clock."""
+    wait(device)
+    if device.type == "cuda":
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        for _ in range(times):
+            work()
+        ended.record()
+        ended.synchronize()
+        return began.elapsed_time(ended) / 1e3
+    start = time.perf_counter()
+    for _ in range(times):
+        work()
+    return time.perf_counter() - start
 
 
-def finite(weights: Weights, runner: TritonRunner, kernels: Kernels) -> Mapping[str, float]:
-    """The residual stream's spread behind each layer of one step: random weights must not let it grow without end."""
-    step = make_step(weights.spec, runner.tables, 1, 1)
-    _pages(runner, 1, 0)
-    for name, value in (("slots", 0), ("positions", 0), ("tokens", 5)):
-        fill(step, name, [value])
-    launch_step(weights, step, kernels)
-    assert bool(step.hidden.isfinite().all()), "the residual stream is not finite"
-    return {"spread_behind_the_last_layer": float(step.hidden.float().std())}
-
-
-def _pages(runner: TritonRunner, slots: int, context: int) -> None:
-    """The first pages of the memory, each slot's its own as far as they last; what is in them is finite."""
-    columns = context // PAGE_TOKENS + 1
-    numbers = torch.arange(slots * columns, dtype=torch.int32, device=runner.tables.pages.device)
-    with torch.inference_mode():
-        runner.tables.pages[:slots, :columns] = (numbers % runner.page_count).view(slots, columns)
+def _different(chosen: Tensor) -> int:
+    return len({expert for expert in listed(chosen.flatten()) if expert >= 0})

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from providers.inference.gpt_oss.checkpoint import PackedExperts
+from providers.inference.gpt_oss.kernels.buffers import CERTIFIED_ROWS
 from providers.inference.gpt_oss.kernels.layout import TiledExperts, tile
+from providers.inference.gpt_oss.kernels.narrow import narrowed
 from providers.inference.gpt_oss.kernels.weights import Ends, Layer, Weights
 from providers.inference.gpt_oss.spec import ModelSpec
 from providers.inference.gpt_oss.synth import TINY, resized
@@ -33,19 +35,28 @@ SPECS: Final = {
     "tiny": replace(TINY, layers=TINY.layers[:2], vocabulary=201_088),
 }
 EXPERT_BYTES: Final = 4.25 / 8
+LENGTHS_SPREAD: Final = 0.5
+"""Of the logarithm of the unembedding's rows' lengths."""
+
 ZIPF_SLOPE: Final = 0.6
 """Of the router's bias against the logarithm of an expert's rank: its logits' own spread is about 1."""
 
 
-def make_weights(spec: ModelSpec, device: torch.device, dtype: torch.dtype, routing: Routing) -> Weights:
-    """Layer by layer, so that no more is held than the model itself and a layer. One seed, one model."""
+def make_weights(
+    spec: ModelSpec, device: torch.device, dtype: torch.dtype, routing: Routing, *, certified: bool = False
+) -> Weights:
+    """Layer by layer, so that no more is held than the model itself and a layer. One seed, one model. `certified`: with
+    the unembedding's int8 copy."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType] - typed in part
     cosines, sines = rotary_table(spec.rotary, spec.head_dim, spec.context_tokens)
     rotary = torch.stack((cosines, sines)).to(device)
     layers = tuple(_layer(spec, index, (rotary, dtype), routing) for index in range(len(spec.layers)))
     ends = [torch.randn(spec.vocabulary, spec.hidden, device=device, dtype=dtype) for _ in range(2)]
     norm = 1 + torch.randn(spec.hidden, device=device) / 10
-    return Weights(spec, layers, Ends(spec, ends[0], norm, ends[1].mul_(spec.hidden**-0.5)))
+    # As if trained: some tokens are far likelier than others, so that few of them can be the best.
+    lengths = torch.randn(spec.vocabulary, 1, device=device).mul(LENGTHS_SPREAD).exp().to(dtype)
+    unembedding = ends[1].mul_(spec.hidden**-0.5).mul_(lengths)
+    return Weights(spec, layers, Ends(spec, ends[0], norm, unembedding, narrowed(unembedding) if certified else None))
 
 
 def _layer(spec: ModelSpec, index: int, like: tuple[Tensor, torch.dtype], routing: Routing) -> Layer:
@@ -95,13 +106,17 @@ def _experts(spec: ModelSpec, rows: int, depth: int, bias: Tensor) -> TiledExper
 
 @dataclass(frozen=True)
 class Touched:
-    """What a step of `rows` rows with `context` cached tokens each reads: `experts` different ones in each layer, on
-    average, as counted. Bytes of bfloat16, whatever the type it ran in."""
+    """What a step must read and compute: `rows` rows behind `context` cached tokens, each a sequence of its own or, if
+    it is a `prompt`, all of them one; `experts` different ones in each layer, on average, as counted. Bytes of
+    bfloat16, whatever the type it ran in; of what it makes and reads again nothing is counted. `certified`: its tokens
+    are chosen by an int8 copy of the unembedding, if they are few enough; what is read once more is not counted."""
 
     spec: ModelSpec
     rows: int
     context: int
     experts: float
+    prompt: bool = False
+    certified: bool = False
 
     @property
     def expert_bytes(self) -> float:
@@ -114,35 +129,89 @@ class Touched:
         """Keys and values, of all layers."""
         spec = self.spec
         each = 2 * spec.kv_heads * spec.head_dim * 2
-        windows = [spec.window if kind == "sliding_attention" else self.context for kind in spec.layers]
-        return self.rows * each * sum(min(window, self.context) for window in windows)
+        sequences = 1 if self.prompt else self.rows
+        return sequences * each * sum(min(window, self.context) for window in self._windows)
 
     @property
     def step_bytes(self) -> float:
         layers = len(self.spec.layers)
-        return 2 * self.spec.dense_parameters + layers * self.expert_bytes + self.cached_bytes
+        saved = 2.0 * self.spec.vocabulary * self.spec.hidden - self.sampling_bytes
+        return 2 * self.spec.dense_parameters - saved + layers * self.expert_bytes + self.cached_bytes
+
+    @property
+    def sampling_bytes(self) -> float:
+        """Of the unembedding, to choose tokens."""
+        samples = 1 if self.prompt else self.rows
+        if self.certified and samples <= CERTIFIED_ROWS:
+            return self.spec.vocabulary * (self.spec.hidden + 12.0)
+        return 2.0 * self.spec.vocabulary * self.spec.hidden
+
+    @property
+    def attention_operations(self) -> float:
+        """Of all layers: scores and sums of values, over what each row sees, itself included."""
+        spec = self.spec
+        each = 4.0 * spec.heads * spec.head_dim
+        return each * sum(self._seen(window) for window in self._windows)
 
     @property
     def operations(self) -> float:
-        """Multiplications and additions of a step's products, without attention."""
+        """Multiplications and additions of a step's products; of a prompt only the last row is sampled."""
         spec = self.spec
         experts = len(spec.layers) * spec.experts_per_token * spec.expert_weights
-        return 2.0 * self.rows * (spec.dense_parameters - spec.vocabulary * spec.hidden + experts)
+        unembedding = spec.vocabulary * spec.hidden
+        each = spec.dense_parameters - unembedding + experts
+        samples = 1 if self.prompt else self.rows
+        return 2.0 * (self.rows * each + samples * unembedding) + self.attention_operations
+
+    def limit_s(self, bytes_s: float, operations_s: float) -> float:
+        """The least time of a step on a device that reads and computes so much in a second."""
+        return max(self.step_bytes / bytes_s, self.operations / operations_s)
 
     def kernel_bytes(self) -> dict[str, float]:
-        """Of a layer, or of the model's ends, by the launch function's name."""
+        """Of a layer, on average, or of the model's ends, by the launch function's name."""
         spec = self.spec
         third = self.expert_bytes / 3
         project = 2.0 * spec.hidden * (spec.heads * spec.head_dim + spec.experts)
         return {
             "embed": 4.0 * self.rows * spec.hidden,
             "qkv": 2.0 * spec.qkv * spec.hidden,
-            "attend_decode": 4.0 * self.rows * spec.kv_heads * spec.head_dim * self.context,
+            "attend_decode": self.cached_bytes / len(spec.layers),
+            "attend_prefill": self.cached_bytes / len(spec.layers),
             "project_out": project,
+            "route": 8.0 * self.rows * spec.experts_per_token,
             "experts_up": 2 * third,
             "experts_down": third,
             "grouped_up": 2 * third,
             "grouped_down": third,
             "unembed": 2.0 * spec.vocabulary * spec.hidden,
-            "sample": 2.0 * spec.vocabulary * spec.hidden,
+            "sample": self.sampling_bytes,
         }
+
+    def kernel_operations(self) -> dict[str, float]:
+        """As `kernel_bytes`; of those that multiply."""
+        spec = self.spec
+        pairs = self.rows * spec.experts_per_token
+        attention = self.attention_operations / len(spec.layers)
+        return {
+            "qkv": 2.0 * self.rows * spec.qkv * spec.hidden,
+            "attend_decode": attention,
+            "attend_prefill": attention,
+            "project_out": 2.0 * self.rows * spec.hidden * (spec.heads * spec.head_dim + spec.experts),
+            "experts_up": 4.0 * pairs * spec.hidden * spec.intermediate,
+            "experts_down": 2.0 * pairs * spec.hidden * spec.intermediate,
+            "grouped_up": 4.0 * pairs * spec.hidden * spec.intermediate,
+            "grouped_down": 2.0 * pairs * spec.hidden * spec.intermediate,
+        }
+
+    @property
+    def _windows(self) -> list[int]:
+        whole = self.context + self.rows
+        return [self.spec.window if kind == "sliding_attention" else whole for kind in self.spec.layers]
+
+    def _seen(self, window: int) -> float:
+        """Pairs of a row and a token that it sees, in a layer."""
+        if not self.prompt:
+            return self.rows * min(window, self.context + 1)
+        first, last = self.context + 1, self.context + self.rows
+        growing = range(first, min(last, window) + 1)
+        return (growing.start + growing.stop - 1) * len(growing) / 2 + (self.rows - len(growing)) * window

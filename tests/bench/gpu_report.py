@@ -11,11 +11,13 @@ COLOURS = ("#1f5fa8", "#c2571a", "#2e7d4f", "#7a3e9d", "#8a8a00")
 
 
 def write(folder: Path, found: Mapping[str, Any]) -> None:
-    """`gpt_oss.json`, `gpt_oss.md` and `gpt_oss.svg`."""
+    """`gpt_oss_MODEL.json`, .md and .svg: whole at any time, whenever the one who writes is ended."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpt_oss.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    (folder / "gpt_oss.md").write_text(tables(found), encoding="utf-8")
-    (folder / "gpt_oss.svg").write_text(picture(found), encoding="utf-8")
+    for kind, text in (("json", json.dumps(found, indent=1)), ("md", tables(found)), ("svg", picture(found))):
+        file = folder / f"gpt_oss_{found['model']}.{kind}"
+        fresh = file.with_suffix(f".{kind}.new")
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(file)
 
 
 def tables(found: Mapping[str, Any]) -> str:
@@ -37,7 +39,8 @@ def table(rows: Rows) -> str:
 
 def picture(found: Mapping[str, Any]) -> str:
     """Share of the limit over rows, a line for each context, as SVG."""
-    steps: Rows = found.get("steps", [])
+    given = found.get("steps", [])
+    steps = cast("Rows", given if isinstance(given, list) else [])
     rows = sorted({row["rows"] for row in steps}) or [1]
     places = {count: EDGE + (WIDTH - 2 * EDGE) * at / max(1, len(rows) - 1) for at, count in enumerate(rows)}
     drawn: list[str] = []

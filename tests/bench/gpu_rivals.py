@@ -2,14 +2,20 @@
 
 transformers runs the model with its experts as numbers (its MXFP4 kernels are fetched from a hub); OpenAI's reference
 in torch has no batches and no cache; tritonllm is a whole engine for one sequence, and its copy of triton_kernels'
-matmul_ogs is what vLLM, SGLang and transformers run experts with.
+matmul_ogs is what vLLM, SGLang and transformers run experts with. Each runs in a process of its own: two of them bring
+a package of one name, and any may take all memory, end the process or never end.
 """
 
 import importlib
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final
 
 import torch
@@ -18,35 +24,56 @@ from torch import Tensor
 from providers.inference.gpt_oss.spec import ModelSpec
 from providers.inference.gpt_oss.synth import transformers_config
 from tests.bench.gpu_measures import Row, graphed, timed, wait
+from tests.bench.gpu_model import SPECS
 
 PROMPT: Final = 1024
 TOKENS: Final = 64
+ROOT: Final = Path(__file__).parents[2]
+ROW: Final = '{"rows": '
+LONGEST_S: Final = 150.0
+LEFT_S: Final = 15.0
+"""Of the time that is left so much is for writing down what was found."""
 
 
-def rivals(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> list[Row]:
-    """A line for each rival and batch; `skipped` or `failed` say why there is no figure."""
-    found: list[Row] = []
-    for name, needed, measure in (
-        ("matmul_ogs", "tritonllm", _matmul_ogs),
-        ("tritonllm", "tritonllm", _tritonllm),
-        ("transformers", "transformers", _transformers),
-        ("gpt_oss torch", "gpt_oss", _reference),
-    ):
-        if device.type == "cpu" and name != "transformers":
-            found.append({"rival": name, "skipped": "needs a GPU"})
-        elif importlib.util.find_spec(needed) is None:
-            found.append({"rival": name, "skipped": f"{needed} is not installed"})
-        else:
-            try:
-                found += [{"rival": name, **row} for row in measure(spec, device, rows)]
-            except Exception as exc:  # noqa: BLE001 - a rival's failure is a result
-                found.append({"rival": name, "failed": repr(exc), "where": traceback.format_exc(limit=-3)})
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+def rival(name: str, model: str, rows: Sequence[int], left_s: float) -> list[Row] | dict[str, str]:
+    """Its figures, as far as it came; raises RuntimeError with the last it said when it fails before the first."""
+    needed, _ = RIVALS[name]
+    if model == "tiny" and name != "transformers":
+        return {"skipped": "needs a GPU"}
+    if importlib.util.find_spec(needed) is None:
+        return {"skipped": f"{needed} is not installed"}
+    command = [sys.executable, "-m", "tests.bench.gpu_rivals", name, model, *map(str, rows)]
+    limit_s = min(LONGEST_S, max(1.0, left_s - LEFT_S))
+    with TemporaryFile("w+") as told, TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "0"}, stdout=told, stderr=said, text=True
+        )
+        try:
+            ended = f"it ended with {process.wait(limit_s)}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            ended = f"it did not end in {limit_s:.0f} s"
+        told.seek(0)
+        said.seek(0)
+        found: list[Row] = [json.loads(line) for line in told if line.startswith(ROW)]
+        if process.returncode:
+            last = f"{ended}: {said.read()[-1500:]}"
+            if not found:
+                raise RuntimeError(last)
+            found.append({"failed": last})
     return found
 
 
-def _transformers(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> list[Row]:
+def main(name: str, model: str, *rows: str) -> None:
+    """In the process of its own: a line of JSON for every row, as soon as it is known."""
+    _, measure = RIVALS[name]
+    device = torch.device("cpu" if model == "tiny" else "cuda")
+    for row in measure(SPECS[model], device, tuple(map(int, rows))):
+        print("\n" + json.dumps(row), flush=True)
+
+
+def _transformers(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> Iterator[Row]:
     transformers: Any = importlib.import_module("transformers")
     config = transformers.GptOssConfig(**transformers_config(spec, packed=False))
     with torch.device(device):
@@ -58,27 +85,26 @@ def _transformers(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) 
             torch.set_default_dtype(before)
     on_card = device.type == "cuda"
     prompt, tokens = (PROMPT, TOKENS) if on_card else (8, 8)
-    cache = {"cache_implementation": "static"} if on_card else {}
-    table: list[Row] = []
-    for count in rows:
-        ids = torch.randint(0, 1000, (count, prompt), device=device)
+    for cache in ("dynamic", "static") if on_card else ("dynamic",):
+        for count in rows:
+            ids = torch.randint(0, 1000, (count, prompt), device=device)
 
-        def generate(new: int, ids: Tensor = ids) -> float:
-            wait(device)
-            began = time.perf_counter()
-            with torch.inference_mode():
-                model.generate(ids, max_new_tokens=new, min_new_tokens=new, do_sample=False, pad_token_id=0, **cache)
-            wait(device)
-            return time.perf_counter() - began
+            def generate(new: int, ids: Tensor = ids, cache: str = cache) -> float:
+                wait(device)
+                began = time.perf_counter()
+                asked = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+                with torch.inference_mode():
+                    model.generate(ids, cache_implementation=cache, **asked)
+                wait(device)
+                return time.perf_counter() - began
 
-        generate(2)
-        whole, first = (min(generate(new) for _ in range(3)) for new in (tokens, 1))
-        seconds = (whole - first) / (tokens - 1)
-        table.append({"rows": count, "context": prompt, "ms": 1e3 * seconds, "tokens/s": count / seconds})
-    return table
+            generate(2)
+            whole, first = (min(generate(new) for _ in range(3)) for new in (tokens, 1))
+            seconds = (whole - first) / (tokens - 1)
+            yield {"rows": count, "context": prompt, "cache": cache, "ms": 1e3 * seconds, "tokens/s": count / seconds}
 
 
-def _tritonllm(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> list[Row]:
+def _tritonllm(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> Iterator[Row]:
     importlib.import_module("tritonllm")
     module: Any = importlib.import_module("gpt_oss.triton.model")
     with torch.inference_mode():
@@ -93,10 +119,10 @@ def _tritonllm(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> 
         model.prefill(torch.randint(0, 1000, (1, PROMPT), device=device, dtype=torch.int32), caches)
         token = torch.zeros(1, 1, dtype=torch.int32, device=device)
         seconds, _ = timed(graphed(lambda: model(token, caches=caches), device), device, 20)
-    return [{"rows": 1, "context": PROMPT, "ms": 1e3 * seconds, "tokens/s": 1 / seconds}]
+    yield {"rows": 1, "context": PROMPT, "ms": 1e3 * seconds, "tokens/s": 1 / seconds}
 
 
-def _reference(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> list[Row]:
+def _reference(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> Iterator[Row]:
     """It computes the whole sequence anew for every token: a step here is one of PROMPT tokens."""
     module: Any = importlib.import_module("gpt_oss.torch.model")
     with torch.inference_mode():
@@ -105,15 +131,14 @@ def _reference(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> 
             _fill(name, parameter)
         tokens = torch.randint(0, 1000, (PROMPT,), device=device)
         seconds, _ = timed(lambda: model(tokens), device)
-    return [{"rows": 1, "context": PROMPT, "ms": 1e3 * seconds, "tokens/s": 1 / seconds}]
+    yield {"rows": 1, "context": PROMPT, "ms": 1e3 * seconds, "tokens/s": 1 / seconds}
 
 
-def _matmul_ogs(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> list[Row]:
+def _matmul_ogs(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> Iterator[Row]:
     """Experts of four layers in turn, router included, so that no weights are in the cache already."""
     importlib.import_module("tritonllm")
     module: Any = importlib.import_module("gpt_oss.triton.moe")
     layers = [_ogs_layer(spec, device, module) for _ in range(4)]
-    table: list[Row] = []
     for count in rows:
         hidden = torch.randn(count, spec.hidden, device=device, dtype=torch.bfloat16)
 
@@ -123,8 +148,7 @@ def _matmul_ogs(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) ->
 
         launched: Callable[[], object] = graphed(work, device)
         seconds, _ = timed(launched, device, 5)
-        table.append({"rows": count, "us_a_layer": 1e6 * seconds / len(layers)})
-    return table
+        yield {"rows": count, "us_a_layer": 1e6 * seconds / len(layers)}
 
 
 def _ogs_layer(spec: ModelSpec, device: torch.device, module: Any) -> Mapping[str, Any]:
@@ -172,3 +196,15 @@ def _shape(spec: ModelSpec) -> dict[str, int]:
         "num_key_value_heads": spec.kv_heads,
         "sliding_window": spec.window,
     }
+
+
+RIVALS: Final[Mapping[str, tuple[str, Callable[[ModelSpec, torch.device, tuple[int, ...]], Iterator[Row]]]]] = {
+    "matmul_ogs": ("tritonllm", _matmul_ogs),
+    "tritonllm": ("tritonllm", _tritonllm),
+    "gpt_oss torch": ("gpt_oss", _reference),
+    "transformers": ("transformers", _transformers),
+}
+"""By name: the package it needs, and what measures it. The slowest to start comes last."""
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

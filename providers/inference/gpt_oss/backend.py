@@ -13,6 +13,7 @@ import torch
 
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.checkpoint import Checkpoint, Progress, open_checkpoint
+from providers.inference.gpt_oss.room import KV_SHARE, narrow_bytes
 from providers.inference.gpt_oss.runner import Runner
 from providers.inference.gpt_oss.torch_machine import free_bytes
 from providers.inference.gpt_oss.torch_runner import DTYPES, TorchSettings, find_device, load_runner
@@ -28,10 +29,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BackendSettings:
-    """`step_tokens` is the most that a plan has; `torch` what either backend is told."""
+    """`step_tokens` is the most that a plan has; `torch` what either backend is told. `certified_head` is for kernels:
+    few rows are sampled by way of an int8 copy of the unembedding, with the same tokens."""
 
     backend: Backend = "torch"
     step_tokens: int = 2048
+    certified_head: bool = False
     torch: TorchSettings = field(default_factory=TorchSettings)
 
 
@@ -56,15 +59,20 @@ def load_backend(
 ) -> LoadedRunner:
     """Open, check and load a checkpoint on the backend that was asked for; `auto` takes torch where Triton cannot run.
 
-    Raises ConfigError as `load_runner` does, and, before anything is loaded, for `triton` where it cannot run.
+    Raises ConfigError as `load_runner` does, and, before anything is loaded, for `triton` where it cannot run, and for
+    a `certified_head` without kernels.
     """
     if settings.backend == "torch":
+        if settings.certified_head:
+            raise ConfigError("certified_head is for our own kernels alone: set backend: triton or auto.")
         return load_runner(path, settings.torch, progress)
     device = find_device(settings.torch.device)
     checkpoint = open_checkpoint(path)
-    refusal = why_not_triton(checkpoint, settings.torch, card(device))
+    refusal = why_not_triton(checkpoint, settings.torch, card(device), certified_head=settings.certified_head)
     if refusal is None:
         os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton's default, which it warns of changing
+        refusal = cast("Any", importlib.import_module("providers.inference.gpt_oss.triton_probe")).why_not(device)
+    if refusal is None:
         runners = cast("Any", importlib.import_module("providers.inference.gpt_oss.triton_runner"))
         logger.info("%s runs on Triton kernels, on %s.", checkpoint.folder, torch.cuda.get_device_name(device))
         return runners.load_triton_runner(checkpoint, device, settings, progress)
@@ -84,11 +92,16 @@ def card(device: torch.device) -> Card:
     return Card(triton, 10 * major + minor, free_bytes(device))
 
 
-def why_not_triton(checkpoint: Checkpoint, settings: TorchSettings, card: Card) -> str | None:
+def why_not_triton(
+    checkpoint: Checkpoint, settings: TorchSettings, card: Card, *, certified_head: bool = False
+) -> str | None:
     """What keeps the kernels from running here, and what to do about it; None where nothing does."""
     spec, dtype = checkpoint.spec, DTYPES[settings.dtype]
     context = min(settings.context_tokens or LEAST_CONTEXT_TOKENS, spec.context_tokens)
-    needed = weight_bytes(spec, Precision(dtype.itemsize, packed=True)) + context * spec.kv_bytes(dtype.itemsize)
+    given = settings.kv_memory_gib
+    cached = context * spec.kv_bytes(dtype.itemsize) / KV_SHARE if given is None else given * _GIB
+    needed = weight_bytes(spec, Precision(dtype.itemsize, packed=True)) + cached
+    needed += narrow_bytes(spec) if certified_head else 0
     if not card.triton:
         return "the package triton is not installed (pip install triton)."
     if card.capability is None:

@@ -30,14 +30,16 @@ class GptOss(Inference):
     class Config(Provider.Config):
         """`path` is a checkpoint's folder, in OpenAI's layout or Hugging Face's, served under `model` or the folder's
         name. `backend` triton is kernels for NVIDIA GPUs from Ampere on, torch runs everywhere, and auto takes the
-        kernels where they can run: until they have been measured on a card, they are for those who ask. `slots`
-        sequences run at once and the rest wait. `kv_memory_gib` and `context_tokens` are sized by what memory is left
-        unless they are set. `step_tokens` bounds one step's work: lower makes streams smoother while long prompts come
-        in. `temperature` and `top_p` are for requests that give none."""
+        kernels where they can run: until they have been measured on a card, they are for those who ask. So is
+        `certified_head`: with it kernels sample up to 8 streams from half the bytes, the same tokens, for 0.6 GB more
+        memory. `slots` sequences run at once and the rest wait. `kv_memory_gib` and `context_tokens` are sized by what
+        memory is left unless they are set. `step_tokens` bounds one step's work: lower makes streams smoother while
+        long prompts come in. `temperature` and `top_p` are for requests that give none."""
 
         path: Path
         model: str | None = Field(default=None, min_length=1, max_length=256)
         backend: Backend = "torch"
+        certified_head: bool = False
         device: str = "auto"
         dtype: Precise = "bfloat16"
         threads: int | None = Field(default=None, ge=1, le=1024)
@@ -145,7 +147,7 @@ class GptOss(Inference):
             kv_memory_gib=config.kv_memory_gib,
             run_anyway=config.run_anyway,
         )
-        backend = BackendSettings(config.backend, config.step_tokens, settings)
+        backend = BackendSettings(config.backend, config.step_tokens, config.certified_head, settings)
         runner = load_backend(config.path, backend, report.show)
         report.end(_summary(runner))
         return runner

@@ -20,6 +20,11 @@ class Wanted:
     kv_memory_gib: float | None
 
 
+def narrow_bytes(spec: ModelSpec) -> int:
+    """Of the unembedding's int8 copy (see `kernels.narrow`): a byte for each weight, three float32 for each row."""
+    return spec.vocabulary * (spec.hidden + 3 * 4)
+
+
 def page_room(spec: ModelSpec, wanted: Wanted, page_bytes: int, page_tokens: int, free_bytes: int) -> tuple[int, int]:
     """Pages, and the longest context. Raises ConfigError where they hold no useful one, saying what to change."""
     context = min(wanted.context_tokens or spec.context_tokens, spec.context_tokens)

@@ -28,6 +28,7 @@ from providers.inference.gpt_oss.torch_sampler import GREEDY_BELOW, Sampler
 from providers.inference.gpt_oss.triton_batch import Line, Shapes
 from providers.inference.gpt_oss.triton_pages import BlockTables
 from providers.inference.gpt_oss.triton_steps import Pending, Steps
+from providers.inference.gpt_oss.usefulness import Precision, weight_bytes
 
 GUESSED_ROWS: Final = 4
 """Guesses are made in steps of so many sequences at most: beyond it a step is too dear to lengthen."""
@@ -76,8 +77,11 @@ def load_triton_runner(
     """Load, repack and compile, where the backend's checks found nothing wrong. Raises ConfigError as they do."""
     asked = settings.torch
     room = Wanted(asked.slots, asked.context_tokens, asked.kv_memory_gib)
+    spec, itemsize = checkpoint.spec, DTYPES[asked.dtype].itemsize
+    left = free_bytes(device) - weight_bytes(spec, Precision(itemsize, packed=True))
+    page_room(spec, room, spec.kv_bytes(itemsize) * PAGE_TOKENS, PAGE_TOKENS, left)  # or it is said after minutes
     with torch.inference_mode():
-        weights = load_weights(checkpoint, device, DTYPES[asked.dtype], progress)
+        weights = load_weights(checkpoint, device, DTYPES[asked.dtype], progress, certified=settings.certified_head)
     return TritonRunner(weights, TritonSettings(room, settings.step_tokens))
 
 
@@ -96,6 +100,7 @@ class TritonRunner:
         self.settings = settings
         self.slots = settings.room.slots
         self.vocabulary_size = spec.vocabulary
+        self.certified_head = weights.ends.narrow is not None
         page_bytes = spec.kv_bytes(dtype.itemsize) * PAGE_TOKENS
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # loading left much of it, which would count as taken

@@ -40,6 +40,7 @@ class Steps:
         self._memory = make_step(weights.spec, tables, largest.rows, largest.samples, largest.singles)
         self._inputs = torch.zeros(sum(places(largest)[-1]), dtype=torch.int32, device=self._device)
         self._graphs: dict[tuple[Shape, bool], torch.cuda.CUDAGraph] = {}
+        self._steps: dict[Shape, Step] = {}
 
     def warm_up(self, shapes: Sequence[Shape]) -> None:
         """Compile every kernel for these shapes, and capture the graphs of those without spans."""
@@ -78,7 +79,8 @@ class Steps:
     def _capture(self, shape: Shape) -> None:
         for samples in (True, False):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # Another thread may well allocate meanwhile, as one that loads another model does.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._layers(shape)
                 if samples:
                     self._kernels.sample(self._weights.ends, self._step(shape))
@@ -103,6 +105,12 @@ class Steps:
         return Pending(kept, done)
 
     def _step(self, shape: Shape) -> Step:
+        """Made once: two dozen views take a tenth of a millisecond, which is a tenth of a small step."""
+        if shape not in self._steps:
+            self._steps[shape] = self._cut(shape)
+        return self._steps[shape]
+
+    def _cut(self, shape: Shape) -> Step:
         """The memory's first rows, with the inputs where `packed` has them."""
         memory, rows, chosen = self._memory, shape.rows, self._memory.chosen.shape[1]
         inputs = self._views(shape)

@@ -18,9 +18,12 @@ from providers.inference.gpt_oss.backend import (
     load_backend,
     why_not_triton,
 )
-from providers.inference.gpt_oss.checkpoint import open_checkpoint
+from providers.inference.gpt_oss.checkpoint import Progress, open_checkpoint
+from providers.inference.gpt_oss.room import narrow_bytes
 from providers.inference.gpt_oss.synth import TINY, Saved, write_checkpoint
 from providers.inference.gpt_oss.torch_runner import TorchRunner, TorchSettings
+from providers.inference.gpt_oss.triton_runner import load_triton_runner
+from providers.inference.gpt_oss.usefulness import Precision, weight_bytes
 
 GOOD = Card(triton=True, capability=90, free_bytes=2**40)
 SETTINGS = TorchSettings(device="cpu", threads=1, slots=2, context_tokens=256)
@@ -49,6 +52,16 @@ def test_the_first_thing_that_is_missing_is_named(folder: Path, changes: dict[st
     assert refusal is None if told is None else re.search(told, refusal or "")
 
 
+def test_the_unembeddings_copy_is_counted_before_it_is_made(folder: Path) -> None:
+    checkpoint, settings = open_checkpoint(folder), TorchSettings(context_tokens=256)
+    needed = weight_bytes(checkpoint.spec, Precision(2, packed=True)) + 320 * checkpoint.spec.kv_bytes(2)
+    assert why_not_triton(checkpoint, settings, replace(GOOD, free_bytes=needed)) is None
+    short = replace(GOOD, free_bytes=needed + narrow_bytes(checkpoint.spec) - 1)
+    assert "GiB are free" in (why_not_triton(checkpoint, settings, short, certified_head=True) or "")
+    enough = replace(GOOD, free_bytes=short.free_bytes + 1)
+    assert why_not_triton(checkpoint, settings, enough, certified_head=True) is None
+
+
 def test_other_types_and_unpacked_experts_are_torchs(folder: Path, tmp_path: Path) -> None:
     assert "dtype is float32" in (why_not_triton(open_checkpoint(folder), TorchSettings(dtype="float32"), GOOD) or "")
     write_checkpoint(tmp_path, replace(TINY, layers=TINY.layers[:1]), Saved("dense"))
@@ -71,6 +84,31 @@ def test_without_a_gpu_it_runs_on_torch_and_says_so_once(
 def test_asked_for_by_name_it_runs_or_nothing_does(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"backend: triton cannot run .*no GPU.*backend: auto or torch"):
         load_backend(folder, BackendSettings("triton", torch=SETTINGS))
+
+
+def test_a_certified_head_without_kernels_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="certified_head is for our own kernels"):
+        load_backend(folder, BackendSettings("torch", certified_head=True, torch=SETTINGS))
+
+
+def test_memory_for_what_is_cached_is_counted_too(folder: Path) -> None:
+    """As the runner takes it: a share of what weights leave, or what was asked for."""
+    checkpoint = open_checkpoint(folder)
+    weights = weight_bytes(checkpoint.spec, Precision(2, packed=True))
+    tight = replace(GOOD, free_bytes=weights + 256 * checkpoint.spec.kv_bytes(2))
+    assert "GiB are free" in (why_not_triton(checkpoint, TorchSettings(context_tokens=256), tight) or "")
+    roomy = replace(GOOD, free_bytes=weights + 320 * checkpoint.spec.kv_bytes(2))
+    assert why_not_triton(checkpoint, TorchSettings(context_tokens=256), roomy) is None
+    asked = TorchSettings(context_tokens=256, kv_memory_gib=2000)
+    assert "needs about 2000.0 GiB" in (why_not_triton(checkpoint, asked, GOOD) or "")
+
+
+def test_too_few_pages_are_told_before_anything_is_loaded(folder: Path) -> None:
+    told: list[Progress] = []
+    settings = BackendSettings("triton", torch=replace(SETTINGS, kv_memory_gib=1e-6))
+    with pytest.raises(ConfigError, match="raise kv_memory_gib"):
+        load_triton_runner(open_checkpoint(folder), torch.device("cpu"), settings, told.append)
+    assert told == []
 
 
 def test_a_cpu_is_no_card() -> None:

@@ -96,6 +96,13 @@ async def test_a_folder_without_a_checkpoint_is_an_error_before_anything_is_serv
     await provider.close()
 
 
+async def test_a_certified_head_is_for_kernels_alone(tmp_path: Path) -> None:
+    provider = GptOss(config(path=tmp_path, backend="torch", certified_head=True))
+    with pytest.raises(ConfigError, match="certified_head is for our own kernels"):
+        await provider.start()
+    await provider.close()
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

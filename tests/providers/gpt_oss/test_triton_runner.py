@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from apis.errors import ConfigError
+from providers.inference.gpt_oss.backend import BackendSettings
 from providers.inference.gpt_oss.checkpoint import open_checkpoint
 from providers.inference.gpt_oss.engine import Engine, EngineSettings
 from providers.inference.gpt_oss.kernels.embed import embed
@@ -26,7 +27,7 @@ from providers.inference.gpt_oss.sequence import EngineRequest
 from providers.inference.gpt_oss.synth import TINY, resized, write_checkpoint
 from providers.inference.gpt_oss.torch_runner import TorchSettings, load_runner
 from providers.inference.gpt_oss.triton_batch import Batch
-from providers.inference.gpt_oss.triton_runner import TritonRunner, TritonSettings
+from providers.inference.gpt_oss.triton_runner import TritonRunner, TritonSettings, load_triton_runner
 from providers.inference.gpt_oss.triton_steps import Pending
 
 SPEC = resized(layers=TINY.layers[:2], experts=4, experts_per_token=2)
@@ -304,6 +305,24 @@ async def test_the_kernels_make_the_references_tokens(folder: Path) -> None:
         async with running(Watched(single, settings, kernels)) as engine:
             found.append(await asyncio.gather(*(answer(engine, each) for each in asked)))
     assert found[0] == found[1]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows of padding, which may hold anything
+def test_a_certified_head_makes_the_same_tokens(folder: Path) -> None:
+    """From the option to the kernels: a prompt and a single token, greedy and warm."""
+    found: list[Mapping[int, Sampled]] = []
+    for certified in (False, True):
+        asked = TorchSettings("cpu", "float32", threads=1, slots=2, context_tokens=64, kv_memory_gib=0.1)
+        settings = BackendSettings("triton", step_tokens=64, certified_head=certified, torch=asked)
+        made = load_triton_runner(open_checkpoint(folder), CPU, settings)
+        assert made.certified_head == certified
+        made.settings = replace(made.settings, ahead=False)
+        made.open(0, RowSampling(temperature=0), [1, 2, 3], [])
+        made.open(1, RowSampling(temperature=0.8, seed=4), [5], [])
+        rows = [Row(1, 0, [5], [1], samples=True), Row(0, 0, [1, 2, 3], [0], samples=True)]
+        found.append(made.step(Plan(rows), {}))
+    assert found[0] == found[1]
+    assert found[0].keys() == {0, 1}
 
 
 def test_too_little_memory_for_a_context_is_said_before_anything_is_served(weights: Weights) -> None:

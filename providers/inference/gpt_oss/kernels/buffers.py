@@ -24,6 +24,9 @@ DECODED_ROWS: Final = 128
 ALONE_ROWS: Final = 3
 """Up to so many rows an expert is computed for each row that chose it; beyond it, once for all of them."""
 
+CERTIFIED_ROWS: Final = 8
+"""Up to so many rows are sampled by way of an int8 copy of the unembedding, where there is one."""
+
 MOST_SPLITS: Final = 32
 _CTAS: Final = 264
 
@@ -201,8 +204,11 @@ def _partials(spec: ModelSpec, tokens: int) -> int:
     attention = parts * spec.heads * (spec.head_dim + 2)
     experts = tokens * expert_parts(tokens) * spec.experts_per_token * spec.hidden
     # Rows that are sampled, normed, and of each block of the vocabulary the best score and its token.
-    sampling = tokens * (spec.hidden + 2 * -(-spec.vocabulary // 128))
-    return max(attention, experts, sampling)
+    blocks = -(-spec.vocabulary // 128)
+    sampling = tokens * (spec.hidden + 2 * blocks)
+    # Rows' digits as well, and of each token a bound; eight pieces, which begin at multiples of four.
+    certified = min(tokens, CERTIFIED_ROWS) * (2 * spec.hidden + spec.vocabulary + 3 * blocks + 4) + 32
+    return max(attention, experts, sampling, certified)
 
 
 def _arrivals(spec: ModelSpec, tokens: int) -> int:

@@ -7,6 +7,7 @@ without a word, inline assembly does not exist, and nothing can wait for another
 # Triton has no types:
 # pyright: basic, reportArgumentType=false, reportCallIssue=false
 
+from functools import cache
 from typing import Any, Final, cast
 
 import triton
@@ -22,6 +23,12 @@ DEPENDENT_FROM: Final = 90
 
 def architecture() -> int:
     """The current device's compute capability: 80, 90, 100, ..."""
+    return _architecture(cast("Any", triton).runtime.driver.active.get_current_device())
+
+
+@cache
+def _architecture(device: int) -> int:
+    """Asked once: launches that are no graph's are hundreds a step, and each would ask."""
     return int(cast("Any", triton).runtime.driver.active.get_current_target().arch)
 
 

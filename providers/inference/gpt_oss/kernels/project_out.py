@@ -329,7 +329,8 @@ def _route_many(layer: Layer, step: Step) -> None:
         places=triton.next_power_of_2(spec.experts_per_token),
         outputs=max(16, padded),
         tokens=_TOKENS,
-        depth=min(128, triton.next_power_of_2(spec.hidden)),
+        # Of 128 experts 64 inputs at a time: more would not fit into every card's shared memory.
+        depth=min(128 if padded < 128 else 64, triton.next_power_of_2(spec.hidden)),
         interpreted=INTERPRETED,
         **options(warps=4, stages=4),
     )

@@ -38,8 +38,22 @@ def best_of_block_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     let_next_begin(dependent)
     first_row, block = tl.program_id(0) * columns, tl.program_id(1)
     logits = logits_tile(
-        normed, unembedding, block * tokens, first_row, rows, vocabulary, width, tokens, columns, depth, interpreted
-    )
+        normed, unembedding, block * tokens, first_row, rows, vocabulary, None, width, tokens, columns, depth,
+        interpreted,
+    )  # fmt: skip
+    known = block * tokens + tl.arange(0, tokens) < vocabulary
+    keep_best(
+        scores, best, logits, known, samples, slots, positions, temperatures, seeds, first_row, block, rows, tokens,
+        columns, greedy_below,
+    )  # fmt: skip
+
+
+@triton.jit
+def keep_best(  # noqa: PLR0913, PLR0917 - a kernel's part
+    scores, best, logits, known, samples, slots, positions, temperatures, seeds, first_row, block, rows,
+    tokens: tl.constexpr, columns: tl.constexpr, greedy_below: tl.constexpr,
+):  # fmt: skip
+    """Of a block's `known` tokens [tokens] the best score and its token, for each row."""
     row = first_row + tl.arange(0, columns)
     sampled = tl.load(samples + row, row < rows, other=-1)
     live = sampled >= 0
@@ -49,7 +63,7 @@ def best_of_block_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     noise = gumbel_tile(tl.load(seeds + slot), place, block, columns)
     greedy = temperature < greedy_below
     warm = logits / tl.where(greedy, 1.0, temperature)[None, :] + noise
-    known = (block * tokens + tl.arange(0, tokens) < vocabulary)[:, None]
+    known = known[:, None]
     finite = (tl.abs(logits) < float("inf")) | (known == 0)
     score = tl.where(known & finite, tl.where(greedy[None, :], logits, warm), -float("inf"))
     highest, at = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)

@@ -15,7 +15,8 @@ from providers.inference.gpt_oss.kernels.grouped_up import grouped_up, grouped_u
 from providers.inference.gpt_oss.kernels.project_out import project_out, project_out_reference
 from providers.inference.gpt_oss.kernels.qkv import qkv, qkv_reference
 from providers.inference.gpt_oss.kernels.route import route, route_reference
-from providers.inference.gpt_oss.kernels.sample import sample, sample_reference
+from providers.inference.gpt_oss.kernels.sample import sample_reference
+from providers.inference.gpt_oss.kernels.sample_certified import sample_certified
 from providers.inference.gpt_oss.kernels.unembed import unembed, unembed_reference
 from providers.inference.gpt_oss.kernels.weights import Ends, Layer, Weights
 
@@ -38,7 +39,7 @@ class Kernels:
     grouped_up: LayerKernel = grouped_up
     grouped_down: LayerKernel = grouped_down
     unembed: EndKernel = unembed
-    sample: EndKernel = sample
+    sample: EndKernel = sample_certified
 
 
 TRITON: Final = Kernels()

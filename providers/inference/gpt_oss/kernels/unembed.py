@@ -40,6 +40,15 @@ def norm_rows_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     normed, hidden, weight, samples, eps, width: tl.constexpr, block: tl.constexpr, interpreted: tl.constexpr,
     dependent: tl.constexpr,
 ):  # fmt: skip
+    norm_row(normed, hidden, weight, samples, eps, width, block, interpreted, dependent)
+
+
+@triton.jit
+def norm_row(  # noqa: PLR0913, PLR0917 - a kernel's part
+    normed, hidden, weight, samples, eps, width: tl.constexpr, block: tl.constexpr, interpreted: tl.constexpr,
+    dependent: tl.constexpr,
+):  # fmt: skip
+    """The first of a kernel: stores, and hands back, the CTA's row; behind its width are zeros."""
     columns = tl.arange(0, block)
     inside = columns < width
     weights = tl.load(weight + columns, inside, other=0)
@@ -51,14 +60,18 @@ def norm_rows_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     scale = 1.0 / tl.sqrt(tl.sum(numbers * numbers) / width + eps)
     found = rounded(numbers * scale * weights, normed.dtype.element_ty, interpreted)
     tl.store(normed + place.to(tl.int64) * width + columns, found, inside)
+    return found
 
 
 @triton.jit
 def logits_tile(  # noqa: PLR0913, PLR0917 - a kernel
-    normed, unembedding, first_token, first_row, rows, vocabulary, width: tl.constexpr, tokens: tl.constexpr,
+    normed, unembedding, first_token, first_row, rows, vocabulary, wanted, width: tl.constexpr, tokens: tl.constexpr,
     columns: tl.constexpr, depth: tl.constexpr, interpreted: tl.constexpr,
 ):  # fmt: skip
-    """[tokens, columns] float32. What is behind the vocabulary or the rows is the last one's, once more."""
+    """[tokens, columns] float32. What is behind the vocabulary or the rows is the last one's, once more.
+
+    Of tokens that are not `wanted` [tokens], where that is not None, nothing is read and the logits are zero.
+    """
     token = tl.minimum(first_token + tl.arange(0, tokens), vocabulary - 1).to(tl.int64)
     row = tl.minimum(first_row + tl.arange(0, columns), rows - 1)
     deep = tl.arange(0, depth)
@@ -67,7 +80,8 @@ def logits_tile(  # noqa: PLR0913, PLR0917 - a kernel
     total = tl.zeros([tokens, columns], tl.float32)
     for start in range(0, width, depth):
         inside = start + deep < width
-        left = tl.load(lefts + start, inside[None, :], other=0)
+        read = inside[None, :] if wanted is None else inside[None, :] & wanted[:, None]
+        left = tl.load(lefts + start, read, other=0)
         right = tl.load(rights + start, inside[:, None], other=0)
         total = dot(left, right, total, interpreted)
     return total
@@ -82,7 +96,7 @@ def unembed_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     let_next_begin(dependent)
     first_row, first_token = tl.program_id(0) * columns, tl.program_id(1) * tokens
     total = logits_tile(
-        normed, unembedding, first_token, first_row, rows, vocabulary, width, tokens, columns, depth, interpreted
+        normed, unembedding, first_token, first_row, rows, vocabulary, None, width, tokens, columns, depth, interpreted
     )
     token, row = first_token + tl.arange(0, tokens), first_row + tl.arange(0, columns)
     places = logits + row[None, :].to(tl.int64) * vocabulary + token[:, None]
@@ -99,10 +113,15 @@ def unembed(ends: Ends, step: Step) -> None:
 def norm_rows(ends: Ends, step: Step) -> Tensor:
     """[S, hidden] of the model's type at the scratch memory's beginning: the sampled rows, normed."""
     rows, width = len(step.samples), ends.spec.hidden
-    normed = step.partials.view(step.hidden.dtype)[: rows * width]
+    normed = step.partials[: normed_words(step, width)].view(step.hidden.dtype)
     shape = {"width": width, "block": triton.next_power_of_2(width), "interpreted": INTERPRETED, **options(warps=4)}
     norm_rows_kernel[(rows,)](normed, step.hidden, ends.norm, step.samples, ends.spec.norm_eps, **shape)
     return normed
+
+
+def normed_words(step: Step, width: int) -> int:
+    """How many of `partials`' numbers the normed rows take."""
+    return -(-len(step.samples) * width * step.hidden.itemsize // step.partials.itemsize)
 
 
 def tiling(ends: Ends, step: Step) -> tuple[tuple[int, int], dict[str, Any]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.checkpoint import Checkpoint, Experts, LayerTensors, PackedExperts, Progress
 from providers.inference.gpt_oss.kernels.layout import TiledExperts, tile
+from providers.inference.gpt_oss.kernels.narrow import Narrow, narrowed
 from providers.inference.gpt_oss.spec import ModelSpec
 from providers.inference.gpt_oss.torch_attention import rotary_table
 
@@ -41,12 +42,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What comes before and after the layers: embedding and unembedding [vocabulary, hidden], norm [hidden]."""
+    """What comes before and after the layers: embedding and unembedding [vocabulary, hidden], norm [hidden]. `narrow`
+    is the unembedding's int8 copy, for those who asked for one."""
 
     spec: ModelSpec
     embedding: Tensor
     norm: Tensor
     unembedding: Tensor
+    narrow: Narrow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,10 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     progress: Callable[[Progress], None] | None = None,
+    *,
+    certified: bool = False,
 ) -> Weights:
-    """Load and repack layer by layer, on the device.
+    """Load and repack layer by layer, on the device. `certified` makes the unembedding's int8 copy too.
 
     Raises ConfigError naming the tensor and file where one is damaged, and for experts that are not in MXFP4.
     """
@@ -79,7 +84,8 @@ def load_weights(
     found = checkpoint.ends()
     embedding = found.embedding.to(device, dtype)
     unembedding = embedding if found.unembedding is found.embedding else found.unembedding.to(device, dtype)
-    return Weights(spec, layers, Ends(spec, embedding, found.norm.to(device, sum_dtype(dtype)), unembedding))
+    narrow = narrowed(unembedding) if certified else None
+    return Weights(spec, layers, Ends(spec, embedding, found.norm.to(device, sum_dtype(dtype)), unembedding, narrow))
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -23,7 +23,7 @@ from providers.inference.gpt_oss.kernels.layout import tile
 from providers.inference.gpt_oss.kernels.weights import Ends, Layer, sum_dtype
 from providers.inference.gpt_oss.mxfp4 import pack
 from providers.inference.gpt_oss.spec import ModelSpec
-from providers.inference.gpt_oss.synth import TINY
+from providers.inference.gpt_oss.synth import TINY, resized
 from providers.inference.gpt_oss.torch_attention import rotary_table
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
@@ -52,6 +52,15 @@ class Shape:
     dtype: torch.dtype = torch.float32
     seed: int = 0
     device: str = "cpu"
+
+
+ENDS_SHAPES = {
+    "decoding": Shape(),
+    "one": Shape(sequences=((15, 1),), padding=0),
+    "mixed": Shape(sequences=((0, 1), (16, 1), (3, 7), (17, 20)), padding=1),
+    "odd": Shape(sequences=((2, 1),) * 20, spec=resized(hidden=96, vocabulary=333)),
+}
+"""For the kernels behind the layers: of everything that can be sampled a little."""
 
 
 def make_case(shape: Shape = Shape()) -> Case:

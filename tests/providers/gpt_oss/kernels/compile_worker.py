@@ -23,9 +23,13 @@ from triton.backends.compiler import GPUTarget
 
 from providers.inference.gpt_oss.kernels.buffers import Room, Step, make_step, make_tables
 from providers.inference.gpt_oss.kernels.layout import TILE_DEPTH, TILE_ROWS, TILE_SCALES, TILE_WORDS, TiledExperts
-from providers.inference.gpt_oss.kernels.weights import Ends, Layer
+from providers.inference.gpt_oss.kernels.narrow import Narrow
+from providers.inference.gpt_oss.kernels.step import TRITON
+from providers.inference.gpt_oss.kernels.weights import Ends, Layer, Weights
 from providers.inference.gpt_oss.spec import ModelSpec
 from providers.inference.gpt_oss.synth import resized
+from providers.inference.gpt_oss.triton_batch import Shape, Shapes
+from providers.inference.gpt_oss.triton_steps import Steps
 
 NOWHERE: Final = torch.device("meta")
 TOOLS: Final = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -37,15 +41,17 @@ MODELS: Final = {"20b": (24, 32), "120b": (36, 128)}
 class NoCard:
     """Stands in for Triton's driver where there is none: it only knows what to compile for."""
 
-    def __init__(self, architecture: int) -> None:
+    def __init__(self, architecture: int, fresh: bool = False) -> None:
+        """Of a `fresh` one Triton knows nothing yet that was compiled for it."""
         self._target = GPUTarget("cuda", architecture, 32)
+        self._number = architecture + 1000 * fresh
 
     def get_current_target(self) -> Any:
         return self._target
 
     def get_current_device(self) -> int:
-        """Triton keeps what it compiled for each device: this one's number is its architecture."""
-        return int(self._target.arch)
+        """Triton keeps what it compiled for each device: this one's number tells its architecture."""
+        return self._number
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -107,7 +113,8 @@ def launches(job: dict[str, Any]) -> list[Any]:
     tables = make_tables(spec, Room(128, 32768, 1 << 17, torch.bfloat16, NOWHERE))
     step: Step = make_step(spec, tables, rows, min(rows, 128), rows if job["singles"] else 0)
     weight = torch.empty(spec.vocabulary, spec.hidden, dtype=torch.bfloat16, device=NOWHERE)
-    ends = Ends(spec, weight, torch.empty(spec.hidden, device=NOWHERE), weight)
+    narrow = Narrow(weight.to(torch.int8), *torch.empty(3, spec.vocabulary, device=NOWHERE))
+    ends = Ends(spec, weight, torch.empty(spec.hidden, device=NOWHERE), weight, narrow)
     full = make_layer(spec, None)
     launch = getattr(importlib.import_module(f"providers.inference.gpt_oss.kernels.{job['kernel']}"), job["kernel"])
     found: list[Any] = []
@@ -131,6 +138,43 @@ def launches(job: dict[str, Any]) -> list[Any]:
     return found
 
 
+class Unknown(Steps):
+    """Steps that no device runs: nothing is captured."""
+
+    def _capture(self, shape: Shape) -> None:
+        pass
+
+
+def compiled_when(job: dict[str, Any]) -> dict[str, Any]:
+    """How many kernels a runner's warming up compiles, and which all steps that can ever be would add."""
+    triton.runtime.driver.set_active(NoCard(job["architecture"], fresh=True))
+    spec = replace(spec_of(job["model"]), layers=("full_attention", "sliding_attention"))
+    tables = make_tables(spec, Room(job["slots"], 32768, 1 << 17, torch.bfloat16, NOWHERE))
+    weight = torch.empty(spec.vocabulary, spec.hidden, dtype=torch.bfloat16, device=NOWHERE)
+    ends = Ends(spec, weight, torch.empty(spec.hidden, device=NOWHERE), weight)
+    layers = (make_layer(spec, None), replace(make_layer(spec, spec.window), index=0))
+    shapes = Shapes(job["slots"], job["step_tokens"])
+    steps = Unknown(Weights(spec, layers, ends), tables, shapes, TRITON)
+    found: dict[tuple[str, str], None] = {}
+    original, synchronize = triton.JITFunction._do_compile, torch.cuda.synchronize
+
+    def never(self: Any, key: Any, *given: Any, **named: Any) -> None:
+        found[self.__name__, str(key)] = None
+
+    triton.JITFunction._do_compile = never
+    torch.cuda.synchronize = lambda device=None: None
+    try:
+        steps.warm_up(shapes.all())
+        before = len(found)
+        rows = shapes.buckets[-1]
+        mixed = [(singles, spans) for spans in shapes.spans for singles in (0, *shapes.buckets)]
+        tiles = {shape.rows - shape.singles: shape.tiles for shape in shapes.all()}
+        steps.warm_up([Shape(singles + spans, singles, rows, tiles[spans]) for singles, spans in mixed])
+    finally:
+        triton.JITFunction._do_compile, torch.cuda.synchronize = original, synchronize
+    return {"before": before, "later": [name for name, _ in list(found)[before:]]}
+
+
 def measured(kernel: Any) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
@@ -146,6 +190,7 @@ def measured(kernel: Any) -> dict[str, Any]:
         "shared_bytes": int(kernel.metadata.shared),
         "spills": max(spills, int(usage[2]) // 4),
         "opcodes": _counted(body),
+        "early": _counted(_before_waiting(body)),
         "loops": [_counted(body[low : high + 1]) for low, high in _loops(body)],
         "warps": kernel.metadata.num_warps,
         "ptx": kernel.asm["ptx"],
@@ -155,6 +200,12 @@ def measured(kernel: Any) -> dict[str, Any]:
 def _instructions(told: str) -> Sequence[tuple[str, str, str]]:
     found = [match.groups() for match in map(INSTRUCTION.match, told.splitlines()) if match]
     return [(at, opcode, rest) for at, opcode, rest in found if opcode != "NOP"]
+
+
+def _before_waiting(body: Sequence[tuple[int, str, str]]) -> Sequence[tuple[int, str, str]]:
+    """What stands before the wait for the kernel before; all of it, where nothing waits."""
+    waits = (index for index, (_, opcode, _) in enumerate(body) if opcode.startswith("ACQBULK"))
+    return body[: next(waits, len(body))]
 
 
 def _loops(body: Sequence[tuple[int, str, str]]) -> list[tuple[int, int]]:
@@ -183,7 +234,10 @@ def main() -> None:
         job = json.loads(line)
         try:
             triton.runtime.driver.set_active(NoCard(job["architecture"]))
-            answer = {"kernels": [measured(kernel) for kernel in launches(job)]}
+            if "slots" in job:
+                answer = compiled_when(job)
+            else:
+                answer = {"kernels": [measured(kernel) for kernel in launches(job)]}
         except Exception:  # noqa: BLE001 - told to whoever asked
             answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), flush=True)

@@ -1,4 +1,4 @@
-"""Kernels run interpreted here, on the CPU; where there is a GPU, TRITON_INTERPRET=0 runs them on it."""
+"""Kernels run interpreted here, on the CPU, at shapes as small as their edges; on a card it is test_triton_gpu."""
 
 import os
 import sys

@@ -10,7 +10,7 @@ from providers.inference.gpt_oss.kernels.buffers import fill
 from providers.inference.gpt_oss.spec import ModelSpec
 from providers.inference.gpt_oss.synth import TINY, resized
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
-from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check
+from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, OLD, Budget, Job, check
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 KERNELS = (attend_decode, attend_decode_reference)
@@ -87,5 +87,7 @@ def test_it_is_within_its_budget(architecture: int, rows: int) -> None:
     assert len(kernels) == 2
     for kernel in kernels:
         assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", kernel.ptx)
+        assert kernel.main_loop.count("HMMA") == 16, "that is not the loop over keys"
+        assert kernel.main_loop.count("LDG.") == 0, "something is waited for in every turn"
         # 64 keys and values, 16 KB: at 33 GB/s, which is a multiprocessor's share of memory, 4 x 850 issues.
-        assert kernel.main_loop.instructions * kernel.warps <= 1_400
+        assert kernel.main_loop.instructions * kernel.warps <= (1_560 if OLD else 1_400)

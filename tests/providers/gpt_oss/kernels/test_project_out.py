@@ -84,9 +84,9 @@ BUDGETS = {
     ("120b", 80, 128): Budget(registers=160, shared_bytes=65_536, instructions=2_220),
     ("120b", 90, 128): Budget(registers=152, shared_bytes=81_920, instructions=2_220),
     ("120b", 100, 128): Budget(registers=160, shared_bytes=82_000, instructions=2_080),
-    ("120b", 80, 2048): Budget(registers=176, shared_bytes=110_592, instructions=1_360),
-    ("120b", 90, 2048): Budget(registers=128, shared_bytes=147_456, instructions=1_300),
-    ("120b", 100, 2048): Budget(registers=128, shared_bytes=147_600, instructions=1_300),
+    ("120b", 80, 2048): Budget(registers=176, shared_bytes=65_536, instructions=1_360),
+    ("120b", 90, 2048): Budget(registers=128, shared_bytes=98_304, instructions=1_300),
+    ("120b", 100, 2048): Budget(registers=128, shared_bytes=98_400, instructions=1_300),
 }
 
 

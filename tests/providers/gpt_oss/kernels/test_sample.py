@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.kernels.sample import sample, sample_reference
-from providers.inference.gpt_oss.synth import resized
-from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, make_case
+from tests.providers.gpt_oss.kernels.comparing import ENDS_SHAPES, Case, Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
 
 BUDGETS = {
@@ -14,12 +13,6 @@ BUDGETS = {
     100: Budget(registers=136, shared_bytes=73_760, instructions=6200),
 }
 PRODUCTS = {80: "HMMA", 90: "HGMMA", 100: "UTC"}
-SHAPES = {
-    "decoding": Shape(),
-    "one": Shape(sequences=((15, 1),), padding=0),
-    "mixed": Shape(sequences=((0, 1), (16, 1), (3, 7), (17, 20)), padding=1),
-    "odd": Shape(sequences=((2, 1),) * 20, spec=resized(hidden=96, vocabulary=333)),
-}
 
 
 def same(case: Case) -> None:
@@ -28,9 +21,9 @@ def same(case: Case) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ENDS_SHAPES)
 def test_it_is_its_reference(shape: str, dtype: torch.dtype, seed: int) -> None:
-    given = SHAPES[shape]
+    given = ENDS_SHAPES[shape]
     same(make_case(Shape(given.sequences, given.padding, spec=given.spec, dtype=dtype, seed=seed)))
 
 

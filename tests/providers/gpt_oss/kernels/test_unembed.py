@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.kernels.unembed import unembed, unembed_reference
-from providers.inference.gpt_oss.synth import resized
-from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
+from tests.providers.gpt_oss.kernels.comparing import ENDS_SHAPES, Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
 
 BUDGETS = {
@@ -16,18 +15,12 @@ BUDGETS = {
     100: Budget(registers=72, shared_bytes=73_760, instructions=540),
 }
 PRODUCTS = {80: "HMMA", 90: "HGMMA", 100: "UTC"}
-SHAPES = {
-    "decoding": Shape(),
-    "one": Shape(sequences=((15, 1),), padding=0),
-    "mixed": Shape(sequences=((0, 1), (16, 1), (3, 7), (17, 20)), padding=1),
-    "odd": Shape(sequences=((2, 1),) * 20, spec=resized(hidden=96, vocabulary=333)),
-}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", ENDS_SHAPES)
 def test_it_is_its_reference(shape: str, dtype: torch.dtype) -> None:
-    given = SHAPES[shape]
+    given = ENDS_SHAPES[shape]
     case = make_case(Shape(given.sequences, given.padding, spec=given.spec, dtype=dtype))
     assert_same(case, (unembed, unembed_reference), ["logits"], poisoned=["logits"])
 

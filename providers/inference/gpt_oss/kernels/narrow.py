@@ -1,0 +1,67 @@
+"""An int8 copy of the unembedding, and how far each row may be from the true one: what `sample_certified` reads.
+
+A row w of K numbers is held as s * q, of integers q from -127 to 127 and one float32 scale s; what is left of it,
+e = w - s * q, is known only by its length. So the copy has half the bytes, and 12 more for each row.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+MOST: Final = 127
+LEAST_SCALED: Final = 2.0**-100
+"""Rows whose numbers are all below it are held as zero: their scales would have no precision left."""
+
+SUMS_OFF: Final = 2.0**-22
+"""A product of two rows as tensor cores sum it is off by at most so much for each of its K terms, of the lengths'
+product: they cut sums off at 2 ** -23 of the largest number so far, terms and carried sum, at their worst."""
+
+FLUSHED: Final = 2.0**-120
+"""More than the length of any row of K < 4096 numbers too small to be normal, which are zero to some who read them."""
+
+_ROWS: Final = 8192
+_UP: Final = 1 + 2.0**-20
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """codes [vocabulary, hidden] int8 are q; the rest is of each row, [vocabulary] float32.
+
+    scales: s. lengths: of w and of s * q, the longer one; infinite where w is not finite. spreads: the length of e, and
+    what float32 sums of w's products may be off by. Both are at least what they say, never less.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    spreads: Tensor
+    lengths: Tensor
+
+
+def narrowed(weight: Tensor) -> Narrow:
+    """The copy of `weight` [vocabulary, hidden], on the same device; all it rests on is computed in float64."""
+    vocabulary, hidden = weight.shape
+    assert hidden < 4096, "FLUSHED and the kernels' own sums are good for no more"
+    codes = torch.empty(vocabulary, hidden, dtype=torch.int8, device=weight.device)
+    numbers = torch.empty(3, vocabulary, dtype=torch.float32, device=weight.device)
+    for low in range(0, vocabulary, _ROWS):
+        part = slice(low, low + _ROWS)
+        wide = weight[part].double()
+        finite = wide.isfinite().all(dim=-1)
+        highest = wide.abs().amax(dim=-1)
+        scale = (highest / MOST).float().where(finite & (highest >= LEAST_SCALED), 0)
+        divisor = scale.double().where(scale > 0, torch.inf).unsqueeze(-1)
+        found = (wide.nan_to_num(0, 0, 0) / divisor).round().clamp(-MOST, MOST)
+        held = found * scale.double().unsqueeze(-1)
+        length = torch.maximum(_length(wide), _length(held))
+        spread = _length(wide - held) + hidden * SUMS_OFF * length
+        codes[part] = found.to(torch.int8)
+        bounds = torch.stack((spread, length)) * _UP + FLUSHED
+        numbers[0, part] = scale
+        numbers[1:, part] = bounds.where(finite, torch.inf).float()
+    return Narrow(codes, *numbers)
+
+
+def _length(rows: Tensor) -> Tensor:
+    return rows.square().sum(dim=-1).sqrt()

@@ -1,0 +1,169 @@
+"""Whether kernels are right where they run: each beside its reference, at the model's shapes, on the same device."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from providers.inference.gpt_oss.kernels.buffers import (
+    DECODED_ROWS,
+    PAGE_TOKENS,
+    Room,
+    Step,
+    make_tables,
+    tensors_of,
+)
+from providers.inference.gpt_oss.kernels.step import REFERENCE, Kernels, launch_step
+from providers.inference.gpt_oss.kernels.weights import Weights
+from tests.bench.gpu_measures import ENDS, Row, decoding, prompting
+from tests.bench.gpu_parts import failed
+
+LAYERS: Final = 2
+CACHED: Final = 700
+BOUND: Final = 4e-3
+"""Of the difference's norm to the reference's, in bfloat16: what the kernels' files say that they must meet."""
+
+ALIKE: Final = 0.97
+"""The share of whole numbers (experts, tokens) that must be equal: the others' scores may be equal but for rounding."""
+
+MADE: Final = {
+    "embed": ("hidden",),
+    "qkv": ("queries", "keys", "values"),
+    "attend_decode": ("attended",),
+    "attend_prefill": ("attended",),
+    "project_out": ("hidden", "normed", "chosen", "shares"),
+    "route": ("order", "starts"),
+    "experts_up": ("inner",),
+    "experts_down": ("hidden",),
+    "grouped_up": ("inner",),
+    "grouped_down": ("hidden",),
+    "unembed": ("logits",),
+    "sample": ("sampled",),
+}
+
+
+NEW: Final = {
+    "qkv": ("queries",),
+    "attend_decode": ("attended",),
+    "attend_prefill": ("attended",),
+    "project_out": ("normed", "shares"),
+    "experts_up": ("inner",),
+    "grouped_up": ("inner",),
+    "unembed": ("logits",),
+}
+"""What a launch function makes without having read it."""
+
+
+@dataclass
+class Worst:
+    """Of all launches of a function in a step: floats' largest error, whole numbers' smallest share of equals."""
+
+    error: float = 0.0
+    equal: float = 1.0
+    failed: dict[str, str] | None = None
+
+
+def agreement(weights: Weights, kernels: Kernels, rows: Sequence[int], prompts: Sequence[int]) -> list[Row]:
+    """A row for each launch function and step; `ok` says that it is its reference. Each begins with what references
+    made, so that one that is wrong is found alone. The last row of a step is all of it by kernels alone."""
+    cut = replace(weights, layers=weights.layers[:LAYERS])
+    spec = replace(weights.spec, layers=weights.spec.layers[:LAYERS])
+    slots, context = max(rows), max((CACHED, *prompts))
+    pages = max(slots * (CACHED // PAGE_TOKENS + 1), context // PAGE_TOKENS + 1)
+    embedding = weights.ends.embedding
+    tables = make_tables(spec, Room(slots, context + 1, pages, embedding.dtype, embedding.device))
+    tables.temperatures.copy_(torch.arange(slots) % 2)
+    tables.seeds.copy_(torch.arange(slots) - slots // 2)
+    table: list[Row] = []
+    for step, name in [
+        *((decoding(cut, tables, count, CACHED), f"{count} rows") for count in rows),
+        *((prompting(cut, tables, count), f"a prompt of {count}") for count in prompts),
+    ]:
+        tables.keys.normal_()
+        tables.values.normal_()
+        table += [{"step": name} | row for row in _one_by_one(cut, step, kernels)]
+        table.append({"step": name, "kernel": "all"} | _whole(cut, step, kernels))
+    return table
+
+
+def _one_by_one(weights: Weights, step: Step, kernels: Kernels) -> list[Row]:
+    found: dict[str, Worst] = {}
+
+    def beside(name: str) -> Callable[[Any, Step], None]:
+        return lambda given, step: _compare(found.setdefault(name, Worst()), name, kernels, (given, step))
+
+    both = Kernels(**{field.name: beside(field.name) for field in fields(Kernels)})
+    launch_step(weights, step, both)
+    for name in ENDS[1:]:
+        getattr(both, name)(weights.ends, step)
+    return [{"kernel": name, **_judged(each)} for name, each in found.items()]
+
+
+def _judged(worst: Worst) -> Row:
+    if worst.failed is not None:
+        return {"ok": False, **worst.failed}
+    return {"ok": worst.error <= BOUND and worst.equal >= ALIKE, "error": worst.error, "equal": worst.equal}
+
+
+def _compare(worst: Worst, name: str, kernels: Kernels, given: tuple[Any, Step]) -> None:
+    """Run the reference on the step and the kernel on a copy of it, where what it makes anew is no number before."""
+    layer, step = given
+    copy = replace(
+        step,
+        tables=replace(step.tables, **{key: each.clone() for key, each in tensors_of(step.tables).items()}),
+        **{key: each.clone() for key, each in tensors_of(step).items()},
+    )
+    getattr(REFERENCE, name)(layer, step)
+    written = {memory: _of(copy, memory) != _of(step, memory) for memory in ("keys", "values")}
+    for output in NEW.get(name, ()):
+        _of(copy, output).fill_(torch.nan)
+    try:
+        getattr(kernels, name)(layer, copy)
+        for output in MADE[name]:
+            found, expected = _of(copy, output), _of(step, output)
+            where = written.get(output)
+            _note(worst, found if where is None else found[where], expected if where is None else expected[where])
+        for memory, where in written.items():
+            assert torch.equal(_of(copy, memory)[~where], _of(step, memory)[~where]), f"{memory} of others were changed"
+        assert not copy.arrivals.any(), "its counters are not zero again"
+        if name == "project_out" and len(step.positions) <= DECODED_ROWS and torch.equal(copy.chosen, step.chosen):
+            assert torch.equal(copy.order, step.order), "pairs are not in order"
+            assert torch.equal(copy.starts, step.starts), "experts begin elsewhere"
+    except Exception as exc:  # noqa: BLE001 - the other kernels are to be tried as well
+        worst.failed = failed(exc)
+
+
+def _of(step: Step, output: str) -> Tensor:
+    return getattr(step.tables if output in ("keys", "values") else step, output)
+
+
+def _note(worst: Worst, found: Tensor, expected: Tensor) -> None:
+    if found.is_floating_point():
+        worst.error = max(worst.error, float(_errors(found.flatten(), expected.flatten())))
+    else:
+        worst.equal = min(worst.equal, float((found == expected).float().mean()))
+
+
+def _errors(found: Tensor, expected: Tensor) -> Tensor:
+    """Of the last axis: the difference's norm to the expected one's; infinite for what is no number."""
+    wide = expected.float()
+    ratio = (found.float() - wide).square().sum(-1) / wide.square().sum(-1).clamp(min=1e-30)
+    return ratio.sqrt().nan_to_num(nan=torch.inf)
+
+
+def _whole(weights: Weights, step: Step, kernels: Kernels) -> Row:
+    """Of the logits' rows: in a few of them another expert is chosen, as scores lie near each other; so the median."""
+    logits: list[Tensor] = []
+    try:
+        for each in (kernels, REFERENCE):
+            launch_step(weights, step, each)
+            each.unembed(weights.ends, step)
+            logits.append(step.logits.clone())
+    except Exception as exc:  # noqa: BLE001 - as above
+        return {"ok": False, **failed(exc)}
+    ours, theirs = logits
+    error = float(_errors(ours, theirs).median())
+    same = float((ours.argmax(-1) == theirs.argmax(-1)).float().mean())
+    return {"ok": error <= 5 * BOUND, "error": error, "equal": same}

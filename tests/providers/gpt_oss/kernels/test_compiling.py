@@ -1,0 +1,52 @@
+"""The compile gate sees what it is there for: orders that a card would not forgive, and which loop is the product's."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.providers.gpt_oss.kernels.compiling import Compiled, Loop, check_order
+
+COUNTING = "st.global.b32; bar.sync 0; atom.global.gpu.acq_rel.add.u32; bar.sync 0; ld.global.b32;"
+GOOD = Compiled(
+    name="project_kernel",
+    registers=64,
+    shared_bytes=0,
+    spills=0,
+    opcodes={"LDC": 1, "STS": 1, "ACQBULK": 1, "PREEXIT": 1, "LDG.E.128": 4, "STG.E": 1},
+    early={"LDC": 1, "STS": 1, "UBLKPF.L2": 1},
+    loops=[Loop({"HMMA.16816.F32.BF16": 16, "LDSM": 40, "BRA": 1}), Loop({"FFMA": 64, "BRA": 1})],
+    warps=4,
+    ptx=COUNTING,
+)
+
+
+def test_what_is_right_passes() -> None:
+    check_order(GOOD, free=False)
+    check_order(replace(GOOD, early={"LDG.E.128": 4}), free=True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (replace(GOOD, early={"LDG.E.128": 1}), "before it has waited"),
+        (replace(GOOD, early={"STG.E": 1}), "before it has waited"),
+        (replace(GOOD, early={"LDGSTS.E.BYPASS.128": 1}), "before it has waited"),
+        (replace(GOOD, early=GOOD.opcodes), "never waits"),
+        (replace(GOOD, opcodes={"ACQBULK": 1}), "lets no other begin"),
+        (replace(GOOD, ptx=COUNTING.replace("st.global.b32; bar.sync 0;", "st.global.b32;")), "without a barrier"),
+    ],
+)
+def test_what_is_wrong_does_not(wrong: Compiled, told: str) -> None:
+    with pytest.raises(AssertionError, match=told):
+        check_order(wrong, free=False)
+
+
+def test_weights_may_be_read_early_and_nothing_may_be_written() -> None:
+    with pytest.raises(AssertionError, match="before it has waited"):
+        check_order(replace(GOOD, early={"STG.E": 1}), free=True)
+
+
+def test_the_main_loop_is_the_tensor_cores() -> None:
+    """Though another has more multiplications for its length."""
+    assert GOOD.main_loop is GOOD.loops[0]
+    assert replace(GOOD, loops=GOOD.loops[1:]).main_loop is GOOD.loops[1]

@@ -1,0 +1,69 @@
+"""Sampling by an int8 copy on a card: `TRITON_INTERPRET=0 python -m pytest -m gpu` and this file.
+
+Whether tensor cores give a token's logit the same bits, whatever else is in its tile, and sum as `narrow` says, can
+only be seen there.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from providers.inference.gpt_oss.kernels.buffers import CERTIFIED_ROWS, Room, make_step, make_tables
+from providers.inference.gpt_oss.kernels.device import INTERPRETED
+from providers.inference.gpt_oss.kernels.sample import sample
+from providers.inference.gpt_oss.kernels.sample_certified import sample_certified, scratch
+from providers.inference.gpt_oss.kernels.unembed import unembed
+from providers.inference.gpt_oss.kernels.weights import Weights
+from tests.bench.gpu_model import SPECS, make_weights
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a GPU, and TRITON_INTERPRET=0"),
+]
+CASES = 500
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    spec = replace(SPECS["20b"], layers=SPECS["20b"].layers[:1])
+    with torch.inference_mode():
+        return make_weights(spec, CUDA, torch.bfloat16, "uniform", certified=True)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, CERTIFIED_ROWS])
+def test_every_token_is_samples_and_every_greedy_logit_within_its_bound(weights: Weights, rows: int) -> None:
+    assert count_wanted(weights, rows, CASES // rows) < 0.05
+
+
+@torch.inference_mode()
+def count_wanted(weights: Weights, rows: int, steps: int) -> float:
+    """The share of tokens that were read in full, of `steps` steps of random rows, steep ones and flat ones."""
+    ends, embedding = weights.ends, weights.ends.embedding
+    tables = make_tables(ends.spec, Room(rows, 64, rows * 4, embedding.dtype, embedding.device))
+    step = make_step(ends.spec, tables, rows, rows)
+    places = torch.arange(rows, dtype=torch.int32, device=embedding.device)
+    step.slots.copy_(places)
+    step.samples.copy_(places)
+    wanted = 0.0
+    for number in range(steps):
+        step.hidden.normal_()
+        step.hidden[:, number % 7] *= 30
+        step.positions.fill_(number)
+        tables.temperatures.copy_(torch.tensor([0, 1, 0.3, 2])[(places.cpu() + number) % 4])
+        tables.seeds.random_(-(2**62), 2**62)
+        sample(ends, step)
+        expected = step.sampled.clone()
+        step.sampled.fill_(-7)
+        sample_certified(ends, step)
+        assert torch.equal(step.sampled, expected)
+        assert bool((expected >= 0).all())
+        room = scratch(ends, step)
+        bounds = room.bounds.view(-1, rows).clone()
+        wanted += float((bounds >= room.floors).any(dim=-1).double().mean()) / steps
+        unembed(ends, step)
+        greedy = tables.temperatures == 0
+        assert bool((step.logits <= bounds.T)[greedy].all())
+    return wanted

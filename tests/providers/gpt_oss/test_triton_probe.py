@@ -1,0 +1,23 @@
+"""What is missing for kernels is found before anything is loaded."""
+
+import subprocess
+import sys
+
+import torch
+
+from providers.inference.gpt_oss.triton_probe import why_not
+
+ASK = "import torch; from providers.inference.gpt_oss.triton_probe import why_not; print(why_not(torch.device('cpu')))"
+
+
+def test_where_a_kernel_runs_nothing_is_missing() -> None:
+    assert why_not(torch.device("cpu")) is None
+
+
+def test_where_there_is_no_driver_it_is_said() -> None:
+    """Not interpreted, and no card."""
+    environment = {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1", "CUDA_VISIBLE_DEVICES": ""}
+    asked = [sys.executable, "-c", ASK]
+    ended = subprocess.run(asked, capture_output=True, check=True, env=environment, text=True, timeout=60)
+    assert ended.stdout.startswith("Triton cannot run a kernel: "), ended.stderr
+    assert "driver" in ended.stdout
