@@ -1,6 +1,14 @@
 """Provider: what every concrete implementation of an API is."""
 
+from typing import Any, ClassVar, Protocol
+
 from pydantic import BaseModel, ConfigDict
+
+
+class Figures(Protocol):
+    """A dataclass of numbers, by name. A name that ends in `_s` is in seconds; none is a name from outside."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 class Provider:
@@ -24,3 +32,8 @@ class Provider:
 
     async def close(self) -> None:
         """Release everything `start` opened; safe to call when `start` failed or never ran."""
+
+    def metrics(self) -> Figures | None:
+        """What it does now and has done since its start, for whoever watches it, at no cost; asked between `start` and
+        `close`. None has nothing to tell."""
+        return None

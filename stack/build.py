@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from apis.errors import ConfigError, StackError
@@ -20,7 +20,8 @@ from stack.wiring import APIS, Part, wire
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The live providers of a run config. What may be None is so where the config has none."""
+    """The live providers of a run config, and `live`, all of them by their place in it. What may be None is so where
+    the config has none."""
 
     config: StackConfig
     parts: Mapping[str, Part]
@@ -31,6 +32,7 @@ class Stack:
     files: Files | None = None
     vector_stores: VectorStores | None = None
     fetcher: Fetcher | None = None
+    live: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
 
 
 @asynccontextmanager
@@ -57,6 +59,7 @@ async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
             cast("Files | None", live.get("files")),
             cast("VectorStores | None", live.get("vector_stores")),
             cast("Fetcher | None", live.get("fetcher")),
+            {part.path: provider for part, provider in order},
         )
 
 

@@ -11,8 +11,8 @@ from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
 from pydantic import Field, field_validator
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive
 
 from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
 from apis.inference import (
@@ -35,6 +35,7 @@ from stack.images import with_images
 from stack.json_gate import read_request
 from stack.sse import to_json
 from stack.streams import ClientGone, EventStream, Pulse, while_connected
+from stack.visit import Visit
 
 
 class StreamOptions(Wire):
@@ -62,7 +63,7 @@ class CreateChatCompletion(ChatRequest):
 
 
 async def chat_completion(
-    body: bytes, stack: Stack, salted: Callable[[ChatRequest], ChatRequest], pulse: Pulse, receive: Receive
+    body: bytes, stack: Stack, salted: Callable[[ChatRequest], ChatRequest], pulse: Pulse, http: Request
 ) -> Response:
     """The answer to one request, streamed or whole. `salted` gives it its tenant's cache salt."""
     request = await read_request(body, CreateChatCompletion)
@@ -71,13 +72,13 @@ async def chat_completion(
     fields = {name: getattr(request, name) for name in ChatRequest.model_fields}
     fields["max_completion_tokens"] = request.max_completion_tokens or request.max_tokens
     chat = await with_images(ChatRequest.model_validate(fields), stack.fetcher)
-    answer = _Answer(request.model)
+    answer = _Answer(request.model, http.scope["visit"])
     steps = stack.inference.chat(salted(chat))
     if request.stream:
         wants_usage = bool(request.stream_options and request.stream_options.include_usage)
         return EventStream(answer.chunks(steps, wants_usage=wants_usage), _frames, pulse)
     try:
-        completion = await while_connected(receive, answer.whole(steps))
+        completion = await while_connected(http.receive, answer.whole(steps))
     except ClientGone:
         return client_gone()
     return json_response(to_json(completion))
@@ -91,7 +92,9 @@ def _frames(chunks: Sequence[ChatCompletionChunk | dict[str, Any]]) -> bytes:
 class _Answer:
     """One completion being made."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, visit: Visit) -> None:
+        self._model = model
+        self._visit = visit
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(16)}",
             "created": int(time.time()),
@@ -112,8 +115,10 @@ class _Answer:
                     begun = True
                     for delta in step:
                         batch.append(self._delta_chunk(delta))
-                        if isinstance(delta, Finish) and wants_usage:
-                            batch.append(self._chunk(None, usage=_usage(delta.usage)))
+                        if isinstance(delta, Finish):
+                            self._visit.told_usage(self._model, delta.usage)
+                            if wants_usage:
+                                batch.append(self._chunk(None, usage=_usage(delta.usage)))
                     yield batch
         except StackError as exc:
             if begun:
@@ -148,6 +153,7 @@ class _Answer:
                         assert_never(delta)
         if finish is None:
             raise UpstreamError("The inference server ended its answer without saying why.")
+        self._visit.told_usage(self._model, finish.usage)
         message: dict[str, Any] = {
             "role": "assistant",
             "content": "".join(text) if text or not calls else None,

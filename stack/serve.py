@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from apis.errors import ConfigError, Overloaded
 from stack.config import ServerConfig
 from stack.connection import Connection
-from stack.edge import OPEN_PATHS, error_response
+from stack.edge import WATCHED_PATHS, error_response
 from stack.socket_connection import SocketConnection
 from stack.websocket import GOING_AWAY
 
@@ -172,7 +172,7 @@ class _Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app.state.draining and self.is_last:
             send = _saying_goodbye(send)
-        elif self._app.state.draining and scope["path"] not in OPEN_PATHS:
+        elif self._app.state.draining and scope["path"] not in WATCHED_PATHS:
             await error_response(Overloaded(GOING_AWAY))(scope, receive, send)
             return
         try:

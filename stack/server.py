@@ -20,33 +20,37 @@ from starlette.types import Receive, Scope, Send
 from apis.errors import InvalidRequest, ModelNotFound, NotFound
 from apis.inference import Model
 from apis.responses import CompactConversation, CreateResponse, InputItemsPage
+from stack import __version__
 from stack.bodies import read_body
 from stack.build import Stack, open_stack
 from stack.chat import chat_completion
 from stack.config import StackConfig
 from stack.containers import CONTAINER_ROUTES
 from stack.conversations import CONVERSATION_ROUTES
-from stack.edge import Edge, client_gone, json_response
+from stack.edge import METRICS_PATH, OPEN_PATHS, Edge, client_gone, json_response
 from stack.embeddings import embeddings
 from stack.files import FILE_ROUTES
 from stack.idempotency import Idempotency
 from stack.json_gate import explain, read_request
+from stack.metrics import CONTENT_TYPE, Metrics
 from stack.salts import CacheSalts
-from stack.sse import frames, read_dialect, response_to_json
+from stack.sse import Dialect, frames, read_dialect, response_to_json
 from stack.streams import ClientGone, EventStream, Pulse, while_connected
 from stack.vector_stores import VECTOR_STORE_ROUTES
+from stack.visit import Visit
 from stack.websocket import WebSocketEndpoint
 
 
 def create_app(config: StackConfig) -> FastAPI:
     """The app of one run config. Its lifespan opens the stack and closes it."""
+    metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         async with open_stack(config) as stack:
             pulse = Pulse(config.server.keep_alive_s)
             beating = asyncio.create_task(pulse.run())
-            app.state.routes = Routes(stack, pulse)
+            app.state.routes = Routes(stack, pulse, metrics)
             app.state.drain = stack.responses.drain
             warm_up()
             try:
@@ -57,19 +61,24 @@ def create_app(config: StackConfig) -> FastAPI:
                 beating.cancel()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, redirect_slashes=False)
-    # these are the only layers around the routes: FastAPI's own ones cost more than all else a request does here
-    app.middleware_stack = Edge(Idempotency(app.router), config.server)
     app.state.draining = False
     app.state.routes = None
     app.add_route("/healthz", _healthz)
     app.add_route("/readyz", _readyz)
-    for path, method, name in ROUTES:
+    app.add_route("/version", _version)
+    fixed = {path: path for path in (*OPEN_PATHS, "/version")}
+    if config.server.metrics != "closed":
+        app.add_route(METRICS_PATH, _endpoint(Routes.metrics, METRICS_PATH), methods=["GET"])
+        fixed[METRICS_PATH] = METRICS_PATH
+    over_stack = (*CONTAINER_ROUTES, *CONVERSATION_ROUTES, *FILE_ROUTES, *VECTOR_STORE_ROUTES)
+    for path, method, handle in (*_own_routes(), *((path, method, _over_stack(on)) for path, method, on in over_stack)):
         for prefix in ("/v1", ""):
-            app.add_route(prefix + path, _endpoint(name), methods=[method])
-    for path, method, handle in (*CONTAINER_ROUTES, *CONVERSATION_ROUTES, *FILE_ROUTES, *VECTOR_STORE_ROUTES):
-        for prefix in ("/v1", ""):
-            app.add_route(prefix + path, _over_stack(handle), methods=[method])
+            app.add_route(prefix + path, _endpoint(handle, f"/v1{path}"), methods=[method])
+            if "{" not in path:
+                fixed[prefix + path] = f"/v1{path}"
     app.router.routes.append(WebSocketRoute("/{path:path}", WebSocketEndpoint()))
+    # these are the only layers around the routes: FastAPI's own ones cost more than all else a request does here
+    app.middleware_stack = Edge(Idempotency(app.router), config.server, metrics, fixed)
     return app
 
 
@@ -92,28 +101,39 @@ class _Endpoint:
     """An ASGI app that answers one kind of request. Starlette puts three more layers around a plain function, and every
     token of a stream would pass through them."""
 
-    def __init__(self, handle: "Callable[[Routes, Request], Awaitable[Response]]") -> None:
+    def __init__(self, handle: "_Handle", route: str) -> None:
         self._handle = handle
+        self._route = route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["visit"].route = self._route
         routes: Routes = scope["app"].state.routes
         response = await self._handle(routes, Request(scope, receive, send))
         await response(scope, receive, send)
 
 
-def _endpoint(name: str) -> Any:
-    return _Endpoint(getattr(Routes, name))
+_Handle = Callable[["Routes", Request], Awaitable[Response]]
 
 
-def _over_stack(handle: Callable[[Request, Stack], Awaitable[Response]]) -> Any:
-    return _Endpoint(lambda routes, request: handle(request, routes.stack))
+def _endpoint(handle: "_Handle", route: str) -> Any:
+    # Starlette takes an ASGI app too, which its types do not say
+    return _Endpoint(handle, route)
+
+
+def _own_routes() -> "list[tuple[str, str, _Handle]]":
+    return [(path, method, getattr(Routes, name)) for path, method, name in ROUTES]
+
+
+def _over_stack(handle: Callable[[Request, Stack], Awaitable[Response]]) -> "_Handle":
+    return lambda routes, request: handle(request, routes.stack)
 
 
 class Routes:
     """One method per route. Each returns an ASGI answer, or raises a StackError for the edge to render."""
 
-    def __init__(self, stack: Stack, pulse: Pulse) -> None:
+    def __init__(self, stack: Stack, pulse: Pulse, metrics: Metrics) -> None:
         self.stack = stack
+        self._metrics = metrics
         self.salts = CacheSalts(stack.config.server)
         self._pulse = pulse
         self._max_body_bytes = stack.config.server.max_body_bytes
@@ -129,14 +149,16 @@ class Routes:
                 code="unsupported_parameter",
             )
         tenant: str = http.scope["tenant"]
+        visit: Visit = http.scope["visit"]
+        visit.asked()
         batches = self.stack.responses.create(
             self.salts.salted(request, tenant), tenant=tenant, response_id=http.scope.get("response_id")
         )
         if request.stream:
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
-            return self._stream(http, batches, obfuscate=obfuscate)
+            return self._stream(http, batches, visit, obfuscate=obfuscate)
         try:
-            response = await while_connected(http.receive, _last_response(batches))
+            response = await while_connected(http.receive, _last_response(batches, visit))
         except ClientGone:
             return client_gone()
         return json_response(response_to_json(response))
@@ -187,7 +209,7 @@ class Routes:
 
     async def chat(self, http: Request) -> Response:
         salted = partial(self.salts.salted, tenant=http.scope["tenant"])
-        return await chat_completion(await self._body(http), self.stack, salted, self._pulse, http.receive)
+        return await chat_completion(await self._body(http), self.stack, salted, self._pulse, http)
 
     async def embeddings(self, http: Request) -> Response:
         return await embeddings(await self._body(http), self.stack.inference, http.receive)
@@ -203,9 +225,15 @@ class Routes:
                 return _json(_model(each))
         raise ModelNotFound(model_id)
 
-    def _stream(self, http: Request, batches: AsyncGenerator[Sequence[Any]], *, obfuscate: bool) -> Response:
+    async def metrics(self, _: Request) -> Response:
+        text = await self._metrics.text(self.stack.inference, self.stack.live, self._pulse.open_streams)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
+
+    def _stream(
+        self, http: Request, batches: AsyncGenerator[Sequence[Any]], visit: Visit | None = None, *, obfuscate: bool
+    ) -> Response:
         dialect = read_dialect(http.headers, self.stack.config.server.dialect)
-        return EventStream(batches, lambda events: frames(events, dialect, obfuscate=obfuscate), self._pulse)
+        return EventStream(batches, lambda events: frames(events, dialect, obfuscate=obfuscate), self._pulse, visit)
 
     async def _body(self, http: Request) -> bytes:
         return await read_body(http, self._max_body_bytes)
@@ -225,12 +253,15 @@ async def delivering(stack: Stack) -> AsyncGenerator[None]:
         await asyncio.wait({task})
 
 
-async def _last_response(batches: AsyncGenerator[Any]) -> ResponseObject:
+async def _last_response(batches: AsyncGenerator[Any], visit: Visit) -> ResponseObject:
     """Drain a stream; its last event carries the whole response. A failed one raises its cause."""
     last: Any = None
-    async with aclosing(batches):
-        async for events in batches:
-            last = events[-1]
+    try:
+        async with aclosing(batches):
+            async for events in batches:
+                last = events[-1]
+    finally:
+        visit.told(last)
     return last.response
 
 
@@ -267,6 +298,10 @@ def warm_up() -> None:
     """
     for kind in (ResponseObject, *get_args(get_args(ResponseStreamEvent)[0]), ChatCompletion, ChatCompletionChunk):
         kind.model_rebuild()
+
+
+async def _version(_: Request) -> Response:
+    return _json({"name": "responses-stack", "version": __version__, "dialects": [*get_args(Dialect)]})
 
 
 async def _healthz(_: Request) -> Response:

@@ -12,14 +12,17 @@ from starlette.types import Message, Receive, Scope, Send
 from apis.errors import StackError
 from apis.logged_event import LoggedEvent
 from stack.sse import DONE, KEEP_ALIVE
+from stack.visit import Visit
 
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _TICK_S: Final = 1.0
 _STALL_S: Final = 60.0
+_BEGINNING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
+EVENT_STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 _HEADERS: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+    EVENT_STREAM,
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -74,6 +77,11 @@ class Pulse:
     def discard(self, stream: "_Open") -> None:
         self._open.discard(stream)
 
+    @property
+    def open_streams(self) -> int:
+        """How many streams are open now."""
+        return len(self._open)
+
     async def run(self) -> None:
         """Beat until cancelled."""
         loop = asyncio.get_running_loop()
@@ -113,15 +121,21 @@ class _Open:
 
 
 class EventStream(Response):
-    """An ASGI answer: batches of events, framed. An error before the first batch is raised, for an HTTP status."""
+    """An ASGI answer: batches of events, framed. An error before the first batch is raised, for an HTTP status. The
+    `visit` that makes a response by it is told of its beginning, its first output and its end."""
 
     def __init__(
-        self, batches: AsyncGenerator[Sequence[Any]], frame: Callable[[Sequence[Any]], bytes], pulse: Pulse
+        self,
+        batches: AsyncGenerator[Sequence[Any]],
+        frame: Callable[[Sequence[Any]], bytes],
+        pulse: Pulse,
+        visit: Visit | None = None,
     ) -> None:
         super().__init__()
         self._batches = batches
         self._frame = frame
         self._pulse = pulse
+        self._visit = visit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -134,12 +148,15 @@ class EventStream(Response):
         async with aclosing(self._batches) as batches:
             batch: Sequence[Any] = ()
             last = DONE
+            waits = self._visit is not None
             try:
                 async for batch in batches:
                     if stream is None:
                         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                         stream = _Open(send)
                         self._pulse.add(stream)
+                    if waits:
+                        waits = self._waits_after(batch)
                     await stream.write(self._frame(batch))
             except StackError as exc:
                 if stream is None:
@@ -151,5 +168,18 @@ class EventStream(Response):
             finally:
                 if stream is not None:
                     self._pulse.discard(stream)
+                if self._visit is not None and batch:
+                    self._visit.told(batch[-1])
         if stream is not None:
             await stream.write(last, more=False)
+
+    def _waits_after(self, batch: Sequence[Any]) -> bool:
+        """Whether the first output is still to come after this batch, the first one or the one after."""
+        assert self._visit is not None
+        if not batch:
+            return True
+        if batch[-1].type in _BEGINNING:
+            self._visit.told(batch[-1])
+            return True
+        self._visit.first_output_s = self._visit.passed_s()
+        return False

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import orjson
+from openai.types.responses import ResponseStreamEvent
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
@@ -29,6 +30,7 @@ from stack.config import ServerConfig
 from stack.json_gate import BLOCKING_BYTES, check, read_object
 from stack.socket_connection import DRAIN
 from stack.sse import Dialect, message, read_dialect
+from stack.visit import WEBSOCKET, Visit
 
 _log = logging.getLogger(__name__)
 Salted = Callable[[CreateResponse], CreateResponse]
@@ -58,7 +60,9 @@ class WebSocketEndpoint:
         try:
             await send({"type": "websocket.accept", "headers": []})
             salted = partial(routes.salts.salted, tenant=scope["tenant"])
-            await _Socket(send, session, salted, dialect, config, scope["request_id"]).run(receive)
+            socket = _Socket(send, session, salted, dialect, config, scope["request_id"])
+            socket.tell = scope["tell"]
+            await socket.run(receive)
         except OSError:
             _log.info("a client left before its WebSocket was open")
         finally:
@@ -96,6 +100,8 @@ class _Socket:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._ending: StackError | None = None
         self._finishing: set[asyncio.Task[None]] = set()
+        self.tell: Callable[[Visit], None] = lambda _: None
+        """Is told of each response when it is over, as of a visit of its own."""
 
     async def run(self, receive: Receive) -> None:
         """Answer until either side closes, or the connection is too old, or the server is to end."""
@@ -162,13 +168,19 @@ class _Socket:
 
     async def _answer(self, ask: _Ask) -> None:
         told = False
+        visit = Visit(self._request_id, WEBSOCKET, _PATHS[0])
+        visit.status = 200
+        events: Sequence[ResponseStreamEvent] = ()
         try:
             request, generate = await _read_create(ask)
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
             created = self._session.create(self._salted(request), lane=ask.lane, generate=generate)
+            visit.asked()
             async with aclosing(created) as batches:
                 async for events in batches:
-                    told = True
+                    if not told:
+                        told = True
+                        visit.told(events[-1])
                     for event in events:
                         await self._send(message(event, self._dialect, ask.lane, obfuscate=obfuscate))
         except _Gone:
@@ -178,13 +190,18 @@ class _Socket:
             if isinstance(before, str):
                 self._session.forget(before, lane=ask.lane)
             error = exc if isinstance(exc, StackError) else self._bug(exc)
+            visit.blame(error)
             if told:
                 # the stream has already said so in its own terms
                 _log.info("a stream failed: %s", error.message)
             else:
+                visit.status = error.status
                 await self._refuse(error, ask.lane)
         finally:
+            if events:
+                visit.told(events[-1])
             del self._running[ask.lane]
+            self.tell(visit)
             self._advance()
 
     def _bug(self, exc: Exception) -> StackError:

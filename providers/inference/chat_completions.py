@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
 from apis.inference import ChatRequest, Delta, Modality, Model, Step
+from apis.trace import TRACE
 from providers.inference.chat_body import Dialect, request_to_body, request_to_tokenize_body
 from providers.inference.chat_chunks import ChatChunks
 from providers.inference.chat_errors import Unavailable, response_to_error
@@ -220,10 +221,11 @@ class ChatCompletions:
     async def _send(self, method: str, path: str, body: bytes | None) -> Answer:
         """Send; wait for the headers. Releasing the answer closes its connection, or keeps it where all was read."""
         limits = self._timeouts
+        headers = self._headers + headers_to_bytes(TRACE.get())
         url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE else self.base_url}{path}"
         try:
             async with asyncio.timeout(limits.headers_s):
-                return await self._http.send(method, url, self._headers, body, limits.connect_s)
+                return await self._http.send(method, url, headers, body, limits.connect_s)
         except ConnectTimedOut as exc:
             what = f"connect_timeout_s ({limits.connect_s:g} s)"
             raise ConnectTimeout(f"The inference server could not be reached within {what}.") from exc

@@ -21,7 +21,8 @@ async def test_the_request_id_that_the_sdk_shows_is_the_one_in_the_log(caplog: p
         with pytest.raises(NotFoundError) as caught:
             await served.client.responses.create(model="nobody", input="hi")
     made, refused = [json.loads(record.getMessage()) for record in caplog.records]
-    assert (made["request"], made["response"]) == (response._request_id, response.id)
+    request_id = response._request_id  # pyright: ignore[reportPrivateUsage]  # the SDK documents it under this name
+    assert (made["request"], made["response"]) == (request_id, response.id)
     assert (refused["request"], refused["error"]) == (caught.value.request_id, "model_not_found")
 
 

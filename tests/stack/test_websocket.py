@@ -23,7 +23,7 @@ from providers.inference.scripted import Scripted
 from stack.connection import Connection
 from stack.socket_connection import SocketConnection
 from tests.serving import Served, scripted, serving
-from tests.stack.raw import BOUND_S, Answer, check_error, connection, parse
+from tests.stack.raw import BOUND_S, Answer, ask, check_error, connection, parse
 
 ENDLESS: list[dict[str, Any]] = [{"text": "once "}, {"wait_s": 30}, {"text": "more"}]
 CREATE: dict[str, Any] = {"type": "response.create", "model": "scripted", "input": "hi"}
@@ -281,7 +281,7 @@ async def test_a_bad_handshake_is_refused_in_peace(more: Any, caplog: pytest.Log
 async def test_only_a_get_is_upgraded() -> None:
     async with serving() as served:
         answer = await handshake(served, ("content-length", "0"), ("connection", "upgrade, close"), method="POST")
-        check_error(answer, 415)
+        check_error(answer, 400)
 
 
 async def test_there_are_no_more_connections_than_the_config_allows() -> None:
@@ -294,6 +294,41 @@ async def test_large_requests_are_read_beside_others() -> None:
     async with serving() as served, opened(served) as websocket:
         await websocket.send(json.dumps({**CREATE, "input": text}))
         assert (await to_the_end(websocket))[-1]["response"]["output"][0]["content"][0]["text"] == text
+
+
+async def test_each_response_on_a_websocket_is_counted_and_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stack.access")
+    broken: list[dict[str, Any]] = [{"text": "one"}, {"fail": "boom"}]
+    says: list[dict[str, Any]] = [{"text": "two"}, {"finish": "stop", "usage": {"output_tokens": 5}}]
+    async with serving(scripted(says, broken, ENDLESS)) as served:
+        async with opened(served) as websocket:
+            for _ in range(2):
+                await websocket.send(json.dumps(CREATE))
+                await to_the_end(websocket)
+            await websocket.send(json.dumps({**CREATE, "model": "a-secret"}))
+            await to_the_end(websocket)
+            await websocket.send(json.dumps(CREATE))
+            while (await told(websocket))["type"] != "response.output_text.delta":
+                pass
+        async with asyncio.timeout(BOUND_S):
+            while len(caplog.records) < 5:
+                figures = await ask(served.url, method="GET", path="/metrics", kind=None)
+        figures = await ask(served.url, method="GET", path="/metrics", kind=None)
+    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    assert [(line["status"], line.get("outcome")) for line in lines] == [
+        (200, "completed"),
+        (200, "failed"),
+        (404, None),
+        (200, "cancelled"),
+        (101, None),
+    ]
+    assert lines[2]["error"] == "model_not_found"
+    assert len({line["request"] for line in lines}) == 1
+    assert "secret" not in caplog.text
+    for wanted in ('responses_total{status="completed"} 1', 'responses_total{status="failed"} 1'):
+        assert wanted in figures.body.decode()
+    assert 'status="cancelled"} 1' in figures.body.decode()
+    assert 'stack_tokens_total{model="scripted",kind="output"}' in figures.body.decode()
 
 
 # --- the end of a real server ----------------------------------------------------------------------------------------
@@ -312,7 +347,7 @@ async def listening(stdout: asyncio.StreamReader) -> str:
 async def test_sigterm_lets_responses_end_in_the_grace_period(tmp_path: Path, wait_s: float) -> None:
     turn = [{"text": "one "}, {"wait_s": wait_s}, {"text": "two"}]
     sections: Any = {
-        "server": {"port": 0, "grace_period_s": 1.5},
+        "server": {"port": 0, "grace_period_s": 1.5, "access_log": False},
         "inference": scripted(turn),
         "kv_store": {"provider": "memory"},
     }
