@@ -17,6 +17,8 @@ from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed 
     ToolNamespaceConfig,
 )
 
+from providers.responses.hosted.file_search import FUNCTION
+
 TODAY: Final = "2026-01-01"
 """The date in its system message: ask it with `current_date` set to this day."""
 
@@ -168,6 +170,24 @@ POPULATION: Final = (
     ),
 )
 
+LIBRARY: Final = {"whales.md": "The blue whale is the largest animal that has ever lived. It eats krill."}
+FILES: Final = (
+    ToolTurn(
+        "Which animal is the largest? Look into my files.",
+        [
+            Use(
+                "I search the files.",
+                "functions.file_search",
+                '{"queries":["largest animal"]}',
+                f"[1] whales.md\n{LIBRARY['whales.md']}",
+            )
+        ],
+        "The file says the blue whale.",
+        "The largest is the blue whale【1】.",
+        "The largest is the blue whale.",
+    ),
+)
+
 TURNS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -241,6 +261,13 @@ def _tool_conversations() -> Iterator[tuple[list[Message], Sequence[ToolTurn]]]:
     atlas = ToolNamespaceConfig(name="atlas", tools=[ToolDescription(**ATLAS)])
     offered = Message.from_role_and_content(Role.DEVELOPER, DeveloperContent.new().with_tools(atlas))
     yield [Message.from_role_and_content(Role.SYSTEM, system()), offered], POPULATION
+    search = FUNCTION.function
+    found = ToolDescription(
+        name=search.name, description=search.description or "", parameters=dict(search.parameters or {})
+    )
+    searches = DeveloperContent.new().with_function_tools([found])
+    able = Message.from_role_and_content(Role.DEVELOPER, searches)
+    yield [Message.from_role_and_content(Role.SYSTEM, system()), able], FILES
 
 
 def _tool_lessons(encoding: HarmonyEncoding, opening: list[Message], turns: Sequence[ToolTurn]) -> Iterator[Lesson]:

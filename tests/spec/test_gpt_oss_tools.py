@@ -10,6 +10,15 @@ from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
+from agents import (
+    Agent,
+    CodeInterpreterTool,
+    FileSearchTool,
+    HostedMCPTool,
+    ModelSettings,
+    OpenAIResponsesModel,
+    WebSearchTool,
+)
 from aiohttp import web
 
 from providers.fetcher.safe import Safe
@@ -18,6 +27,7 @@ from tests.harmony_conversations import MODEL, PATIENCE_S
 from tests.providers.tool_runtime.fake_exa import KEY, FakeExa, page
 from tests.providers.tool_runtime.mcp_server import RealServer
 from tests.serving import Served, serving
+from tests.spec.agents_running import outputs, streamed, whole
 from tests.spec.mcp_stack import with_mcp
 from tests.spec.test_gpt_oss import section
 
@@ -27,7 +37,7 @@ Json = dict[str, Any]
 WEB_SEARCH: Final[Json] = {"type": "web_search"}
 INTERPRETER: Final[Json] = {"type": "code_interpreter", "container": {"type": "auto"}}
 CITIES: Final = urlsplit(known.PAGE_URL)
-CALL_EVENTS: Final = ("web_search_call", "code_interpreter_call", "mcp_list_tools", "mcp_call")
+CALL_EVENTS: Final = ("web_search_call", "code_interpreter_call", "mcp_list_tools", "mcp_call", "file_search_call")
 
 
 class NamingSafe(Safe):
@@ -45,12 +55,13 @@ class NamingSafe(Safe):
 
 @dataclass
 class Tools:
-    """A stack with every tool, what its search was asked, what was fetched, and its MCP server."""
+    """A stack with every tool, what its search was asked, what was fetched, its MCP server, and a store of files."""
 
     served: Served
     exa: FakeExa
     fetched: list[str]
     mcp: Json
+    store_id: str
 
 
 @asynccontextmanager
@@ -94,7 +105,8 @@ def atlas() -> RealServer:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def tools() -> AsyncGenerator[Tools]:
+async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tools]:
+    folder = tmp_path_factory.mktemp("files")
     inference = await asyncio.to_thread(section)
     fetched: list[str] = []
     async with AsyncExitStack() as stack:
@@ -111,10 +123,23 @@ async def tools() -> AsyncGenerator[Tools]:
             providers["python"] = {"provider": "python", "timeout_s": 20}
         fetcher = {"provider": f"{__name__}:NamingSafe", "names": {CITIES.hostname: address}}
         reach = {"allowed_ports": [CITIES.port], "allowed_private_networks": [f"{address}/32"]}
-        sections = {"tool_runtime": {"provider": "toolbox", "providers": providers}, "fetcher": {**fetcher, **reach}}
-        served = await stack.enter_async_context(serving(inference, more=sections))
+        sections: Json = {
+            "tool_runtime": {"provider": "toolbox", "providers": providers},
+            "fetcher": {**fetcher, **reach},
+            "vector_index": {"provider": "sqlite_vec", "path": str(folder / "vectors.db")},
+            "vector_stores": {"provider": "hybrid", "embedding_model": "hashing"},
+        }
+        members: Json = {"own": inference, "embedding": {"provider": "tests.spec.filing:Filing", "turns": []}}
+        both = {"provider": "router", "providers": members}
+        served = await stack.enter_async_context(serving(both, more=sections))
+        store = await served.client.vector_stores.create()
+        for name, text in known.LIBRARY.items():
+            await served.client.vector_stores.files.upload_and_poll(
+                vector_store_id=store.id, file=(name, text.encode()), poll_interval_ms=20
+            )
         declared = {"server_label": "atlas", "server_url": real.url, "allowed_tools": ["population"]}
-        yield Tools(served, exa, fetched, {"type": "mcp", "require_approval": "never", **declared})
+        mcp = {"type": "mcp", "require_approval": "never", **declared}
+        yield Tools(served, exa, fetched, mcp, store.id)
 
 
 async def ask(tools: Tools, question: str, tool: Json, previous: Any = None, **fields: Any) -> tuple[list[Any], Any]:
@@ -242,3 +267,47 @@ async def test_it_calls_a_function_of_an_mcp_server_in_the_servers_namespace(too
             assert [tool.name for tool in response.output[0].tools] == ["population"]
         assert response.output_text == turn.answer
         previous = response
+
+
+async def test_it_searches_files_and_cites_what_it_found(tools: Tools) -> None:
+    (turn,) = known.FILES
+    declared = {"type": "file_search", "vector_store_ids": [tools.store_id]}
+    events, response = await ask(tools, turn.question, declared, include=["file_search_call.results"])
+    assert thoughts(response) == thought(turn)
+    assert kinds(response) == ["reasoning", "file_search_call", "reasoning", "message"]
+    item, part = response.output[1], response.output[-1].content[0]
+    assert (item.status, item.queries) == ("completed", ["largest animal"])
+    assert [result.text for result in item.results] == [*known.LIBRARY.values()]
+    assert stages(events) == [f"file_search_call.{stage}" for stage in ("in_progress", "searching", "completed")]
+    assert part.text == turn.retold
+    assert [(each.type, each.filename, each.index) for each in part.annotations] == [
+        ("file_citation", "whales.md", len(part.text) - 1)
+    ]
+
+
+AGENTS: Final[dict[str, tuple[known.ToolTurn, str]]] = {
+    "web_search": (known.WEB[0], "web_search_call"),
+    "code_interpreter": (known.SUM[0], "code_interpreter_call"),
+    "mcp": (known.POPULATION[0], "mcp_call"),
+    "file_search": (known.FILES[0], "file_search_call"),
+}
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("name", AGENTS)
+async def test_an_agent_of_the_agents_sdk_is_answered_with_every_tool(name: str, streams: bool, tools: Tools) -> None:
+    if name == "code_interpreter" and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    turn, called = AGENTS[name]
+    offered: dict[str, Any] = {
+        "web_search": WebSearchTool(),
+        "code_interpreter": CodeInterpreterTool(INTERPRETER),  # type: ignore[arg-type]  # as a plain dict
+        "mcp": HostedMCPTool(tools.mcp),  # type: ignore[arg-type]  # likewise
+        "file_search": FileSearchTool([tools.store_id]),
+    }
+    client = tools.served.client.with_options(timeout=PATIENCE_S)
+    settings = ModelSettings(temperature=0, max_tokens=300)
+    who = Agent("Tiny", model=OpenAIResponsesModel(MODEL, client), tools=[offered[name]], model_settings=settings)
+    result = await (streamed if streams else whole)(who, turn.question)
+    assert result.final_output == (turn.retold or turn.answer)
+    assert outputs(result).count(called) == len(turn.uses)

@@ -30,7 +30,7 @@ Status = Literal["in_progress", "searching", "completed", "incomplete", "failed"
 _MAX_QUERIES: Final = 16
 _MAX_QUERY_CHARS: Final = 4096
 _MAX_TOLD_CHARS: Final = 60_000
-_FUNCTION: Final = FunctionTool(
+FUNCTION: Final = FunctionTool(
     function=Function(
         name=FILE_SEARCH,
         description="Search the user's files. Gives the passages that fit best, each with a number. "
@@ -71,7 +71,7 @@ class FileSearch(TypedTool):
 
     @property
     def offered(self) -> Sequence[FunctionTool]:
-        return [_FUNCTION]
+        return [FUNCTION]
 
     async def check(self) -> None:
         for at, store_id in enumerate(self._store_ids):
