@@ -57,7 +57,8 @@ class ServerConfig(BaseModel):
     a WebSocket before a ping; a WebSocket that has been open for `max_websocket_age_s` is closed between responses;
     `grace_period_s` is what running requests get to finish in after SIGTERM. A `*` among `allowed_hosts` allows
     any Host; loopback names are always allowed. `/metrics` is read by whoever has `metrics_key`, or any API key where
-    there is none (`keyed`), by everybody (`open`) or by nobody (`closed`); `access_log` is a line for each request."""
+    there is none (`keyed`), by everybody (`open`) or by nobody (`closed`); `access_log` asks for a line about each
+    request."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -72,7 +73,7 @@ class ServerConfig(BaseModel):
     grace_period_s: float = Field(default=30.0, ge=0)
     dialect: Literal["openai", "open-responses"] = "openai"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    access_log: bool = True
+    access_log: bool = False
     metrics: Literal["closed", "open", "keyed"] = "keyed"
     metrics_key: SecretStr | None = Field(default=None, min_length=1)
     dangerously_allow_unauthenticated: bool = False

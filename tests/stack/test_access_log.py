@@ -17,7 +17,7 @@ ENDLESS: list[dict[str, Any]] = [{"text": "once "}, {"wait_s": 30}]
 
 @pytest.fixture
 async def locked() -> AsyncGenerator[Served]:
-    async with serving(server={"api_keys": KEYS}) as running:
+    async with serving(server={"api_keys": KEYS, "access_log": True}) as running:
         yield running
 
 
@@ -117,7 +117,10 @@ async def test_a_name_that_is_not_well_formed_is_left_out(
 
 async def test_a_client_that_leaves_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stack")
-    async with serving(scripted(ENDLESS)) as served, connection(served.url) as (reader, writer):
+    async with (
+        serving(scripted(ENDLESS), server={"access_log": True}) as served,
+        connection(served.url) as (reader, writer),
+    ):
         writer.write(request(served.url, {**ASKED, "stream": True}))
         await reader.readuntil(b"output_text.delta")
         writer.close()
@@ -137,8 +140,10 @@ async def test_probes_are_told_of_only_when_they_fail(locked: Served, caplog: py
     assert (line["route"], line["status"]) == ("/metrics", 401)
 
 
-@pytest.mark.parametrize(("server", "level"), [({"access_log": False}, "INFO"), ({}, "WARNING")])
-async def test_it_can_be_turned_off(server: dict[str, Any], level: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("server", "level"), [({}, "INFO"), ({"access_log": True}, "WARNING")])
+async def test_it_is_there_where_it_is_asked_for(
+    server: dict[str, Any], level: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(level, "stack")
     async with serving(server=server) as served:
         await ask(served.url, ASKED)

@@ -347,7 +347,7 @@ async def listening(stdout: asyncio.StreamReader) -> str:
 async def test_sigterm_lets_responses_end_in_the_grace_period(tmp_path: Path, wait_s: float) -> None:
     turn = [{"text": "one "}, {"wait_s": wait_s}, {"text": "two"}]
     sections: Any = {
-        "server": {"port": 0, "grace_period_s": 1.5, "access_log": False},
+        "server": {"port": 0, "grace_period_s": 1.5},
         "inference": scripted(turn),
         "kv_store": {"provider": "memory"},
     }
