@@ -16,7 +16,7 @@ from tests.tiny_gpt_oss import tiny_gpt_oss_folder
 
 async def test_the_request_id_that_the_sdk_shows_is_the_one_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stack.access")
-    async with serving() as served:
+    async with serving(server={"access_log": True}) as served:
         response = await served.client.responses.create(model="scripted", input="hi")
         with pytest.raises(NotFoundError) as caught:
             await served.client.responses.create(model="nobody", input="hi")

@@ -300,7 +300,7 @@ async def test_each_response_on_a_websocket_is_counted_and_told_of(caplog: pytes
     caplog.set_level(logging.INFO, "stack.access")
     broken: list[dict[str, Any]] = [{"text": "one"}, {"fail": "boom"}]
     says: list[dict[str, Any]] = [{"text": "two"}, {"finish": "stop", "usage": {"output_tokens": 5}}]
-    async with serving(scripted(says, broken, ENDLESS)) as served:
+    async with serving(scripted(says, broken, ENDLESS), server={"access_log": True}) as served:
         async with opened(served) as websocket:
             for _ in range(2):
                 await websocket.send(json.dumps(CREATE))
