@@ -8,8 +8,8 @@ from openai.types.containers import FileRetrieveResponse as ContainerFile
 from pydantic import Field, JsonValue
 
 from apis.files import Order, Page
-from apis.tools import Id, NetworkPolicy
-from apis.wire import Wire
+from apis.wire.base import Wire
+from apis.wire.tools import Id, NetworkPolicy
 
 MemoryLimit = Literal["1g", "4g", "16g", "64g"]
 

@@ -8,8 +8,8 @@ from openai.types.conversations import Conversation
 from pydantic import Field
 
 from apis.files import Page
-from apis.items import Item
-from apis.wire import Includable, Metadata, Wire
+from apis.wire.base import Includable, Metadata, Wire
+from apis.wire.items import Item
 
 Items = Annotated[list[Item], Field(max_length=20, fail_fast=True)]
 

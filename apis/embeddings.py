@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from apis.wire import Wire
+from apis.wire.base import Wire
 
 MAX_INPUTS: Final = 2048
 MAX_INPUT_TOKENS: Final = 8192

@@ -9,7 +9,7 @@ from openai.types import FileObject
 from pydantic import Field
 
 from apis.provider import Provider
-from apis.wire import Wire
+from apis.wire.base import Wire
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data"]
 Order = Literal["asc", "desc"]

@@ -7,16 +7,17 @@ from typing import Annotated, Any, Literal
 from openai.types.responses import Response, ResponseStreamEvent, ResponseUsage
 from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
+from apis.chat import Sampling
 from apis.conversations import Conversations
+from apis.events import LoggedEvent
 from apis.fetcher import Fetcher
-from apis.inference import Effort, Sampling
-from apis.item_parts import text_or_list
-from apis.items import Item
-from apis.logged_event import LoggedEvent
 from apis.provider import Provider
-from apis.text_format import TextFormatOption
-from apis.tools import Tool, ToolChoice
-from apis.wire import Includable, Metadata, Wire
+from apis.wire.base import Effort, Includable, Metadata, Wire
+from apis.wire.item_parts import text_or_list
+from apis.wire.items import Item
+from apis.wire.text_format import TextFormatOption
+from apis.wire.tool_choice import ToolChoice
+from apis.wire.tools import Tool
 
 
 class TextOptions(Wire):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from apis.provider import Provider
-from apis.tools import FileFilter
+from apis.wire.tools import FileFilter
 
 Value = str | bool | int | float
 """Of an attribute. Numbers compare as numbers; text by its code points; a boolean equals only a boolean."""

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from apis.files import Order, Page
 from apis.provider import Provider
-from apis.tools import FileFilter, HybridWeights, Id
-from apis.wire import Wire
+from apis.wire.base import Wire
+from apis.wire.tools import FileFilter, HybridWeights, Id
 
 MAX_BATCH_FILES = 2000
 

@@ -9,9 +9,9 @@ from apis.errors import ConfigError, StackError
 from apis.fetcher import Fetcher
 from apis.files import Files
 from apis.inference import Inference
-from apis.kv_store import KVStore
 from apis.provider import Provider
 from apis.responses import Responses
+from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.vector_stores import VectorStores
 from stack.config import StackConfig

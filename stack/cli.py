@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from apis.imports import import_from_string
 from stack import __version__
-from stack.imports import import_from_string
 
 app = typer.Typer(
     help=(
@@ -45,9 +45,9 @@ def run(*, file: File, host: Host = None, port: Port = None, workers: Workers = 
     # A tenth of a start would be spent looking for garbage in what is being imported; `serve` turns this on again.
     gc.disable()
     try:
-        launch = import_from_string("stack.launch:Launch")(file, {"host": host, "port": port})
-        with import_from_string("stack.failures:told")():
-            code = import_from_string("stack.launch:run")(launch, workers=workers, reload=reload)
+        launch = import_from_string("stack.serving.launch:Launch")(file, {"host": host, "port": port})
+        with import_from_string("stack.serving.exit_codes:told")():
+            code = import_from_string("stack.serving.launch:run")(launch, workers=workers, reload=reload)
     finally:
         gc.enable()
     raise typer.Exit(code)
@@ -56,7 +56,7 @@ def run(*, file: File, host: Host = None, port: Port = None, workers: Workers = 
 @app.command()
 def check(file: File) -> None:
     """Say whether FILE would run: build and start its providers, and ask for the models. Exit code 1 if not."""
-    with import_from_string("stack.failures:told")(config_wrong=1):
+    with import_from_string("stack.serving.exit_codes:told")(config_wrong=1):
         import_from_string("stack.check:check")(file, typer.echo)
 
 

@@ -16,17 +16,17 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from apis.errors import ConfigError
 from apis.fetcher import Fetcher
 from apis.files import Files
+from apis.imports import ImportFromStringError, import_from_string
 from apis.inference import Inference
-from apis.kv_store import KVStore
 from apis.provider import Provider
 from apis.reader import Reader
 from apis.responses import Responses
+from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.vector_index import VectorIndex
 from apis.vector_stores import VectorStores
 from providers import PROVIDERS
 from stack.config import Section, StackConfig, explained
-from stack.imports import ImportFromStringError, import_from_string
 
 APIS: Final[dict[str, type[Provider]]] = {
     "inference": Inference,

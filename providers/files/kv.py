@@ -14,8 +14,8 @@ from pydantic import Field
 
 from apis.errors import InvalidRequest, NotFound, Overloaded, PayloadTooLarge, StackError, StoreUnavailable
 from apis.files import Files, FilesPage, NewFile, Page
-from apis.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.provider import Provider
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 
 PIECE_BYTES: Final = 256 * 1024
 UPLOAD_S: Final = 3600.0

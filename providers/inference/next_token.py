@@ -15,6 +15,8 @@ from typing import Any, Final, SupportsIndex
 
 from pydantic import Field
 
+from apis.chat import ChatRequest
+from apis.deltas import Step
 from apis.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -24,13 +26,13 @@ from apis.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from apis.inference import ChatRequest, Inference, Modality, Model, Step
+from apis.inference import Inference, Modality, Model
 from apis.provider import Provider
-from providers.inference.harmony import Harmony, Prompt
-from providers.inference.harmony_grammar import TurnGrammar
-from providers.inference.harmony_matcher import Matcher
-from providers.inference.harmony_options import HarmonyOptions
-from providers.inference.harmony_vocabulary import NATIVE_TOOLS, STOP_IDS, VOCABULARY_SIZE
+from providers.inference.harmony.grammar import TurnGrammar
+from providers.inference.harmony.harmony import Harmony, Prompt
+from providers.inference.harmony.matcher import Matcher
+from providers.inference.harmony.options import HarmonyOptions
+from providers.inference.harmony.vocabulary import NATIVE_TOOLS, STOP_IDS, VOCABULARY_SIZE
 
 OTHERS_CHOICE: Final[dict[str, tuple[Any, ...]]] = {
     "top_p": (1,),

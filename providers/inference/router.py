@@ -9,9 +9,11 @@ from typing import Any, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from apis.chat import ChatRequest
+from apis.deltas import Step
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, StackError, UpstreamError
-from apis.inference import ChatRequest, Inference, Model, Step
+from apis.inference import Inference, Model
 from apis.provider import Provider
 
 Request = TypeVar("Request", ChatRequest, EmbeddingRequest)

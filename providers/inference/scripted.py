@@ -9,25 +9,12 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from apis.chat import ChatRequest, TextPart
+from apis.deltas import Delta, Finish, FinishReason, Reasoning, Refusal, Step, Text, ToolArguments, ToolCallStart, Usage
 from apis.errors import ModelNotFound, StackError, UpstreamError
-from apis.inference import (
-    ChatRequest,
-    Delta,
-    Finish,
-    FinishReason,
-    Inference,
-    Model,
-    Phase,
-    Reasoning,
-    Refusal,
-    Step,
-    Text,
-    TextPart,
-    ToolArguments,
-    ToolCallStart,
-    Usage,
-)
+from apis.inference import Inference, Model
 from apis.provider import Provider
+from apis.wire.base import Phase
 
 _WORD = re.compile(r"\s*\S+")
 

@@ -11,20 +11,22 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from apis.chat import ChatRequest
+from apis.deltas import Step
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
-from apis.inference import ChatRequest, Inference, Modality, Model, Step
+from apis.inference import Inference, Modality, Model
 from apis.provider import Provider
-from providers.inference.chat_body import Dialect, Engine
-from providers.inference.chat_completions import ChatCompletions, Timeouts
-from providers.inference.embedding_wire import join, request_to_parts
-from providers.inference.formatted_answers import in_two, wants_both
-from providers.inference.harmony_options import HarmonyOptions
-from providers.inference.http_client import HttpClient, headers_to_bytes
-from providers.inference.upstreams import Policy, Upstreams
+from providers.inference.chat_completions.body import Dialect, Engine
+from providers.inference.chat_completions.embeddings import join, request_to_parts
+from providers.inference.chat_completions.endpoint import ChatCompletions, Timeouts
+from providers.inference.chat_completions.formatted_answers import in_two, wants_both
+from providers.inference.chat_completions.replicas import Policy, Upstreams
+from providers.inference.harmony.options import HarmonyOptions
+from providers.inference.http.client import HttpClient, headers_to_bytes
 
 if TYPE_CHECKING:
-    from providers.inference.harmony_completions import HarmonyTemplate
+    from providers.inference.harmony.completions import HarmonyTemplate
 
 
 class VLLM(Inference):
@@ -159,7 +161,7 @@ class VLLM(Inference):
 async def _harmony(config: VLLM.Config) -> "HarmonyTemplate":
     """Imported only where it is used: it needs packages that nothing else here does."""
     try:
-        module = await asyncio.to_thread(importlib.import_module, "providers.inference.harmony_completions")
+        module = await asyncio.to_thread(importlib.import_module, "providers.inference.harmony.completions")
     except ModuleNotFoundError as exc:
         needed = f"template: harmony needs the package {exc.name}, which is not installed."
         raise ConfigError(f"{needed} Run: pip install 'responses-stack[harmony]'") from exc

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from apis.kv_store import Op, Put
+from apis.storage.kv_store import Op, Put
 
 MAX_KEY_BYTES = 1024
 MAX_TTL_S = 1e10

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from pydantic import Field
 
 from apis.errors import StoreUnavailable
-from apis.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.provider import Provider
+from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from providers.kv_store.checks import encode_key, encode_ops, scan_range
 
 ROW_OVERHEAD_BYTES = 300

@@ -7,10 +7,10 @@ from typing import Final
 from pydantic import Field, SecretStr
 
 from apis.errors import StoreUnavailable
-from apis.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.provider import Provider
+from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
+from providers.kv_store.batcher import Lane
 from providers.kv_store.checks import encode_key, encode_ops, scan_range
-from providers.kv_store.lane import Lane
 from providers.kv_store.postgres_schema import GET, SCAN, SWEEP, WRITE
 from providers.kv_store.postgres_session import Row, Session
 

@@ -16,10 +16,10 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from apis.errors import ConfigError, StoreUnavailable
-from apis.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.provider import Provider
+from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
+from providers.kv_store.batcher import Lane
 from providers.kv_store.checks import encode_key, encode_ops, scan_range
-from providers.kv_store.lane import Lane
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import aiosqlite
 from pydantic import Field
 
 from apis.errors import ConfigError, StoreUnavailable
-from apis.kv_store import Entry, KVStore, Op
 from apis.provider import Provider
+from apis.storage.kv_store import Entry, KVStore, Op
+from providers.kv_store.batcher import Lane
 from providers.kv_store.checks import encode_key, encode_ops, scan_range
-from providers.kv_store.lane import Lane
 from providers.kv_store.sqlite_file import SWEEP_ROWS, Database, Write, unavailable
 
 P = ParamSpec("P")

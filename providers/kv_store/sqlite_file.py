@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TypeVar
 
 from apis.errors import ConfigError, StoreUnavailable
-from apis.kv_store import ABSENT, Entry, Op, Put
+from apis.storage.kv_store import ABSENT, Entry, Op, Put
 
 APPLICATION_ID = 0x52537461
 SCHEMA_VERSION = 1

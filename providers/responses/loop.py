@@ -19,10 +19,9 @@ from pydantic import Field, SecretStr
 
 from apis.conversations import Conversations
 from apis.errors import InvalidRequest, NotFound, StackError, StoreUnavailable, UpstreamTimeout, internal_error
+from apis.events import LoggedEvent
 from apis.fetcher import Fetcher
 from apis.inference import Inference
-from apis.kv_store import KVStore
-from apis.logged_event import LoggedEvent
 from apis.provider import Provider
 from apis.reader import Reader
 from apis.responses import (
@@ -34,39 +33,40 @@ from apis.responses import (
     Responses,
     Session,
 )
+from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
-from apis.tools import CustomTool, FunctionTool
 from apis.vector_stores import VectorStores
-from providers.responses.added_tools import added_tools, blaming_items, with_typed
-from providers.responses.attached import Attachments
-from providers.responses.background import Background
-from providers.responses.beginning import beginning, head_start
-from providers.responses.chat_request import build_chat, refuse_unsupported
-from providers.responses.compaction import Compactions
-from providers.responses.configuration import with_updates
-from providers.responses.conversation import Conversation, Known, read_conversation
-from providers.responses.conversation_items import find_item
-from providers.responses.conversations import StoredConversations
-from providers.responses.fetched import as_given
-from providers.responses.floor import with_floor
-from providers.responses.history import History
-from providers.responses.hosted.natives import Natives
-from providers.responses.hosted.registry import ASKS_FOR_NATIVE, checked_tools
-from providers.responses.hosted.setting import Setting
-from providers.responses.ids import Ids
-from providers.responses.kept_calls import KeptCalls
-from providers.responses.kept_reasoning import KeptReasoning
-from providers.responses.making import Making, number_on, terminal
-from providers.responses.outbox import Outbox
-from providers.responses.output import Output
-from providers.responses.recent import Recents
+from apis.wire.tools import CustomTool, FunctionTool
+from providers.responses.background.background import Background
+from providers.responses.background.webhook_queue import Outbox
+from providers.responses.background.webhooks import Webhook
+from providers.responses.background.workers import BackgroundConfig
+from providers.responses.context.attachments import Attachments
+from providers.responses.context.chat_request import build_chat, refuse_unsupported
+from providers.responses.context.compaction import Compactions
+from providers.responses.context.configuration import with_updates
+from providers.responses.context.conversation import Conversation, Known, read_conversation
+from providers.responses.context.conversations import StoredConversations
+from providers.responses.context.sealed_reasoning import KeptReasoning
+from providers.responses.context.sealed_results import KeptCalls
+from providers.responses.context.truncation import fitting
+from providers.responses.context.url_files import as_given
+from providers.responses.events.ids import Ids
+from providers.responses.events.output import Output
+from providers.responses.run.agent_loop import Limits, Turns
+from providers.responses.run.checkpoint import SoFar
+from providers.responses.run.first_events import beginning, head_start
+from providers.responses.run.pending_response import Making, number_on, terminal
 from providers.responses.session import LoopSession
-from providers.responses.steps import SoFar
-from providers.responses.toolbox import Toolbox
-from providers.responses.truncating import fitting
-from providers.responses.turns import Limits, Turns
-from providers.responses.webhooks import Webhook
-from providers.responses.workers import BackgroundConfig
+from providers.responses.store.conversation_items import find_item
+from providers.responses.store.conversation_lock import with_floor
+from providers.responses.store.history import History
+from providers.responses.store.history_cache import Recents
+from providers.responses.tools.input_tools import added_tools, blaming_items, with_typed
+from providers.responses.tools.models import Natives
+from providers.responses.tools.offered import Toolbox
+from providers.responses.tools.registry import ASKS_FOR_NATIVE, checked_tools
+from providers.responses.tools.tool_context import Setting
 
 _log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from openai.types.responses import (
 
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse, Session
-from providers.responses.conversation import Known
-from providers.responses.history import FoundItem, History, followed, items_to_json, too_many
-from providers.responses.ids import Ids
-from providers.responses.making import Making, in_progress, number_on, terminal
-from providers.responses.recent import Past, Place, Recent, Recents, Turn
+from providers.responses.context.conversation import Known
+from providers.responses.events.ids import Ids
+from providers.responses.run.pending_response import Making, in_progress, number_on, terminal
+from providers.responses.store.history import FoundItem, History, followed, items_to_json, too_many
+from providers.responses.store.history_cache import Past, Place, Recent, Recents, Turn
 
 _MAX_RESPONSES: Final = 64
 _NOWHERE: Final = Place("", 0)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from apis.errors import ToolFailed
 from apis.tool_runtime import Source, ToolSpec
-from apis.tools import ascii_domain
+from apis.wire.tools import ascii_domain
 
 _MAX_URL_CHARS: Final = 2048
 _MAX_TITLE_CHARS: Final = 200

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from apis.tools import ComparisonFilter, CompoundFilter, FileFilter
 from apis.vector_index import Value
+from apis.wire.tools import ComparisonFilter, CompoundFilter, FileFilter
 
 _ORDERS: Final = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 

@@ -14,7 +14,7 @@ from apis.errors import ConfigError, StoreUnavailable
 from apis.provider import Provider
 from apis.vector_index import Chunk, Found, Search, Value, VectorIndex
 from providers.vector_index.filters import to_sql
-from providers.vector_index.words import words
+from providers.vector_index.tokenize import words
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from typing import ClassVar, Final, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from apis.tools import FileFilter
 from apis.vector_index import Search, Value
+from apis.wire.tools import FileFilter
 from providers.vector_index.filters import matches
-from providers.vector_index.pieces import Bools, Ints, Piece
+from providers.vector_index.segments import Bools, Ints, Piece
 
 _K1: Final = 1.2
 _B: Final = 0.75

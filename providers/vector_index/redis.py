@@ -21,8 +21,6 @@ from redis.maint_notifications import MaintNotificationsConfig
 from apis.errors import ConfigError, StoreUnavailable
 from apis.provider import Provider
 from apis.vector_index import Chunk, Found, Search, Value, VectorIndex
-from providers.vector_index.copies import Copies, Copy, Page, page_to_pieces
-from providers.vector_index.pieces import Piece, chunk_to_bytes, vector_to_unit
 from providers.vector_index.ranking import ByVector, ByWords, Hit, Ranking
 from providers.vector_index.redis_scripts import (
     DELETE,
@@ -38,6 +36,8 @@ from providers.vector_index.redis_scripts import (
     file_to_place,
     store_to_keys,
 )
+from providers.vector_index.segments import Piece, chunk_to_bytes, vector_to_unit
+from providers.vector_index.snapshots import Copies, Copy, Page, page_to_pieces
 from providers.vector_index.terms import query_to_terms
 
 log = logging.getLogger(__name__)

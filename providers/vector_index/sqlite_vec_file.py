@@ -17,7 +17,7 @@ import sqlite_vec  # pyright: ignore[reportMissingTypeStubs] - it has no types
 from apis.errors import ConfigError
 from apis.vector_index import Chunk, Found, Search, Value
 from providers.vector_index.filters import to_sql
-from providers.vector_index.words import words
+from providers.vector_index.tokenize import words
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] - it has no types
 
-from providers.vector_index.words import words
+from providers.vector_index.tokenize import words
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _MARKS: Final = re.compile("[\u0300-\u036f]+")

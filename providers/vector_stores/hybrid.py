@@ -15,9 +15,9 @@ from pydantic import Field
 from apis.errors import InvalidRequest, NotFound, Overloaded, StackError
 from apis.files import Files, Page
 from apis.inference import Inference
-from apis.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.provider import Provider
 from apis.reader import Reader
+from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.vector_index import VectorIndex
 from apis.vector_stores import (
     AddFile,
@@ -33,11 +33,11 @@ from apis.vector_stores import (
     UpdateVectorStore,
     VectorStores,
 )
-from providers.vector_stores import shelves
-from providers.vector_stores.finding import find
+from providers.vector_stores import records as shelves
 from providers.vector_stores.ingest import Ingest
 from providers.vector_stores.objects import batch_object, file_object, page_of, search_result, store_object
-from providers.vector_stores.shelves import Batch, Place, Store, StoreFile
+from providers.vector_stores.records import Batch, Place, Store, StoreFile
+from providers.vector_stores.search import find
 
 _TRIES: Final = 50
 _TOUCH_S: Final = 60.0

@@ -10,12 +10,12 @@ from typing import Final
 from apis.embeddings import EmbeddingRequest
 from apis.errors import NotFound, StackError, StoreUnavailable
 from apis.inference import Inference
-from apis.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.reader import Reader, Unreadable
+from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.vector_index import Chunk, VectorIndex
-from providers.vector_stores import shelves
+from providers.vector_stores import records as shelves
 from providers.vector_stores.chunks import text_to_chunks
-from providers.vector_stores.shelves import CLAIM, WORK, Place, Store, StoreFile, Work
+from providers.vector_stores.records import CLAIM, WORK, Place, Store, StoreFile, Work
 
 log = logging.getLogger(__name__)
 

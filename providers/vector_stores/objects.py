@@ -10,7 +10,7 @@ from openai.types.vector_stores import VectorStoreFile, VectorStoreFileBatch
 from apis.files import Page
 from apis.vector_index import Found
 from apis.vector_stores import StoresPage
-from providers.vector_stores.shelves import Batch, Place, Store, StoreFile
+from providers.vector_stores.records import Batch, Place, Store, StoreFile
 
 
 class _Made(Protocol):

@@ -27,11 +27,11 @@ if "--dry" in sys.argv:
 
 import torch
 
-from providers.inference.gpt_oss.kernels import device as launching
-from providers.inference.gpt_oss.kernels.step import REFERENCE, TRITON, Kernels
-from providers.inference.gpt_oss.kernels.weights import Weights
-from providers.inference.gpt_oss.room import Wanted
-from providers.inference.gpt_oss.triton_runner import TritonRunner, TritonSettings
+from providers.inference.gpt_oss.sizing.kv_memory import Wanted
+from providers.inference.gpt_oss.triton_backend.kernels import device as launching
+from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, TRITON, Kernels
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights
+from providers.inference.gpt_oss.triton_backend.runner import TritonRunner, TritonSettings
 from tests.bench.gpu_agreement import agreement
 from tests.bench.gpu_machine import versions
 from tests.bench.gpu_measures import (

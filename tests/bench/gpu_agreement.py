@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from providers.inference.gpt_oss.kernels.buffers import (
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
     DECODED_ROWS,
     PAGE_TOKENS,
     Room,
@@ -15,8 +15,8 @@ from providers.inference.gpt_oss.kernels.buffers import (
     make_tables,
     tensors_of,
 )
-from providers.inference.gpt_oss.kernels.step import REFERENCE, Kernels, launch_step
-from providers.inference.gpt_oss.kernels.weights import Weights
+from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, Kernels, launch_step
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights
 from tests.bench.gpu_measures import ENDS, Row, decoding, prompting
 from tests.bench.gpu_parts import failed
 

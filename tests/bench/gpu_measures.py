@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from providers.inference.gpt_oss.kernels.buffers import (
+from providers.inference.gpt_oss.engine.sampling import RowSampling
+from providers.inference.gpt_oss.triton_backend.batch import Line
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
     ALONE_ROWS,
     DECODED_ROWS,
     PAGE_TOKENS,
@@ -23,11 +25,9 @@ from providers.inference.gpt_oss.kernels.buffers import (
     query_tiles,
     tensors_of,
 )
-from providers.inference.gpt_oss.kernels.step import Kernels, launch_step
-from providers.inference.gpt_oss.kernels.weights import Weights
-from providers.inference.gpt_oss.sampling import RowSampling
-from providers.inference.gpt_oss.triton_batch import Line
-from providers.inference.gpt_oss.triton_runner import TritonRunner
+from providers.inference.gpt_oss.triton_backend.kernels.step import Kernels, launch_step
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights
+from providers.inference.gpt_oss.triton_backend.runner import TritonRunner
 from tests.bench.gpu_model import Touched
 from tests.bench.gpu_parts import failed
 

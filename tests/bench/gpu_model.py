@@ -7,14 +7,14 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from providers.inference.gpt_oss.checkpoint import PackedExperts
-from providers.inference.gpt_oss.kernels.buffers import CERTIFIED_ROWS
-from providers.inference.gpt_oss.kernels.layout import TiledExperts, tile
-from providers.inference.gpt_oss.kernels.narrow import narrowed
-from providers.inference.gpt_oss.kernels.weights import Ends, Layer, Weights
-from providers.inference.gpt_oss.spec import ModelSpec
-from providers.inference.gpt_oss.synth import TINY, resized
-from providers.inference.gpt_oss.torch_attention import rotary_table
+from providers.inference.gpt_oss.checkpoint.checkpoint import PackedExperts
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
+from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.torch_backend.attention import rotary_table
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import CERTIFIED_ROWS
+from providers.inference.gpt_oss.triton_backend.kernels.layout import TiledExperts, tile
+from providers.inference.gpt_oss.triton_backend.kernels.narrow import narrowed
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Ends, Layer, Weights
 
 Routing = Literal["uniform", "zipf"]
 

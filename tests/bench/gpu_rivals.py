@@ -21,8 +21,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from providers.inference.gpt_oss.spec import ModelSpec
-from providers.inference.gpt_oss.synth import transformers_config
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
+from providers.inference.gpt_oss.checkpoint.synth import transformers_config
 from tests.bench.gpu_measures import Row, graphed, timed, wait
 from tests.bench.gpu_model import SPECS
 

@@ -11,11 +11,11 @@ import aiohttp
 import psutil
 
 from providers.inference.gpt_oss.backend import LoadedRunner
+from providers.inference.gpt_oss.engine.runner import Plan
+from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
 from providers.inference.gpt_oss.provider import GptOss
-from providers.inference.gpt_oss.runner import Plan
-from providers.inference.gpt_oss.sampling import RowSampling, Sampled
 from tests.bench.gpu_measures import Row
-from tests.serving import serving
+from tests.support.servers.serving import serving
 
 HEADER: Final = (200005, 17196, 200008)
 """<|channel|>final<|message|>: without it, what a random model says is no text, and nothing would be sent."""

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import torch
 
-from providers.inference.gpt_oss.engine import Engine, EngineSettings
-from providers.inference.gpt_oss.sampling import RowSampling
-from providers.inference.gpt_oss.sequence import EngineRequest
-from providers.inference.gpt_oss.triton_runner import TritonRunner
+from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings
+from providers.inference.gpt_oss.engine.sampling import RowSampling
+from providers.inference.gpt_oss.engine.sequence import EngineRequest
+from providers.inference.gpt_oss.triton_backend.runner import TritonRunner
 
 ASKED_TWICE: Final = 4
 LONGEST: Final = 3000

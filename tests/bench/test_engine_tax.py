@@ -16,10 +16,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from providers.inference.gpt_oss.runner import Plan, Row
-from providers.inference.gpt_oss.sampling import RowSampling
-from providers.inference.gpt_oss.synth import TINY, Saved, write_checkpoint
-from providers.inference.gpt_oss.torch_runner import TorchSettings, load_runner
+from providers.inference.gpt_oss.checkpoint.synth import TINY, Saved, write_checkpoint
+from providers.inference.gpt_oss.engine.runner import Plan, Row
+from providers.inference.gpt_oss.engine.sampling import RowSampling
+from providers.inference.gpt_oss.torch_backend.runner import TorchSettings, load_runner
 from tests.test_readme import stack_run
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]

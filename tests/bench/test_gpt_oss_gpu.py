@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.buffers import Step
-from providers.inference.gpt_oss.kernels.step import REFERENCE
-from providers.inference.gpt_oss.kernels.weights import Layer
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step
+from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 from tests.bench.gpt_oss_gpu import NEEDS_S, PARTS, SECONDS, main
 from tests.bench.gpu_agreement import agreement
 from tests.bench.gpu_measures import Ceilings, kernel_table, make_stage

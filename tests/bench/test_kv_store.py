@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from apis.kv_store import KVStore, Put
+from apis.storage.kv_store import KVStore, Put
 from providers.kv_store.postgres import Postgres
 from providers.kv_store.redis import Redis
 from providers.kv_store.sqlite import SQLite
-from tests.postgres_server import PostgresServer
-from tests.redis_server import RedisServer
+from tests.support.servers.postgres_server import PostgresServer
+from tests.support.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.bench
 

@@ -18,15 +18,15 @@ from pydantic import SecretStr
 from apis.inference import Inference
 from apis.provider import Provider
 from apis.vector_index import Chunk, Search, VectorIndex
-from providers.inference.minilm import MODEL, MiniLM
+from providers.inference.minilm.provider import MODEL, MiniLM
 from providers.vector_index.pgvector import PgVector
 from providers.vector_index.redis import Redis
 from providers.vector_index.sqlite_vec import SQLiteVec
-from tests.hashing import Hashing
-from tests.pgvector_server import programs
-from tests.postgres_server import PostgresServer
-from tests.redis_server import RedisServer
-from tests.retrieval import qualities
+from tests.support.models.hashing import Hashing
+from tests.support.models.retrieval import qualities
+from tests.support.servers.pgvector_server import programs
+from tests.support.servers.postgres_server import PostgresServer
+from tests.support.servers.redis_server import RedisServer
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 

@@ -11,14 +11,14 @@ import pytest
 from pydantic import SecretStr
 from redis.asyncio import Redis as Client
 
-from apis.kv_store import KVStore
+from apis.storage.kv_store import KVStore
 from providers.kv_store.memory import Memory
 from providers.kv_store.postgres import Postgres
 from providers.kv_store.redis import Redis
 from providers.kv_store.sqlite import SQLite
 from tests.conformance.kv_store import Backend
-from tests.postgres_server import PostgresServer
-from tests.redis_server import RedisServer
+from tests.support.servers.postgres_server import PostgresServer
+from tests.support.servers.redis_server import RedisServer
 
 
 class Clock:

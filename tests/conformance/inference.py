@@ -7,19 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from apis.chat import ChatRequest
+from apis.deltas import Delta, Finish, Reasoning, Refusal, Step, Text, ToolArguments, ToolCallStart
 from apis.errors import ModelNotFound, Unsupported
-from apis.inference import (
-    ChatRequest,
-    Delta,
-    Finish,
-    Inference,
-    Reasoning,
-    Refusal,
-    Step,
-    Text,
-    ToolArguments,
-    ToolCallStart,
-)
+from apis.inference import Inference
 
 PATIENCE_S = 30
 STOP_WITHIN_S = 1

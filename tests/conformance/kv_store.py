@@ -1,4 +1,4 @@
-"""The promises of apis/kv_store.py as tests: a store's test class inherits them and has a fixture `backend`."""
+"""The promises of apis/storage/kv_store.py as tests: a store's test class inherits them and has a fixture `backend`."""
 
 import asyncio
 import random
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from apis.errors import StoreUnavailable
-from apis.kv_store import ABSENT, Delete, Entry, KVStore, Put
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
 from tests.conformance.kv_store_model import Model, Step, steps
 
 LIFE_S = 0.02

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from apis.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 
 LIFE_S = 0.004
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from tests.serving import Served, serving
-from tests.spec.asking import responses
-from tests.upstream_server import HANG, Repeat, UpstreamServer, delta_chunk, event, head, http_chunk
+from tests.support.sdk.requests import responses
+from tests.support.servers.serving import Served, serving
+from tests.support.servers.upstream_server import HANG, Repeat, UpstreamServer, delta_chunk, event, head, http_chunk
 
 CANCELS = int(os.environ.get("STACK_CANCELS", "3"))
 LEFT_S = 2.0

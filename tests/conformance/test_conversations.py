@@ -9,11 +9,11 @@ import pytest
 
 from apis.conversations import AddItems, CreateConversation, ItemsPage, UpdateConversation
 from apis.errors import ConversationLocked, NotFound, StackError
-from apis.kv_store import KVStore
 from apis.responses import CreateResponse
-from providers.responses.conversations import StoredConversations
-from providers.responses.floor import LEASE_S, Floor, release_floor
-from providers.responses.history import History
+from apis.storage.kv_store import KVStore
+from providers.responses.context.conversations import StoredConversations
+from providers.responses.store.conversation_lock import LEASE_S, Floor, release_floor
+from providers.responses.store.history import History
 from tests.conformance.kv_store import Backend
 
 TENANT = "t"

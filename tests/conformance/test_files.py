@@ -6,7 +6,7 @@ import pytest
 
 from apis.errors import InvalidRequest, NotFound
 from apis.files import FileExpiry, Files, FilesPage, NewFile
-from apis.kv_store import KVStore
+from apis.storage.kv_store import KVStore
 from providers.files.kv import KV, LOOSE, UPLOAD_S
 from tests.conformance.files import MAX_BYTES, NEW, FilesPromises, pieces
 from tests.conformance.kv_store import Backend

@@ -10,9 +10,9 @@ import pytest
 from openai import APIStatusError
 
 from apis.errors import StoreUnavailable
-from tests.laws import check_stream
-from tests.serving import Served, scripted, serving
-from tests.spec.asking import create, responses
+from tests.support.laws.stream_laws import check_stream
+from tests.support.sdk.requests import create, responses
+from tests.support.servers.serving import Served, scripted, serving
 
 FULL_BYTES = 1024 * 1024
 TURN: list[dict[str, Any]] = [

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.worker_processes import Workers, check_log, worker_processes
+from tests.support.servers.worker_processes import Workers, check_log, worker_processes
 
 TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "1"))
 SEED = int(os.environ.get("STACK_KILL_SEED", "0")) or random.SystemRandom().getrandbits(32)

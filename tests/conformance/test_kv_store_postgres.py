@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 
 from apis.errors import ConfigError, StoreUnavailable
-from apis.kv_store import ABSENT, Delete, Put
+from apis.storage.kv_store import ABSENT, Delete, Put
 from providers.kv_store.postgres import Postgres
-from tests.postgres_server import PASSWORD, PostgresServer
+from tests.support.servers.postgres_server import PASSWORD, PostgresServer
 
 BOUND_S = 30
 PROCESSES = 3
@@ -21,7 +21,7 @@ INCREMENTS = 40
 
 COUNTERS = f"""
 import asyncio, sys
-from apis.kv_store import ABSENT, Put
+from apis.storage.kv_store import ABSENT, Put
 from providers.kv_store.postgres import Postgres
 
 async def increment(store, names):

@@ -10,9 +10,9 @@ import pytest
 from pydantic import SecretStr
 
 from apis.errors import ConfigError, StoreUnavailable
-from apis.kv_store import Delete, Put
+from apis.storage.kv_store import Delete, Put
 from providers.kv_store.redis import Redis
-from tests.redis_server import RedisServer
+from tests.support.servers.redis_server import RedisServer
 
 BOUND_S = 30
 

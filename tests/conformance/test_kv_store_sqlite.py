@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from apis.errors import ConfigError, StoreUnavailable
-from apis.kv_store import ABSENT, Delete, Entry, Put
+from apis.storage.kv_store import ABSENT, Delete, Entry, Put
 from providers.kv_store.sqlite import SQLite
 
 BOUND_S = 30

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from openai import APIStatusError
 
-from tests.laws import check_stream
-from tests.redis_server import RedisServer
-from tests.serving import Served, scripted, serving
-from tests.spec.asking import responses
+from tests.support.laws.stream_laws import check_stream
+from tests.support.sdk.requests import responses
+from tests.support.servers.redis_server import RedisServer
+from tests.support.servers.serving import Served, scripted, serving
 
 TURN: list[dict[str, Any]] = [{"text": "a"}, {"wait_s": 0.5}, {"text": ["b"] * 50}, {"wait_s": 0.5}, {"text": "c"}]
 

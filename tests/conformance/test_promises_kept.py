@@ -15,8 +15,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.hook_receiver import receiving
-from tests.worker_processes import Workers, worker_processes
+from tests.support.servers.webhook_receiver import receiving
+from tests.support.servers.worker_processes import Workers, worker_processes
 
 TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "1"))
 SEED = int(os.environ.get("STACK_KILL_SEED", "0")) or random.SystemRandom().getrandbits(32)

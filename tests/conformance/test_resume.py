@@ -13,9 +13,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.laws import check_frames, check_stream
-from tests.serving import Served, scripted, serving
-from tests.spec.asking import responses
+from tests.support.laws.stream_laws import check_frames, check_stream
+from tests.support.sdk.requests import responses
+from tests.support.servers.serving import Served, scripted, serving
 
 STREAMS = int(os.environ.get("STACK_CUT_STREAMS", "20"))
 pytestmark = pytest.mark.timeout(120 + STREAMS)

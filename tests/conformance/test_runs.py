@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from apis.errors import RateLimited
-from apis.kv_store import KVStore, Put
-from providers.responses.ids import Ids
-from providers.responses.runs import Asked, Claimed, LeaseLost, Ref, Runs
+from apis.storage.kv_store import KVStore, Put
+from providers.responses.background.runs import Asked, Claimed, LeaseLost, Ref, Runs
+from providers.responses.events.ids import Ids
 from tests.conformance.kv_store import Backend
 
 LEASE_S = 0.4

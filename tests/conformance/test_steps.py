@@ -8,9 +8,9 @@ from typing import Any
 
 import psutil
 
-from tests.laws import check_frames
-from tests.serving import serving
-from tests.worker_processes import Workers, check_log, worker_processes
+from tests.support.laws.stream_laws import check_frames
+from tests.support.servers.serving import serving
+from tests.support.servers.worker_processes import Workers, check_log, worker_processes
 
 SEARCH: list[dict[str, Any]] = [{"type": "web_search"}]
 POINTS: Mapping[str, tuple[str, int]] = {
@@ -28,7 +28,10 @@ Json = dict[str, Any]
 @asynccontextmanager
 async def elsewhere(store: Json) -> AsyncGenerator[Workers]:
     """Another worker, which finds at once."""
-    model, tool = {"provider": "tests.worker_processes:Stepping"}, {"provider": "tests.worker_processes:Search"}
+    model, tool = (
+        {"provider": "tests.support.servers.worker_processes:Stepping"},
+        {"provider": "tests.support.servers.worker_processes:Search"},
+    )
     background = {"background": {"lease_s": 1.5, "poll_s": 0.1}}
     async with serving(model, tool_runtime=tool, kv_store=store, responses=background) as served:
         yield Workers(served.url, psutil.Process())

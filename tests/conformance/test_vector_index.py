@@ -19,9 +19,9 @@ from providers.vector_index.pgvector import PgVector
 from providers.vector_index.redis import Redis
 from providers.vector_index.sqlite_vec import SQLiteVec
 from tests.conformance.vector_index import Opening, VectorIndexPromises, chunk
-from tests.pgvector_server import programs
-from tests.postgres_server import PASSWORD, PostgresServer
-from tests.redis_server import RedisServer
+from tests.support.servers.pgvector_server import programs
+from tests.support.servers.postgres_server import PASSWORD, PostgresServer
+from tests.support.servers.redis_server import RedisServer
 
 numbers = itertools.count()
 

@@ -11,8 +11,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from apis.errors import StoreUnavailable
-from apis.tools import FileFilter
 from apis.vector_index import Chunk, Found, Search, Value, VectorIndex
+from apis.wire.tools import FileFilter
 
 BOUND_S = 60
 FILTER: TypeAdapter[FileFilter] = TypeAdapter(FileFilter)

@@ -6,7 +6,7 @@ import aiohttp
 from openai.types.responses import Response
 
 from tests.live.smollm2 import MODEL
-from tests.serving import Served
+from tests.support.servers.serving import Served
 
 PATIENCE_S: Final = 110
 """For one answer, on a machine that has other things to do."""

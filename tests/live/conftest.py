@@ -9,7 +9,7 @@ import pytest
 
 from tests.live.smollm2 import MODEL, smollm2_folder
 from tests.live.vllm_server import VLLMServer, vllm_python
-from tests.serving import Served, serving
+from tests.support.servers.serving import Served, serving
 
 OPTIONS = (
     *("--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "4096", "--max-num-seqs", "8"),

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.serving import Served, scripted, serving
-from tests.spec.asking import asked
-from tests.spec.shapes import Script, call
+from tests.support.sdk.answer_shapes import Script, call
+from tests.support.sdk.requests import asked
+from tests.support.servers.serving import Served, scripted, serving
 
 CODEX = shutil.which("codex")
 pytestmark = [

@@ -8,12 +8,20 @@ from typing import Any
 import pytest
 from openai import BadRequestError, NotFoundError
 
-from providers.inference.harmony_vocabulary import load_vocabulary
-from tests import tiny_lessons as known
-from tests.harmony_conversations import CONVERSATIONS, GRAMMAR_CONVERSATIONS, MODEL, OPTIONS, TOOL, Conversation, say
+from providers.inference.harmony.vocabulary import load_vocabulary
 from tests.live.vllm_server import VLLMServer, vllm_python
-from tests.serving import Served, serving
-from tests.tiny_gpt_oss import tiny_gpt_oss_folder
+from tests.support.models import tiny_lessons as known
+from tests.support.models.harmony_conversations import (
+    CONVERSATIONS,
+    GRAMMAR_CONVERSATIONS,
+    MODEL,
+    OPTIONS,
+    TOOL,
+    Conversation,
+    say,
+)
+from tests.support.models.tiny_gpt_oss import tiny_gpt_oss_folder
+from tests.support.servers.serving import Served, serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300, func_only=True)]
 

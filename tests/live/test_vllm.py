@@ -11,7 +11,7 @@ from openai.types.responses import Response, ResponseOutputMessage, ResponseOutp
 
 from tests.live.asking import FRANCE, answer, chat, deltas, streamed
 from tests.live.smollm2 import MODEL
-from tests.serving import Served
+from tests.support.servers.serving import Served
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300, func_only=True)]
 

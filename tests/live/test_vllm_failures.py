@@ -11,7 +11,7 @@ from openai import APIStatusError, BadRequestError, InternalServerError, NotFoun
 
 from tests.live.asking import FRANCE, answer, create, requests_running, streamed
 from tests.live.vllm_server import VLLMServer
-from tests.serving import Served, serving
+from tests.support.servers.serving import Served, serving
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300, func_only=True)]
 

@@ -8,7 +8,7 @@ import pytest
 from openai.types.responses import Response, ResponseCustomToolCall, ResponseFunctionToolCall
 
 from tests.live.asking import FRANCE, answer, chat, deltas, streamed
-from tests.serving import Served
+from tests.support.servers.serving import Served
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300, func_only=True)]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from apis.errors import ConfigError, StoreUnavailable
+from apis.imports import ImportFromStringError, import_from_string
 from providers import PROVIDERS
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
-from stack.imports import ImportFromStringError, import_from_string
 from stack.wiring import APIS, EXTRAS, wire, wiring_lines
 from tests.stack import tiny
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from stack.config import PACKAGED, StackConfig, load_config
-from stack.edge import OPEN_PATHS
+from stack.http.edge import OPEN_PATHS
 from stack.wiring import wire
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,10 +12,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from apis.chat import ChatRequest
+from apis.deltas import Step
 from apis.errors import ConfigError, StoreUnavailable, UpstreamError
-from apis.inference import ChatRequest, Inference, Model, Step
-from apis.kv_store import Entry, KVStore, Op
+from apis.inference import Inference, Model
 from apis.responses import Responses
+from apis.storage.kv_store import Entry, KVStore, Op
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime, ToolSpec
 from stack.config import StackConfig
 

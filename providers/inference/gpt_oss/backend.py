@@ -12,12 +12,12 @@ from typing import Any, Final, Literal, Protocol, cast
 import torch
 
 from apis.errors import ConfigError
-from providers.inference.gpt_oss.checkpoint import Checkpoint, Progress, open_checkpoint
-from providers.inference.gpt_oss.room import KV_SHARE, narrow_bytes
-from providers.inference.gpt_oss.runner import Runner
-from providers.inference.gpt_oss.torch_machine import free_bytes
-from providers.inference.gpt_oss.torch_runner import DTYPES, TorchSettings, find_device, load_runner
-from providers.inference.gpt_oss.usefulness import LEAST_CONTEXT_TOKENS, Precision, weight_bytes
+from providers.inference.gpt_oss.checkpoint.checkpoint import Checkpoint, Progress, open_checkpoint
+from providers.inference.gpt_oss.engine.runner import Runner
+from providers.inference.gpt_oss.sizing.fit import LEAST_CONTEXT_TOKENS, Precision, weight_bytes
+from providers.inference.gpt_oss.sizing.kv_memory import KV_SHARE, narrow_bytes
+from providers.inference.gpt_oss.torch_backend.machine import free_bytes
+from providers.inference.gpt_oss.torch_backend.runner import DTYPES, TorchSettings, find_device, load_runner
 
 Backend = Literal["auto", "torch", "triton"]
 
@@ -71,9 +71,11 @@ def load_backend(
     refusal = why_not_triton(checkpoint, settings.torch, card(device), certified_head=settings.certified_head)
     if refusal is None:
         os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton's default, which it warns of changing
-        refusal = cast("Any", importlib.import_module("providers.inference.gpt_oss.triton_probe")).why_not(device)
+        refusal = cast("Any", importlib.import_module("providers.inference.gpt_oss.triton_backend.probe")).why_not(
+            device
+        )
     if refusal is None:
-        runners = cast("Any", importlib.import_module("providers.inference.gpt_oss.triton_runner"))
+        runners = cast("Any", importlib.import_module("providers.inference.gpt_oss.triton_backend.runner"))
         logger.info("%s runs on Triton kernels, on %s.", checkpoint.folder, torch.cuda.get_device_name(device))
         return runners.load_triton_runner(checkpoint, device, settings, progress)
     if settings.backend == "triton":

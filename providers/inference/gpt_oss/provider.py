@@ -9,17 +9,19 @@ from typing import Final
 
 from pydantic import Field
 
+from apis.chat import ChatRequest
+from apis.deltas import Step, TokenLogprob
 from apis.errors import InvalidRequest, ModelNotFound
-from apis.inference import ChatRequest, Inference, Model, Step, TokenLogprob
+from apis.inference import Inference, Model
 from apis.provider import Provider
 from providers.inference.gpt_oss.backend import Backend, BackendSettings, LoadedRunner, load_backend
-from providers.inference.gpt_oss.engine import Engine, EngineMetrics, EngineRequest, EngineSettings
-from providers.inference.gpt_oss.loading import GIB, LoadingReport
-from providers.inference.gpt_oss.sampling import RowSampling, Sampled
-from providers.inference.gpt_oss.torch_runner import Precise, TorchSettings
-from providers.inference.harmony import Harmony
-from providers.inference.harmony_options import HarmonyOptions
-from providers.inference.harmony_vocabulary import NATIVE_TOOLS, STOP_IDS, VOCABULARY_SIZE
+from providers.inference.gpt_oss.checkpoint.loading import GIB, LoadingReport
+from providers.inference.gpt_oss.engine.engine import Engine, EngineMetrics, EngineRequest, EngineSettings
+from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.torch_backend.runner import Precise, TorchSettings
+from providers.inference.harmony.harmony import Harmony
+from providers.inference.harmony.options import HarmonyOptions
+from providers.inference.harmony.vocabulary import NATIVE_TOOLS, STOP_IDS, VOCABULARY_SIZE
 
 MAX_BIAS: Final = 100.0
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from providers.fetcher.safe import Safe
-from tests.providers.fetcher.hosts import Canary, Site, fetching
+from tests.support.servers.fetcher_hosts import Canary, Site, fetching
 
 
 @pytest.fixture

@@ -14,17 +14,8 @@ from apis.errors import FetchFailed
 from apis.fetcher import Outgoing
 from providers.fetcher.addresses import Addresses
 from providers.fetcher.safe import Safe
-from tests.providers.fetcher.forbidden import forbidden
-from tests.providers.fetcher.hosts import (
-    SITE,
-    Canary,
-    Site,
-    answers,
-    failure_of,
-    fetch,
-    fetching,
-    raw_server,
-)
+from tests.support.servers.fetcher_hosts import SITE, Canary, Site, answers, failure_of, fetch, fetching, raw_server
+from tests.support.servers.forbidden_urls import forbidden
 
 REDIRECTS = (301, 302, 303, 307, 308)
 

@@ -10,7 +10,7 @@ import pytest
 from apis.errors import FetchFailed
 from apis.fetcher import Outgoing
 from providers.fetcher.safe import Safe
-from tests.providers.fetcher.hosts import (
+from tests.support.servers.fetcher_hosts import (
     SITE,
     Site,
     failure_of,

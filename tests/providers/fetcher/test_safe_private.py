@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from apis.fetcher import Outgoing
 from providers.fetcher.safe import Safe
-from tests.providers.fetcher.hosts import Canary, Site, answers, failure_of
+from tests.support.servers.fetcher_hosts import Canary, Site, answers, failure_of
 
 
 async def test_a_private_url_is_reached_at_its_port_and_only_by_who_says_so(site: Site) -> None:

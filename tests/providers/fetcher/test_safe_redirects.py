@@ -6,15 +6,7 @@ from pathlib import Path
 import pytest
 
 from providers.fetcher.safe import Safe
-from tests.providers.fetcher.hosts import (
-    SITE,
-    Site,
-    answers,
-    certificate,
-    failure_of,
-    fetch,
-    fetching,
-)
+from tests.support.servers.fetcher_hosts import SITE, Site, answers, certificate, failure_of, fetch, fetching
 
 
 async def test_redirects_are_followed_and_the_last_url_is_told(site: Site, safe: Safe) -> None:

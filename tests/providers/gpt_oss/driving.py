@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from providers.inference.gpt_oss.prefix import Node, RadixTree
-from providers.inference.gpt_oss.sampling import RowSampling
-from providers.inference.gpt_oss.scheduler import Scheduler
-from providers.inference.gpt_oss.scripted_runner import Script, ScriptedRunner, Shape
-from providers.inference.gpt_oss.sequence import EngineRequest, TokenSequence
+from providers.inference.gpt_oss.engine.prefix import Node, RadixTree
+from providers.inference.gpt_oss.engine.sampling import RowSampling
+from providers.inference.gpt_oss.engine.scheduler import Scheduler
+from providers.inference.gpt_oss.engine.scripted_runner import Script, ScriptedRunner, Shape
+from providers.inference.gpt_oss.engine.sequence import EngineRequest, TokenSequence
 
 STOP = 7
 GREEDY = RowSampling(temperature=0)

@@ -5,11 +5,11 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 
-from providers.inference.gpt_oss.engine import Engine, EngineSettings, EngineStep
-from providers.inference.gpt_oss.runner import Plan
-from providers.inference.gpt_oss.sampling import Sampled
-from providers.inference.gpt_oss.scripted_runner import Script, ScriptedRunner, Shape
-from providers.inference.gpt_oss.sequence import EngineRequest
+from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings, EngineStep
+from providers.inference.gpt_oss.engine.runner import Plan
+from providers.inference.gpt_oss.engine.sampling import Sampled
+from providers.inference.gpt_oss.engine.scripted_runner import Script, ScriptedRunner, Shape
+from providers.inference.gpt_oss.engine.sequence import EngineRequest
 from tests.providers.gpt_oss.driving import GREEDY, STOP
 
 WAIT_S = 10.0

@@ -18,12 +18,12 @@ from providers.inference.gpt_oss.backend import (
     load_backend,
     why_not_triton,
 )
-from providers.inference.gpt_oss.checkpoint import Progress, open_checkpoint
-from providers.inference.gpt_oss.room import narrow_bytes
-from providers.inference.gpt_oss.synth import TINY, Saved, write_checkpoint
-from providers.inference.gpt_oss.torch_runner import TorchRunner, TorchSettings
-from providers.inference.gpt_oss.triton_runner import load_triton_runner
-from providers.inference.gpt_oss.usefulness import Precision, weight_bytes
+from providers.inference.gpt_oss.checkpoint.checkpoint import Progress, open_checkpoint
+from providers.inference.gpt_oss.checkpoint.synth import TINY, Saved, write_checkpoint
+from providers.inference.gpt_oss.sizing.fit import Precision, weight_bytes
+from providers.inference.gpt_oss.sizing.kv_memory import narrow_bytes
+from providers.inference.gpt_oss.torch_backend.runner import TorchRunner, TorchSettings
+from providers.inference.gpt_oss.triton_backend.runner import load_triton_runner
 
 GOOD = Card(triton=True, capability=90, free_bytes=2**40)
 SETTINGS = TorchSettings(device="cpu", threads=1, slots=2, context_tokens=256)

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.buffers import CERTIFIED_ROWS, Room, make_step, make_tables
-from providers.inference.gpt_oss.kernels.device import INTERPRETED
-from providers.inference.gpt_oss.kernels.sample import sample
-from providers.inference.gpt_oss.kernels.sample_certified import sample_certified, scratch
-from providers.inference.gpt_oss.kernels.unembed import unembed
-from providers.inference.gpt_oss.kernels.weights import Weights
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import CERTIFIED_ROWS, Room, make_step, make_tables
+from providers.inference.gpt_oss.triton_backend.kernels.device import INTERPRETED
+from providers.inference.gpt_oss.triton_backend.kernels.sample import sample
+from providers.inference.gpt_oss.triton_backend.kernels.sample_certified import sample_certified, scratch
+from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights
 from tests.bench.gpu_model import SPECS, make_weights
 
 pytestmark = [

@@ -13,11 +13,17 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from apis.errors import ConfigError
-from providers.inference.gpt_oss.checkpoint import Checkpoint, DenseExperts, PackedExperts, Progress, open_checkpoint
-from providers.inference.gpt_oss.checkpoint_files import INDEX
-from providers.inference.gpt_oss.checkpoint_layout import Layout
-from providers.inference.gpt_oss.mxfp4 import unpack
-from providers.inference.gpt_oss.synth import TINY, Saved, resized, write_checkpoint, write_tensors
+from providers.inference.gpt_oss.checkpoint.checkpoint import (
+    Checkpoint,
+    DenseExperts,
+    PackedExperts,
+    Progress,
+    open_checkpoint,
+)
+from providers.inference.gpt_oss.checkpoint.files import INDEX
+from providers.inference.gpt_oss.checkpoint.layout import Layout
+from providers.inference.gpt_oss.checkpoint.mxfp4 import unpack
+from providers.inference.gpt_oss.checkpoint.synth import TINY, Saved, resized, write_checkpoint, write_tensors
 
 SMALL = resized(layers=TINY.layers[:2], hidden=32, intermediate=64, experts=3, experts_per_token=2, vocabulary=40)
 LAYOUTS: tuple[Layout, ...] = ("openai", "transformers", "dense")

@@ -11,10 +11,10 @@ from random import Random
 import pytest
 
 from apis.errors import ContextLengthExceeded, InvalidRequest, Overloaded
-from providers.inference.gpt_oss.engine import MAX_UNREAD_TOKENS, EngineSettings
-from providers.inference.gpt_oss.sampling import RowSampling
-from providers.inference.gpt_oss.scripted_runner import ScriptedRunner, Shape, scripted
-from providers.inference.gpt_oss.sequence import EngineRequest
+from providers.inference.gpt_oss.engine.engine import MAX_UNREAD_TOKENS, EngineSettings
+from providers.inference.gpt_oss.engine.sampling import RowSampling
+from providers.inference.gpt_oss.engine.scripted_runner import ScriptedRunner, Shape, scripted
+from providers.inference.gpt_oss.engine.sequence import EngineRequest
 from tests.providers.gpt_oss.driving import STOP, alone, echo
 from tests.providers.gpt_oss.engines import (
     WAIT_S,

@@ -7,9 +7,9 @@ from contextlib import suppress
 import pytest
 
 from apis.errors import UpstreamError
-from providers.inference.gpt_oss import engine as engine_module
-from providers.inference.gpt_oss.engine import Engine, EngineSettings
-from providers.inference.gpt_oss.scripted_runner import ScriptedRunner, Shape
+from providers.inference.gpt_oss.engine import engine as engine_module
+from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings
+from providers.inference.gpt_oss.engine.scripted_runner import ScriptedRunner, Shape
 from tests.providers.gpt_oss.driving import alone, echo
 from tests.providers.gpt_oss.engines import WAIT_S, GatedRunner, acquired, ask, forever, gather, ids_of, running, until
 

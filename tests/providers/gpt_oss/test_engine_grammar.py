@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from apis.errors import UpstreamError
-from providers.inference.gpt_oss.scripted_runner import ScriptedRunner, Shape
-from providers.inference.gpt_oss.sequence import EngineRequest
+from providers.inference.gpt_oss.engine.scripted_runner import ScriptedRunner, Shape
+from providers.inference.gpt_oss.engine.sequence import EngineRequest
 from tests.providers.gpt_oss.driving import GREEDY, STOP
 from tests.providers.gpt_oss.engines import GatedRunner, ask, forever, gather, ids_of, running
 

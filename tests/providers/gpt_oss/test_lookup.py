@@ -2,8 +2,8 @@
 
 from random import Random
 
-from providers.inference.gpt_oss.lookup import COUNTS, Lookup, step_costs
-from providers.inference.gpt_oss.synth import resized
+from providers.inference.gpt_oss.checkpoint.synth import resized
+from providers.inference.gpt_oss.triton_backend.prompt_lookup import COUNTS, Lookup, step_costs
 
 CHEAP = [1.0] * 16
 DEAR = [float(rows) for rows in range(16)]

@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
 
-from providers.inference.gpt_oss.checkpoint_layout import Layout
-from providers.inference.gpt_oss.spec import ModelSpec, Rotary
-from providers.inference.gpt_oss.synth import TINY, Saved, resized, write_checkpoint
-from providers.inference.gpt_oss.torch_attention import rotary_table
-from providers.inference.gpt_oss.torch_runner import Precise
-from tests.gpt_oss_reference import Hand, hand, reference, reference_logits, relative_error
+from providers.inference.gpt_oss.checkpoint.layout import Layout
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec, Rotary
+from providers.inference.gpt_oss.checkpoint.synth import TINY, Saved, resized, write_checkpoint
+from providers.inference.gpt_oss.torch_backend.attention import rotary_table
+from providers.inference.gpt_oss.torch_backend.runner import Precise
+from tests.support.models.gpt_oss_reference import Hand, hand, reference, reference_logits, relative_error
 
 TOLERANCE = 1e-5
 TWO_LAYERS = TINY.layers[:2]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from providers.inference.gpt_oss.mxfp4 import SCALE_NAN, Scratch, pack, scale_values, unpack
+from providers.inference.gpt_oss.checkpoint.mxfp4 import SCALE_NAN, Scratch, pack, scale_values, unpack
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)

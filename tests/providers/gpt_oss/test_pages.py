@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from providers.inference.gpt_oss.pages import PagePool
+from providers.inference.gpt_oss.engine.pages import PagePool
 
 
 def test_pages_are_neither_lost_nor_made() -> None:

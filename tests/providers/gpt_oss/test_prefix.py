@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from providers.inference.gpt_oss.pages import PagePool
-from providers.inference.gpt_oss.prefix import Node, RadixTree
+from providers.inference.gpt_oss.engine.pages import PagePool
+from providers.inference.gpt_oss.engine.prefix import Node, RadixTree
 from tests.providers.gpt_oss.driving import check_tree, nodes
 
 Salt = str | None

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from apis.chat import ChatRequest, Message
 from apis.errors import ConfigError, InvalidRequest
-from apis.inference import ChatRequest, Message
-from providers.inference.gpt_oss.checkpoint import Progress
-from providers.inference.gpt_oss.loading import GIB, LoadingReport
+from providers.inference.gpt_oss.checkpoint.checkpoint import Progress
+from providers.inference.gpt_oss.checkpoint.loading import GIB, LoadingReport
 from providers.inference.gpt_oss.provider import GptOss, request_to_sampling
-from providers.inference.harmony_render import HarmonyOptions
-from tests import tiny_lessons as known
+from providers.inference.harmony.render import HarmonyOptions
 from tests.conformance.inference import LAWS, Law, Subject
-from tests.tiny_gpt_oss import MODEL, tiny_gpt_oss_folder
+from tests.support.models import tiny_lessons as known
+from tests.support.models.tiny_gpt_oss import MODEL, tiny_gpt_oss_folder
 
 pytestmark = pytest.mark.timeout(400, func_only=True)
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from apis.errors import ConfigError
-from providers.inference.gpt_oss import torch_runner
-from providers.inference.gpt_oss.checkpoint import Progress
-from providers.inference.gpt_oss.runner import Plan, Row, Runner
-from providers.inference.gpt_oss.sampling import RowSampling
-from providers.inference.gpt_oss.synth import TINY, resized, write_checkpoint
-from providers.inference.gpt_oss.torch_machine import cores, measure
-from providers.inference.gpt_oss.torch_runner import TorchSettings, load_runner
-from providers.inference.gpt_oss.usefulness import Machine
-from tests.gpt_oss_reference import GREEDY, Hand, hand
+from providers.inference.gpt_oss.checkpoint.checkpoint import Progress
+from providers.inference.gpt_oss.checkpoint.synth import TINY, resized, write_checkpoint
+from providers.inference.gpt_oss.engine.runner import Plan, Row, Runner
+from providers.inference.gpt_oss.engine.sampling import RowSampling
+from providers.inference.gpt_oss.sizing.fit import Machine
+from providers.inference.gpt_oss.torch_backend import runner as torch_runner
+from providers.inference.gpt_oss.torch_backend.machine import cores, measure
+from providers.inference.gpt_oss.torch_backend.runner import TorchSettings, load_runner
+from tests.support.models.gpt_oss_reference import GREEDY, Hand, hand
 
 SPEC = resized(layers=TINY.layers[:2], experts=4, experts_per_token=2)
 

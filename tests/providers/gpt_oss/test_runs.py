@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from providers.inference.gpt_oss.runner import Plan, Run
-from providers.inference.gpt_oss.sampling import Sampled
-from providers.inference.gpt_oss.scripted_runner import ScriptedRunner
+from providers.inference.gpt_oss.engine.runner import Plan, Run
+from providers.inference.gpt_oss.engine.sampling import Sampled
+from providers.inference.gpt_oss.engine.scripted_runner import ScriptedRunner
 from tests.providers.gpt_oss.driving import STOP, alone, echo
 from tests.providers.gpt_oss.engines import ask, gather, ids_of, running
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from providers.inference.gpt_oss.sampling import RowSampling, Sampled
-from providers.inference.gpt_oss.torch_sampler import Sampler, draw, draw_filtered, uniform
+from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.torch_backend.sampler import Sampler, draw, draw_filtered, uniform
 
 LOGITS = [1.5, -0.3, 0.7, 2.1, -2.0, 0.7, 1.0, -0.5, 0.0, 1.2]
 PROMPT = [0, 3, 3]

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from apis.errors import ConfigError
-from providers.inference.gpt_oss.scheduler import Scheduler
-from providers.inference.gpt_oss.scripted_runner import ScriptedRunner, Shape
-from providers.inference.gpt_oss.sequence import EngineRequest, TokenSequence
+from providers.inference.gpt_oss.engine.scheduler import Scheduler
+from providers.inference.gpt_oss.engine.scripted_runner import ScriptedRunner, Shape
+from providers.inference.gpt_oss.engine.sequence import EngineRequest, TokenSequence
 from tests.providers.gpt_oss.driving import GREEDY, STOP, Driver, alone, echo
 
 STORIES = 40

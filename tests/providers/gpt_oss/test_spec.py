@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from apis.errors import ConfigError
-from providers.inference.gpt_oss.spec import ModelSpec, Rotary, read_spec
-from providers.inference.gpt_oss.synth import TINY, openai_config, resized, transformers_config
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec, Rotary, read_spec
+from providers.inference.gpt_oss.checkpoint.synth import TINY, openai_config, resized, transformers_config
 
 GPT_OSS_20B = ModelSpec(
     layers=("sliding_attention", "full_attention") * 12,

@@ -4,9 +4,9 @@ from random import Random
 
 import torch
 
-from providers.inference.gpt_oss.kernels.buffers import PAGE_TOKENS, listed
-from providers.inference.gpt_oss.triton_batch import ALIGNED, Line, Shape, Shapes, places
-from providers.inference.gpt_oss.triton_pages import BlockTables
+from providers.inference.gpt_oss.triton_backend.batch import ALIGNED, Line, Shape, Shapes, places
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS, listed
+from providers.inference.gpt_oss.triton_backend.pages import BlockTables
 
 
 def test_singles_fill_a_bucket_and_short_runs_are_singles() -> None:

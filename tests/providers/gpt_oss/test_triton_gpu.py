@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from providers.inference.gpt_oss.backend import BackendSettings, load_backend
-from providers.inference.gpt_oss.engine import Engine, EngineSettings
-from providers.inference.gpt_oss.kernels import device
-from providers.inference.gpt_oss.kernels.device import INTERPRETED
-from providers.inference.gpt_oss.kernels.step import TRITON, launch_step
-from providers.inference.gpt_oss.kernels.weights import Weights
-from providers.inference.gpt_oss.room import Wanted
-from providers.inference.gpt_oss.runner import Runner
-from providers.inference.gpt_oss.sampling import RowSampling
-from providers.inference.gpt_oss.sequence import EngineRequest
-from providers.inference.gpt_oss.synth import TINY, write_checkpoint
-from providers.inference.gpt_oss.torch_runner import TorchSettings
-from providers.inference.gpt_oss.triton_runner import TritonRunner, TritonSettings
+from providers.inference.gpt_oss.checkpoint.synth import TINY, write_checkpoint
+from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings
+from providers.inference.gpt_oss.engine.runner import Runner
+from providers.inference.gpt_oss.engine.sampling import RowSampling
+from providers.inference.gpt_oss.engine.sequence import EngineRequest
+from providers.inference.gpt_oss.sizing.kv_memory import Wanted
+from providers.inference.gpt_oss.torch_backend.runner import TorchSettings
+from providers.inference.gpt_oss.triton_backend.kernels import device
+from providers.inference.gpt_oss.triton_backend.kernels.device import INTERPRETED
+from providers.inference.gpt_oss.triton_backend.kernels.step import TRITON, launch_step
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights
+from providers.inference.gpt_oss.triton_backend.runner import TritonRunner, TritonSettings
 from tests.bench.gpu_agreement import agreement
 from tests.bench.gpu_measures import decoding
 from tests.bench.gpu_model import SPECS, make_weights

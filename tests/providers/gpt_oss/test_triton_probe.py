@@ -5,9 +5,12 @@ import sys
 
 import torch
 
-from providers.inference.gpt_oss.triton_probe import why_not
+from providers.inference.gpt_oss.triton_backend.probe import why_not
 
-ASK = "import torch; from providers.inference.gpt_oss.triton_probe import why_not; print(why_not(torch.device('cpu')))"
+ASK = (
+    "import torch; from providers.inference.gpt_oss.triton_backend.probe import why_not; "
+    "print(why_not(torch.device('cpu')))"
+)
 
 
 def test_where_a_kernel_runs_nothing_is_missing() -> None:

@@ -13,22 +13,22 @@ import torch
 
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.backend import BackendSettings
-from providers.inference.gpt_oss.checkpoint import open_checkpoint
-from providers.inference.gpt_oss.engine import Engine, EngineSettings
-from providers.inference.gpt_oss.kernels.embed import embed
-from providers.inference.gpt_oss.kernels.sample import sample
-from providers.inference.gpt_oss.kernels.step import REFERENCE, TRITON, Kernels
-from providers.inference.gpt_oss.kernels.unembed import unembed
-from providers.inference.gpt_oss.kernels.weights import Weights, load_weights
-from providers.inference.gpt_oss.room import Wanted
-from providers.inference.gpt_oss.runner import Plan, Row, Run, Runner
-from providers.inference.gpt_oss.sampling import RowSampling, Sampled
-from providers.inference.gpt_oss.sequence import EngineRequest
-from providers.inference.gpt_oss.synth import TINY, resized, write_checkpoint
-from providers.inference.gpt_oss.torch_runner import TorchSettings, load_runner
-from providers.inference.gpt_oss.triton_batch import Batch
-from providers.inference.gpt_oss.triton_runner import TritonRunner, TritonSettings, load_triton_runner
-from providers.inference.gpt_oss.triton_steps import Pending
+from providers.inference.gpt_oss.checkpoint.checkpoint import open_checkpoint
+from providers.inference.gpt_oss.checkpoint.synth import TINY, resized, write_checkpoint
+from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings
+from providers.inference.gpt_oss.engine.runner import Plan, Row, Run, Runner
+from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.engine.sequence import EngineRequest
+from providers.inference.gpt_oss.sizing.kv_memory import Wanted
+from providers.inference.gpt_oss.torch_backend.runner import TorchSettings, load_runner
+from providers.inference.gpt_oss.triton_backend.batch import Batch
+from providers.inference.gpt_oss.triton_backend.kernels.embed import embed
+from providers.inference.gpt_oss.triton_backend.kernels.sample import sample
+from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, TRITON, Kernels
+from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights, load_weights
+from providers.inference.gpt_oss.triton_backend.runner import TritonRunner, TritonSettings, load_triton_runner
+from providers.inference.gpt_oss.triton_backend.steps import Pending
 
 SPEC = resized(layers=TINY.layers[:2], experts=4, experts_per_token=2)
 CONTEXT_TOKENS = 192

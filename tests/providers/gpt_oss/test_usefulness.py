@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from providers.inference.gpt_oss.synth import TINY
-from providers.inference.gpt_oss.torch_machine import cores, free_bytes, measure
-from providers.inference.gpt_oss.usefulness import Machine, Precision, token_bytes, usefulness, weight_bytes
+from providers.inference.gpt_oss.checkpoint.synth import TINY
+from providers.inference.gpt_oss.sizing.fit import Machine, Precision, token_bytes, usefulness, weight_bytes
+from providers.inference.gpt_oss.torch_backend.machine import cores, free_bytes, measure
 
 GPT_OSS_20B = replace(
     TINY,

@@ -21,10 +21,10 @@ from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed 
     ToolNamespaceConfig,
 )
 
-from apis.inference import ChatRequest
-from providers.inference.harmony_memo import Memo
-from providers.inference.harmony_render import HarmonyOptions, Renderer
-from providers.inference.harmony_vocabulary import CALL, END, FIRST_SPECIAL, load_vocabulary
+from apis.chat import ChatRequest
+from providers.inference.harmony.render import HarmonyOptions, Renderer
+from providers.inference.harmony.token_cache import Memo
+from providers.inference.harmony.vocabulary import CALL, END, FIRST_SPECIAL, load_vocabulary
 
 GOLDEN = Path(__file__).parent / "golden"
 DATE = date(2025, 6, 28)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from apis.errors import InvalidRequest
-from providers.inference.harmony_grammar import request_to_grammar
+from providers.inference.harmony.grammar import request_to_grammar
 from tests.providers.harmony.turns import asked, custom, function
 
 TOOLS: list[dict[str, Any]] = [function("add"), custom("shell"), {"type": "python"}]

@@ -7,10 +7,10 @@ from typing import Any
 
 import jsonschema_rs
 
-from apis.inference import Text
-from providers.inference.harmony_grammar import request_to_grammar
-from providers.inference.harmony_matcher import Matchers
-from providers.inference.harmony_vocabulary import RETURN, VOCABULARY_SIZE, load_vocabulary
+from apis.deltas import Text
+from providers.inference.harmony.grammar import request_to_grammar
+from providers.inference.harmony.matcher import Matchers
+from providers.inference.harmony.vocabulary import RETURN, VOCABULARY_SIZE, load_vocabulary
 from tests.providers.harmony.turns import (
     CITY,
     FINAL,

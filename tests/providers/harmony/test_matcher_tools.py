@@ -7,9 +7,10 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from apis.chat import ChatRequest
+from apis.deltas import ToolArguments, ToolCallStart
 from apis.errors import InvalidRequest
-from apis.inference import ChatRequest, ToolArguments, ToolCallStart
-from providers.inference.harmony_vocabulary import load_vocabulary
+from providers.inference.harmony.vocabulary import load_vocabulary
 from tests.providers.harmony.turns import (
     CITY,
     FINAL,

@@ -1,6 +1,6 @@
 """The memo is bounded in tokens, forgets what was used longest ago, and takes the newest ids of a message."""
 
-from providers.inference.harmony_memo import ENTRY_TOKENS, Memo, call_to_key, name_to_recipient, said_to_key
+from providers.inference.harmony.token_cache import ENTRY_TOKENS, Memo, call_to_key, name_to_recipient, said_to_key
 
 
 def test_it_forgets_what_was_used_longest_ago():

@@ -4,17 +4,9 @@ from typing import Any, Literal
 
 import pytest
 
-from apis.inference import (
-    Finish,
-    Reasoning,
-    Text,
-    TokenLogprob,
-    ToolArguments,
-    ToolCallStart,
-    Usage,
-)
-from providers.inference.harmony_memo import Memo, call_to_key, said_to_key
-from providers.inference.harmony_vocabulary import load_vocabulary
+from apis.deltas import Finish, Reasoning, Text, TokenLogprob, ToolArguments, ToolCallStart, Usage
+from providers.inference.harmony.token_cache import Memo, call_to_key, said_to_key
+from providers.inference.harmony.vocabulary import load_vocabulary
 from tests.providers.harmony.turns import READ_TOOLS as TOOLS
 from tests.providers.harmony.turns import asked, custom, encode, function, joined, read, reader, said
 

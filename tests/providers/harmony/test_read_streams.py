@@ -9,8 +9,8 @@ from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed 
     StreamableParser,
 )
 
-from apis.inference import Reasoning, Text, ToolArguments, ToolCallStart
-from providers.inference.harmony_vocabulary import VOCABULARY_SIZE, load_vocabulary
+from apis.deltas import Reasoning, Text, ToolArguments, ToolCallStart
+from providers.inference.harmony.vocabulary import VOCABULARY_SIZE, load_vocabulary
 from tests.providers.harmony.turns import READ_TOOLS as TOOLS
 from tests.providers.harmony.turns import check_order, encode, joined, read, reader
 

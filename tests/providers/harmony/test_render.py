@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from openai_harmony import Role  # pyright: ignore[reportMissingTypeStubs] - typed in its source, without the marker file
 
+from apis.chat import ChatRequest
 from apis.errors import InvalidRequest, Unsupported
-from apis.inference import ChatRequest
-from providers.inference.harmony_memo import Memo, call_to_key, said_to_key
-from providers.inference.harmony_render import HarmonyOptions, Renderer
-from providers.inference.harmony_vocabulary import FIRST_SPECIAL, Vocabulary, load_vocabulary
+from providers.inference.harmony.render import HarmonyOptions, Renderer
+from providers.inference.harmony.token_cache import Memo, call_to_key, said_to_key
+from providers.inference.harmony.vocabulary import FIRST_SPECIAL, Vocabulary, load_vocabulary
 from tests.providers.harmony import conversations as c
 
 CONTROL = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"]

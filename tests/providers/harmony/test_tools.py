@@ -12,9 +12,9 @@ from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed 
     Role,
 )
 
-from apis.inference import FunctionTool
-from providers.inference.harmony_tools import declared_tools_to_text, schema_to_typescript
-from providers.inference.harmony_vocabulary import load_vocabulary
+from apis.chat import FunctionTool
+from providers.inference.harmony.tools import declared_tools_to_text, schema_to_typescript
+from providers.inference.harmony.vocabulary import load_vocabulary
 from tests.providers.harmony.conversations import described, request, user
 
 words = st.sampled_from(["a", "the city", "Größe.", "x-y", "e.g. 【6†L9】", "it's", "null", ""])

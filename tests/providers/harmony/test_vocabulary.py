@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from providers.inference.harmony_vocabulary import (
+from providers.inference.harmony.vocabulary import (
     CALL,
     CHANNEL,
     CONSTRAIN,
@@ -104,7 +104,7 @@ def test_the_pieces_of_ordinary_text_have_the_ids_of_the_whole():
     rng = random.Random(3)
     texts = ["".join(rng.choices(WORDS, k=6 * WINDOW_CHARS)) for _ in range(3)]
     texts += [" ".join(rng.choices(WORDS, k=6 * WINDOW_CHARS))]
-    texts += [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("providers/inference/*.py"))]
+    texts += [path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("providers/inference/**/*.py"))]
     texts += ["7" * 3 * WINDOW_CHARS, "x" + "314159" * WINDOW_CHARS, "0.1," * WINDOW_CHARS, "吾輩は猫である。" * 3000]
     texts += ["a" * 1900 + " " + "=" * 1900 + "\n" + " " * 1900 + "b", "\n" * 1900 + "def", "aB" * 1000 + "1"]
     for text in texts:

@@ -7,12 +7,13 @@ from functools import cache
 from itertools import count, pairwise
 from typing import Any, Literal
 
-from apis.inference import ChatRequest, Delta, Finish, Reasoning, Text, ToolArguments, ToolCallStart
-from providers.inference.harmony_grammar import request_to_grammar
-from providers.inference.harmony_matcher import Matcher, Matchers
-from providers.inference.harmony_memo import Memo
-from providers.inference.harmony_read import HarmonyReader
-from providers.inference.harmony_vocabulary import (
+from apis.chat import ChatRequest
+from apis.deltas import Delta, Finish, Reasoning, Text, ToolArguments, ToolCallStart
+from providers.inference.harmony.grammar import request_to_grammar
+from providers.inference.harmony.matcher import Matcher, Matchers
+from providers.inference.harmony.read import HarmonyReader
+from providers.inference.harmony.token_cache import Memo
+from providers.inference.harmony.vocabulary import (
     CALL,
     CHANNEL,
     CONSTRAIN,

@@ -6,20 +6,11 @@ from typing import Any
 
 import pytest
 
+from apis.chat import ChatRequest
+from apis.deltas import Delta, Finish, Reasoning, Refusal, Text, ToolArguments, ToolCallStart, Usage
 from apis.errors import StackError
-from apis.inference import (
-    ChatRequest,
-    Delta,
-    Finish,
-    Reasoning,
-    Refusal,
-    Text,
-    ToolArguments,
-    ToolCallStart,
-    Usage,
-)
-from providers.inference.chat_chunks import ChatChunks
-from tests.upstream_server import DONE, Chunk, event
+from providers.inference.chat_completions.chunks import ChatChunks
+from tests.support.servers.upstream_server import DONE, Chunk, event
 
 USED = Usage(11, 7)
 

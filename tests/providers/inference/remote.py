@@ -6,10 +6,20 @@ from typing import Any
 
 import pytest
 
+from apis.chat import ChatRequest
+from apis.deltas import Delta
 from apis.errors import StackError
-from apis.inference import ChatRequest, Delta
 from providers.inference.vllm import VLLM
-from tests.upstream_server import Act, Answer, Chunk, UpstreamServer, delta_chunk, event, head, http_chunk
+from tests.support.servers.upstream_server import (
+    Act,
+    Answer,
+    Chunk,
+    UpstreamServer,
+    delta_chunk,
+    event,
+    head,
+    http_chunk,
+)
 
 ROLE = delta_chunk(role="assistant", content="")
 

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from apis.deltas import Finish, Reasoning, Text, TokenLogprob, ToolArguments, ToolCallStart, Usage
 from apis.errors import ContextLengthExceeded, InvalidRequest, StackError, Unsupported, UpstreamError
-from apis.inference import Finish, Model, Reasoning, Text, TokenLogprob, ToolArguments, ToolCallStart, Usage
-from providers.inference.harmony_vocabulary import load_vocabulary
+from apis.inference import Model
+from providers.inference.harmony.vocabulary import load_vocabulary
 from providers.inference.vllm import VLLM
 from tests.conformance.inference import LAWS, Law, Subject, drain
 from tests.providers.inference.remote import asked, started
-from tests.upstream_server import (
+from tests.support.servers.upstream_server import (
     CUT,
     HANG,
     Answer,

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from apis.chat import ChatRequest
+from apis.deltas import Finish, Text, Usage
 from apis.errors import ConfigError, ContextLengthExceeded, Overloaded, Unsupported, UpstreamError, UpstreamTimeout
-from apis.inference import ChatRequest, Finish, Text, Usage
 from providers.inference.next_token import NextToken
-from tests import token_functions
 from tests.conformance.inference import LAWS, Law, Subject, drain
+from tests.support.models import token_functions
 
 MODEL = "next-token"
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather"}}
@@ -22,7 +23,7 @@ SCHEMA: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "s
 @asynccontextmanager
 async def started(function: str = "plain", **fields: Any) -> AsyncGenerator[NextToken]:
     """A provider that runs; a function without a module is one of token_functions."""
-    name = function if ":" in function else f"tests.token_functions:{function}"
+    name = function if ":" in function else f"tests.support.models.token_functions:{function}"
     provider = NextToken(NextToken.Config.model_validate({"function": name, **fields}))
     await provider.start()
     try:
@@ -71,7 +72,7 @@ async def test_it_is_told_all_tokens_the_temperature_and_where_a_prompt_begins(f
 
 async def test_a_file_may_hold_the_function(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("from tests.token_functions import plain as mine\n")
+    file.write_text("from tests.support.models.token_functions import plain as mine\n")
     async with started(f"{file}:mine") as provider:
         deltas = await drain(provider, asked())
     assert "".join(delta.text for delta in deltas if isinstance(delta, Text)) == "Hello there!"
@@ -186,7 +187,7 @@ async def test_an_answer_that_is_not_what_was_demanded_is_an_error() -> None:
     [
         ("plain:", "form"),
         ("no_such_module:f", 'no module "no_such_module"'),
-        ("tests.token_functions:nothing", 'no function "nothing"'),
+        ("tests.support.models.token_functions:nothing", 'no function "nothing"'),
         ("no/such/file.py:f", 'no file "no/such/file.py"'),
         ("waits", "async"),
         ("narrow", "must take"),

@@ -11,7 +11,7 @@ from apis.errors import ModelNotFound, UpstreamError
 from providers.inference.router import Router
 from tests.conformance.inference import LAWS, Law, Subject, drain
 from tests.providers.inference.remote import asked, started
-from tests.upstream_server import (
+from tests.support.servers.upstream_server import (
     HANG,
     UpstreamServer,
     call_chunks,

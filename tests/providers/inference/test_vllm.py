@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 from pydantic import ValidationError
 
+from apis.deltas import Delta, Finish, Text, Usage
 from apis.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -22,11 +23,11 @@ from apis.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from apis.inference import Delta, Finish, Model, Text, Usage
+from apis.inference import Model
 from providers.inference.vllm import VLLM
 from tests.conformance.inference import LAWS, Law, Subject, drain
 from tests.providers.inference.remote import ROLE, asked, failure, sent, started
-from tests.upstream_server import (
+from tests.support.servers.upstream_server import (
     CUT,
     DONE,
     HANG,

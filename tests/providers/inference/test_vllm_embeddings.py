@@ -22,7 +22,16 @@ from providers.inference.router import Router
 from providers.inference.vllm import VLLM
 from tests.conformance.embeddings import LAWS, Law, Subject
 from tests.providers.inference.remote import started
-from tests.upstream_server import CUT, HANG, Answer, Received, UpstreamServer, error_answer, json_answer, plain_answer
+from tests.support.servers.upstream_server import (
+    CUT,
+    HANG,
+    Answer,
+    Received,
+    UpstreamServer,
+    error_answer,
+    json_answer,
+    plain_answer,
+)
 
 PATH = "/v1/embeddings"
 

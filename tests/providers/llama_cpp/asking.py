@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from apis.inference import ChatRequest, Delta, Finish, Inference, Text, ToolArguments, ToolCallStart
-from providers.inference.llama_cpp import LlamaCpp
+from apis.chat import ChatRequest
+from apis.deltas import Delta, Finish, Text, ToolArguments, ToolCallStart
+from apis.inference import Inference
+from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.conformance.inference import drain
 
 MODEL = "smollm2-135m-instruct"

@@ -6,8 +6,8 @@ import pytest
 import pytest_asyncio
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp import LlamaCpp
-from providers.inference.llama_cpp_model import PACKAGED, fetched, models_dir
+from providers.inference.llama_cpp.model import PACKAGED, fetched, models_dir
+from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.providers.llama_cpp.asking import MODEL, small_config
 
 

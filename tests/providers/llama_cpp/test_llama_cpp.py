@@ -6,9 +6,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from apis.deltas import Finish, Text
 from apis.errors import ContextLengthExceeded, InvalidRequest, Unsupported
-from apis.inference import Finish, Text
-from providers.inference.llama_cpp import LlamaCpp
+from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.conformance.inference import LAWS, Law, Subject
 from tests.providers.llama_cpp.asking import WEATHER, ask, chat_request, finish_of, text_of
 

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from apis.errors import ConfigError, UpstreamError
-from providers.inference.llama_cpp import LlamaCpp
+from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.providers.llama_cpp.asking import ask, chat_request, finish_of, small_config, text_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("model_is_there")]
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures
 CHILD = "llama_cpp_child.py"
 PARENT = """
 import asyncio
-from providers.inference.llama_cpp import LlamaCpp
+from providers.inference.llama_cpp.provider import LlamaCpp
 
 async def main():
     inference = LlamaCpp(LlamaCpp.Config(threads=1, context_tokens=512, parallel=1))
@@ -76,7 +76,7 @@ def told(part: str, caplog: pytest.LogCaptureFixture) -> Generator[asyncio.Event
                 event.set()
 
     listener = Listener()
-    logger = logging.getLogger("providers.inference.llama_cpp_engine")
+    logger = logging.getLogger("providers.inference.llama_cpp.engine")
     with caplog.at_level(logging.INFO, logger.name):
         logger.addHandler(listener)
         try:

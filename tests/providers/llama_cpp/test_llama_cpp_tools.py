@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 
 from apis.errors import InvalidRequest
-from providers.inference.llama_cpp import LlamaCpp
+from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.providers.llama_cpp.asking import (
     CITY,
     EMAIL,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from apis.chat import ChatRequest
 from apis.embeddings import EmbeddingRequest
 from apis.errors import (
     ConfigError,
@@ -23,11 +24,10 @@ from apis.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from apis.inference import ChatRequest
-from providers.inference.llama_cpp_model import fetched, models_dir
-from providers.inference.minilm import MODEL, PACKAGED, MiniLM
+from providers.inference.llama_cpp.model import fetched, models_dir
+from providers.inference.minilm.provider import MODEL, PACKAGED, MiniLM
 from tests.conformance.embeddings import LAWS, Law, Subject
-from tests.tiny_bert import WIDTH, write_tiny_bert
+from tests.support.models.tiny_bert import WIDTH, write_tiny_bert
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ async def test_what_it_cannot_do_is_refused_by_name(
 
 
 async def test_one_request_has_a_bound_of_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("providers.inference.minilm.MAX_REQUEST_TOKENS", 100)
+    monkeypatch.setattr("providers.inference.minilm.provider.MAX_REQUEST_TOKENS", 100)
     async with started(folder) as provider:
         with pytest.raises(InvalidRequest, match="100 tokens") as caught:
             await provider.embed(asked(["the cat on the market"] * 40))

@@ -10,8 +10,8 @@ import torch
 from safetensors import torch as safetensors
 from transformers import BertConfig, BertModel
 
-from providers.inference.minilm_child import MAX_TOKENS, Embedder, TooLong, gelu, steps
-from tests.tiny_bert import CONFIG, write_tiny_bert
+from providers.inference.minilm.child import MAX_TOKENS, Embedder, TooLong, gelu, steps
+from tests.support.models.tiny_bert import CONFIG, write_tiny_bert
 
 TEXTS = ["The cat.", "a kitten on the stock market", "", "Ünknown ☃ words", "cats " * 100]
 

@@ -8,7 +8,7 @@ import pytest
 from apis.reader import Document, Unreadable
 from providers.fetcher.safe import Safe
 from providers.reader.child import Child
-from tests.providers.reader import documents
+from tests.support.models import documents
 
 MAX_CHARS = 200_000
 BOUND_S = 45

@@ -15,7 +15,7 @@ from apis.errors import ConfigError, ToolFailed
 from apis.tool_runtime import Source, ToolCall
 from providers.tool_runtime.exa import Exa
 from tests.conformance.tool_runtime import LAWS, Subject
-from tests.providers.tool_runtime.fake_exa import FAILURES, KEY, FakeExa, page
+from tests.support.servers.fake_exa import FAILURES, KEY, FakeExa, page
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from apis.tool_runtime import Source, ToolRuntime
 from providers.tool_runtime.tavily import Tavily
 from tests.conformance.tool_runtime import LAWS, Subject
-from tests.providers.tool_runtime.fake_exa import FAILURES, KEY
-from tests.providers.tool_runtime.fake_search import Dialect, FakeSearch, failure_of, search, settings, started
+from tests.support.servers.fake_exa import FAILURES, KEY
+from tests.support.servers.fake_search import Dialect, FakeSearch, failure_of, search, settings, started
 
 
 def page(number: int) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from pydantic import ValidationError
 
 from apis.errors import ConfigError
 from apis.tool_runtime import ToolCall, ToolRuntime
-from providers.tool_runtime.browser import Browser
+from providers.tool_runtime.browser.provider import Browser
 from providers.tool_runtime.exa import Exa
 from providers.tool_runtime.searxng import SearXNG
 from providers.tool_runtime.toolbox import Toolbox
 from tests.conformance.tool_runtime import LAWS, Subject
-from tests.providers.fetcher.hosts import Site, fetching
-from tests.providers.tool_runtime.fake_exa import KEY, FakeExa
-from tests.providers.tool_runtime.fake_search import failure_of, search, started
+from tests.support.servers.fake_exa import KEY, FakeExa
+from tests.support.servers.fake_search import failure_of, search, started
+from tests.support.servers.fetcher_hosts import Site, fetching
 
 
 class Shop:

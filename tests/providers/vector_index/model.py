@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from apis.tools import FileFilter
 from apis.vector_index import Chunk, Found, Search, Value, VectorIndex
+from apis.wire.tools import FileFilter
 from providers.vector_index.filters import matches
 
 FILTER: TypeAdapter[FileFilter] = TypeAdapter(FileFilter)

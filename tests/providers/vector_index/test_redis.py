@@ -19,7 +19,7 @@ from apis.errors import ConfigError, StoreUnavailable
 from apis.vector_index import Chunk, Search
 from providers.vector_index.redis import Redis
 from tests.providers.vector_index.model import Model, step
-from tests.redis_server import RedisServer
+from tests.support.servers.redis_server import RedisServer
 
 BOUND_S = 60
 CLUSTER_S = 20

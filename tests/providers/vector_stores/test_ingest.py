@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from apis.files import NewFile
-from apis.kv_store import Op, Put
 from apis.provider import Provider
+from apis.storage.kv_store import Op, Put
 from apis.vector_index import Search
 from apis.vector_stores import AddFile, CreateVectorStore, SearchStores, UpdateFile
 from providers.fetcher.safe import Safe
@@ -17,10 +17,10 @@ from providers.files.kv import KV
 from providers.kv_store.memory import Memory
 from providers.reader.child import Child
 from providers.vector_index.sqlite_vec import SQLiteVec
-from providers.vector_stores import shelves
+from providers.vector_stores import records as shelves
 from providers.vector_stores.hybrid import Hybrid
-from providers.vector_stores.shelves import CLAIM, WORK, Work
-from tests.hashing import DIMENSIONS, Hashing
+from providers.vector_stores.records import CLAIM, WORK, Work
+from tests.support.models.hashing import DIMENSIONS, Hashing
 
 BOUND_S = 30
 LEASE_S = 0.2

@@ -8,8 +8,8 @@ import pytest
 from apis.provider import Provider
 from apis.vector_index import VectorIndex
 from providers.vector_index.sqlite_vec import SQLiteVec
-from tests.hashing import Hashing
-from tests.retrieval import qualities
+from tests.support.models.hashing import Hashing
+from tests.support.models.retrieval import qualities
 
 
 @pytest.fixture

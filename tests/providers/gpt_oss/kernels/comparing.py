@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from providers.inference.gpt_oss.checkpoint import PackedExperts
-from providers.inference.gpt_oss.kernels.buffers import (
+from providers.inference.gpt_oss.checkpoint.checkpoint import PackedExperts
+from providers.inference.gpt_oss.checkpoint.mxfp4 import pack
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
+from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.torch_backend.attention import rotary_table
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
     PAGE_TOKENS,
     Room,
     Step,
@@ -19,12 +23,8 @@ from providers.inference.gpt_oss.kernels.buffers import (
     query_tiles,
     tensors_of,
 )
-from providers.inference.gpt_oss.kernels.layout import tile
-from providers.inference.gpt_oss.kernels.weights import Ends, Layer, sum_dtype
-from providers.inference.gpt_oss.mxfp4 import pack
-from providers.inference.gpt_oss.spec import ModelSpec
-from providers.inference.gpt_oss.synth import TINY, resized
-from providers.inference.gpt_oss.torch_attention import rotary_table
+from providers.inference.gpt_oss.triton_backend.kernels.layout import tile
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Ends, Layer, sum_dtype
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
 BY_ROW = {"hidden", "normed", "queries", "attended", "chosen", "shares", "inner"}

@@ -21,15 +21,21 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from providers.inference.gpt_oss.kernels.buffers import Room, Step, make_step, make_tables
-from providers.inference.gpt_oss.kernels.layout import TILE_DEPTH, TILE_ROWS, TILE_SCALES, TILE_WORDS, TiledExperts
-from providers.inference.gpt_oss.kernels.narrow import Narrow
-from providers.inference.gpt_oss.kernels.step import TRITON
-from providers.inference.gpt_oss.kernels.weights import Ends, Layer, Weights
-from providers.inference.gpt_oss.spec import ModelSpec
-from providers.inference.gpt_oss.synth import resized
-from providers.inference.gpt_oss.triton_batch import Shape, Shapes
-from providers.inference.gpt_oss.triton_steps import Steps
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
+from providers.inference.gpt_oss.checkpoint.synth import resized
+from providers.inference.gpt_oss.triton_backend.batch import Shape, Shapes
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import Room, Step, make_step, make_tables
+from providers.inference.gpt_oss.triton_backend.kernels.layout import (
+    TILE_DEPTH,
+    TILE_ROWS,
+    TILE_SCALES,
+    TILE_WORDS,
+    TiledExperts,
+)
+from providers.inference.gpt_oss.triton_backend.kernels.narrow import Narrow
+from providers.inference.gpt_oss.triton_backend.kernels.step import TRITON
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Ends, Layer, Weights
+from providers.inference.gpt_oss.triton_backend.steps import Steps
 
 NOWHERE: Final = torch.device("meta")
 TOOLS: Final = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -116,7 +122,9 @@ def launches(job: dict[str, Any]) -> list[Any]:
     narrow = Narrow(weight.to(torch.int8), *torch.empty(3, spec.vocabulary, device=NOWHERE))
     ends = Ends(spec, weight, torch.empty(spec.hidden, device=NOWHERE), weight, narrow)
     full = make_layer(spec, None)
-    launch = getattr(importlib.import_module(f"providers.inference.gpt_oss.kernels.{job['kernel']}"), job["kernel"])
+    launch = getattr(
+        importlib.import_module(f"providers.inference.gpt_oss.triton_backend.kernels.{job['kernel']}"), job["kernel"]
+    )
     found: list[Any] = []
     original = triton.JITFunction.run
 

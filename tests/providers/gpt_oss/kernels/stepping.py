@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from providers.inference.gpt_oss.checkpoint import open_checkpoint
-from providers.inference.gpt_oss.kernels.buffers import (
+from providers.inference.gpt_oss.checkpoint.checkpoint import open_checkpoint
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
     ALONE_ROWS,
     PAGE_TOKENS,
     Room,
@@ -20,8 +20,8 @@ from providers.inference.gpt_oss.kernels.buffers import (
     make_tables,
     query_tiles,
 )
-from providers.inference.gpt_oss.kernels.step import REFERENCE, Kernels, launch_step
-from providers.inference.gpt_oss.kernels.weights import Weights, load_weights
+from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, Kernels, launch_step
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights, load_weights
 
 CPU = torch.device("cpu")
 

@@ -5,10 +5,10 @@ import re
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.attend_decode import attend_decode, attend_decode_reference
-from providers.inference.gpt_oss.kernels.buffers import fill
-from providers.inference.gpt_oss.spec import ModelSpec
-from providers.inference.gpt_oss.synth import TINY, resized
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
+from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.triton_backend.kernels.attend_decode import attend_decode, attend_decode_reference
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import fill
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, OLD, Budget, Job, check
 

@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.attend_prefill import attend_prefill, attend_prefill_reference
-from providers.inference.gpt_oss.spec import ModelSpec
-from providers.inference.gpt_oss.synth import TINY, resized
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
+from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.triton_backend.kernels.attend_prefill import attend_prefill, attend_prefill_reference
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.embed import embed, embed_reference
+from providers.inference.gpt_oss.triton_backend.kernels.embed import embed, embed_reference
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.experts_down import experts_down, experts_down_reference
-from providers.inference.gpt_oss.kernels.unpacking import ALONE
-from providers.inference.gpt_oss.spec import ModelSpec
-from providers.inference.gpt_oss.synth import resized
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
+from providers.inference.gpt_oss.checkpoint.synth import resized
+from providers.inference.gpt_oss.triton_backend.kernels.experts_down import experts_down, experts_down_reference
+from providers.inference.gpt_oss.triton_backend.kernels.unpacking import ALONE
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, copied, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check, multiplying
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.experts_up import experts_up, experts_up_reference
-from providers.inference.gpt_oss.kernels.unpacking import ALONE
-from providers.inference.gpt_oss.spec import ModelSpec
-from providers.inference.gpt_oss.synth import TINY, resized
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
+from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.triton_backend.kernels.experts_up import experts_up, experts_up_reference
+from providers.inference.gpt_oss.triton_backend.kernels.unpacking import ALONE
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check, multiplying
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.buffers import Step
-from providers.inference.gpt_oss.kernels.grouped_down import grouped_down, grouped_down_reference
-from providers.inference.gpt_oss.kernels.grouped_up import grouped_up, grouped_up_reference
-from providers.inference.gpt_oss.spec import ModelSpec
-from providers.inference.gpt_oss.synth import resized
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
+from providers.inference.gpt_oss.checkpoint.synth import resized
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step
+from providers.inference.gpt_oss.triton_backend.kernels.grouped_down import grouped_down, grouped_down_reference
+from providers.inference.gpt_oss.triton_backend.kernels.grouped_up import grouped_up, grouped_up_reference
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, make_case
 from tests.providers.gpt_oss.kernels.compiling import OLD, Budget, Job, check, multiplying
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from apis.errors import ConfigError
-from providers.inference.gpt_oss.checkpoint import PackedExperts
-from providers.inference.gpt_oss.kernels.layout import TILE_DEPTH, TILE_ROWS, VERSION, tile, untile
-from providers.inference.gpt_oss.mxfp4 import unpack
+from providers.inference.gpt_oss.checkpoint.checkpoint import PackedExperts
+from providers.inference.gpt_oss.checkpoint.mxfp4 import unpack
+from providers.inference.gpt_oss.triton_backend.kernels.layout import TILE_DEPTH, TILE_ROWS, VERSION, tile, untile
 
 MASK = 0x81C0
 

@@ -6,8 +6,8 @@ from typing import Literal
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.project_out import project_out, project_out_reference
-from providers.inference.gpt_oss.synth import TINY, resized
+from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.triton_backend.kernels.project_out import project_out, project_out_reference
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
 

@@ -5,11 +5,11 @@ import re
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.buffers import Step, fill
-from providers.inference.gpt_oss.kernels.norm import rms_norm
-from providers.inference.gpt_oss.kernels.qkv import qkv, qkv_reference
-from providers.inference.gpt_oss.kernels.weights import Layer
-from providers.inference.gpt_oss.synth import TINY, resized
+from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step, fill
+from providers.inference.gpt_oss.triton_backend.kernels.norm import rms_norm
+from providers.inference.gpt_oss.triton_backend.kernels.qkv import qkv, qkv_reference
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
 

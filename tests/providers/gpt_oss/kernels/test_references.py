@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.buffers import Step, listed, tensors_of
-from providers.inference.gpt_oss.kernels.embed import embed_reference
-from providers.inference.gpt_oss.kernels.experts_down import experts_down_reference
-from providers.inference.gpt_oss.kernels.experts_up import experts_up_reference
-from providers.inference.gpt_oss.kernels.grouped_down import grouped_down_reference
-from providers.inference.gpt_oss.kernels.grouped_up import grouped_up_reference
-from providers.inference.gpt_oss.kernels.project_out import project_out_reference
-from providers.inference.gpt_oss.kernels.qkv import qkv_reference
-from providers.inference.gpt_oss.kernels.route import route_reference
-from providers.inference.gpt_oss.kernels.sample import sample_reference
-from providers.inference.gpt_oss.kernels.weights import Layer
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step, listed, tensors_of
+from providers.inference.gpt_oss.triton_backend.kernels.embed import embed_reference
+from providers.inference.gpt_oss.triton_backend.kernels.experts_down import experts_down_reference
+from providers.inference.gpt_oss.triton_backend.kernels.experts_up import experts_up_reference
+from providers.inference.gpt_oss.triton_backend.kernels.grouped_down import grouped_down_reference
+from providers.inference.gpt_oss.triton_backend.kernels.grouped_up import grouped_up_reference
+from providers.inference.gpt_oss.triton_backend.kernels.project_out import project_out_reference
+from providers.inference.gpt_oss.triton_backend.kernels.qkv import qkv_reference
+from providers.inference.gpt_oss.triton_backend.kernels.route import route_reference
+from providers.inference.gpt_oss.triton_backend.kernels.sample import sample_reference
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, copied, make_case
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.route import route, route_reference
-from providers.inference.gpt_oss.spec import ModelSpec
-from providers.inference.gpt_oss.synth import TINY, resized
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
+from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.triton_backend.kernels.route import route, route_reference
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.sample import sample, sample_reference
+from providers.inference.gpt_oss.triton_backend.kernels.sample import sample, sample_reference
 from tests.providers.gpt_oss.kernels.comparing import ENDS_SHAPES, Case, Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from providers.inference.gpt_oss.kernels.buffers import CERTIFIED_ROWS, Step
-from providers.inference.gpt_oss.kernels.narrow import narrowed
-from providers.inference.gpt_oss.kernels.noise import gumbel
-from providers.inference.gpt_oss.kernels.sample import GREEDY_BELOW, sample, sample_reference
-from providers.inference.gpt_oss.kernels.sample_certified import Scratch, sample_certified, scratch
-from providers.inference.gpt_oss.kernels.unembed import unembed
-from providers.inference.gpt_oss.room import narrow_bytes
-from providers.inference.gpt_oss.synth import resized
+from providers.inference.gpt_oss.checkpoint.synth import resized
+from providers.inference.gpt_oss.sizing.kv_memory import narrow_bytes
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import CERTIFIED_ROWS, Step
+from providers.inference.gpt_oss.triton_backend.kernels.narrow import narrowed
+from providers.inference.gpt_oss.triton_backend.kernels.noise import gumbel
+from providers.inference.gpt_oss.triton_backend.kernels.sample import GREEDY_BELOW, sample, sample_reference
+from providers.inference.gpt_oss.triton_backend.kernels.sample_certified import Scratch, sample_certified, scratch
+from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed
 from tests.providers.gpt_oss.kernels.comparing import ENDS_SHAPES, Case, Shape, assert_same, copied, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, Loop, check, compiled
 

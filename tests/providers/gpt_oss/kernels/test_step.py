@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from apis.errors import ConfigError
-from providers.inference.gpt_oss.checkpoint import open_checkpoint
-from providers.inference.gpt_oss.kernels.step import REFERENCE, TRITON
-from providers.inference.gpt_oss.kernels.weights import load_weights
-from providers.inference.gpt_oss.spec import ModelSpec
-from providers.inference.gpt_oss.synth import TINY, Saved, resized, write_checkpoint
-from tests.gpt_oss_reference import Hand, hand, relative_error
+from providers.inference.gpt_oss.checkpoint.checkpoint import open_checkpoint
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
+from providers.inference.gpt_oss.checkpoint.synth import TINY, Saved, resized, write_checkpoint
+from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, TRITON
+from providers.inference.gpt_oss.triton_backend.kernels.weights import load_weights
 from tests.providers.gpt_oss.kernels.stepping import CPU, Asked, Stepper, stepper
+from tests.support.models.gpt_oss_reference import Hand, hand, relative_error
 
 ODD = resized(layers=TINY.layers[:3], hidden=96, intermediate=32, heads=12, kv_heads=4, experts=5, experts_per_token=3)
 TOKENS = [(7 * place * place + 3 * place) % TINY.vocabulary for place in range(200)]

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from providers.inference.gpt_oss.kernels.unembed import unembed, unembed_reference
+from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed, unembed_reference
 from tests.providers.gpt_oss.kernels.comparing import ENDS_SHAPES, Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
 

@@ -1,0 +1,238 @@
+"""The messages, tools and options of one model call, in chat completions' own shape plus the reasoning it lacks."""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, JsonValue
+
+from apis.wire.base import Effort, Phase, Wire
+from apis.wire.text_format import Grammar, JsonObjectFormat, JsonSchema, TextFormat, TextFormatInput
+
+Native = Literal["browser", "python"]
+
+
+OWN_SALT: Final = "tenant-"  # begins a `cache_salt` that no client asked for: who keeps no caches apart drops it
+
+
+class TextPart(Wire):
+    type: Literal["text"] = "text"
+    text: str
+
+
+class ImageUrl(Wire):
+    url: str
+    detail: Literal["low", "high", "auto", "original"] | None = None
+
+
+class ImagePart(Wire):
+    """`url` is https or a data URL."""
+
+    type: Literal["image_url"] = "image_url"
+    image_url: ImageUrl
+
+
+class FileData(Wire):
+    """`file_data` is a data URL or base64."""
+
+    file_data: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
+class FilePart(Wire):
+    type: Literal["file"] = "file"
+    file: FileData
+
+
+class RefusalPart(Wire):
+    type: Literal["refusal"] = "refusal"
+    refusal: str
+
+
+Part = Annotated[TextPart | ImagePart | FilePart | RefusalPart, Field(discriminator="type")]
+
+
+class CalledFunction(Wire):
+    """`arguments` is the text as the model wrote it: not always JSON."""
+
+    name: str
+    arguments: str
+
+
+class FunctionCall(Wire):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class CalledCustom(Wire):
+    name: str
+    input: str
+
+
+class CustomCall(Wire):
+    id: str
+    type: Literal["custom"] = "custom"
+    custom: CalledCustom
+
+
+Call = Annotated[FunctionCall | CustomCall, Field(discriminator="type")]
+
+
+class Message(Wire):
+    """One message. `reasoning` (assistant only) is the thought that came before its content and calls; `phase` says
+    whether an assistant text was a preamble or the answer. A `tool` message answers the call `tool_call_id`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    phase: Phase | None = None
+    refusal: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(Wire):
+    """`namespace` groups functions for models that know groups; calls then come back named `namespace.name`."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+    strict: bool | None = None
+    namespace: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
+
+
+class FunctionTool(Wire):
+    type: Literal["function"] = "function"
+    function: Function
+
+    @property
+    def name(self) -> str:
+        function = self.function
+        return f"{function.namespace}.{function.name}" if function.namespace else function.name
+
+
+class GrammarFormat(Wire):
+    type: Literal["grammar"] = "grammar"
+    grammar: Grammar
+
+
+class Custom(Wire):
+    """A tool whose input is free text, or text of a grammar."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = None
+    format: Annotated[TextFormatInput | GrammarFormat, Field(discriminator="type")] | None = None
+
+
+class CustomTool(Wire):
+    type: Literal["custom"] = "custom"
+    custom: Custom
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+class NativeTool(Wire):
+    """A tool as a model was trained on it. Its calls come back named `browser.search`, `browser.open` and
+    `browser.find`, or `python`, whose input is raw code."""
+
+    type: Native
+
+    @property
+    def name(self) -> str:
+        return self.type
+
+
+Tool = Annotated[FunctionTool | CustomTool | NativeTool, Field(discriminator="type")]
+
+
+class ToolName(Wire):
+    name: str
+
+
+class NamedFunction(Wire):
+    type: Literal["function"] = "function"
+    function: ToolName
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+
+class NamedCustom(Wire):
+    type: Literal["custom"] = "custom"
+    custom: ToolName
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+
+NamedTool = Annotated[NamedFunction | NamedCustom, Field(discriminator="type")]
+
+
+class AllowedToolSet(Wire):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class AllowedTools(Wire):
+    """Only these of the request's tools may be called; the others stay in the prompt."""
+
+    type: Literal["allowed_tools"] = "allowed_tools"
+    allowed_tools: AllowedToolSet
+
+
+ToolChoice = (
+    Literal["none", "auto", "required"]
+    | Annotated[NamedFunction | NamedCustom | AllowedTools, Field(discriminator="type")]
+)
+
+
+class JsonSchemaFormat(Wire):
+    type: Literal["json_schema"] = "json_schema"
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class Sampling(Wire):
+    """What shapes the choice of tokens. None leaves it to the model's own generation config.
+    `top_k`, `min_p`, `repetition_penalty` and `stop_token_ids` are not in OpenAI's API; the engines here have them."""
+
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    stop_token_ids: list[int] | None = Field(None, max_length=64)
+
+
+class ChatRequest(Sampling):
+    """A chat completion to make, in chat completions' own names. `max_completion_tokens` bounds all generated tokens,
+    reasoning included; `all_reasoning` shows the model that of earlier turns too. `cache_salt` keeps the prefix caches
+    of tenants apart, `priority` is lower-first, both where an engine has them."""
+
+    model: str = Field(min_length=1, max_length=256)
+    messages: list[Message] = Field(min_length=1)
+    tools: list[Tool] | None = Field(None, max_length=128)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    reasoning_effort: Effort | None = None
+    all_reasoning: bool | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    prompt_cache_key: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1)

@@ -1,0 +1,188 @@
+"""The items a Responses request may hold as input: what clients write, and what earlier responses put out.
+
+Fields we do not know are kept, so that an item is stored and listed as it came.
+"""
+
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Discriminator, Tag
+
+from apis.wire.base import Effort, Phase, Wire
+from apis.wire.item_parts import CallId, Given, ItemId, ItemStatus, ItemWire, Made, ToolName
+from apis.wire.text_format import TextFormatOption
+from apis.wire.tool_items import (
+    AdditionalTools,
+    ApplyPatchCallItem,
+    ApplyPatchCallOutput,
+    CodeInterpreterCallItem,
+    FileSearchCallItem,
+    LocalShellCallItem,
+    LocalShellCallOutput,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCallItem,
+    McpListToolsItem,
+    ShellCallItem,
+    ShellCallOutput,
+    ToolSearchCallItem,
+    ToolSearchOutput,
+    WebSearchCallItem,
+)
+
+
+class GivenMessage(ItemWire):
+    """What a user, a developer or the system says."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "system", "developer"]
+    content: Given
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+class AssistantMessage(ItemWire):
+    """What the model said: plain text from a client, or an output message of an earlier response."""
+
+    type: Literal["message"] | None = None
+    role: Literal["assistant"]
+    content: Made
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    phase: Phase | None = None
+
+
+class SummaryText(ItemWire):
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningText(ItemWire):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(ItemWire):
+    type: Literal["reasoning"]
+    id: ItemId | None = None
+    summary: list[SummaryText] | None = None
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+    status: ItemStatus | None = None
+
+
+class FunctionCallItem(ItemWire):
+    type: Literal["function_call"]
+    call_id: CallId
+    name: ToolName
+    arguments: str
+    id: ItemId | None = None
+    namespace: str | None = None
+    status: ItemStatus | None = None
+
+
+class FunctionCallOutput(ItemWire):
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: Given
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+class CustomToolCallItem(ItemWire):
+    type: Literal["custom_tool_call"]
+    call_id: CallId
+    name: ToolName
+    input: str
+    id: ItemId | None = None
+    namespace: str | None = None
+    status: ItemStatus | None = None
+
+
+class CustomToolCallOutput(ItemWire):
+    type: Literal["custom_tool_call_output"]
+    call_id: CallId
+    output: Given
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
+class CompactionItem(ItemWire):
+    """Stands for what came before it, sealed."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+    id: ItemId | None = None
+
+
+class EffortUpdate(Wire):
+    effort: Effort | None = None
+
+
+class FormatUpdate(Wire):
+    format: TextFormatOption
+
+
+class ConfigurationUpdate(ItemWire):
+    """What requests ask for from here on, whatever they say themselves, until another update."""
+
+    type: Literal["configuration_update"]
+    id: ItemId | None = None
+    reasoning: EffortUpdate | None = None
+    text: FormatUpdate | None = None
+
+
+class CompactionTrigger(ItemWire):
+    """Asks for a compaction of all that is before it, instead of an answer. It is no part of the conversation."""
+
+    type: Literal["compaction_trigger"]
+    id: ItemId | None = None
+
+
+class ItemReference(ItemWire):
+    """Stands for a stored item; `type` may be left out."""
+
+    type: Literal["item_reference"] | None = None
+    id: ItemId
+
+
+def item_tag(value: Any) -> str | None:
+    """Which kind of item this is: its `type`, or what its shape says where clients may leave the type out."""
+    fields: dict[str, Any] = cast(dict[str, Any], value) if isinstance(value, dict) else getattr(value, "__dict__", {})
+    kind = fields.get("type")
+    if kind is None:
+        kind = "message" if "role" in fields else "item_reference" if set(fields) <= {"type", "id"} else None
+    if kind == "message" and fields.get("role") == "assistant":
+        return "message:assistant"
+    return kind if isinstance(kind, str) else None
+
+
+Item = Annotated[
+    Annotated[GivenMessage, Tag("message")]
+    | Annotated[AssistantMessage, Tag("message:assistant")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
+    | Annotated[CustomToolCallOutput, Tag("custom_tool_call_output")]
+    | Annotated[WebSearchCallItem, Tag("web_search_call")]
+    | Annotated[CodeInterpreterCallItem, Tag("code_interpreter_call")]
+    | Annotated[FileSearchCallItem, Tag("file_search_call")]
+    | Annotated[McpListToolsItem, Tag("mcp_list_tools")]
+    | Annotated[McpCallItem, Tag("mcp_call")]
+    | Annotated[McpApprovalRequest, Tag("mcp_approval_request")]
+    | Annotated[McpApprovalResponse, Tag("mcp_approval_response")]
+    | Annotated[LocalShellCallItem, Tag("local_shell_call")]
+    | Annotated[LocalShellCallOutput, Tag("local_shell_call_output")]
+    | Annotated[ShellCallItem, Tag("shell_call")]
+    | Annotated[ShellCallOutput, Tag("shell_call_output")]
+    | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
+    | Annotated[ApplyPatchCallOutput, Tag("apply_patch_call_output")]
+    | Annotated[ToolSearchCallItem, Tag("tool_search_call")]
+    | Annotated[ToolSearchOutput, Tag("tool_search_output")]
+    | Annotated[AdditionalTools, Tag("additional_tools")]
+    | Annotated[CompactionItem, Tag("compaction")]
+    | Annotated[ConfigurationUpdate, Tag("configuration_update")]
+    | Annotated[CompactionTrigger, Tag("compaction_trigger")]
+    | Annotated[ItemReference, Tag("item_reference")],
+    Discriminator(item_tag),
+]

@@ -1,0 +1,68 @@
+"""The ways in which a Responses request may choose among its tools."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag
+
+from apis.wire.base import Wire
+
+
+class ChosenFunction(Wire):
+    type: Literal["function"]
+    name: str
+
+
+class ChosenCustom(Wire):
+    type: Literal["custom"]
+    name: str
+
+
+class ChosenMcp(Wire):
+    """Any tool of the server, or the one of this name."""
+
+    type: Literal["mcp"]
+    server_label: str
+    name: str | None = None
+
+
+class ChosenHosted(Wire):
+    """A tool that is declared without a name. `browser_search` is another word for `web_search`."""
+
+    type: Annotated[
+        Literal[
+            "web_search",
+            "web_search_2025_08_26",
+            "web_search_preview",
+            "web_search_preview_2025_03_11",
+            "browser_search",
+            "code_interpreter",
+            "file_search",
+            "shell",
+            "apply_patch",
+        ],
+        AfterValidator(lambda type_: "web_search" if type_ == "browser_search" else type_),
+    ]
+
+
+ChosenTool = Annotated[ChosenFunction | ChosenCustom | ChosenMcp | ChosenHosted, Field(discriminator="type")]
+
+
+class AllowedTools(Wire):
+    """Of all the declared tools, only these may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[ChosenTool] = Field(min_length=1, max_length=128)
+
+
+ToolChoiceMode = Literal["none", "auto", "required"]
+
+
+ToolChoice = Annotated[
+    Annotated[ToolChoiceMode, Tag("mode")]
+    | Annotated[
+        Annotated[ChosenFunction | ChosenCustom | ChosenMcp | ChosenHosted | AllowedTools, Field(discriminator="type")],
+        Tag("tool"),
+    ],
+    Discriminator(lambda value: "mode" if isinstance(value, str) else "tool"),
+]

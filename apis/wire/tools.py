@@ -1,0 +1,309 @@
+"""The tools that a Responses request may declare, and how it may choose among them."""
+
+import re
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Discriminator, Field, JsonValue, Tag, field_serializer
+
+from apis.wire.base import Wire
+from apis.wire.text_format import Grammar, TextFormatInput
+
+DeclaredName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Domain = Annotated[str, Field(min_length=1, max_length=253)]
+_DOMAIN: Final = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]")
+Id = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")]
+
+
+class FunctionTool(Wire):
+    """A function the client runs. `strict` holds the model to the schema where the engine can. One that is loaded
+    late (`defer_loading`) is offered when a tool search has found it."""
+
+    type: Literal["function"]
+    name: DeclaredName
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class GrammarFormat(Grammar):
+    type: Literal["grammar"]
+
+
+class CustomTool(Wire):
+    """A tool the client runs on free text, or on text of a grammar."""
+
+    type: Literal["custom"]
+    name: DeclaredName
+    description: str | None = None
+    format: Annotated[TextFormatInput | GrammarFormat, Field(discriminator="type")] | None = None
+    defer_loading: bool | None = None
+
+
+class NamespaceTool(Wire):
+    """Tools of the client's under one name. Its calls carry it as `namespace`."""
+
+    type: Literal["namespace"]
+    name: DeclaredName
+    description: str = ""
+    tools: list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]] = Field(max_length=128)
+
+
+def ascii_domain(name: str) -> str:
+    """The form in which domains compare: ASCII, lower case, no final dot. Raises ValueError for what is no domain."""
+    ascii_name = name.encode("idna").decode("ascii").lower().rstrip(".")
+    if len(ascii_name) > 253 or not _DOMAIN.fullmatch(ascii_name):
+        raise ValueError("not a domain name")
+    return ascii_name
+
+
+def _checked_domain(name: str) -> str:
+    ascii_domain(name)
+    return name
+
+
+SearchDomain = Annotated[Domain, AfterValidator(_checked_domain)]
+
+
+class SearchFilters(Wire):
+    """Domains, each with its subdomains: neither URLs nor patterns."""
+
+    allowed_domains: list[SearchDomain] | None = Field(None, max_length=100)
+    blocked_domains: list[SearchDomain] | None = Field(None, max_length=100)
+
+
+class UserLocation(Wire):
+    type: Literal["approximate"] | None = None
+    city: str | None = None
+    country: str | None = Field(None, pattern=r"^[A-Za-z]{2}$")
+    region: str | None = None
+    timezone: str | None = None
+
+
+class WebSearchTool(Wire):
+    """The web search, in all its spellings. With `external_web_access: false` nothing live is fetched."""
+
+    type: Literal[
+        "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "browser_search"
+    ]
+    filters: SearchFilters | None = None
+    search_context_size: Literal["low", "medium", "high"] | None = None
+    user_location: UserLocation | None = None
+    external_web_access: bool | None = None
+    search_content_types: list[Literal["text", "image"]] | None = None
+
+
+class NoNetwork(Wire):
+    type: Literal["disabled"]
+
+
+class DomainSecret(Wire):
+    domain: Domain
+    name: str
+    value: str = Field(repr=False)
+
+
+class ListedNetwork(Wire):
+    """Only these domains. Secrets are never dumped: neither echoed nor stored."""
+
+    type: Literal["allowlist"]
+    allowed_domains: list[Domain] = Field(max_length=100)
+    domain_secrets: list[DomainSecret] | None = Field(None, max_length=100, exclude=True, repr=False)
+
+
+NetworkPolicy = Annotated[NoNetwork | ListedNetwork, Field(discriminator="type")]
+
+
+class AutoContainer(Wire):
+    """A container of the server's choice, the same one along a chain of responses."""
+
+    type: Literal["auto"] = "auto"
+    file_ids: list[Id] | None = Field(default=None, max_length=50)
+    memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
+    network_policy: NetworkPolicy | None = None
+
+
+def _container_tag(value: Any) -> str:
+    return "id" if isinstance(value, str) else "auto"
+
+
+class CodeInterpreterTool(Wire):
+    """Python, run in the container of this id or in one that the server makes."""
+
+    type: Literal["code_interpreter"]
+    container: Annotated[
+        Annotated[Id, Tag("id")] | Annotated[AutoContainer, Tag("auto")], Discriminator(_container_tag)
+    ] = AutoContainer()
+
+
+class ToolFilter(Wire):
+    """Tools by name, or those that only read: `read_only` is what their server says of them."""
+
+    tool_names: list[str] | None = Field(None, max_length=1000)
+    read_only: bool | None = None
+
+
+class Approvals(Wire):
+    always: ToolFilter | None = None
+    never: ToolFilter | None = None
+
+
+def _list_tag(value: Any) -> str:
+    return "names" if isinstance(value, list) else "filter"
+
+
+def _mode_tag(value: Any) -> str:
+    return "mode" if isinstance(value, str) else "filter"
+
+
+class McpTool(Wire):
+    """The tools of an MCP server, by URL or by the name of a connector. `authorization` and `headers` live as long as
+    the request does: they are never dumped, so neither echoed, stored nor logged; and of the URL only the origin is,
+    because some servers are given their secrets in the rest of it. With `defer_loading`, and a tool search that the
+    client runs, the server is left alone until a search has found it. A request cannot have a program run here:
+    `command`, `args` and `env` are read so that the refusal can name them."""
+
+    type: Literal["mcp"]
+    server_label: DeclaredName
+    server_url: str | None = Field(None, min_length=1, max_length=4096, repr=False)
+    connector_id: Id | None = None
+    tunnel_id: Id | None = None
+    authorization: str | None = Field(None, exclude=True, repr=False)
+    headers: dict[str, str] | None = Field(None, max_length=100, exclude=True, repr=False)
+    server_description: str | None = None
+    allowed_tools: (
+        Annotated[
+            Annotated[list[str], Field(max_length=1000), Tag("names")] | Annotated[ToolFilter, Tag("filter")],
+            Discriminator(_list_tag),
+        ]
+        | None
+    ) = None
+    require_approval: (
+        Annotated[
+            Annotated[Literal["always", "never"], Tag("mode")] | Annotated[Approvals, Tag("filter")],
+            Discriminator(_mode_tag),
+        ]
+        | None
+    ) = None
+    defer_loading: bool | None = None
+    command: JsonValue = Field(None, exclude=True, repr=False)
+    args: JsonValue = Field(None, exclude=True, repr=False)
+    env: JsonValue = Field(None, exclude=True, repr=False)
+
+    @field_serializer("server_url")
+    def _origin(self, url: str | None) -> str | None:
+        if url is None:
+            return None
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            return ""
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+class ComparisonFilter(Wire):
+    """Files whose attribute `key` compares so with `value`."""
+
+    type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
+    key: str
+    value: str | bool | int | float | list[str | int | float]
+
+
+class CompoundFilter(Wire):
+    type: Literal["and", "or"]
+    filters: list["FileFilter"] = Field(max_length=100)
+
+
+def _filter_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - any JSON
+    return "compound" if kind in ("and", "or") else "comparison"
+
+
+FileFilter = Annotated[
+    Annotated[ComparisonFilter, Tag("comparison")] | Annotated[CompoundFilter, Tag("compound")],
+    Discriminator(_filter_tag),
+]
+
+
+class HybridWeights(Wire):
+    embedding_weight: float = Field(ge=0)
+    text_weight: float = Field(ge=0)
+
+
+class RankingOptions(Wire):
+    ranker: Literal["auto", "default-2024-11-15"] | None = None
+    score_threshold: float | None = Field(None, ge=0, le=1)
+    hybrid_search: HybridWeights | None = None
+
+
+class FileSearchTool(Wire):
+    """Search in uploaded files, which vector stores hold."""
+
+    type: Literal["file_search"]
+    vector_store_ids: list[Id] = Field(min_length=1, max_length=20)
+    max_num_results: int | None = Field(None, ge=1, le=50)
+    filters: FileFilter | None = None
+    ranking_options: RankingOptions | None = None
+
+
+class ToolSearchTool(Wire):
+    """A search for tools that are loaded late. With `client` the client runs it, and answers with what it found; with
+    `server`, the default, all of the request's late tools are offered at once, and nothing is left to search."""
+
+    type: Literal["tool_search"]
+    execution: Literal["server", "client"] | None = None
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = None
+
+
+class LocalShellTool(Wire):
+    """Commands that the client runs, one by one, each a list of words."""
+
+    type: Literal["local_shell"]
+
+
+class Skill(Wire):
+    name: str
+    description: str
+    path: str
+
+
+class LocalEnvironment(Wire):
+    type: Literal["local"]
+    skills: list[Skill] | None = Field(None, max_length=200)
+
+
+class ContainerEnvironment(Wire):
+    """A shell that the server would run. It is read so that the refusal can name it."""
+
+    type: Literal["container_auto", "container_reference"]
+
+
+class ShellTool(Wire):
+    """Shell commands that the client runs, several at a time."""
+
+    type: Literal["shell"]
+    environment: Annotated[LocalEnvironment | ContainerEnvironment, Field(discriminator="type")] | None = None
+
+
+class ApplyPatchTool(Wire):
+    """Files that the client creates, deletes or edits by a diff."""
+
+    type: Literal["apply_patch"]
+
+
+Tool = Annotated[
+    FunctionTool
+    | CustomTool
+    | NamespaceTool
+    | WebSearchTool
+    | CodeInterpreterTool
+    | McpTool
+    | FileSearchTool
+    | ToolSearchTool
+    | LocalShellTool
+    | ShellTool
+    | ApplyPatchTool,
+    Field(discriminator="type"),
+]

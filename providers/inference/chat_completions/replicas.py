@@ -1,0 +1,216 @@
+"""Several equal servers as one: whom to ask next, when to ask again, and when to leave one alone."""
+
+import asyncio
+import itertools
+import random
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from apis.chat import ChatRequest
+from apis.deltas import Step
+from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.errors import RateLimited, StackError, UpstreamError
+from providers.inference.chat_completions.endpoint import ChatCompletions, ConnectTimeout
+from providers.inference.chat_completions.errors import Unavailable
+
+RETRYABLE: Final = (Unavailable, ConnectTimeout, RateLimited)
+JITTER: Final = 0.25
+BUDGET_RESERVE: Final = 100.0
+BUDGET_REFILL_PER_S: Final = 10.0
+
+Clock = Callable[[], float]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`budget` bounds retries to that share of the requests, beyond a few per second that are always free. A breaker
+    opens after `breaker_failures` within `breaker_window_s`, and lets one probe through after as long again."""
+
+    max_retries: int = 2
+    retry_delay_s: float = 0.5
+    max_retry_delay_s: float = 8
+    budget: float = 0.1
+    breaker_failures: int = 5
+    breaker_window_s: float = 10
+
+
+class RetryBudget:
+    """Keeps retries from doubling the load of servers that are down for everybody."""
+
+    def __init__(self, share: float, clock: Clock = time.monotonic) -> None:
+        self._share = share
+        self._clock = clock
+        self._left = BUDGET_RESERVE
+        self._at = clock()
+
+    def deposit(self) -> None:
+        """A request began."""
+        self._left += self._share
+
+    def withdraw(self) -> bool:
+        """Whether one more retry may be made; then it is paid for."""
+        now = self._clock()
+        self._left = min(BUDGET_RESERVE, self._left + (now - self._at) * BUDGET_REFILL_PER_S)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+class Breaker:
+    """Closed: all may pass. Open: none, for a while. Half open: one probe, whose success closes it."""
+
+    def __init__(self, failures: int, window_s: float, clock: Clock = time.monotonic) -> None:
+        self._window_s = window_s
+        self._clock = clock
+        self._failed_at: deque[float] = deque(maxlen=failures)
+        self._opened_at: float | None = None
+        self._probing = False
+
+    def allows(self) -> bool:
+        """Whether a request may be made now."""
+        if self._opened_at is None:
+            return True
+        return not self._probing and self._clock() - self._opened_at >= self._window_s
+
+    def begin(self) -> bool:
+        """A request that was allowed is made; returns whether it is the probe, which `end` must be told."""
+        self._probing = self._opened_at is not None
+        return self._probing
+
+    def succeed(self) -> None:
+        """The server did its work."""
+        self._failed_at.clear()
+        self._opened_at = None
+        self._probing = False
+
+    def fail(self) -> None:
+        """The server failed."""
+        now = self._clock()
+        self._failed_at.append(now)
+        full = len(self._failed_at) == self._failed_at.maxlen
+        if self._opened_at is not None or (full and now - self._failed_at[0] <= self._window_s):
+            self._opened_at = now
+
+    def end(self, *, probe: bool) -> None:
+        """The request is over, also when nothing was learnt from it."""
+        if probe:
+            self._probing = False
+
+
+class Upstream:
+    """One server with what is known of its health."""
+
+    def __init__(self, endpoint: ChatCompletions, policy: Policy) -> None:
+        self.endpoint = endpoint
+        self.breaker = Breaker(policy.breaker_failures, policy.breaker_window_s)
+        self.healthy = True
+
+    async def check(self, timeout_s: float) -> None:
+        """Ask for its models, and remember whether it answered."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.endpoint.models()
+        except (StackError, TimeoutError):
+            self.healthy = False
+        else:
+            self.healthy = True
+
+
+class Upstreams:
+    """Round robin over the servers that are well. Another try is made only while nothing was generated."""
+
+    def __init__(self, endpoints: Sequence[ChatCompletions], policy: Policy) -> None:
+        self._upstreams = [Upstream(endpoint, policy) for endpoint in endpoints]
+        self._policy = policy
+        self._budget = RetryBudget(policy.budget)
+        self._turn = itertools.count()
+
+    def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+        """As `Inference.chat`."""
+        return self._tried(lambda endpoint: endpoint.chat(request))
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """As `Inference.embed`; all inputs in one request."""
+
+        async def answer(endpoint: ChatCompletions) -> AsyncGenerator[Embeddings]:
+            yield await endpoint.embed(request)
+
+        async with aclosing(self._tried(answer)) as answers:
+            return await anext(answers)
+
+    async def _tried(self, make: Callable[[ChatCompletions], AsyncGenerator[T]]) -> AsyncGenerator[T]:
+        """What one server makes, or another where that one failed before it made anything."""
+        self._budget.deposit()
+        tried: list[Upstream] = []
+        while True:
+            upstream = self._choose(tried)
+            started = False
+            probe = upstream.breaker.begin()
+            try:
+                async with aclosing(make(upstream.endpoint)) as steps:
+                    async for step in steps:
+                        if not started:
+                            started = True
+                            upstream.breaker.succeed()
+                        yield step
+                return
+            except StackError as exc:
+                if isinstance(exc, UpstreamError):
+                    upstream.breaker.fail()
+                tried.append(upstream)
+                delay_s = None if started else self._delay_s(exc, tried)
+                if delay_s is None:
+                    raise
+            finally:
+                upstream.breaker.end(probe=probe)
+            await asyncio.sleep(delay_s)
+
+    async def ask(self, question: Callable[[ChatCompletions], Awaitable[T]]) -> T:
+        """The first answer that any server gives. Raises what the last one raised."""
+        error: UpstreamError | None = None
+        for upstream in self._in_turn():
+            try:
+                return await question(upstream.endpoint)
+            except UpstreamError as exc:
+                error = exc
+        assert error is not None  # there is at least one upstream
+        raise error
+
+    async def watch(self, interval_s: float) -> None:
+        """Check all servers again and again, for as long as the stack runs."""
+        while True:
+            await asyncio.gather(*(upstream.check(interval_s) for upstream in self._upstreams))
+            await asyncio.sleep(interval_s)
+
+    def _in_turn(self) -> list[Upstream]:
+        at = next(self._turn) % len(self._upstreams)
+        return self._upstreams[at:] + self._upstreams[:at]
+
+    def _choose(self, tried: Sequence[Upstream]) -> Upstream:
+        """Prefers servers not yet tried, then those that answered their last check."""
+        allowed = [upstream for upstream in self._in_turn() if upstream.breaker.allows()]
+        if not allowed:
+            raise UpstreamError("The inference server failed too often just now. Try again in a few seconds.")
+        return min(allowed, key=lambda upstream: (upstream in tried, not upstream.healthy))
+
+    def _delay_s(self, error: StackError, tried: Sequence[Upstream]) -> float | None:
+        """How long to wait before another try; None when there shall be none."""
+        policy = self._policy
+        if not isinstance(error, RETRYABLE) or len(tried) > policy.max_retries:
+            return None
+        if (error.retry_after_s or 0) > policy.max_retry_delay_s and len(set(tried)) == len(self._upstreams):
+            return None
+        if not self._budget.withdraw():
+            return None
+        if any(upstream not in tried and upstream.breaker.allows() for upstream in self._upstreams):
+            return 0.0
+        backoff_s = min(policy.retry_delay_s * 2 ** (len(tried) - 1), policy.max_retry_delay_s)
+        jittered_s = backoff_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - spreads load, guards nothing
+        return max(error.retry_after_s or 0.0, jittered_s)

@@ -1,0 +1,1 @@
+"""gpt-oss checkpoints: their files, tensors and MXFP4 blocks."""

@@ -1,0 +1,168 @@
+"""How the layouts in the wild name a gpt-oss model's tensors, and what shapes they must have. No torch.
+
+`openai`: the release's own `original` folder. `transformers`: the same on the model hub, experts in MXFP4.
+`dense`: saved by transformers after fine-tuning, experts unpacked and transposed.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal
+
+from apis.errors import ConfigError
+from providers.inference.gpt_oss.checkpoint.files import FLOATS, Stored
+from providers.inference.gpt_oss.checkpoint.spec import MXFP4_GROUP, ModelSpec
+
+Layout = Literal["openai", "transformers", "dense"]
+Names = Mapping[str, tuple[str, ...]]
+
+_TRANSFORMERS_ATTENTION: Final = {
+    "attention_norm": ("input_layernorm.weight",),
+    "qkv_weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "qkv_bias": ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+    "out_weight": ("self_attn.o_proj.weight",),
+    "out_bias": ("self_attn.o_proj.bias",),
+    "sinks": ("self_attn.sinks",),
+    "mlp_norm": ("post_attention_layernorm.weight",),
+    "router_weight": ("mlp.router.weight",),
+    "router_bias": ("mlp.router.bias",),
+    "gate_up_bias": ("mlp.experts.gate_up_proj_bias",),
+    "down_bias": ("mlp.experts.down_proj_bias",),
+}
+_LAYERS: Final[Mapping[Layout, Names]] = MappingProxyType(
+    {
+        "openai": {
+            "attention_norm": ("attn.norm.scale",),
+            "qkv_weight": ("attn.qkv.weight",),
+            "qkv_bias": ("attn.qkv.bias",),
+            "out_weight": ("attn.out.weight",),
+            "out_bias": ("attn.out.bias",),
+            "sinks": ("attn.sinks",),
+            "mlp_norm": ("mlp.norm.scale",),
+            "router_weight": ("mlp.gate.weight",),
+            "router_bias": ("mlp.gate.bias",),
+            "gate_up_blocks": ("mlp.mlp1_weight.blocks",),
+            "gate_up_scales": ("mlp.mlp1_weight.scales",),
+            "gate_up_bias": ("mlp.mlp1_bias",),
+            "down_blocks": ("mlp.mlp2_weight.blocks",),
+            "down_scales": ("mlp.mlp2_weight.scales",),
+            "down_bias": ("mlp.mlp2_bias",),
+        },
+        "transformers": _TRANSFORMERS_ATTENTION
+        | {
+            "gate_up_blocks": ("mlp.experts.gate_up_proj_blocks",),
+            "gate_up_scales": ("mlp.experts.gate_up_proj_scales",),
+            "down_blocks": ("mlp.experts.down_proj_blocks",),
+            "down_scales": ("mlp.experts.down_proj_scales",),
+        },
+        "dense": _TRANSFORMERS_ATTENTION
+        | {"gate_up_weight": ("mlp.experts.gate_up_proj",), "down_weight": ("mlp.experts.down_proj",)},
+    }
+)
+_OPENAI_ENDS: Final = {"embedding": "embedding.weight", "unembedding": "unembedding.weight", "norm": "norm.scale"}
+_ENDS: Final = {"embedding": "model.embed_tokens.weight", "unembedding": "lm_head.weight", "norm": "model.norm.weight"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A tensor that must be there. `packed` ones are bytes, the others any floating type."""
+
+    name: str
+    shape: tuple[int, ...]
+    packed: bool
+
+
+def layer_names(layout: Layout, layer: int) -> dict[str, tuple[str, ...]]:
+    """For each part of a layer the tensors that, stacked in this order, are it."""
+    prefix = f"block.{layer}." if layout == "openai" else f"model.layers.{layer}."
+    return {part: tuple(prefix + name for name in names) for part, names in _LAYERS[layout].items()}
+
+
+def end_names(layout: Layout) -> dict[str, str]:
+    """The tensors that belong to no layer: embedding, unembedding, norm."""
+    return _OPENAI_ENDS if layout == "openai" else _ENDS
+
+
+def wanted(spec: ModelSpec, layout: Layout) -> list[Wanted]:
+    """Every tensor of a checkpoint, in the order of its layers."""
+    ends = {"embedding": (spec.vocabulary, spec.hidden), "norm": (spec.hidden,)}
+    if not spec.tied:
+        ends["unembedding"] = (spec.vocabulary, spec.hidden)
+    names = end_names(layout)
+    all_of_them = [Wanted(names[part], shape, packed=False) for part, shape in ends.items()]
+    shapes = _layer_shapes(spec)
+    for layer in range(len(spec.layers)):
+        for part, stacked in layer_names(layout, layer).items():
+            packed = part.endswith(("_blocks", "_scales"))
+            rows = _stacked_rows(spec) if len(stacked) > 1 else shapes[part][:1]
+            for name, count in zip(stacked, rows, strict=True):
+                all_of_them.append(Wanted(name, (count, *shapes[part][1:]), packed))
+    return all_of_them
+
+
+def detect_layout(folder: Path, names: Iterable[str]) -> Layout:
+    """Which layout the names are of. Raises ConfigError for none of them."""
+    known = set(names)
+    for layout, parts in _LAYERS.items():
+        marker = parts["gate_up_weight" if layout == "dense" else "gate_up_blocks"][0]
+        if any(name.endswith(marker) for name in known):
+            return layout
+    shown = ", ".join(sorted(known)[:3])
+    raise ConfigError(
+        f"{folder}: its tensors ({shown}, ...) are not named as a gpt-oss checkpoint's experts are. Adapters must be "
+        "merged first, and other quantisations than MXFP4 undone: save it with transformers as bfloat16."
+    )
+
+
+def check(spec: ModelSpec, layout: Layout, stored: Mapping[str, Stored], folder: Path) -> None:
+    """Raises ConfigError naming the first tensor that is missing, too many, or of a wrong shape or type."""
+    if layout != "dense" and (spec.hidden % MXFP4_GROUP or spec.intermediate % MXFP4_GROUP):
+        raise ConfigError(f"{folder / 'config.json'}: MXFP4 needs sizes that are multiples of {MXFP4_GROUP}.")
+    expected = {each.name: each for each in wanted(spec, layout)}
+    for name, want in expected.items():
+        have = stored.get(name)
+        if have is None:
+            raise ConfigError(
+                f"{folder}: tensor {name} is missing. The download is not whole, or its config not its own."
+            )
+        if have.shape != want.shape:
+            raise ConfigError(
+                f"{have.file}: tensor {name} has the shape {list(have.shape)}, but {folder / 'config.json'} makes it "
+                f"{list(want.shape)}. File and config are not of the same model."
+            )
+        if have.dtype not in (("U8",) if want.packed else FLOATS):
+            types = "U8" if want.packed else ", ".join(FLOATS)
+            raise ConfigError(f"{have.file}: tensor {name} is of type {have.dtype}; it must be {types}.")
+    for name in sorted(stored.keys() - expected.keys()):
+        raise ConfigError(
+            f"{stored[name].file}: tensor {name} does not belong to the model that {folder / 'config.json'} describes."
+        )
+
+
+def _stacked_rows(spec: ModelSpec) -> tuple[int, int, int]:
+    keys = spec.kv_heads * spec.head_dim
+    return spec.heads * spec.head_dim, keys, keys
+
+
+def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    hidden, inner, experts = spec.hidden, spec.intermediate, spec.experts
+    return {
+        "attention_norm": (hidden,),
+        "qkv_weight": (spec.qkv, hidden),
+        "qkv_bias": (spec.qkv,),
+        "out_weight": (hidden, spec.heads * spec.head_dim),
+        "out_bias": (hidden,),
+        "sinks": (spec.heads,),
+        "mlp_norm": (hidden,),
+        "router_weight": (experts, hidden),
+        "router_bias": (experts,),
+        "gate_up_blocks": (experts, 2 * inner, hidden // MXFP4_GROUP, MXFP4_GROUP // 2),
+        "gate_up_scales": (experts, 2 * inner, hidden // MXFP4_GROUP),
+        "gate_up_weight": (experts, hidden, 2 * inner),
+        "gate_up_bias": (experts, 2 * inner),
+        "down_blocks": (experts, hidden, inner // MXFP4_GROUP, MXFP4_GROUP // 2),
+        "down_scales": (experts, hidden, inner // MXFP4_GROUP),
+        "down_weight": (experts, inner, hidden),
+        "down_bias": (experts, hidden),
+    }

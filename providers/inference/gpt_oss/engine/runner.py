@@ -1,0 +1,86 @@
+"""Runner: what the engine asks of whatever computes a model. Nothing here knows torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Some of one sequence's tokens, to compute now.
+
+    `tokens` (one or more) stand at positions `start`, `start + 1`, ...; everything before is computed. `pages` is the
+    block table: position p lives in page `pages[p // page_tokens]`, for all p up to the row's last. Between a slot's
+    `open` and `close` its block table only grows at its end; it may be the engine's own live list, so read it during
+    the step and do not keep it. `samples` asks for the token that follows the row's last.
+    """
+
+    slot: int
+    start: int
+    tokens: Sequence[int]
+    pages: Sequence[int]
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step's rows, each of another slot, those of one token first. Rows write to different pages, always."""
+
+    rows: Sequence[Row]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Sampled):
+    """A chosen token and those behind it, which a runner that guesses ahead found in the same step.
+
+    They are what as many more steps would have given. The sequence's next row has them all, and the runner computes
+    again only what it has to.
+    """
+
+    more: Sequence[Sampled] = ()
+
+
+class Runner(Protocol):
+    """Computes plans, one at a time, on the engine's thread.
+
+    Pages are numbered 0 to `page_count` - 1 and hold `page_tokens` positions each; at most `slots` sequences are open
+    at once, and none is longer than `context_tokens`. Any method may raise anything: the engine then fails the
+    requests of the step, closes every slot and trusts no page's content any more.
+    """
+
+    @property
+    def page_tokens(self) -> int: ...
+    @property
+    def page_count(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def context_tokens(self) -> int: ...
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    def open(self, slot: int, sampling: RowSampling, prompt: Sequence[int], generated: Sequence[int]) -> None:
+        """A sequence takes a free slot. `generated` is what it had made before it was paused, else empty.
+
+        For the penalties: `prompt` and `generated` are counted as such at once, and every token of a later row that
+        stands behind them is a generated one, counted before its row samples.
+        """
+        ...
+
+    def close(self, slot: int) -> None:
+        """The slot's sequence leaves. Safe for a slot that is not open."""
+        ...
+
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
+        """Compute the rows' keys and values into their pages, and sample where rows ask: the tokens by slot.
+
+        `masks` are token bitmasks by slot (little-endian 32-bit words, bit t of the whole says that token t is
+        allowed); a slot without one allows every token. What is given for a row may be a Run, if the row had no mask.
+        """
+        ...

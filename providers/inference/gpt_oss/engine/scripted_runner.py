@@ -1,0 +1,129 @@
+"""ScriptedRunner: plays tokens instead of computing them, and checks that the engine keeps its promises on pages."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from providers.inference.gpt_oss.engine.runner import Plan, Row
+from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+
+Script = Callable[[Sequence[int]], int]
+"""The next token, from all tokens so far."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """`written` positions were computed; -1 until the first row tells where the sequence starts."""
+
+    prompt_tokens: int
+    tokens: list[int]
+    digests: list[int] = field(default_factory=list[int])
+    written: int = -1
+    pages: list[int] = field(default_factory=list[int])
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A runner's numbers."""
+
+    page_tokens: int = 16
+    page_count: int = 1024
+    slots: int = 8
+    context_tokens: int = 4096
+    vocabulary_size: int = 201_088
+
+
+class ScriptedRunner:
+    """A Runner whose memory holds, for each position, a digest of all tokens up to it.
+
+    So a row that reads a page of other tokens, one not yet written, or one that somebody else writes to is found out:
+    AssertionError. Where a mask forbids the script's token, the lowest that it allows is played.
+    """
+
+    def __init__(self, script: Script, shape: Shape | None = None) -> None:
+        shape = shape or Shape()
+        self.page_tokens = shape.page_tokens
+        self.page_count = shape.page_count
+        self.slots = shape.slots
+        self.context_tokens = shape.context_tokens
+        self.vocabulary_size = shape.vocabulary_size
+        self._script = script
+        self._memory: dict[tuple[int, int], int] = {}
+        self._open: dict[int, _Open] = {}
+
+    def open(self, slot: int, sampling: RowSampling, prompt: Sequence[int], generated: Sequence[int]) -> None:
+        assert 0 <= slot < self.slots
+        assert slot not in self._open, f"slot {slot} is opened twice"
+        self._open[slot] = _Open(len(prompt), [*prompt, *generated])
+
+    def close(self, slot: int) -> None:
+        self._open.pop(slot, None)
+
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
+        assert plan.rows
+        assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows"
+        widths = [len(row.tokens) > 1 for row in plan.rows]
+        assert widths == sorted(widths), "rows of one token come first"
+        writers: dict[int, int] = {}
+        for row in plan.rows:
+            for page in self._written_pages(row):
+                assert writers.setdefault(page, row.slot) == row.slot, f"page {page} has two writers"
+        for row in plan.rows:
+            self._compute(row)
+        return {row.slot: self._sample(row, masks.get(row.slot)) for row in plan.rows if row.samples}
+
+    def _written_pages(self, row: Row) -> Sequence[int]:
+        first, last = row.start // self.page_tokens, (row.start + len(row.tokens) - 1) // self.page_tokens
+        pages = row.pages[first : last + 1]
+        for slot, other in self._open.items():
+            if slot != row.slot and other.written > 0:
+                used = other.pages[: -(-other.written // self.page_tokens)]
+                assert not set(used) & set(pages), f"slot {row.slot} writes to a page that slot {slot} reads"
+        return pages
+
+    def _compute(self, row: Row) -> None:
+        state = self._open[row.slot]
+        assert row.tokens
+        assert row.start == state.written or state.written < 0, "a row does not begin where the last one ended"
+        assert list(row.pages[: len(state.pages)]) == state.pages, "a block table changed"
+        end = row.start + len(row.tokens)
+        assert end <= min(len(row.pages) * self.page_tokens, self.context_tokens)
+        known = state.tokens[row.start : end]
+        assert list(row.tokens[: len(known)]) == known, "a row's tokens are not the sequence's"
+        state.tokens += row.tokens[len(known) :]
+        for position in range(len(state.digests), end):
+            before = state.digests[position - 1] if position else 0
+            state.digests.append(hash((before, state.tokens[position])))
+        for position in range(row.start):
+            assert self._memory.get(self._cell(row, position)) == state.digests[position], f"{position} is not there"
+        for position in range(row.start, end):
+            self._memory[self._cell(row, position)] = state.digests[position]
+        state.written, state.pages = end, list(row.pages)
+
+    def _cell(self, row: Row, position: int) -> tuple[int, int]:
+        page = row.pages[position // self.page_tokens]
+        assert 0 <= page < self.page_count
+        return page, position % self.page_tokens
+
+    def _sample(self, row: Row, mask: bytes | None) -> Sampled:
+        token = self._script(self._open[row.slot].tokens)
+        if mask is not None and not mask[token // 8] >> token % 8 & 1:
+            token = next(each for each in range(len(mask) * 8) if mask[each // 8] >> each % 8 & 1)
+        return Sampled(token, 0.0)
+
+
+def scripted(scripts: Mapping[tuple[int, ...], Sequence[int]], end: int) -> Script:
+    """A script that answers each prompt with its own tokens, then with `end` for ever.
+
+    Of two prompts that both begin what is asked, the longer counts.
+    """
+    longest_first = sorted(scripts, key=len, reverse=True)
+
+    def next_token(tokens: Sequence[int]) -> int:
+        for prompt in longest_first:
+            if tuple(tokens[: len(prompt)]) == prompt:
+                played = len(tokens) - len(prompt)
+                answer = scripts[prompt]
+                return answer[played] if played < len(answer) else end
+        return end
+
+    return next_token

@@ -1,0 +1,1 @@
+"""gpt-oss computed by plain torch, on a CPU or a GPU."""

@@ -1,0 +1,70 @@
+"""What a device can do: its free memory, how fast it reads weights and how fast it unpacks them."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch.nn.functional import linear
+
+from providers.inference.gpt_oss.checkpoint.mxfp4 import Scratch, unpack
+from providers.inference.gpt_oss.sizing.fit import Machine
+
+_SIDE: Final = 2880
+_ROWS: Final = 8192
+_CGROUPS: Final = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+
+
+def measure(device: torch.device, dtype: torch.dtype) -> Machine:
+    """Takes about a tenth of a second and 64 MiB."""
+    weights = torch.ones(_ROWS, _SIDE, dtype=dtype, device=device)
+    vector = torch.ones(1, _SIDE, dtype=dtype, device=device)
+    blocks = torch.zeros(_SIDE, _SIDE // 32, 16, dtype=torch.uint8, device=device)
+    scales = torch.full((_SIDE, _SIDE // 32), 127, dtype=torch.uint8, device=device)
+    scratch = Scratch(_SIDE * _SIDE, dtype, device)
+    read_s = _quickest(lambda: linear(vector, weights), device)
+    unpack_s = _quickest(lambda: unpack(blocks, scales, dtype, scratch), device)
+    return Machine(str(device), free_bytes(device), weights.nbytes / read_s, _SIDE * _SIDE / unpack_s)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be had now: of the card, or of the machine within its container's limit."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _free_of_machine()
+    for limit, used in _CGROUPS:
+        try:
+            free = min(free, int(limit.read_text()) - int(used.read_text()))
+        except (OSError, ValueError):
+            continue
+    return max(free, 0)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _free_of_machine() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _quickest(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the best of three, after one to warm up."""
+    times: list[float] = []
+    for _ in range(4):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return min(times[1:])

@@ -1,0 +1,65 @@
+"""Presence, frequency and repetition penalties: what each slot that asked for them has seen."""
+
+from array import array
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from providers.inference.gpt_oss.engine.sampling import RowSampling
+
+
+class Penalties:
+    """Costs nothing for slots without a penalty, and for the others as much as they have seen tokens."""
+
+    def __init__(self, vocabulary: int, device: torch.device) -> None:
+        self._vocabulary = vocabulary
+        self._device = device
+        self._slots: dict[int, _Seen] = {}
+
+    def open(self, slot: int, sampling: RowSampling, prompt: Sequence[int], generated: Sequence[int]) -> None:
+        penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+        if penalties != (0.0, 0.0, 1.0):
+            self._slots[slot] = _Seen(sampling, prompt, torch.zeros(self._vocabulary, device=self._device))
+            self.count(slot, len(prompt), generated)
+
+    def close(self, slot: int) -> None:
+        self._slots.pop(slot, None)
+
+    def count(self, slot: int, start: int, tokens: Sequence[int]) -> None:
+        """Tokens of positions that were counted before, being computed anew, are not counted again."""
+        seen = self._slots.get(slot)
+        if seen is not None and start + len(tokens) > seen.known:
+            seen.add(tokens[max(0, seen.known - start) :])
+
+    def apply(self, scores: Tensor, slots: Sequence[int]) -> None:
+        """Change the rows of `scores` whose slots have penalties, in place."""
+        for row, slot in enumerate(slots):
+            if slot in self._slots:
+                self._slots[slot].apply(scores[row])
+
+
+class _Seen:
+    """One slot's. `tokens` may repeat: each gets its new score from its old one and its count, again and again."""
+
+    def __init__(self, sampling: RowSampling, prompt: Sequence[int], counts: Tensor) -> None:
+        self.known = len(prompt)
+        self._sampling = sampling
+        self._tokens = array("q", prompt if sampling.repetition_penalty != 1 else ())
+        self._counts = counts
+
+    def add(self, tokens: Sequence[int]) -> None:
+        self.known += len(tokens)
+        self._tokens.extend(iter(tokens))  # arrays take from arrays of their own type alone
+        fresh = torch.tensor(list(tokens), device=self._counts.device)
+        self._counts.index_add_(0, fresh, torch.ones_like(fresh, dtype=self._counts.dtype))
+
+    def apply(self, scores: Tensor) -> None:
+        if not self._tokens:
+            return
+        sampling = self._sampling
+        seen = torch.frombuffer(self._tokens, dtype=torch.int64).to(scores.device)
+        made = self._counts[seen].to(scores.dtype)
+        found = scores[seen]
+        repeated = torch.where(found > 0, found / sampling.repetition_penalty, found * sampling.repetition_penalty)
+        scores[seen] = repeated - sampling.frequency_penalty * made - sampling.presence_penalty * (made > 0)

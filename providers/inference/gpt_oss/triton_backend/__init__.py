@@ -1,0 +1,1 @@
+"""gpt-oss computed by Triton kernels on a GPU."""

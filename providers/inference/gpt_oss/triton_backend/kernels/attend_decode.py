@@ -1,0 +1,237 @@
+"""Kernel 2 of a layer: attention of single tokens over paged keys and values, with sinks and window.
+
+Grid: tokens x kv heads x `splits`. All query heads of a key head are one left operand (8, padded to 16). A split beyond
+the token's length leaves at once, and of sliding layers only the 9 pages that the window touches are visited. The sink
+is the first running maximum, with a weight of one, in exactly one split; the split that arrives last combines them.
+
+Must meet, against the reference in float32: 2e-6 in float32 (interpreted), 4e-3 in bfloat16. A row with 8,192 cached
+tokens reads 16.8 MB in a full layer: at 32 rows 65 % of 4.3 TB/s; sliding layers no slower than 128 tokens would be.
+"""
+
+# Triton has no types:
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS, Step, Tables, listed, splits
+from providers.inference.gpt_oss.triton_backend.kernels.device import (
+    INTERPRETED,
+    dot,
+    is_last,
+    let_next_begin,
+    options,
+    rounded,
+    wait_for_inputs,
+)
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
+
+_BLOCK: Final = 64
+"""Keys of one product."""
+
+_COMBINED: Final = 8
+"""Splits that are read together when they are combined."""
+
+LOG2_E: Final = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def combine(  # noqa: PLR0913, PLR0917 - a kernel's part
+    to,
+    numbers,
+    tops,
+    weights,
+    used,
+    group: tl.constexpr,
+    padded: tl.constexpr,
+    head_dim: tl.constexpr,
+    parts: tl.constexpr,
+    several: tl.constexpr,
+    interpreted: tl.constexpr,
+):
+    """Store the sum of `used` parts: each with its `numbers` [group, head_dim], their weights' sum, and the power of
+    two that both are to be multiplied by."""
+    head = tl.arange(0, padded)
+    dim = tl.arange(0, head_dim)
+    part = tl.arange(0, parts)
+    real = head < group
+    there = (part < used)[:, None] & real[None, :]
+    at = part[:, None] * group + head[None, :]
+    scales = tl.load(tops + at, there, other=-float("inf"))
+    top = tl.max(tl.where(real[None, :], scales, 0), 0)
+    total = tl.sum(tl.load(weights + at, there, other=0) * tl.exp2(scales - top[None, :]), 0)
+    total = tl.where(real, total, 1)
+    sums = tl.zeros([padded, head_dim], tl.float32)
+    for low in range(0, used, several):
+        one = low + tl.arange(0, several)
+        known = (one < used)[:, None] & real[None, :]
+        place = one[:, None] * group + head[None, :]
+        scale = tl.exp2(tl.load(tops + place, known, other=-float("inf")) - top[None, :])
+        found = tl.load(numbers + place[:, :, None] * head_dim + dim[None, None, :], known[:, :, None], other=0)
+        sums += tl.sum(found * scale[:, :, None], 0)
+    result = rounded(sums / total[:, None], to.dtype.element_ty, interpreted)
+    tl.store(to + head[:, None] * head_dim + dim[None, :], result, real[:, None])
+
+
+@triton.jit
+def attend_decode_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
+    attended,
+    queries,
+    keys,
+    values,
+    sinks,
+    positions,
+    slots,
+    pages,
+    partials,
+    arrivals,
+    columns,
+    scale,
+    kv_heads: tl.constexpr,
+    group: tl.constexpr,
+    padded: tl.constexpr,
+    fewer: tl.constexpr,
+    head_dim: tl.constexpr,
+    page_tokens: tl.constexpr,
+    window: tl.constexpr,
+    block: tl.constexpr,
+    parts: tl.constexpr,
+    several: tl.constexpr,
+    interpreted: tl.constexpr,
+    dependent: tl.constexpr,
+):
+    wait_for_inputs(dependent)
+    let_next_begin(dependent)
+    row = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    part = tl.program_id(2)
+    position = tl.load(positions + row)
+    low = 0
+    if window:
+        low = tl.maximum(position - window + 1, 0)
+    begin = low // page_tokens * page_tokens
+    # Blocks of all parts, of each part, and parts that have any.
+    blocks = tl.cdiv(position + 1 - begin, block)
+    each = tl.maximum(tl.cdiv(blocks, parts), 1)
+    used = tl.cdiv(blocks, each)
+    if part < used:
+        slot = tl.load(slots + row)
+        kind = keys.dtype.element_ty
+        head = tl.arange(0, padded)
+        dim = tl.arange(0, head_dim)
+        real = head < group
+        of_row = row * kv_heads + kv_head
+        at = (of_row * group + head)[:, None] * head_dim + dim[None, :]
+        asked = tl.load(queries + at, real[:, None], other=0)
+        top = tl.load(sinks + kv_head * group + head, real, other=0) * LOG2_E
+        top = tl.where(part == 0, top, -float("inf"))
+        total = tl.zeros([padded], tl.float32) + tl.where(part == 0, 1.0, 0.0)
+        sums = tl.zeros([padded, head_dim], tl.float32)
+        first = begin + part * each * block
+        for place in range(first, tl.minimum(first + each * block, position + 1), block):
+            token = place + tl.arange(0, block)
+            seen = token <= position
+            if window:
+                seen = seen & (token >= low)
+            page = tl.load(pages + slot * columns + token // page_tokens, seen, other=0).to(tl.int64)
+            offset = ((page * kv_heads + kv_head) * page_tokens + token % page_tokens) * head_dim
+            key = tl.load(keys + offset[None, :] + dim[:, None], seen[None, :], other=0)
+            scores = dot(asked, key, tl.zeros([padded, block], tl.float32), interpreted) * (scale * LOG2_E)
+            scores = tl.where(seen[None, :], scores, -float("inf"))
+            higher = tl.maximum(top, tl.max(scores, 1))
+            weights = tl.exp2(scores - higher[:, None])
+            shrink = tl.exp2(top - higher)
+            total = total * shrink + tl.sum(weights, 1)
+            value = tl.load(values + offset[:, None] + dim[None, :], seen[:, None], other=0)
+            sums = dot(rounded(weights, kind, interpreted), value, sums * shrink[:, None], interpreted)
+            top = higher
+
+        if used == 1:
+            result = rounded(sums / total[:, None], attended.dtype.element_ty, interpreted)
+            tl.store(attended + at, result, real[:, None])
+        else:
+            # All parts' numbers, then all tops, then all weights.
+            count = tl.num_programs(0) * kv_heads * parts * group
+            heads = of_row * parts * group
+            tops = partials + count * head_dim
+            mine = heads + part * group + head
+            tl.store(partials + mine[:, None] * head_dim + dim[None, :], sums, real[:, None])
+            tl.store(tops + mine, top, real)
+            tl.store(tops + count + mine, total, real)
+            if is_last(arrivals + of_row, used):
+                to = attended + of_row * group * head_dim
+                numbers = partials + heads * head_dim
+                more = tops + heads
+                combine(to, numbers, more, more + count, used, group, fewer, head_dim, parts, several, interpreted)
+
+
+def attend_decode(layer: Layer, step: Step) -> None:
+    """Set `attended` of the first `singles` rows; each sees what is cached of its slot up to its own position.
+
+    Keys and values outside of what a row may see can be anything, NaN too.
+    """
+    spec, tables = layer.spec, step.tables
+    # A window is few blocks: to wait for them one after the other is quicker than for each other.
+    parts = splits(spec, step.singles) if layer.window is None or layer.window > 4 * _BLOCK else 1
+    group = spec.heads // spec.kv_heads
+    attend_decode_kernel[(step.singles, spec.kv_heads, parts)](
+        step.attended,
+        step.queries,
+        tables.keys[layer.index],
+        tables.values[layer.index],
+        layer.sinks,
+        step.positions,
+        step.slots,
+        tables.pages,
+        step.partials,
+        step.arrivals,
+        tables.pages.shape[1],
+        spec.head_dim**-0.5,
+        kv_heads=spec.kv_heads,
+        group=group,
+        padded=max(16, triton.next_power_of_2(group)),
+        fewer=triton.next_power_of_2(group),
+        head_dim=spec.head_dim,
+        page_tokens=PAGE_TOKENS,
+        window=layer.window or 0,
+        block=_BLOCK,
+        parts=parts,
+        several=min(parts, _COMBINED),
+        interpreted=INTERPRETED,
+        **options(warps=4, stages=5),
+    )
+
+
+def attend_decode_reference(layer: Layer, step: Step) -> None:
+    positions, slots = step.positions[: step.singles], step.slots[: step.singles]
+    for row in listed((positions >= 0).nonzero().squeeze(-1)):
+        one = slice(row, row + 1)
+        seen = attend_slot(layer, step.tables, int(slots[row]), (step.queries[one], positions[one]))
+        step.attended[one] = seen.to(step.attended.dtype)
+
+
+def attend_slot(layer: Layer, tables: Tables, slot: int, asked: tuple[Tensor, Tensor]) -> Tensor:
+    """Attention of one slot's queries [n, heads, D] at positions [n] over its pages: [n, heads * D], not rounded."""
+    queries, positions = asked
+    spec, wide = layer.spec, layer.sinks.dtype
+    last = int(positions.max())
+    first = 0 if layer.window is None else max(0, int(positions.min()) - layer.window + 1)
+    columns = slice(first // PAGE_TOKENS, last // PAGE_TOKENS + 1)
+    pages = tables.pages[slot, columns].long()
+    keys, values = (
+        each[layer.index][pages].transpose(0, 1).flatten(1, 2).to(wide) for each in (tables.keys, tables.values)
+    )
+    places = torch.arange(columns.start * PAGE_TOKENS, columns.stop * PAGE_TOKENS, device=positions.device)
+    ages = positions.unsqueeze(-1) - places
+    unseen = ages < 0 if layer.window is None else (ages < 0) | (ages >= layer.window)
+    values = values.masked_fill(unseen.all(dim=0).unsqueeze(-1), 0)
+    grouped = queries.to(wide).view(len(queries), spec.kv_heads, -1, spec.head_dim)
+    scores = torch.einsum("nkgd,ksd->nkgs", grouped, keys) * spec.head_dim**-0.5
+    scores = scores.masked_fill(unseen.view(len(queries), 1, 1, -1), -torch.inf)
+    sinks = layer.sinks.view(spec.kv_heads, -1, 1).expand(len(queries), -1, -1, -1)
+    weights = torch.cat((scores, sinks), dim=-1).softmax(dim=-1)[..., :-1]
+    return torch.einsum("nkgs,ksd->nkgd", weights, values).flatten(1)

@@ -1,0 +1,215 @@
+"""The memory of a step: allocated once, at addresses that never change, so that a graph of a step can be replayed.
+
+The kernels are told nothing but where this memory is. What differs from step to step (which tokens, whose, where) is
+in tensors on the device, written before the step; a bucket's shapes are all a graph knows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+
+from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
+from providers.inference.gpt_oss.triton_backend.kernels.weights import sum_dtype
+
+PAGE_TOKENS: Final = 16
+QUERY_TILE: Final = 16
+"""Tokens of one sequence that prefill attention takes together: with 8 heads to a key, 128 rows of a product."""
+
+DECODED_ROWS: Final = 128
+"""The largest bucket of decoding. Up to so many rows `project_out` sorts the pairs too, beyond it `route` does."""
+
+ALONE_ROWS: Final = 3
+"""Up to so many rows an expert is computed for each row that chose it; beyond it, once for all of them."""
+
+CERTIFIED_ROWS: Final = 8
+"""Up to so many rows are sampled by way of an int8 copy of the unembedding, where there is one."""
+
+MOST_SPLITS: Final = 32
+_CTAS: Final = 264
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much memory: of `slots` sequences with `context_tokens` each, in `pages`; numbers of type `dtype`."""
+
+    slots: int
+    context_tokens: int
+    pages: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What lasts from step to step. One of it for a runner.
+
+    keys, values [layers, pages, kv_heads, PAGE_TOKENS, head_dim]: what is not written yet may be anything, NaN too;
+    pages [slots, P] int32: position p of slot s is in page `pages[s, p // PAGE_TOKENS]`;
+    last [slots] int32: the token that was sampled last;
+    temperatures [slots] float32: 0 is greedy; seeds [slots] int64.
+    """
+
+    keys: Tensor
+    values: Tensor
+    pages: Tensor
+    last: Tensor
+    temperatures: Tensor
+    seeds: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One bucket's memory: T tokens, of which the first `singles` are attended by `attend_decode` (each by itself,
+    though several may be of one slot), the others by `attend_prefill`, in M tiles; S rows may be sampled.
+
+    Given before the step:
+    slots, positions, tokens [T] int32: whose a token is, where it stands (-1: the row is padding), and which it is
+    (-1: the slot's `last`). A slot's tokens of one step stand one behind the other, and what is before them is cached.
+    tiles [M, 4] int32: first token's row, how many (0 to QUERY_TILE; 0 is padding), slot, first token's position.
+    samples [S] int32: the rows whose next token is wanted; -1 is padding.
+
+    Made by the step, of the model's type where not said otherwise. Rows of padding hold anything, but `chosen` is -1.
+    hidden [T, hidden]: the residual stream; normed [T, hidden]: it, normed for the experts;
+    queries [T, heads, head_dim]: turned, not scaled; attended [T, heads * head_dim];
+    chosen [T, K] int32: the experts of a token, best first, the lower number of equals; shares [T, K] float32;
+    inner [T, K, intermediate]: after SwiGLU;
+    order [T * K] int32: pairs t * K + k by expert, then by number, those of padding last;
+    starts [experts + 1] int32: where in `order` each expert's begin; the last is how many pairs there are;
+    logits [S, vocabulary] float32; sampled [S] int32: -1 where a logit is not finite, or the row is padding.
+
+    Private to the kernels: `partials` float32 and `arrivals` int32, which is zero between kernels, always.
+    """
+
+    tables: Tables
+    singles: int
+    slots: Tensor
+    positions: Tensor
+    tokens: Tensor
+    tiles: Tensor
+    samples: Tensor
+    hidden: Tensor
+    normed: Tensor
+    queries: Tensor
+    attended: Tensor
+    chosen: Tensor
+    shares: Tensor
+    inner: Tensor
+    order: Tensor
+    starts: Tensor
+    logits: Tensor
+    sampled: Tensor
+    partials: Tensor
+    arrivals: Tensor
+
+
+INPUTS: Final = ("slots", "positions", "tokens", "tiles", "samples")
+"""The fields of a Step that are written before it. Their padding is -1, or a tile's 0."""
+
+
+def make_tables(spec: ModelSpec, room: Room) -> Tables:
+    """Fresh tables; keys and values are left as memory had them."""
+    shape = (len(spec.layers), room.pages, spec.kv_heads, PAGE_TOKENS, spec.head_dim)
+    columns = -(-room.context_tokens // PAGE_TOKENS)
+    return Tables(
+        keys=torch.empty(shape, dtype=room.dtype, device=room.device),
+        values=torch.empty(shape, dtype=room.dtype, device=room.device),
+        pages=torch.zeros(room.slots, columns, dtype=torch.int32, device=room.device),
+        last=torch.zeros(room.slots, dtype=torch.int32, device=room.device),
+        temperatures=torch.zeros(room.slots, dtype=torch.float32, device=room.device),
+        seeds=torch.zeros(room.slots, dtype=torch.int64, device=room.device),
+    )
+
+
+def make_step(spec: ModelSpec, tables: Tables, tokens: int, samples: int, singles: int | None = None) -> Step:
+    """Memory for `tokens` tokens and `samples` sampled ones; all tokens are singles unless `singles` says less.
+
+    Every input is padding, so that the step as it is computes nothing.
+    """
+    device, dtype = tables.keys.device, tables.keys.dtype
+    chosen = spec.experts_per_token
+    singles = tokens if singles is None else singles
+
+    def numbers(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=kind, device=device)
+
+    def padding(*shape: int, value: int = -1) -> Tensor:
+        return torch.full(shape, value, dtype=torch.int32, device=device)
+
+    return Step(
+        tables=tables,
+        singles=singles,
+        slots=padding(tokens, value=0),
+        positions=padding(tokens),
+        tokens=padding(tokens),
+        tiles=padding(tokens - singles, 4, value=0),
+        samples=padding(samples),
+        hidden=numbers(tokens, spec.hidden),
+        normed=numbers(tokens, spec.hidden),
+        queries=numbers(tokens, spec.heads, spec.head_dim),
+        attended=numbers(tokens, spec.heads * spec.head_dim),
+        chosen=padding(tokens, chosen),
+        shares=numbers(tokens, chosen, kind=sum_dtype(dtype)),
+        inner=numbers(tokens, chosen, spec.intermediate),
+        order=padding(tokens * chosen),
+        starts=padding(spec.experts + 1, value=0),
+        logits=numbers(samples, spec.vocabulary, kind=sum_dtype(dtype)),
+        sampled=padding(samples),
+        partials=numbers(_partials(spec, max(tokens, samples)), kind=torch.float32),
+        arrivals=padding(_arrivals(spec, tokens), value=0),
+    )
+
+
+def splits(spec: ModelSpec, singles: int) -> int:
+    """Into how many parts decode attention cuts a sequence, at most: as many as fill the largest card, a power of 2."""
+    wanted = -(-_CTAS // (spec.kv_heads * max(1, singles)))
+    return min(MOST_SPLITS, 1 << (wanted - 1).bit_length())
+
+
+def expert_parts(rows: int) -> int:
+    """Into how many parts `experts_down` cuts its inputs: the pairs of one row are too few for a large card."""
+    return 2 if rows == 1 else 1
+
+
+def query_tiles(first: int, count: int, slot: int, start: int) -> list[tuple[int, int, int, int]]:
+    """The tiles of one sequence's `count` tokens, which are the rows `first`, ... and stand at `start`, ..."""
+    return [(first + low, min(QUERY_TILE, count - low), slot, start + low) for low in range(0, count, QUERY_TILE)]
+
+
+def fill(step: Step, name: str, values: Sequence[object]) -> None:
+    """Write an input's first values; the rest is padding. Blocks until the device has them."""
+    target: Tensor = getattr(step, name)
+    target.fill_(0 if name in ("tiles", "slots") else -1)
+    if values:
+        target[: len(values)] = torch.tensor(values, dtype=torch.int32, device=target.device)
+
+
+def tensors_of(memory: Step | Tables) -> dict[str, Tensor]:
+    """Every tensor by its name."""
+    named = {field.name: getattr(memory, field.name) for field in fields(memory)}
+    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+
+def listed(values: Tensor) -> list[int]:
+    """A tensor of integers as a list; torch's own `tolist` says nothing of what is in it."""
+    return cast("Any", values).tolist()
+
+
+def _partials(spec: ModelSpec, tokens: int) -> int:
+    """Enough for split attention (a value, a sum and a maximum for every head) and for a sum of every output."""
+    # However few of the tokens are singles, their parts are never more than this.
+    parts = max(tokens, 4 * _CTAS // spec.kv_heads)
+    attention = parts * spec.heads * (spec.head_dim + 2)
+    experts = tokens * expert_parts(tokens) * spec.experts_per_token * spec.hidden
+    # Rows that are sampled, normed, and of each block of the vocabulary the best score and its token.
+    blocks = -(-spec.vocabulary // 128)
+    sampling = tokens * (spec.hidden + 2 * blocks)
+    # Rows' digits as well, and of each token a bound; eight pieces, which begin at multiples of four.
+    certified = min(tokens, CERTIFIED_ROWS) * (2 * spec.hidden + spec.vocabulary + 3 * blocks + 4) + 32
+    return max(attention, experts, sampling, certified)
+
+
+def _arrivals(spec: ModelSpec, tokens: int) -> int:
+    return max(1, tokens) * max(spec.kv_heads, spec.experts_per_token, -(-spec.hidden // 16))

@@ -1,0 +1,46 @@
+"""Embedding: the first numbers of the residual stream, of tokens that the host or the last step gave.
+
+Must meet: equal to the bit. 2 x 5.8 KB a token, so its launch is its cost: one CTA a token, under 3 us in a graph.
+"""
+
+# Triton has no types:
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
+
+import triton
+import triton.language as tl
+from torch.nn.functional import embedding
+
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step
+from providers.inference.gpt_oss.triton_backend.kernels.device import let_next_begin, options, wait_for_inputs
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Ends
+
+
+@triton.jit
+def embed_kernel(  # noqa: PLR0913, PLR0917 - a kernel
+    hidden, embedding, tokens, last, slots, positions, width, block: tl.constexpr, dependent: tl.constexpr
+):
+    wait_for_inputs(dependent)
+    let_next_begin(dependent)
+    row = tl.program_id(0)
+    if tl.load(positions + row) >= 0:
+        token = tl.load(tokens + row)
+        if token < 0:
+            token = tl.load(last + tl.load(slots + row))
+        columns = tl.arange(0, block)
+        inside = columns < width
+        numbers = tl.load(embedding + token.to(tl.int64) * width + columns, inside)
+        tl.store(hidden + row.to(tl.int64) * width + columns, numbers, inside)
+
+
+def embed(ends: Ends, step: Step) -> None:
+    """Set `hidden` from `tokens`, or from `last` of the row's slot where the token is -1. Padding is left alone."""
+    rows, width = step.hidden.shape
+    inputs = (step.tokens, step.tables.last, step.slots, step.positions)
+    block = triton.next_power_of_2(width)
+    embed_kernel[(rows,)](step.hidden, ends.embedding, *inputs, width, block=block, **options(warps=4))
+
+
+def embed_reference(ends: Ends, step: Step) -> None:
+    live = step.positions >= 0
+    tokens = step.tokens.where(step.tokens >= 0, step.tables.last[step.slots.long()])[live]
+    step.hidden[live] = embedding(tokens, ends.embedding)

@@ -1,0 +1,32 @@
+"""Kernel 5 of a layer: the experts' second matrix as a grouped product, their weighted sum, the residual sum.
+
+The kernel of `experts_down`, for tiles of pairs as in `grouped_up`. A pair's output goes to `partials` in float32, and
+who finishes a row's last pair sums them in the order of `chosen`: no atomic sums, so the result is the same every time.
+In prefill a kernel of its own sums them: the tiles are too large for the registers that it takes.
+
+Must meet, against the reference in float32: 2e-6 in float32 (interpreted), 4e-3 in bfloat16; the same bits every time.
+Instructions, bandwidth and rate as `grouped_up`.
+"""
+
+import torch
+
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step, listed
+from providers.inference.gpt_oss.triton_backend.kernels.experts_down import add_weighted, launch_down, output_of
+from providers.inference.gpt_oss.triton_backend.kernels.unpacking import cut_for
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
+
+
+def grouped_down(layer: Layer, step: Step) -> None:
+    """As `experts_down`, which pairs are whose read from `order` and `starts`."""
+    launch_down(layer, step, cut_for(step, layer.spec))
+
+
+def grouped_down_reference(layer: Layer, step: Step) -> None:
+    inner = step.inner.flatten(0, 1)
+    outputs = torch.zeros(len(inner), layer.spec.hidden, dtype=layer.sinks.dtype, device=inner.device)
+    starts = listed(step.starts)
+    for expert in range(layer.spec.experts):
+        pairs = step.order[starts[expert] : starts[expert + 1]].long()
+        if len(pairs):
+            outputs[pairs] = output_of(layer, expert, inner[pairs])
+    add_weighted(step, outputs.view(*step.chosen.shape, -1))

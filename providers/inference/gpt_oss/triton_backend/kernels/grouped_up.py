@@ -1,0 +1,31 @@
+"""Kernel 4 of a layer: the experts' first matrix as a grouped product, with SwiGLU: decoding in batches, and prefill.
+
+The kernel of `experts_up` for tiles of an expert's pairs, found along `order`; an expert without pairs costs nothing.
+The weights are the left operand, unpacked in the loop; the pairs are the right one: 16, 32 or 64 of them when decoding
+(what an expert has on average, twice), 128 in prefill. CTAs are as many as there could be tiles: those too many end at
+once, and the card balances the others by itself.
+
+Must meet, against the reference in float32: 2e-6 in float32 (interpreted), 4e-3 in bfloat16. At most 4.0 instructions
+a weight in the inner loop of decoding on sm_90, 2.1 of them of integers; at 32 rows of the smaller model 65 % of 4.3
+TB/s. 45 % of 790 TFLOP/s for 2,048 tokens of it (256 pairs an expert).
+"""
+
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step, listed
+from providers.inference.gpt_oss.triton_backend.kernels.experts_up import inner_of, launch_up
+from providers.inference.gpt_oss.triton_backend.kernels.unpacking import cut_for
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
+
+
+def grouped_up(layer: Layer, step: Step) -> None:
+    """As `experts_up`, which pairs are whose read from `order` and `starts`."""
+    launch_up(layer, step, cut_for(step, layer.spec))
+
+
+def grouped_up_reference(layer: Layer, step: Step) -> None:
+    inner = step.inner.flatten(0, 1)
+    starts = listed(step.starts)
+    for expert in range(layer.spec.experts):
+        pairs = step.order[starts[expert] : starts[expert + 1]].long()
+        if len(pairs):
+            rows = pairs // layer.spec.experts_per_token
+            inner[pairs] = inner_of(layer, expert, step.normed[rows]).to(inner.dtype)

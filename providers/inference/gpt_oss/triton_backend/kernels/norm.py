@@ -1,0 +1,57 @@
+"""The root mean square norm, as every kernel that begins with one is to compute it, and one as a kernel of its own.
+
+Kernels that read few rows norm them themselves; for many rows the norm is quicker once, ahead of the product.
+"""
+
+# Triton has no types:
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from providers.inference.gpt_oss.triton_backend.kernels.device import (
+    INTERPRETED,
+    let_next_begin,
+    options,
+    rounded,
+    wait_for_inputs,
+)
+
+
+@triton.jit
+def norm_kernel(  # noqa: PLR0913, PLR0917 - a kernel
+    normed,
+    hidden,
+    weight,
+    eps,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    interpreted: tl.constexpr,
+    dependent: tl.constexpr,
+):
+    columns = tl.arange(0, block)
+    inside = columns < width
+    factors = tl.load(weight + columns, inside, other=0)
+    wait_for_inputs(dependent)
+    let_next_begin(dependent)
+    row = tl.program_id(0).to(tl.int64) * width
+    numbers = tl.load(hidden + row + columns, inside, other=0)
+    wide = numbers.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
+    tl.store(normed + row + columns, rounded(wide * scale * factors, numbers.dtype, interpreted), inside)
+
+
+def norm_rows(normed: Tensor, hidden: Tensor, weight: Tensor, eps: float) -> None:
+    """Launch it: set `normed` [T, hidden] to `rms_norm` of `hidden`."""
+    rows, width = hidden.shape
+    sizes = {"width": width, "block": triton.next_power_of_2(width)}
+    norm_kernel[(rows,)](normed, hidden, weight, eps, **sizes, interpreted=INTERPRETED, **options(warps=4))
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """[T, hidden], normed and weighted in the weight's type, rounded once to `hidden`'s: what a product then takes."""
+    wide = hidden.to(weight.dtype)
+    scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (wide * scale * weight).to(hidden.dtype)

@@ -1,0 +1,100 @@
+"""The product that qkv and project_out are made of: rows of a weight with the step's tokens, in tiles.
+
+The weight is the left operand, so that a single token wastes no more than the 16 columns of a tensor core's tile. While
+there are few tokens the weight is only read once and tiles are small: as many CTAs as fill a card, each with enough
+loads under way. With many, tiles are what computes at full rate.
+"""
+
+# Triton has no types:
+# pyright: basic, reportArgumentType=false, reportCallIssue=false
+
+from dataclasses import dataclass
+from typing import Final
+
+import triton
+import triton.language as tl
+
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import DECODED_ROWS
+from providers.inference.gpt_oss.triton_backend.kernels.device import dot, rounded
+
+FOLDED_ROWS: Final = 32
+"""Up to so many tokens every CTA norms what it multiplies; beyond it, that would be more work than the product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """A CTA computes `outputs` rows of the weight for `tokens` tokens, `depth` inputs at a time."""
+
+    outputs: int
+    tokens: int
+    depth: int
+    warps: int
+    stages: int
+
+    def grid(self, outputs: int, rows: int) -> tuple[int, int]:
+        """CTAs of the same tokens stand together: they are in flight at once, and read the same rows."""
+        return triton.cdiv(outputs, self.outputs), triton.cdiv(rows, self.tokens)
+
+
+def tiling(rows: int, narrow: int) -> Tiling:
+    """For so many tokens; `narrow` is how many rows of the weight a CTA takes of a decoding step's few tokens."""
+    if rows <= 16:
+        return Tiling(narrow, 16, 128, warps=4, stages=7 if narrow == 16 else 5)
+    if rows <= FOLDED_ROWS:
+        return Tiling(32, 32, 128, warps=4, stages=4)
+    if rows <= DECODED_ROWS:
+        return Tiling(2 * narrow if rows <= 64 else 64, 64, 64, warps=4, stages=5)
+    return Tiling(128, 128, 64, warps=8, stages=3)
+
+
+_FETCH: Final = tl.constexpr("cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;")
+
+
+@triton.jit
+def fetch_weights(weight, tile, size: tl.constexpr, dependent: tl.constexpr):
+    """Ask for the weight's numbers tile * size, ... + size to be brought into the cache that all CTAs share.
+
+    To be called before `wait_for_inputs`: while the kernel before this one ends, memory would be idle.
+    """
+    each: tl.constexpr = size // 128
+    bytes_each: tl.constexpr = each * weight.dtype.element_ty.primitive_bitwidth // 8
+    if dependent and bytes_each % 16 == 0 and size % 128 == 0 and tl.program_id(1) == 0:
+        at = (weight + tile * size + tl.arange(0, 128) * each).to(tl.int64)
+        tl.inline_asm_elementwise(_FETCH, "=r,l,n", [at, bytes_each], tl.int32, False, 1)
+
+
+@triton.jit
+def product(  # noqa: PLR0913, PLR0917 - a kernel's part
+    weight,
+    outputs,
+    inputs,
+    tokens,
+    there,
+    norm,
+    width: tl.constexpr,
+    depth: tl.constexpr,
+    folded: tl.constexpr,
+    interpreted: tl.constexpr,
+):
+    """[outputs, tokens], of the weight's rows `outputs` with the rows `tokens` of `inputs`, both `width` wide; zero
+    for tokens that are not `there`: none of their numbers are read.
+
+    `folded`: inputs are weighted by `norm`, and their squares' sums [tokens] are handed back as well: a norm's scale
+    can be applied to the product as well as to its inputs.
+    """
+    total = tl.zeros([outputs.shape[0], tokens.shape[0]], tl.float32)
+    squares = tl.zeros([depth, tokens.shape[0]], tl.float32)
+    left = weight + outputs[:, None] * width
+    right = inputs + tokens[None, :] * width
+    for low in range(0, width, depth):
+        k = low + tl.arange(0, depth)
+        # Where the width is a multiple of the depth this is true for certain, and no mask is left of it.
+        inside = (k < width) | (width % depth == 0)
+        numbers = tl.load(right + k[:, None], inside[:, None] & there[None, :], other=0)
+        if folded:
+            wide = numbers.to(tl.float32)
+            squares += wide * wide
+            factors = tl.load(norm + k, inside, other=0)
+            numbers = rounded(wide * factors[:, None], numbers.dtype, interpreted)
+        total = dot(tl.load(left + k[None, :], inside[None, :], other=0), numbers, total, interpreted)
+    return total, tl.sum(squares, 0)

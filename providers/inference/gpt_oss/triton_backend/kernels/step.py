@@ -1,0 +1,83 @@
+"""A step of the model: nothing but launches, in order, on memory that was there before."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from providers.inference.gpt_oss.triton_backend.kernels.attend_decode import attend_decode, attend_decode_reference
+from providers.inference.gpt_oss.triton_backend.kernels.attend_prefill import attend_prefill, attend_prefill_reference
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import ALONE_ROWS, DECODED_ROWS, Step
+from providers.inference.gpt_oss.triton_backend.kernels.embed import embed, embed_reference
+from providers.inference.gpt_oss.triton_backend.kernels.experts_down import experts_down, experts_down_reference
+from providers.inference.gpt_oss.triton_backend.kernels.experts_up import experts_up, experts_up_reference
+from providers.inference.gpt_oss.triton_backend.kernels.grouped_down import grouped_down, grouped_down_reference
+from providers.inference.gpt_oss.triton_backend.kernels.grouped_up import grouped_up, grouped_up_reference
+from providers.inference.gpt_oss.triton_backend.kernels.project_out import project_out, project_out_reference
+from providers.inference.gpt_oss.triton_backend.kernels.qkv import qkv, qkv_reference
+from providers.inference.gpt_oss.triton_backend.kernels.route import route, route_reference
+from providers.inference.gpt_oss.triton_backend.kernels.sample import sample_reference
+from providers.inference.gpt_oss.triton_backend.kernels.sample_certified import sample_certified
+from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed, unembed_reference
+from providers.inference.gpt_oss.triton_backend.kernels.weights import Ends, Layer, Weights
+
+LayerKernel = Callable[[Layer, Step], None]
+EndKernel = Callable[[Ends, Step], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The launch functions of a step; any of them may be another's reference."""
+
+    embed: EndKernel = embed
+    qkv: LayerKernel = qkv
+    attend_decode: LayerKernel = attend_decode
+    attend_prefill: LayerKernel = attend_prefill
+    project_out: LayerKernel = project_out
+    experts_up: LayerKernel = experts_up
+    experts_down: LayerKernel = experts_down
+    route: LayerKernel = route
+    grouped_up: LayerKernel = grouped_up
+    grouped_down: LayerKernel = grouped_down
+    unembed: EndKernel = unembed
+    sample: EndKernel = sample_certified
+
+
+TRITON: Final = Kernels()
+REFERENCE: Final = Kernels(
+    embed=embed_reference,
+    qkv=qkv_reference,
+    attend_decode=attend_decode_reference,
+    attend_prefill=attend_prefill_reference,
+    project_out=project_out_reference,
+    experts_up=experts_up_reference,
+    experts_down=experts_down_reference,
+    route=route_reference,
+    grouped_up=grouped_up_reference,
+    grouped_down=grouped_down_reference,
+    unembed=unembed_reference,
+    sample=sample_reference,
+)
+
+
+def launch_step(weights: Weights, step: Step, kernels: Kernels, *, alone_rows: int = ALONE_ROWS) -> None:
+    """Compute a step's rows, up to their numbers behind the last layer; what to do with them is another launch.
+
+    A step of only singles is the same launches whatever its inputs are, and can be captured as a graph.
+    """
+    rows = len(step.positions)
+    kernels.embed(weights.ends, step)
+    for layer in weights.layers:
+        kernels.qkv(layer, step)
+        if step.singles:
+            kernels.attend_decode(layer, step)
+        if step.singles < rows:
+            kernels.attend_prefill(layer, step)
+        kernels.project_out(layer, step)
+        if rows > DECODED_ROWS:
+            kernels.route(layer, step)
+        if rows <= alone_rows:
+            kernels.experts_up(layer, step)
+            kernels.experts_down(layer, step)
+        else:
+            kernels.grouped_up(layer, step)
+            kernels.grouped_down(layer, step)

@@ -1,0 +1,90 @@
+"""Harmony over vLLM's /completions: the prompt is made here and goes out as token ids, and ids are what comes back."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, Self
+
+from apis.chat import ChatRequest
+from apis.errors import Unsupported
+from providers.inference.chat_completions.body import ENGINE_FIELDS, body_to_json
+from providers.inference.chat_completions.endpoint import Chunks
+from providers.inference.harmony.chunks import Enforced, HarmonyChunks
+from providers.inference.harmony.grammar import TurnGrammar
+from providers.inference.harmony.harmony import Harmony, Prompt
+from providers.inference.harmony.options import HarmonyOptions
+from providers.inference.harmony.vocabulary import NATIVE_TOOLS, STOP_IDS
+
+COPIED_FIELDS: Final = (
+    *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias"),
+    *(name for name in ENGINE_FIELDS if name != "stop_token_ids"),
+)
+UNKNOWN_CONTEXT_TOKENS: Final = 131_072
+"""Of a model whose server does not list it: gpt-oss's own."""
+
+
+class HarmonyTemplate:
+    """The prompt is made here. Without `grammars` the server is asked to enforce nothing, and a request that demands
+    it is Unsupported. `extra_body` is merged over every body."""
+
+    native_tools: Final = NATIVE_TOOLS
+
+    def __init__(self, harmony: Harmony, *, grammars: bool, extra_body: Mapping[str, Any]) -> None:
+        self._harmony = harmony
+        self._grammars = grammars
+        self._extra_body = extra_body
+
+    @classmethod
+    async def load(cls, options: HarmonyOptions, *, grammars: bool, extra_body: Mapping[str, Any]) -> Self:
+        """Raises ConfigError where the vocabulary cannot be had, naming the remedy."""
+        return cls(await Harmony.load(options), grammars=grammars, extra_body=extra_body)
+
+    async def ask(
+        self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
+    ) -> tuple[str, bytes, Chunks]:
+        """See Template."""
+        prompt, enforced = await self._prompt(request), None
+        if prompt.grammar is not None:
+            # compiled here too: what is wrong with it is told in our words, and what the server lets pass is seen
+            await self._harmony.prepare_matchers()
+            matcher = await self._harmony.matcher(prompt.grammar)
+            enforced = Enforced(_demanding(request, prompt.grammar), matcher.accept)
+        context = await context_tokens() or UNKNOWN_CONTEXT_TOKENS
+        chunks = HarmonyChunks(self._harmony, request, prompt_tokens=len(prompt.ids), enforced=enforced)
+        return "/completions", body_to_json({**_body(request, prompt, context), **self._extra_body}), chunks
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """The prompt's length."""
+        return len((await self._prompt(request)).ids)
+
+    async def _prompt(self, request: ChatRequest) -> Prompt:
+        if self._grammars:
+            return await self._harmony.prompt(request)
+        if request.tool_choice == "none":
+            # a model that cannot be kept from calling is not told what there is to call
+            request = request.model_copy(update={"tools": None, "tool_choice": None})
+        prompt = await self._harmony.prompt(request)
+        if prompt.grammar is not None:
+            param = _demanding(request, prompt.grammar)
+            message = f"'{param}' is not supported by this model's server, which was not started to enforce grammars."
+            raise Unsupported(message, param=param)
+        return prompt
+
+
+def _demanding(request: ChatRequest, grammar: TurnGrammar) -> str:
+    """The field of the request for whose sake there is a grammar."""
+    if grammar.parts:
+        return grammar.parts[0].param
+    form = request.response_format
+    return "text.format" if form is not None and form.type != "text" else "tool_choice"
+
+
+def _body(request: ChatRequest, prompt: Prompt, context_tokens: int) -> dict[str, Any]:
+    body = {name: value for name in COPIED_FIELDS if (value := getattr(request, name)) is not None}
+    body |= {"model": request.model, "prompt": prompt.ids, "return_token_ids": True, "skip_special_tokens": False}
+    body["stop_token_ids"] = [*STOP_IDS, *(request.stop_token_ids or ())]
+    # vLLM ends with its context by itself, but refuses a limit beyond it, and takes none at all for 16
+    body["max_tokens"] = min(request.max_completion_tokens or context_tokens, context_tokens)
+    if request.logprobs:
+        body |= {"logprobs": request.top_logprobs or 0, "return_tokens_as_token_ids": True}
+    if prompt.grammar is not None:
+        body["structured_outputs"] = {"grammar": prompt.grammar.text}
+    return {**body, "stream": True, "stream_options": {"include_usage": True}}

@@ -1,0 +1,242 @@
+"""What a request demands of a whole Harmony turn, as one llguidance Lark grammar.
+
+It holds for what follows `<|start|>assistant`: thoughts and preambles are free, then comes the answer or a call. What
+clients give stands in rules of their own, with their own names. The text is the same for the same request.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from math import isfinite
+from typing import Final
+
+from pydantic import JsonValue
+
+from apis.chat import (
+    AllowedTools,
+    ChatRequest,
+    CustomTool,
+    FunctionTool,
+    GrammarFormat,
+    JsonSchemaFormat,
+    NamedCustom,
+    NamedFunction,
+    NativeTool,
+    Tool,
+)
+from apis.errors import InvalidRequest
+from apis.wire.text_format import JsonObjectFormat
+from providers.inference.harmony.header import BROWSER_CALLS
+from providers.inference.harmony.token_cache import name_to_recipient
+
+MAX_SOURCE_BYTES: Final = 256 * 1024
+MAX_DEPTH: Final = 128
+MAX_AT_LEAST: Final = 100_000
+MAX_MULTIPLE_OF: Final = 10_000
+"""In units of its last digit: divisibility is an automaton with a state for each remainder."""
+MAX_FORCED_CHARS: Final = 16_384
+MAX_MESSAGES_BEFORE: Final = 8
+
+ANY_OBJECT: Final = '%json {"type": "object"}'
+NO_PARAMETERS: Final[dict[str, JsonValue]] = {"type": "object", "properties": {}, "additionalProperties": False}
+FREE: Final = "TEXT"
+_AT_LEAST: Final = frozenset({"minLength", "minItems", "minProperties", "minContains"})
+_REPEATS: Final = frozenset({"$ref", "$dynamicRef", "pattern", "patternProperties", "minItems", "minProperties"})
+_LARK_TOKEN: Final = re.compile(r'"(?:\\.|[^"\\])*"|/(?!/)(?:\\.|[^/\\])+/|(?:\#|//)[^\n]*|(?P<foreign><[^<>\s]+>|@)')
+_RULES: Final = f"""\
+before: <|channel|> ("analysis" | "commentary") <|message|> TEXT <|end|> <|start|> "assistant"
+as_json: (" "? <|constrain|> "json" | " json")?
+as_code: (" code" | " "? <|constrain|> "json" | " json")?
+TEXT: /(.|\\n)*/
+start: before{{0,{MAX_MESSAGES_BEFORE}}} last
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a client gave to hold the model to. `rule` is a Lark expression for it, `alone` a whole grammar of it, by
+    which it is to be judged before it is trusted inside another one. `param` is the field it came from."""
+
+    rule: str
+    alone: str
+    param: str
+    code: str | None = None
+    forces_little: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TurnGrammar:
+    """`text` is the whole. Its `parts` are to be compiled alone before: what is wrong is then known by its field."""
+
+    text: str
+    parts: Sequence[Part]
+
+
+def request_to_grammar(request: ChatRequest) -> TurnGrammar | None:
+    """None where any turn is right. Raises InvalidRequest naming the field that cannot be enforced."""
+    tools, may_answer = _chosen(request)
+    bodies = {at: _input(tool, f"tools[{at}]") for at, tool in tools.items()}
+    answer = _answer(request)
+    parts = [body for body in (answer, *bodies.values()) if isinstance(body, Part)]
+    if may_answer and answer == FREE and not parts and len(tools) == len(request.tools or ()):
+        return None
+    lasts: list[str] = []
+    rules: list[str] = []
+    if may_answer:
+        lasts.append("answer")
+        mark = "" if answer == FREE else " as_json"
+        rules.append(f'answer: <|channel|> "final"{mark} <|message|> answer_body <|return|>')
+        rules.append(f"answer_body: {_rule(answer)}")
+    for at, tool in tools.items():
+        lasts.append(f"call_{at}")
+        rules += _call_rules(f"call_{at}", tool, _rule(bodies[at]))
+    options = "{}" if all(part.forces_little for part in parts) else '{"no_forcing": true}'
+    return TurnGrammar(f"%llguidance {options}\n{_RULES}last: {' | '.join(lasts)}\n{_lines(rules)}", parts)
+
+
+def _chosen(request: ChatRequest) -> tuple[Mapping[int, Tool], bool]:
+    """The tools that may be called, by their place in the request, and whether the model may answer instead."""
+    tools, choice = dict(enumerate(request.tools or ())), request.tool_choice
+    may_answer = choice in (None, "auto", "none")
+    match choice:
+        case "none":
+            return {}, True
+        case "required" if not tools:
+            raise InvalidRequest("tool_choice demands a tool, and the request has none.", param="tool_choice")
+        case NamedFunction() | NamedCustom():
+            tools = _named(tools, [choice])
+        case AllowedTools(allowed_tools=allowed):
+            tools, may_answer = _named(tools, allowed.tools), allowed.mode == "auto"
+        case _:
+            pass
+    return tools, may_answer
+
+
+def _named(tools: Mapping[int, Tool], named: Sequence[NamedFunction | NamedCustom]) -> dict[int, Tool]:
+    names = {one.name for one in named}
+    if missing := names - {tool.name for tool in tools.values()}:
+        what = ", ".join(sorted(missing))
+        raise InvalidRequest(f"tool_choice names tools that the request does not have: {what}.", param="tool_choice")
+    return {at: tool for at, tool in tools.items() if tool.name in names}
+
+
+def _answer(request: ChatRequest) -> Part | str:
+    match request.response_format:
+        case JsonSchemaFormat(json_schema=given):
+            return _schema(given.schema_, "text.format.schema", "invalid_json_schema", strict=bool(given.strict))
+        case JsonObjectFormat():
+            return ANY_OBJECT
+        case _:
+            return FREE
+
+
+def _input(tool: Tool, path: str) -> Part | str:
+    match tool:
+        case FunctionTool(function=function) if function.strict:
+            schema = NO_PARAMETERS if function.parameters is None else function.parameters
+            return _schema(schema, f"{path}.parameters", "invalid_function_parameters", strict=True)
+        case FunctionTool():
+            return ANY_OBJECT
+        case CustomTool(custom=custom) if isinstance(custom.format, GrammarFormat):
+            grammar = custom.format.grammar
+            convert = _lark if grammar.syntax == "lark" else _regex
+            return convert(grammar.definition, f"{path}.format.definition")
+        case _:
+            return FREE
+
+
+def _call_rules(rule: str, tool: Tool, body: str) -> list[str]:
+    """Models name the recipient before the channel, as in the prompt, or behind it."""
+    match tool:
+        case NativeTool(type="browser"):
+            names, channel, mark = sorted(BROWSER_CALLS), '("analysis" | "commentary")', " as_code"
+        case NativeTool():
+            names, channel, mark = [tool.name], '("analysis" | "commentary")', " as_code"
+        case FunctionTool():
+            names, channel, mark = [name_to_recipient(tool.name, frozenset())], '"commentary"', " as_json"
+        case CustomTool():
+            names, channel, mark = [name_to_recipient(tool.name, frozenset())], '"commentary"', ""
+    to = " | ".join(json.dumps(f" to={name}") for name in names)
+    header = f"({rule}_to <|channel|> {channel} | <|channel|> {channel} {rule}_to){mark}"
+    return [
+        f"{rule}: {header} <|message|> {rule}_body <|call|>",
+        f"{rule}_to: {to}",
+        f"{rule}_body: {body}",
+    ]
+
+
+def _rule(body: Part | str) -> str:
+    return body if isinstance(body, str) else body.rule
+
+
+def _lines(rules: Sequence[str]) -> str:
+    return "".join(f"{rule}\n" for rule in rules)
+
+
+# --- what clients give -----------------------------------------------------------------------------------------------
+
+
+def _schema(schema: Mapping[str, JsonValue], param: str, code: str, *, strict: bool) -> Part:
+    """Compact JSON of the schema. Unless `strict`, keywords that cannot be enforced are passed over."""
+    for key, value in _pairs(schema, param, code):
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if key in _AT_LEAST and value > MAX_AT_LEAST:
+            raise InvalidRequest(f"'{key}' in {param} is more than {MAX_AT_LEAST}.", param=param, code=code)
+        if key == "multipleOf" and (not isfinite(value) or _units(value) > MAX_MULTIPLE_OF):
+            raise InvalidRequest(f"'multipleOf' in {param} has too many digits to be enforced.", param=param, code=code)
+    options = {"lenient": not strict, "coerce_one_of": not strict, "whitespace_flexible": False}
+    text = json.dumps({**schema, "x-guidance": options})
+    if len(text) > MAX_SOURCE_BYTES:
+        raise InvalidRequest(f"The schema in {param} is larger than {MAX_SOURCE_BYTES} bytes.", param=param, code=code)
+    short = len(text) <= MAX_FORCED_CHARS and not any(key in _REPEATS for key, _ in _pairs(schema, param, code))
+    options_line = "{}" if short else '{"no_forcing": true}'
+    return Part(f"%json {text}", f"%llguidance {options_line}\nstart: %json {text}\n", param, code, short)
+
+
+def _pairs(schema: Mapping[str, JsonValue], param: str, code: str) -> Iterator[tuple[str, JsonValue]]:
+    """Every key in the schema, at any depth, with its value."""
+    waiting: list[tuple[JsonValue | Mapping[str, JsonValue], int]] = [(schema, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            raise InvalidRequest(f"The schema in {param} is nested too deeply.", param=param, code=code)
+        if isinstance(value, Mapping):
+            yield from value.items()
+            waiting += [(inner, depth + 1) for inner in value.values()]
+        elif isinstance(value, list):
+            waiting += [(inner, depth + 1) for inner in value]
+
+
+def _units(number: float) -> int:
+    digits = Decimal(repr(number)).normalize()
+    return int(digits.scaleb(-min(int(digits.as_tuple().exponent), 0)))
+
+
+def _lark(definition: str, param: str) -> Part:
+    """Text of the grammar's own `start`. It may neither end the message itself nor reach out of its own rules."""
+    _check_size(definition, param)
+    for token in _LARK_TOKEN.finditer(definition):
+        if token["foreign"]:
+            what = "a special token" if token["foreign"] != "@" else "another grammar"
+            raise InvalidRequest(f"The grammar in {param} refers to {what}.", param=param)
+    alone = f'%llguidance {{"no_forcing": true}}\n{definition}\n'
+    return Part(f"%lark {{\n{definition}\n}}", alone, param)
+
+
+def _regex(pattern: str, param: str) -> Part:
+    """Text that matches the whole pattern."""
+    _check_size(pattern, param)
+    if not re.fullmatch(r"(?:\\.|[^\\])*", pattern, re.DOTALL):
+        raise InvalidRequest(f"The regular expression in {param} ends in a backslash.", param=param)
+    escapes = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
+    escaped = re.sub(r"\\.|/|\n", lambda found: escapes.get(found[0], found[0]), pattern, flags=re.DOTALL)
+    alone = f'%llguidance {{"no_forcing": true}}\nstart: /{escaped}/\n'
+    return Part(f"%lark {{\nstart: /{escaped}/\n}}", alone, param)
+
+
+def _check_size(definition: str, param: str) -> None:
+    if len(definition.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
+        raise InvalidRequest(f"The grammar in {param} is larger than {MAX_SOURCE_BYTES} bytes.", param=param)

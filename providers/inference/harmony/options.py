@@ -1,0 +1,19 @@
+"""What a deployment says of itself in Harmony's system message. Apart from the renderer, which needs more packages."""
+
+from datetime import date
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from apis.wire.base import Effort
+
+
+class HarmonyOptions(BaseModel):
+    """What a deployment says in the system message. `today` is the day in UTC; `none` and null leave a line out."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    current_date: Literal["today", "none"] | date = "today"
+    identity: str | None = "You are ChatGPT, a large language model trained by OpenAI."
+    knowledge_cutoff: str | None = "2024-06"
+    reasoning_effort: Effort = "medium"

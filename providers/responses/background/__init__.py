@@ -1,0 +1,1 @@
+"""Background responses: queue, workers, event log, webhooks."""

@@ -1,0 +1,1 @@
+"""What the model sees: history, input items, files, sealed content, compaction and truncation."""

@@ -1,0 +1,1 @@
+"""The typed events and output items that a client sees."""

@@ -1,0 +1,394 @@
+"""Items while they are being made: each opens once, grows by deltas, and closes once, and tells so in typed events.
+
+Every event is made with `sequence_number=0`; the number is given where the stream leaves (loop.py).
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import PurePosixPath
+from typing import Final, Literal, Protocol
+
+from openai.types.responses import (
+    ResponseContentPartAddedEvent,
+    ResponseContentPartDoneEvent,
+    ResponseCustomToolCall,
+    ResponseCustomToolCallInputDoneEvent,
+    ResponseFunctionCallArgumentsDoneEvent,
+    ResponseFunctionToolCall,
+    ResponseOutputItem,
+    ResponseOutputItemAddedEvent,
+    ResponseOutputItemDoneEvent,
+    ResponseOutputMessage,
+    ResponseOutputRefusal,
+    ResponseOutputText,
+    ResponseOutputTextAnnotationAddedEvent,
+    ResponseReasoningItem,
+    ResponseReasoningTextDoneEvent,
+    ResponseRefusalDeltaEvent,
+    ResponseRefusalDoneEvent,
+    ResponseStreamEvent,
+    ResponseTextDoneEvent,
+)
+from openai.types.responses.response_content_part_added_event import PartReasoningText
+from openai.types.responses.response_content_part_done_event import PartReasoningText as DonePartReasoningText
+from openai.types.responses.response_output_text import (
+    AnnotationContainerFileCitation,
+    AnnotationFileCitation,
+    AnnotationURLCitation,
+)
+from openai.types.responses.response_reasoning_item import Content
+
+from apis.deltas import Refusal, Text, TokenLogprob
+from apis.wire.base import Phase
+from providers.responses.events.citations import CitationScanner, Cited
+from providers.responses.events.token_events import arguments_delta, input_delta, reasoning_delta, text_delta
+
+Status = Literal["completed", "incomplete"]
+Events = list[ResponseStreamEvent]
+Citation = AnnotationURLCitation | AnnotationFileCitation | AnnotationContainerFileCitation
+_MAX_CITATIONS: Final = 2000
+"""Of one part: a model that goes round in circles must not make an item that takes long to tell. The links go on."""
+
+
+class OpenItem(Protocol):
+    """An item between its `output_item.added` and its `output_item.done`."""
+
+    index: int
+
+    def open(self) -> Events: ...
+
+    def close(self, status: Status) -> Events: ...
+
+    def item(self, status: Status) -> ResponseOutputItem: ...
+
+
+def item_added(index: int, item: ResponseOutputItem) -> ResponseOutputItemAddedEvent:
+    return ResponseOutputItemAddedEvent(
+        type="response.output_item.added", output_index=index, item=item, sequence_number=0
+    )
+
+
+def item_done(index: int, item: ResponseOutputItem) -> ResponseOutputItemDoneEvent:
+    return ResponseOutputItemDoneEvent(
+        type="response.output_item.done", output_index=index, item=item, sequence_number=0
+    )
+
+
+class OpenMessage:
+    """An assistant message: parts of text and refusal, one after the other."""
+
+    def __init__(self, item_id: str, index: int, phase: Phase | None, citations: CitationScanner | None) -> None:
+        self.id = item_id
+        self.index = index
+        self.phase: Phase | None = phase
+        self._citations = citations
+        self._parts: list[ResponseOutputText | ResponseOutputRefusal] = []
+        self._kind: type[Text | Refusal] | None = None
+        self._pieces: list[str] = []
+        self._length = 0
+        self._annotations: dict[Hashable, Citation] = {}
+        self._logprobs: list[TokenLogprob] = []
+
+    def item(self, status: Literal["in_progress"] | Status) -> ResponseOutputMessage:
+        message = ResponseOutputMessage(
+            id=self.id, type="message", role="assistant", status=status, content=[*self._parts]
+        )
+        if self.phase is not None:
+            message.phase = self.phase
+        return message
+
+    def open(self) -> Events:
+        return [item_added(self.index, self.item("in_progress"))]
+
+    def append(self, delta: Text | Refusal, events: Events) -> None:
+        """Add the events of one more delta to `events`."""
+        if self._kind is not type(delta):
+            self._close_part(events)
+            self._open_part(type(delta), events)
+        if isinstance(delta, Refusal):
+            self._pieces.append(delta.text)
+            events.append(
+                ResponseRefusalDeltaEvent(
+                    type="response.refusal.delta",
+                    item_id=self.id,
+                    output_index=self.index,
+                    content_index=len(self._parts),
+                    delta=delta.text,
+                    sequence_number=0,
+                )
+            )
+        elif self._citations is None:
+            self._write(delta.text, delta.logprobs, events)
+        else:
+            self._logprobs.extend(delta.logprobs)
+            self._write_cited(self._citations, self._citations.feed(delta.text), events)
+
+    def close(self, status: Status) -> Events:
+        events: Events = []
+        if self._kind is None and not self._parts:
+            self._open_part(Text, events)
+        self._close_part(events)
+        events.append(item_done(self.index, self.item(status)))
+        return events
+
+    def _write(self, text: str, logprobs: Sequence[TokenLogprob], events: Events) -> None:
+        self._pieces.append(text)
+        self._length += len(text)
+        if logprobs:
+            self._logprobs.extend(logprobs)
+        shown = [_logprob(each) for each in logprobs] if logprobs else []
+        events.append(text_delta(self.id, self.index, len(self._parts), text, shown))
+
+    def _write_cited(self, scanner: CitationScanner, pieces: Sequence[tuple[str, Cited]], events: Events) -> None:
+        for text, cited in pieces:
+            start = self._length
+            if text or not self._pieces:  # an annotation comes after a delta
+                self._write(text, (), events)
+            if cited is None or len(self._annotations) == _MAX_CITATIONS:
+                continue
+            annotation = _citation(scanner, cited, start, self._length)
+            told = (*vars(annotation).values(),)
+            if told in self._annotations:  # two passages of one file, cited in one place
+                continue
+            self._annotations[told] = annotation
+            events.append(
+                ResponseOutputTextAnnotationAddedEvent(
+                    type="response.output_text.annotation.added",
+                    item_id=self.id,
+                    output_index=self.index,
+                    content_index=len(self._parts),
+                    annotation_index=len(self._annotations) - 1,
+                    annotation=annotation.model_dump(),  # pyright: ignore[reportArgumentType]  # the SDK has the same shape under another class per event
+                    sequence_number=0,
+                )
+            )
+
+    def _open_part(self, kind: type[Text | Refusal], events: Events) -> None:
+        self._kind = kind
+        part = _text_part("") if kind is Text else ResponseOutputRefusal(type="refusal", refusal="")
+        events.append(
+            ResponseContentPartAddedEvent(
+                type="response.content_part.added",
+                item_id=self.id,
+                output_index=self.index,
+                content_index=len(self._parts),
+                part=part,
+                sequence_number=0,
+            )
+        )
+
+    def _close_part(self, events: Events) -> None:
+        if self._kind is None:
+            return
+        if self._citations is not None and self._kind is Text:
+            self._write_cited(self._citations, self._citations.flush(), events)
+        whole = "".join(self._pieces)
+        if self._kind is Text:
+            logprobs = [_logprob(each) for each in self._logprobs]
+            part = _text_part(whole, logprobs, [*self._annotations.values()])
+            events.append(
+                ResponseTextDoneEvent(
+                    type="response.output_text.done",
+                    item_id=self.id,
+                    output_index=self.index,
+                    content_index=len(self._parts),
+                    text=whole,
+                    logprobs=logprobs,  # pyright: ignore[reportArgumentType]  # validated from the dicts
+                    sequence_number=0,
+                )
+            )
+        else:
+            part = ResponseOutputRefusal(type="refusal", refusal=whole)
+            events.append(
+                ResponseRefusalDoneEvent(
+                    type="response.refusal.done",
+                    item_id=self.id,
+                    output_index=self.index,
+                    content_index=len(self._parts),
+                    refusal=whole,
+                    sequence_number=0,
+                )
+            )
+        events.append(
+            ResponseContentPartDoneEvent(
+                type="response.content_part.done",
+                item_id=self.id,
+                output_index=self.index,
+                content_index=len(self._parts),
+                part=part,
+                sequence_number=0,
+            )
+        )
+        self._parts.append(part)
+        self._kind, self._pieces, self._length, self._annotations, self._logprobs = None, [], 0, {}, []
+
+
+class OpenReasoning:
+    """The model's thought, raw, as one part of text; and sealed, where a client is to keep it."""
+
+    def __init__(self, item_id: str, index: int, seal: Callable[[str], str] | None = None) -> None:
+        self.id = item_id
+        self.index = index
+        self._pieces: list[str] = []
+        self._seal = seal
+        self._sealed: str | None = None
+
+    def item(self, status: Literal["in_progress"] | Status) -> ResponseReasoningItem:
+        text = "".join(self._pieces)
+        content = [Content(type="reasoning_text", text=text)] if status != "in_progress" else []
+        item = ResponseReasoningItem(id=self.id, type="reasoning", summary=[], content=content, status=status)
+        if self._seal is not None and status != "in_progress":
+            self._sealed = item.encrypted_content = self._sealed or self._seal(text)
+        return item
+
+    def open(self) -> Events:
+        return [
+            item_added(self.index, self.item("in_progress")),
+            ResponseContentPartAddedEvent(
+                type="response.content_part.added",
+                item_id=self.id,
+                output_index=self.index,
+                content_index=0,
+                part=PartReasoningText(type="reasoning_text", text=""),
+                sequence_number=0,
+            ),
+        ]
+
+    def append(self, text: str, events: Events) -> None:
+        self._pieces.append(text)
+        events.append(reasoning_delta(self.id, self.index, text))
+
+    def close(self, status: Status) -> Events:
+        text = "".join(self._pieces)
+        return [
+            ResponseReasoningTextDoneEvent(
+                type="response.reasoning_text.done",
+                item_id=self.id,
+                output_index=self.index,
+                content_index=0,
+                text=text,
+                sequence_number=0,
+            ),
+            ResponseContentPartDoneEvent(
+                type="response.content_part.done",
+                item_id=self.id,
+                output_index=self.index,
+                content_index=0,
+                part=DonePartReasoningText(type="reasoning_text", text=text),
+                sequence_number=0,
+            ),
+            item_done(self.index, self.item(status)),
+        ]
+
+
+class OpenCall:
+    """A call of a function or a custom tool of the client's."""
+
+    def __init__(self, item_id: str, index: int, call_id: str, name: str, namespace: str | None = None) -> None:
+        self.id = item_id
+        self.index = index
+        self.call_id = call_id
+        self.name = name
+        self.namespace = namespace
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def open(self) -> Events:
+        return [item_added(self.index, self.item("in_progress"))]
+
+    def item(self, status: Literal["in_progress"] | Status) -> ResponseOutputItem:
+        item = ResponseFunctionToolCall(
+            id=self.id,
+            type="function_call",
+            call_id=self.call_id,
+            name=self.name,
+            arguments=self.text,
+            status=status,
+        )
+        if self.namespace is not None:
+            item.namespace = self.namespace
+        return item
+
+    def append(self, text: str, events: Events) -> None:
+        self._pieces.append(text)
+        events.append(self._delta(text))
+
+    def close(self, status: Status) -> Events:
+        return [self._done(self.text), item_done(self.index, self.item(status))]
+
+    def _delta(self, text: str) -> ResponseStreamEvent:
+        return arguments_delta(self.id, self.index, text)
+
+    def _done(self, text: str) -> ResponseStreamEvent:
+        return ResponseFunctionCallArgumentsDoneEvent(
+            type="response.function_call_arguments.done",
+            item_id=self.id,
+            output_index=self.index,
+            name=self.name,  # pyright: ignore[reportCallIssue]  # extra: some clients read it, older SDKs require it
+            arguments=text,
+            sequence_number=0,
+        )
+
+
+class OpenCustomCall(OpenCall):
+    """The same for free text."""
+
+    def item(self, status: Literal["in_progress"] | Status) -> ResponseOutputItem:
+        item = ResponseCustomToolCall(
+            id=self.id,
+            type="custom_tool_call",
+            call_id=self.call_id,
+            name=self.name,
+            input=self.text,
+            status=status,  # pyright: ignore[reportCallIssue]  # extra: Open Responses wants one on every item
+        )
+        if self.namespace is not None:
+            item.namespace = self.namespace
+        return item
+
+    def _delta(self, text: str) -> ResponseStreamEvent:
+        return input_delta(self.id, self.index, text)
+
+    def _done(self, text: str) -> ResponseStreamEvent:
+        return ResponseCustomToolCallInputDoneEvent(
+            type="response.custom_tool_call_input.done",
+            item_id=self.id,
+            output_index=self.index,
+            input=text,
+            sequence_number=0,
+        )
+
+
+def _citation(scanner: CitationScanner, cited: int | str, start: int, end: int) -> Citation:
+    if isinstance(cited, str):
+        made = scanner.files[cited]
+        return AnnotationContainerFileCitation(
+            type="container_file_citation",
+            container_id=made.container_id,
+            file_id=made.file_id,
+            filename=PurePosixPath(cited).name,
+            start_index=start,
+            end_index=end,
+        )
+    source = scanner.sources[cited]
+    if source.file_id:
+        return AnnotationFileCitation(type="file_citation", file_id=source.file_id, filename=source.title, index=start)
+    return AnnotationURLCitation(
+        type="url_citation", url=source.url, title=source.title, start_index=start, end_index=end
+    )
+
+
+def _text_part(text: str, logprobs: Sequence[object] = (), annotations: Sequence[Citation] = ()) -> ResponseOutputText:
+    return ResponseOutputText(
+        type="output_text",
+        text=text,
+        annotations=[*annotations],
+        logprobs=[*logprobs],  # pyright: ignore[reportArgumentType]  # validated from the dicts
+    )
+
+
+def _logprob(each: TokenLogprob) -> dict[str, object]:
+    top = [{"token": one.token, "logprob": one.logprob, "bytes": [*one.bytes]} for one in each.top]
+    return {"token": each.token, "logprob": each.logprob, "bytes": [*each.bytes], "top_logprobs": top}

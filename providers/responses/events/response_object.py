@@ -1,0 +1,141 @@
+"""The response object: everything a request said, echoed whole, and what has become of it so far."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final, Literal, get_args
+
+from openai.types.responses import Response, ResponseError, ResponseOutputItem, ResponseUsage
+from openai.types.responses.response import IncompleteDetails
+from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
+from openai.types.responses.tool import Mcp
+
+from apis.deltas import Usage
+from apis.responses import CreateResponse
+from apis.wire.tool_choice import ChosenHosted
+from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, Tool, WebSearchTool
+
+_CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
+Reason = Literal["max_output_tokens", "max_messages", "content_filter"]
+"""Why a response is incomplete. `max_messages`: the model kept calling what cannot be called, and never answered."""
+Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+def begin_response(
+    request: CreateResponse, response_id: str, created_at: int, status: Status = "in_progress"
+) -> Response:
+    """The response as it begins: without output, every field present with its value or default."""
+    text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
+    reasoning = request.reasoning
+    return Response.model_validate(
+        {
+            "id": response_id,
+            "object": "response",
+            "created_at": created_at,
+            "status": status,
+            "completed_at": None,
+            **({"conversation": {"id": request.conversation_id}} if request.conversation_id else {}),
+            "background": request.background is True,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "max_tool_calls": request.max_tool_calls,
+            "metadata": request.metadata or {},
+            "model": request.model,
+            "output": [],
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "presence_penalty": request.presence_penalty or 0.0,
+            "frequency_penalty": request.frequency_penalty or 0.0,
+            "previous_response_id": request.previous_response_id,
+            "prompt_cache_key": request.prompt_cache_key,
+            "prompt_cache_retention": request.prompt_cache_retention,
+            "reasoning": {
+                "effort": reasoning.effort if reasoning else None,
+                "summary": reasoning.summary if reasoning else None,
+                **({"context": reasoning.context} if reasoning and reasoning.context else {}),
+            },
+            "safety_identifier": request.safety_identifier,
+            "service_tier": "default",
+            "store": request.store is not False,
+            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"},
+            "tool_choice": _echo_choice(request),
+            "tools": [_echo_tool(tool) for tool in request.tools or ()],
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "truncation": request.truncation or "disabled",
+            "usage": None,
+            "user": request.user,
+        }
+    )
+
+
+def end_response(
+    response: Response,
+    status: Status,
+    output: Sequence[ResponseOutputItem],
+    usage: Usage,
+    *,
+    reason: Reason | None = None,
+    error: ResponseError | None = None,
+) -> Response:
+    """The response as it ended; usage is there whatever the ending."""
+    return response.model_copy(
+        update={
+            "status": status,
+            "output": [*output],
+            "usage": usage_to_wire(usage),
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "incomplete_details": IncompleteDetails(reason=reason) if reason else None,
+            "error": error,
+        }
+    )
+
+
+def add_usage(one: Usage, other: Usage) -> Usage:
+    """Usage over several turns: each counts its own prompt."""
+    return Usage(
+        input_tokens=one.input_tokens + other.input_tokens,
+        output_tokens=one.output_tokens + other.output_tokens,
+        cached_tokens=one.cached_tokens + other.cached_tokens,
+        reasoning_tokens=one.reasoning_tokens + other.reasoning_tokens,
+    )
+
+
+def usage_to_wire(usage: Usage) -> ResponseUsage:
+    """Usage as the API tells it."""
+    return ResponseUsage(
+        input_tokens=usage.input_tokens,
+        input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens, cache_write_tokens=0),
+        output_tokens=usage.output_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+        total_tokens=usage.input_tokens + usage.output_tokens,
+    )
+
+
+def _echo_choice(request: CreateResponse) -> Any:
+    choice = request.tool_choice
+    if choice is None or isinstance(choice, str):
+        return choice or "auto"
+    if isinstance(choice, ChosenHosted) and choice.type in ("web_search", "web_search_2025_08_26"):
+        return {"type": "web_search_preview"}  # the SDK's response knows the search under this name only
+    return choice.model_dump(exclude_none=True)
+
+
+def _echo_tool(tool: Tool) -> dict[str, Any]:
+    fields = tool.model_dump(exclude_none=True)
+    match tool:
+        case FunctionTool():
+            # these three are always there, for clients that hold the echo against a schema
+            return {"description": None, "parameters": None, **fields, "strict": bool(tool.strict)}
+        case CustomTool():
+            return {**fields, "format": fields.get("format") or {"type": "text"}}
+        case WebSearchTool(type="browser_search"):
+            return {**fields, "type": "web_search"}
+        case NamespaceTool(tools=tools):
+            return {**fields, "tools": [_echo_tool(each) for each in tools]}
+        case McpTool(connector_id=str() as connector) if connector not in _CONNECTORS:
+            del fields["connector_id"]  # one of this server's own, which no client's types know
+            return fields
+        case _:
+            return fields

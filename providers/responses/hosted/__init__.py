@@ -1,1 +1,0 @@
-"""Tools that the server runs itself: one file per type of tool."""

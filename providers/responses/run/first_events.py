@@ -1,0 +1,44 @@
+"""How a stream begins: its first events, and the moment in which a refusal can still be an HTTP status."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from openai.types.responses import Response, ResponseCreatedEvent, ResponseStreamEvent
+
+from providers.responses.run.pending_response import in_progress
+
+Events = Sequence[ResponseStreamEvent]
+_PROMPT_FAILURE_S: Final = 0.04
+"""How long the first event waits for the model, so that what is refused at once is refused by an HTTP status."""
+
+
+@asynccontextmanager
+async def head_start(batches: AsyncGenerator[Events]) -> AsyncGenerator[asyncio.Task[Events]]:
+    """The first batch, under way. It is waited for briefly, so that what the model refuses at once is raised here."""
+
+    async def first() -> Events:
+        try:
+            return await anext(batches)
+        except StopAsyncIteration:  # anext's own default may not be a tuple: Python 3.11 fails on it
+            return ()
+
+    task = asyncio.create_task(first())
+    try:
+        await asyncio.wait({task}, timeout=_PROMPT_FAILURE_S)
+        if task.done():
+            task.result()
+        yield task
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
+def beginning(response: Response) -> Events:
+    """The events that a stream begins with."""
+    return [
+        ResponseCreatedEvent(type="response.created", response=response, sequence_number=0),
+        in_progress(response),
+    ]

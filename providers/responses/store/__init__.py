@@ -1,0 +1,1 @@
+"""Responses, conversations and their items in the KVStore."""

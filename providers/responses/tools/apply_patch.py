@@ -1,0 +1,54 @@
+"""`apply_patch`: files created, deleted or edited by a diff, by the client."""
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from openai.types.responses import ResponseApplyPatchToolCall
+from pydantic import Field, model_validator
+
+from apis.wire.tools import ApplyPatchTool
+from providers.responses.tools.call import TypedTool
+from providers.responses.tools.client import Arguments, ClientTool, FunctionOfClient, function
+from providers.responses.tools.tool_context import Setting
+
+NAME: Final = "apply_patch"
+_DESCRIPTION: Final = """Creates, edits or deletes one file in the user's workspace.
+
+The `diff` of `create_file` is the whole file, each line with a `+` before it. That of `update_file` is one or more
+hunks: a line `@@`, which may be followed by a line of the file above the change to find it by, then lines of the file,
+each with a space before it where it stays, `-` where it goes and `+` where it is new; about three lines of context
+before and after. There are no line numbers. `delete_file` has no diff."""
+_PROPERTIES: Final = {
+    "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+    "path": {"type": "string", "description": "The file, relative to the workspace."},
+    "diff": {"type": "string", "description": "The change; not for delete_file."},
+}
+
+
+class _Operation(Arguments):
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: Annotated[str, Field(min_length=1)]
+    diff: str | None = None
+
+    @model_validator(mode="after")
+    def _has_what_it_needs(self) -> Self:
+        if self.type != "delete_file" and self.diff is None:
+            raise ValueError(f"{self.type} needs a `diff`")
+        return self
+
+
+def make_apply_patch(declared: ApplyPatchTool, setting: Setting) -> TypedTool:
+    """The patch tool, which needs no configuration."""
+    return ClientTool(function(NAME, _DESCRIPTION, _PROPERTIES, ["type", "path"]), "apc", _Operation, _item)
+
+
+def _item(call: FunctionOfClient[Any], given: _Operation, status: str) -> ResponseApplyPatchToolCall:
+    leave_out = {"diff"} if given.type == "delete_file" else None
+    return ResponseApplyPatchToolCall.model_validate(
+        {
+            "id": call.id,
+            "type": "apply_patch_call",
+            "call_id": call.call_id,
+            "operation": given.model_dump(exclude=leave_out),
+            "status": status,
+        }
+    )

@@ -1,0 +1,162 @@
+"""The seam of tools with typed items: what such a tool must give to the loop.
+
+A TypedTool makes a TypedCall for each call of the model's. There are two kinds of calls:
+
+    HostedCall   run here: opens when the model begins it, runs when the turn is over, tells the model what came of it
+    ClientCall   run by the client: opens and closes when the turn is over, if its arguments are good; then the
+                 response ends. If they are not, the model is told, and the client sees nothing of it
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Final, cast
+
+import orjson
+from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
+
+from apis.chat import NativeTool, Tool
+from apis.deltas import ToolCallStart
+from apis.errors import ToolFailed
+from apis.tool_runtime import Source
+from apis.wire.tool_choice import ChosenHosted, ChosenMcp
+from providers.responses.events.open_items import item_added, item_done
+from providers.responses.events.output import Output
+from providers.responses.events.tool_result import MadeFile, Told
+
+Events = list[ResponseStreamEvent]
+_NATIVE_NAMES: Final = {"browser": ("browser.search", "browser.open", "browser.find"), "python": ("python",)}
+
+
+class TypedCall(ABC):
+    """A call with an item of its own type. `text` is what the model has written of its arguments so far."""
+
+    prefix: str
+    """Of the item's id."""
+    id: str = ""
+    index: int = -1
+    told: Told | None = None
+    output: Output | None = None
+    """Where it is placed."""
+
+    def __init__(self, start: ToolCallStart) -> None:
+        self.call_id = start.id
+        self.name = start.name
+        self.custom = start.custom
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def open(self) -> Events:
+        """The item is added. It has its `id` and `index` by now."""
+        return [item_added(self.index, self.item("in_progress"))]
+
+    def append(self, text: str, events: Events) -> None:
+        """More of the arguments, as the model writes them; what there is to tell of it is added to `events`."""
+        self._pieces.append(text)
+
+    def close(self, status: str) -> Events:
+        """The item is done: `completed`, or `failed` or `incomplete` where it was not run to its end."""
+        return [item_done(self.index, self.item(status))]
+
+    @abstractmethod
+    def item(self, status: str) -> ResponseOutputItem:
+        """The item as it stands."""
+
+    def tell(
+        self,
+        output: str,
+        *,
+        sources: Mapping[int, Source] | None = None,
+        state: Any = None,
+        files: Mapping[str, MadeFile] | None = None,
+    ) -> None:
+        """What the model shall be told of this call."""
+        bare = {number: replace(source, text="") for number, source in (sources or {}).items()}
+        self.told = Told(self.call_id, self.name, self.text, output, bare, self.custom, state=state, files=files or {})
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments as an object. Raises ToolFailed where the model wrote something else."""
+        try:
+            arguments: Any = orjson.loads(self.text or "{}")
+        except orjson.JSONDecodeError as exc:
+            raise ToolFailed(f"The arguments of `{self.name}` are not JSON: {exc}.") from exc
+        if not isinstance(arguments, dict):
+            raise ToolFailed(f"The arguments of `{self.name}` are not a JSON object.")
+        return cast(dict[str, Any], arguments)
+
+
+class HostedCall(TypedCall):
+    """One call of a tool that runs here."""
+
+    @abstractmethod
+    def run(self, output: Output) -> AsyncGenerator[Events]:
+        """Do the work once the arguments are whole; the last event is the item's done, and `tell` has been called.
+
+        Raises ToolFailed where the work cannot be done. It may be cancelled at any time: the time-out is the loop's.
+        """
+
+    counts: bool = True
+    """Whether it is one of the calls that a response is bounded in."""
+
+    def close(self, status: str) -> Events:
+        """The same; where a client is to keep what the model was told, the item carries it."""
+        item = self.item(status)
+        if self.told is not None and self.output is not None and status in ("completed", "failed"):
+            sealed = self.output.sealed(self.told)
+            item = item if sealed is None else item.model_copy(update={"encrypted_content": sealed})
+        return [item_done(self.index, item)]
+
+    def fail(self, error: ToolFailed) -> Events:
+        """End a call that failed, took too long or may not run; the model is told the error's message."""
+        if self.name:  # what the model has not called, it is not told of
+            self.tell(error.message)
+        return self.close("failed")
+
+
+class ClientCall(TypedCall):
+    """One call of a tool that the client runs."""
+
+    @abstractmethod
+    def take(self) -> None:
+        """Read the arguments, which are whole. Raises ToolFailed with what the model did wrong."""
+
+
+class TypedTool(ABC):
+    """A tool as one request declared it."""
+
+    hosted: ClassVar[bool] = True
+    """Whether it is run here."""
+
+    @property
+    @abstractmethod
+    def offered(self) -> Sequence[Tool]:
+        """What the model is given. It may be another after `before`."""
+
+    @abstractmethod
+    def begin(self, start: ToolCallStart) -> HostedCall | ClientCall:
+        """The model has begun to call one of `names`."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What its calls are named by the model."""
+        return [
+            name
+            for tool in self.offered
+            for name in (_NATIVE_NAMES[tool.type] if isinstance(tool, NativeTool) else (tool.name,))
+        ]
+
+    def chosen(self, choice: ChosenHosted | ChosenMcp) -> Sequence[str]:
+        """The names, of those offered, that a tool choice of this tool means."""
+        return [tool.name for tool in self.offered]
+
+    async def check(self) -> None:
+        """Look up what the declaration names. Raises NotFound, or another refusal, naming the field."""
+        return
+
+    def before(self, turn: int) -> Iterable[HostedCall]:
+        """Calls to be made here before the model's turn, which counts from 0, unasked by the model: listing an MCP
+        server's tools, for one. Each is run to its end before the next is asked for; other tools' run beside it."""
+        return ()

@@ -1,0 +1,1 @@
+"""MCP servers that a request declares: their lists, calls and approvals."""

@@ -1,0 +1,1 @@
+"""The hosted web search, by functions or by the model's own browser."""

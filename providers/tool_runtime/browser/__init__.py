@@ -1,0 +1,1 @@
+"""The browser tool: pages opened through the Fetcher and read as text."""

@@ -1,0 +1,1 @@
+"""Clients of MCP servers: sessions, transports, lists of tools."""

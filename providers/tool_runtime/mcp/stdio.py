@@ -1,0 +1,115 @@
+"""An MCP server as a child process that is spoken to in lines."""
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+from pydantic import ValidationError
+
+from providers.tool_runtime.mcp.wire import EXCHANGE, MAX_MESSAGE_BYTES, Streams
+
+_PATIENCE_S: Final = 2.0
+
+_In = MemoryObjectSendStream[SessionMessage | Exception]
+_Out = MemoryObjectReceiveStream[SessionMessage]
+
+
+@asynccontextmanager
+async def stdio_streams(command: str, args: Sequence[str], env: Mapping[str, str]) -> AsyncGenerator[Streams]:
+    """Starts the process, with little of our environment; leaving ends it and all that it started.
+
+    In place of the SDK's own, which keeps a line of any length. Raises OSError where it cannot be started.
+    """
+    process = await asyncio.create_subprocess_exec(
+        command,
+        *args,
+        stdin=PIPE,
+        stdout=PIPE,
+        env={**get_default_environment(), **env},
+        start_new_session=True,
+        limit=MAX_MESSAGE_BYTES,
+    )
+    try:
+        read_in, read_out = anyio.create_memory_object_stream[SessionMessage | Exception]()
+        write_in, write_out = anyio.create_memory_object_stream[SessionMessage]()
+        async with read_in, read_out, write_in, write_out, anyio.create_task_group() as tasks:
+            tasks.start_soon(_read, process, read_in)
+            tasks.start_soon(_write, process, write_out)
+            yield read_out, write_in
+            tasks.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process)
+
+
+async def _read(process: Process, messages: _In) -> None:
+    assert process.stdout is not None, "started with a pipe"
+    async with messages:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while line := await _line(process.stdout):
+                try:
+                    message = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+                except ValidationError as exc:
+                    await messages.send(exc)
+                else:
+                    await messages.send(message)
+
+
+async def _line(stdout: asyncio.StreamReader) -> bytes:
+    """Empty at the end, and for a line that is too long."""
+    try:
+        return await stdout.readline()
+    except ValueError:
+        EXCHANGE.get().failure = f"The MCP server sent more than {MAX_MESSAGE_BYTES} bytes at once."
+        return b""
+
+
+async def _write(process: Process, messages: _Out) -> None:
+    assert process.stdin is not None, "started with a pipe"
+    async with messages:
+        with suppress(OSError):
+            async for sent in messages:
+                process.stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                await process.stdin.drain()
+
+
+async def _end(process: Process) -> None:
+    """As MCP wants it: the end of its input, then a request to end, then the end, also of what it leaves behind."""
+    assert process.stdin is not None, "started with a pipe"
+    process.stdin.close()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_drain, process)
+        for ending in (signal.SIGTERM, signal.SIGKILL):
+            if not await _ended(process):
+                _kill(process, ending)
+        await _ended(process)
+        _kill(process, signal.SIGKILL)
+        tasks.cancel_scope.cancel()
+
+
+async def _drain(process: Process) -> None:
+    """asyncio takes a process for ended when its output is, too."""
+    assert process.stdout is not None, "started with a pipe"
+    while await process.stdout.read(MAX_MESSAGE_BYTES):
+        pass
+
+
+async def _ended(process: Process) -> bool:
+    with anyio.move_on_after(_PATIENCE_S):
+        await process.wait()
+        return True
+    return False
+
+
+def _kill(process: Process, ending: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, ending)

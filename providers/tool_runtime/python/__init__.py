@@ -1,0 +1,1 @@
+"""Programs of a model in a sandbox on this machine."""

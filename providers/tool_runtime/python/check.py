@@ -1,0 +1,70 @@
+"""Proof, before any program of others runs, that a sandbox holds: asked of the kernel, and tried from inside."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from providers.tool_runtime.python.processes import process_tree
+from providers.tool_runtime.python.sandbox import ENVIRONMENT
+from providers.tool_runtime.python.session import Session
+
+_NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+_STATUS: Final = {"CapEff": "0000000000000000", "CapBnd": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"}
+
+# Each line of output names something that should not have worked.
+_PROGRAM: Final = """
+import ctypes, os, resource, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def denied(what, action):
+    try:
+        action()
+    except OSError:
+        return
+    print(what)
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+for folder in ("/", "/usr", "/dev", "/proc/sys/kernel"):
+    denied("writing below " + folder, lambda: open(folder + "/written", "w"))
+denied("reaching the network", lambda: socket.create_connection(("192.0.2.1", 9), 1))
+denied("reaching a hypervisor", lambda: socket.socket(40, socket.SOCK_STREAM))
+denied("making a user namespace", lambda: call("unshare", 0x10000000))
+denied("mounting", lambda: call("mount", b"none", b"/mnt/data", b"tmpfs", 0, None))
+denied("tracing a process", lambda: call("ptrace", 16, os.getppid(), 0, 0))
+if len([name for name in os.listdir("/proc") if name.isdigit()]) > 2:
+    print("seeing other processes")
+if set(os.environ) - set(ENVIRONMENT):
+    print("reading the server's environment")
+if resource.getrlimit(resource.RLIMIT_NPROC)[1] > 1024:
+    print("starting any number of processes")
+if {line.split(":")[0].strip() for line in open("/proc/net/dev").readlines()[2:]} - {"lo"}:
+    print("seeing the network's interfaces")
+written = open("written", "w").write("x")
+"""
+
+
+async def faults_of(session: Session) -> list[str]:
+    """What does not hold of a fresh session in a sandbox that should isolate it; empty when all does."""
+    faults = _seen_from_outside(process_tree(session.pid))
+    names = json.dumps(dict.fromkeys([*ENVIRONMENT, "PWD", "LC_CTYPE", "OLDPWD"]))
+    outcome = await session.run(f"ENVIRONMENT = {names.replace('null', 'None')}\n{_PROGRAM}")
+    faults += outcome.output.splitlines()
+    if outcome.exit != "ok" or [name for name, _ in outcome.files] != ["written"]:
+        faults.append(f"running a program ({outcome.reason or outcome.exit})")
+    return faults
+
+
+def _seen_from_outside(pids: Sequence[int]) -> list[str]:
+    if len(pids) != 3:
+        return ["finding its processes"]
+    faults: list[str] = []
+    for pid in pids[1:]:
+        faults += [
+            f"sharing the server's {name} namespace"
+            for name in _NAMESPACES
+            if Path(f"/proc/{pid}/ns/{name}").readlink() == Path(f"/proc/self/ns/{name}").readlink()
+        ]
+        fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        faults += [f"{name} {fields[name]}" for name, held in _STATUS.items() if fields[name].strip() != held]
+    return faults

@@ -1,0 +1,223 @@
+"""The command that starts a Python of its own for untrusted programs: inside bubblewrap, or (never by default) bare."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from apis.errors import ConfigError
+from providers.tool_runtime.python.seccomp import seccomp_filter
+
+INSTALL: Final = "install it with `apt-get install bubblewrap`, or choose another tool runtime"
+MIB: Final = 1024 * 1024
+
+# Far above what the work folder needs, far below what would fill the kernel's memory with empty files.
+MAX_INODES: Final = 20_000
+
+_GUEST: Final = Path(__file__).with_name("guest.py").read_bytes()
+_NOBODY: Final = 65534
+FOLDER: Final = "/mnt/data"
+_PROBE_TIMEOUT_S: Final = 10
+
+# The server's own environment never enters. Threads are few: each counts as a process and costs address space.
+ENVIRONMENT: Final = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/mnt/tmp",
+    "TMPDIR": "/mnt/tmp",
+    "USER": "python",
+    "LANG": "C.UTF-8",
+    "MPLBACKEND": "Agg",
+    "MALLOC_ARENA_MAX": "2",
+    "OMP_NUM_THREADS": "2",
+    "OPENBLAS_NUM_THREADS": "2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one session may use. `wall_s`, `cpu_s` and `output_bytes` are per call, the rest is for the session."""
+
+    wall_s: float
+    cpu_s: float
+    memory_bytes: int
+    processes: int
+    scratch_bytes: int
+    output_bytes: int
+
+    def rlimits(self) -> dict[str, int]:
+        """What the kernel holds for each process by itself. The address space is wider than the memory, because
+        libraries reserve much that they never touch."""
+        return {
+            "RLIMIT_DATA": self.memory_bytes,
+            "RLIMIT_AS": 3 * self.memory_bytes,
+            "RLIMIT_FSIZE": self.scratch_bytes,
+            "RLIMIT_NPROC": self.processes,
+            "RLIMIT_NOFILE": 512,
+            "RLIMIT_CORE": 0,
+            "RLIMIT_MEMLOCK": 0,
+            "RLIMIT_MSGQUEUE": 0,
+            "RLIMIT_SIGPENDING": 256,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start one guest, and what it is told first: the folder it works in, and the limits it puts on itself."""
+
+    argv: Sequence[str]
+    pass_fds: Sequence[int]
+    folder: str
+    rlimits: dict[str, int]
+
+
+class Sandbox(Protocol):
+    """A way of starting guests. One that is not isolated leaves its work folder behind, for the session to remove."""
+
+    isolated: bool
+
+    def launch(self, channel: int, limits: Limits) -> AbstractContextManager[Launch]:
+        """A start of a guest that talks on the descriptor `channel`. What was opened for it is closed on leaving."""
+        ...
+
+
+class Bubblewrap:
+    """Namespaces of its own for everything, no capabilities, no network, a read-only /usr, and one small tmpfs.
+
+    The interpreter is `python`, or else one below /usr: bound are only /usr, the linker's cache and, for a `python`
+    elsewhere, its prefixes. A server that runs as root starts the sandbox as uid 65534, since root is exempt from
+    the limit on processes. Construction raises ConfigError when something it needs is missing.
+    """
+
+    isolated = True
+
+    def __init__(self, python: Path | None) -> None:
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise ConfigError(f"tool_runtime: the program `bwrap` of bubblewrap was not found; {INSTALL}")
+        try:
+            self._filter = seccomp_filter()
+        except LookupError:
+            raise ConfigError("tool_runtime: the Python sandbox knows x86_64 and aarch64 machines only") from None
+        self._python = str(python or _system_python())
+        prefixes = _prefixes(python) if python else []
+        self._before = [*_as_nobody(), bwrap, *_isolation(), *_system_folders(), *_bound(prefixes)]
+
+    @contextmanager
+    def launch(self, channel: int, limits: Limits) -> Generator[Launch]:
+        """See Sandbox."""
+        with _readable(self._filter) as seccomp, _readable(_GUEST) as guest:
+            argv = [
+                *self._before,
+                *_scratch(limits),
+                *("--seccomp", str(seccomp), "--ro-bind-data", str(guest), "/guest.py"),
+                *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", FOLDER),
+                *("--", self._python, "-I", "/guest.py", str(channel)),
+            ]
+            yield Launch(argv, (channel, seccomp, guest), FOLDER, limits.rlimits())
+
+
+class DangerouslyUnsandboxed:
+    """A plain child process with the server's own rights and network, in a temporary folder. Nothing is contained."""
+
+    isolated = False
+
+    def __init__(self, python: Path | None) -> None:
+        self._python = str(python or sys.executable)
+
+    @contextmanager
+    def launch(self, channel: int, limits: Limits) -> Generator[Launch]:
+        """See Sandbox."""
+        # NPROC counts all processes of the user, the server's own threads among them.
+        rlimits = {name: value for name, value in limits.rlimits().items() if name != "RLIMIT_NPROC"}
+        folder = tempfile.mkdtemp(prefix="python-tool-")
+        yield Launch([self._python, "-I", "-c", _GUEST.decode(), str(channel)], (channel,), folder, rlimits)
+
+
+@contextmanager
+def _readable(data: bytes) -> Generator[int]:
+    """A descriptor that `data` can be read from. It must fit into a pipe: 64 KiB."""
+    reading, writing = os.pipe()
+    try:
+        with open(writing, "wb") as stream:
+            stream.write(data)
+        yield reading
+    finally:
+        os.close(reading)
+
+
+def _as_nobody() -> list[str]:
+    if os.geteuid() != 0:
+        return []
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        raise ConfigError("tool_runtime: a server run by root needs `setpriv`: `apt-get install util-linux`")
+    return [setpriv, "--reuid", str(_NOBODY), "--regid", str(_NOBODY), "--clear-groups", "--no-new-privs", "--"]
+
+
+def _isolation() -> list[str]:
+    settings = [item for name, value in ENVIRONMENT.items() for item in ("--setenv", name, value)]
+    return [
+        *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--clearenv"),
+        *("--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000", "--hostname", "python"),
+        *settings,
+    ]
+
+
+def _system_folders() -> list[str]:
+    """/usr, and what stands beside it on this system: links into it, or folders of their own."""
+    options = ["--ro-bind", "/usr", "/usr"]
+    for name in ("lib", "lib32", "lib64", "bin", "sbin"):
+        folder = Path("/", name)
+        if folder.is_symlink():
+            options += ["--symlink", str(folder.readlink()), str(folder)]
+        elif folder.is_dir():
+            options += ["--ro-bind", str(folder), str(folder)]
+    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
+        options += ["--ro-bind-try", name, name]
+    return options
+
+
+def _scratch(limits: Limits) -> list[str]:
+    """All that can be written: one tmpfs for work and temporary files, and a fourth as much for shared memory."""
+    return [
+        *("--proc", "/proc", "--dev", "/dev"),
+        *("--size", str(limits.scratch_bytes // 4), "--tmpfs", "/dev/shm"),  # noqa: S108 - the sandbox's own
+        *("--size", str(limits.scratch_bytes), "--tmpfs", "/mnt", "--dir", FOLDER, "--dir", "/mnt/tmp"),
+        *("--symlink", "mnt/tmp", "/tmp"),  # noqa: S108 - the sandbox's own
+    ]
+
+
+def _bound(prefixes: Sequence[str]) -> list[str]:
+    return [item for prefix in prefixes if not _below_usr(prefix) for item in ("--ro-bind", prefix, prefix)]
+
+
+def _below_usr(path: str) -> bool:
+    return Path(path).resolve().is_relative_to("/usr")
+
+
+def _system_python() -> Path:
+    for path in (f"{sys.base_prefix}/bin/python3", "/usr/bin/python3", "/usr/local/bin/python3"):
+        if _below_usr(path) and os.access(path, os.X_OK):
+            return Path(path)
+    raise ConfigError(
+        "tool_runtime: no Python below /usr for the sandbox; install one with `apt-get install python3`, "
+        "or name one with `python`"
+    )
+
+
+def _prefixes(python: Path) -> list[str]:
+    """The folders that an interpreter lives from: an environment's own, and that of the Python it was made of."""
+    program = "import sys; print(sys.prefix); print(sys.base_prefix)"
+    try:
+        told = subprocess.run(  # noqa: S603 - the operator's own choice of interpreter, from the run config
+            [python, "-I", "-c", program], capture_output=True, check=True, env={}, text=True, timeout=_PROBE_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError) as exc:
+        raise ConfigError(f"tool_runtime.python: {python} does not run: {exc}") from exc
+    return list(dict.fromkeys(told.stdout.split("\n")[:2]))

@@ -1,0 +1,1 @@
+"""The HTTP API: the ASGI edge, request parsing, streams, WebSocket."""

@@ -1,0 +1,104 @@
+"""Events as what is sent of them, frames of a server-sent event stream or messages, in the client's dialect."""
+
+import functools
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import orjson
+from openai.types.responses import ResponseStreamEvent
+
+from apis.errors import InvalidRequest
+from apis.events import LoggedEvent
+
+Dialect = Literal["openai", "open-responses"]
+DIALECT_HEADER: Final = "x-responses-dialect"
+
+DONE: Final = b"data: [DONE]\n\n"
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+
+_OPEN_RESPONSES_NAMES: Final = {
+    "response.reasoning_text.delta": "response.reasoning.delta",
+    "response.reasoning_text.done": "response.reasoning.done",
+}
+_WITH_RESPONSE: Final = frozenset(
+    f"response.{name}" for name in ("created", "queued", "in_progress", "completed", "incomplete", "failed")
+)
+_FLAT: Final = frozenset(
+    f"response.{name}.delta"
+    for name in ("output_text", "reasoning_text", "refusal", "function_call_arguments", "custom_tool_call_input")
+)
+_SECONDS: Final = re.compile(rb'"(created_at|completed_at)":(\d+)\.0(?=[,}])')
+
+
+def read_dialect(headers: Mapping[str, str], default: Dialect) -> Dialect:
+    """The dialect that a request's headers ask for. Raises InvalidRequest for one that nobody speaks."""
+    wanted = headers.get(DIALECT_HEADER, default)
+    if wanted not in ("openai", "open-responses"):
+        raise InvalidRequest(f"The header {DIALECT_HEADER} is 'openai' or 'open-responses'.", code="invalid_value")
+    return wanted
+
+
+def to_json(model: Any) -> bytes:
+    """A model of the SDK as the API writes it. Its times are whole seconds: the SDK types them as floats."""
+    data: bytes = model.__pydantic_serializer__.to_json(model, by_alias=True, exclude_unset=True)
+    return data
+
+
+def response_to_json(response: Any) -> bytes:
+    """The same for what holds a response object."""
+    return _SECONDS.sub(rb'"\1":\2', to_json(response))
+
+
+def frames(events: Sequence[ResponseStreamEvent | LoggedEvent], dialect: Dialect, *, obfuscate: bool = False) -> bytes:
+    """All of `events` as one piece of the stream."""
+    if obfuscate or dialect != "openai":
+        return b"".join([_frame_as(event, dialect, obfuscate=obfuscate) for event in events])
+    if len(events) == 1:  # a token as it comes
+        return b"%b%b\n\n" % (_head(events[0].type), _data(events[0]))
+    return b"".join([b"%b%b\n\n" % (_head(event.type), _data(event)) for event in events])
+
+
+@functools.cache
+def _head(name: str | None) -> bytes:
+    return f"event: {name}\ndata: ".encode()
+
+
+def _data(event: ResponseStreamEvent | LoggedEvent) -> bytes:
+    if isinstance(event, LoggedEvent):
+        return _SECONDS.sub(rb'"\1":\2', event.data) if event.type in _WITH_RESPONSE else event.data
+    if event.type in _FLAT:
+        # nearly all events are these; as plain fields they cost a third of what the model's serializer takes
+        return orjson.dumps(event.__dict__, _fields)
+    return response_to_json(event) if event.type in _WITH_RESPONSE else to_json(event)
+
+
+def _fields(model: Any) -> dict[str, Any]:
+    return model.to_dict()
+
+
+def message(event: ResponseStreamEvent, dialect: Dialect, lane: str, *, obfuscate: bool = False) -> str:
+    """An event as a WebSocket's message, which names its lane unless that is the default one, ''."""
+    if obfuscate or dialect != "openai":
+        data = orjson.dumps(_fields_as(event, dialect, obfuscate=obfuscate))
+    else:
+        data = _data(event)
+    if lane:
+        data = b'%b,"stream_id":"%b"}' % (data[:-1], lane.encode())
+    return data.decode()
+
+
+def _frame_as(event: ResponseStreamEvent | LoggedEvent, dialect: Dialect, *, obfuscate: bool) -> bytes:
+    fields = _fields_as(event, dialect, obfuscate=obfuscate)
+    return _head(fields["type"]) + orjson.dumps(fields) + b"\n\n"
+
+
+def _fields_as(event: ResponseStreamEvent | LoggedEvent, dialect: Dialect, *, obfuscate: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = orjson.loads(_data(event))
+    if obfuscate and isinstance(fields.get("delta"), str):
+        # padding to a multiple of 32, so that the length of a frame tells little of the length of a token
+        fields["obfuscation"] = secrets.token_urlsafe(24)[: -len(fields["delta"]) % 32]
+    if dialect == "open-responses":
+        fields["type"] = _OPEN_RESPONSES_NAMES.get(fields["type"], fields["type"])
+    return fields

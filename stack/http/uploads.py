@@ -1,0 +1,97 @@
+"""What a request brings beside JSON that is read whole: bounded bytes, query parameters, an uploaded file."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+
+from apis.errors import InvalidRequest, PayloadTooLarge
+from stack.http.parsing import Model, explain, read_request
+
+_PIECE_BYTES: Final = 256 * 1024
+_FORM_BYTES: Final = 64 * 1024
+"""Of a form beside its file."""
+_MAX_FIELDS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file as it is sent, and the form's other fields."""
+
+    filename: str
+    fields: dict[str, str]
+    data: AsyncGenerator[bytes]
+
+
+async def bounded(http: Request, limit: int) -> AsyncGenerator[bytes]:
+    """The body as it comes. Raises PayloadTooLarge as soon as it is sure to be larger than `limit` bytes."""
+    announced = http.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit:
+        raise PayloadTooLarge(f"The body is larger than {limit} bytes.")
+    size = 0
+    try:
+        async for chunk in http.stream():
+            size += len(chunk)
+            if size > limit:
+                raise PayloadTooLarge(f"The body is larger than {limit} bytes.")
+            yield chunk
+    except ClientDisconnect:
+        raise InvalidRequest("The client left before its body was whole.") from None
+
+
+async def read_body(http: Request, limit: int) -> bytes:
+    """The whole body. Raises PayloadTooLarge."""
+    return b"".join([chunk async for chunk in bounded(http, limit)])
+
+
+async def read_model(http: Request, limit: int, model: type[Model]) -> Model:
+    """The whole body as one of our models; none is an empty one. Raises PayloadTooLarge and InvalidRequest."""
+    return await read_request(await read_body(http, limit) or b"{}", model)
+
+
+def read_query(http: Request, model: type[Model]) -> Model:
+    """The query's parameters as one of our models. Raises InvalidRequest."""
+    query: dict[str, Any] = {key: http.query_params[key] for key in model.model_fields if key in http.query_params}
+    limit = query.get("limit")
+    if isinstance(limit, str) and limit.isascii() and limit.isdigit() and len(limit) < 10:
+        query["limit"] = int(limit)
+    if "include" in model.model_fields:
+        query["include"] = http.query_params.getlist("include") + http.query_params.getlist("include[]")
+    try:
+        return model.model_validate(query)
+    except ValidationError as exc:
+        raise explain(exc.errors(include_url=False)[0], query) from None
+
+
+@asynccontextmanager
+async def uploaded(http: Request, max_file_bytes: int) -> AsyncGenerator[Upload]:
+    """The form of an upload, on disk where it is large, as long as the context lasts. Raises InvalidRequest."""
+    body = bounded(http, max_file_bytes + _FORM_BYTES)
+    parser = MultiPartParser(http.headers, body, max_files=1, max_fields=_MAX_FIELDS, max_part_size=_FORM_BYTES)
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError):
+        # A KeyError says that the boundary is missing.
+        raise InvalidRequest("We could not parse the form of your request.") from None
+    try:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise InvalidRequest(
+                "Missing required parameter: 'file'. Send the file with a filename.",
+                param="file",
+                code="missing_required_parameter",
+            )
+        fields = {key: value for key, value in form.multi_items() if isinstance(value, str)}
+        yield Upload(file.filename or "", fields, _pieces(file))
+    finally:
+        await form.close()
+
+
+async def _pieces(file: UploadFile) -> AsyncGenerator[bytes]:
+    while piece := await file.read(_PIECE_BYTES):
+        yield piece

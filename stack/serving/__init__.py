@@ -1,0 +1,1 @@
+"""From the command line to listening processes: workers, connections, drain, exit codes."""

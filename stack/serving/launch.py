@@ -1,0 +1,191 @@
+"""From the command line to running processes: one, several workers on one port, or one that follows its files."""
+
+import asyncio
+import gc
+import logging
+import multiprocessing
+import multiprocessing.synchronize
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from uvicorn.supervisors.statreload import StatReload
+
+from apis.errors import ConfigError
+from apis.imports import import_from_string
+from stack.config import find_config, load_config
+from stack.serving.exit_codes import told
+from stack.serving.serve import bind, serve, set_up_logging, url
+from stack.wiring import wire, wiring_lines
+
+try:
+    from uvloop import new_event_loop  # an open stream costs a fifth less memory, an event a tenth less time
+except ImportError:  # there is none for Windows
+    from asyncio import new_event_loop
+
+_POLL_S = 0.2
+_BETWEEN_STARTS_S = 1.0
+
+_log = logging.getLogger(__name__)
+_spawn = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to serve: a run config by path or name, what overrides its `server` section, and the app's factory."""
+
+    file: str
+    server: Mapping[str, object] = field(default_factory=dict[str, object])
+    app: str = "stack.http.app:create_app"
+
+
+def run(launch: Launch, *, workers: int = 1, reload: bool = False) -> int:
+    """Serve until a signal ends it; returns the exit code. Says on stdout what is wired to what, then the URL.
+
+    Raises ConfigError, or StackError where something that the stack needs is not there.
+    """
+    config = load_config(launch.file, server=launch.server)
+    if workers > 1 and config.kv_store.provider == "memory":
+        raise ConfigError(
+            f"{config.source}: kv_store.provider: memory is of one process, and {workers} workers need to share "
+            "one store. Choose sqlite, redis or postgres, or run one worker."
+        )
+    _say(*wiring_lines(wire(config)))
+    listener = bind(config.server)
+    set_up_logging(config.server.log_level)
+    if reload or workers > 1:
+        gc.enable()
+    if reload:
+        _Reload(replace(launch, server={**launch.server, "grace_period_s": 1.0}), listener).run()
+        return 0
+    if workers > 1:
+        return _Workers(launch, listener, workers).run()
+    _serve(launch, listener)
+    return 0
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all workers of one port know together: that one of them listens, and that all of them are to end."""
+
+    listening: multiprocessing.synchronize.Event
+    ending: multiprocessing.synchronize.Event
+
+    def is_alone(self) -> bool:
+        """Whether a worker that is to end ends alone."""
+        parent = multiprocessing.parent_process()
+        return parent is not None and parent.is_alive() and not self.ending.is_set()
+
+
+def _serve(launch: Launch, listener: socket.socket, shared: _Shared | None = None) -> None:
+    config = load_config(launch.file, server=launch.server)
+    app = import_from_string(launch.app)(config)
+
+    def announce() -> None:
+        if shared is None or not shared.listening.is_set():
+            _say(f"listening on {url(listener)}")
+        if shared is not None:
+            shared.listening.set()
+
+    is_alone = shared.is_alone if shared is not None else lambda: False
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(serve(app, config.server, listener, announce, is_alone))
+
+
+def _work(launch: Launch, sockets: list[socket.socket] | None, shared: _Shared | None = None) -> None:
+    """What a child process does."""
+    assert sockets  # None is what uvicorn's own servers may be given
+    # A terminal sends its Ctrl-C to the whole group; the parent alone decides what becomes of it.
+    os.setpgrp()
+    with told():
+        set_up_logging(load_config(launch.file, server=launch.server).server.log_level)
+        _serve(launch, sockets[0], shared)
+
+
+class _Workers:
+    """Keeps `count` processes serving one port: another for each that dies, none after a signal.
+
+    A signal is passed on: the first asks all workers to drain, the second to stop at once. If a worker fails before any
+    has listened, all would; then that one's exit code is the result. A signal to one worker alone ends that one when
+    it has drained, and the others serve meanwhile: so all can be restarted with no request failing.
+    """
+
+    def __init__(self, launch: Launch, listener: socket.socket, count: int) -> None:
+        self._shared = _Shared(_spawn.Event(), _spawn.Event())
+        self._start = partial(
+            _spawn.Process, target=_work, args=(launch, [listener], self._shared), name="stack-worker"
+        )
+        self._count = count
+        self._workers: list[SpawnProcess] = []
+        self._signals = 0
+
+    def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        code = 0
+        passed_on = 0
+        started_at = 0.0
+        while True:
+            missing = self._count - len(self._workers)
+            if not self._signals and missing and time.monotonic() - started_at >= _BETWEEN_STARTS_S:
+                started_at = time.monotonic()
+                for _ in range(missing):
+                    self._add()
+            if passed_on < self._signals:
+                passed_on += 1
+                self._shared.ending.set()
+                for worker in self._workers:
+                    worker.terminate()
+            wait([worker.sentinel for worker in self._workers], timeout=_POLL_S)
+            for worker in [worker for worker in self._workers if not worker.is_alive()]:
+                self._workers.remove(worker)
+                code = code or self._judge(worker)
+            if self._signals and not self._workers:
+                return code
+
+    def _add(self) -> None:
+        worker = self._start()
+        worker.start()
+        self._workers.append(worker)
+
+    def _judge(self, worker: SpawnProcess) -> int:
+        """The exit code that this worker's end means for the whole; its failure to start ends the whole."""
+        if self._signals:
+            return 0
+        if worker.exitcode and worker.exitcode > 0 and not self._shared.listening.is_set():
+            self._signals = 1
+            return worker.exitcode
+        say = _log.error if worker.exitcode else _log.info
+        say("Worker %s ended (exit code %s); another takes its place.", worker.pid, worker.exitcode)
+        return 0
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._signals += 1
+
+
+class _Reload(StatReload):
+    """One child process, started anew when the run config or a Python file below the working directory changes."""
+
+    def __init__(self, launch: Launch, listener: socket.socket) -> None:
+        config = uvicorn.Config(launch.app, reload=True, log_config=None)
+        super().__init__(config, partial(_work, launch), [listener])
+        self._run_config = find_config(launch.file)
+
+    def iter_py_files(self) -> Iterator[Path]:
+        yield self._run_config.resolve()
+        yield from super().iter_py_files()

@@ -1,0 +1,260 @@
+"""Runs the app: one process that listens, drains on a signal and ends in time, whatever hangs."""
+
+import asyncio
+import faulthandler
+import gc
+import logging
+import multiprocessing
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from types import FrameType
+from typing import Any, Protocol
+
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
+
+from apis.errors import ConfigError, Overloaded
+from stack.config import ServerConfig
+from stack.http.edge import WATCHED_PATHS, error_response
+from stack.http.websocket import GOING_AWAY
+from stack.serving.connection import Connection
+from stack.serving.socket_connection import SocketConnection
+
+# An idle connection is kept longer than the load balancers in common use keep theirs (60 s): were it the other way
+# round, they would send a request into a connection that is being closed.
+_IDLE_S = 75
+_BACKLOG = 2048
+_POLL_S = 0.1
+_CANCEL_S = 0.3
+_END_S = 0.9
+_UNASKED_S = 1.0
+_WANTED_FILES = 65_536
+
+_log = logging.getLogger(__name__)
+
+
+class App(Protocol):
+    """A Starlette or FastAPI application."""
+
+    state: Any
+    router: Any
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class Server(uvicorn.Server):
+    """Drains on the first SIGTERM or SIGINT and gives up waiting on the second.
+
+    Draining: `app.state.draining` is true at once, running requests get `grace_period_s` to finish, and until they
+    have, the port stays open to tell newcomers 503 and probes how things are. Then what still runs is cancelled. The
+    process is gone at most a second after the grace period, or after the second signal: if something hangs, with every
+    thread's traceback on stderr and exit code 1.
+
+    One that leaves alone, while others serve the same port, leaves newcomers to them, and serves whoever is with it.
+    """
+
+    def __init__(
+        self, app: App, config: ServerConfig, on_listening: Callable[[], None], is_alone: Callable[[], bool]
+    ) -> None:
+        self._door = _Door(app)
+        super().__init__(
+            uvicorn.Config(
+                self._door,
+                loop="asyncio",
+                http=Connection,
+                ws=SocketConnection,
+                ws_max_size=config.max_body_bytes,
+                ws_ping_interval=config.keep_alive_s,
+                # a client that runs a tool may not read for minutes, and is none the worse for that
+                ws_ping_timeout=None,
+                ws_per_message_deflate=False,
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                limit_concurrency=config.max_connections,
+                timeout_keep_alive=_IDLE_S,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._app = app
+        self._grace_s = config.grace_period_s
+        self._on_listening = on_listening
+        self._is_alone = is_alone
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._drain_with_parent()
+        self._on_listening()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._door.is_last = self._is_alone()
+        self._app.state.draining = True
+        left_s = _END_S if self.force_exit else self._grace_s + _END_S
+        faulthandler.dump_traceback_later(left_s, exit=True, file=sys.__stderr__ or sys.stderr)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._door.is_last:
+            await self._see_off()
+        for connection in list(self.server_state.connections):
+            # one that has asked nothing yet is about to, and is told to go elsewhere
+            if not isinstance(connection, Connection) or connection.was_asked:
+                connection.shutdown()
+        tasks = self.server_state.tasks
+        draining = self._drain_app()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._grace_s
+        while (running := {*tasks, *draining}) and not self.force_exit and loop.time() < deadline:
+            await asyncio.wait(running, timeout=_POLL_S)
+        for task in draining:
+            task.cancel()
+        if tasks:
+            _log.warning("%d requests still ran when the grace period was over and are cut off.", len(tasks))
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(set(tasks), timeout=_CANCEL_S)
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+        await super().shutdown(sockets)
+
+    async def _see_off(self) -> None:
+        """Let nobody in any more, and wait a moment for the requests of those who came in just before."""
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _UNASKED_S
+        while not self.force_exit and loop.time() < deadline:
+            if all(getattr(each, "was_asked", True) for each in self.server_state.connections):
+                return
+            await asyncio.sleep(_POLL_S)
+
+    def _drain_app(self) -> set[asyncio.Task[None]]:
+        """The app's own work that no request waits for, as a task until it is done; its `state.drain` says what."""
+        drain: Callable[[], Coroutine[Any, Any, None]] | None = getattr(self._app.state, "drain", None)
+        if drain is None:
+            return set()
+        draining = {asyncio.create_task(drain())}
+        for task in draining:
+            task.add_done_callback(draining.discard)
+        return draining
+
+    def _drain_with_parent(self) -> None:
+        parent = multiprocessing.parent_process()
+        if parent is None:
+            return
+        loop = asyncio.get_running_loop()
+
+        def orphaned() -> None:
+            loop.remove_reader(parent.sentinel)
+            self.handle_exit(signal.SIGTERM, None)
+
+        loop.add_reader(parent.sentinel, orphaned)
+
+
+class _Door:
+    """Refuses new work while the app drains. Where others serve the port (`is_last`), whoever is in is served for the
+    last time."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.is_last = False
+        app.state.draining = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app.state.draining and self.is_last:
+            send = _saying_goodbye(send)
+        elif self._app.state.draining and scope["path"] not in WATCHED_PATHS:
+            await error_response(Overloaded(GOING_AWAY))(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            # Ours, at the end of the grace period: this is the request's whole task, and no news worth a traceback.
+            if not self._app.state.draining:
+                raise
+
+
+def _saying_goodbye(send: Send) -> Send:
+    """The same, with the end of the connection announced: a client that knows of it does not ask into it again."""
+
+    async def said(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return said
+
+
+async def serve(
+    app: App,
+    config: ServerConfig,
+    listener: socket.socket,
+    on_listening: Callable[[], None] = lambda: None,
+    is_alone: Callable[[], bool] = lambda: False,
+) -> None:
+    """Serve `app` on a bound socket until a signal ends it. The app's lifespan is entered before anything listens
+    and left after the last request, so that what it raises comes out here. `is_alone` says whether others go on
+    serving the port when this process ends."""
+    _raise_file_limit()
+    lifespan: AbstractAsyncContextManager[Any] = app.router.lifespan_context(app)
+    async with lifespan:
+        _settle_memory()
+        await Server(app, config, on_listening, is_alone).serve(sockets=[listener])
+
+
+def _settle_memory() -> None:
+    """What lives now lives as long as the server: the garbage collector need not look at it again, and may wait longer
+    between its looks, for nearly all that a request makes is freed without it."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
+    gc.enable()
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A socket bound to the config's host and port, not listening yet. Raises ConfigError."""
+    try:
+        family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        # asyncio turns Nagle's algorithm off only where the protocol is given: without it, deltas wait for 40 ms
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as exc:
+        raise ConfigError(
+            f"server: cannot listen on {config.host} port {config.port}: {exc.strerror}. Choose another with "
+            "server.host and server.port, or --host and --port."
+        ) from exc
+    return listener
+
+
+def url(listener: socket.socket) -> str:
+    """Where clients find what listens there."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def set_up_logging(level: str) -> None:
+    """Our own log at `level`, that of libraries from warnings on, all to stderr."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    for name in ("stack", "providers", "apis"):
+        logging.getLogger(name).setLevel(level.upper())
+
+
+def _raise_file_limit() -> None:
+    """Every stream holds two connections, and the usual limit of 1,024 files is gone after 500 streams."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(_WANTED_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

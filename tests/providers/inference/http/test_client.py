@@ -1,0 +1,364 @@
+"""The HTTP client of model servers: what may come over a connection, and when a connection serves again."""
+
+import asyncio
+import math
+import socket
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from providers.inference.http.client import HttpClient, headers_to_bytes, read_url
+from providers.inference.http.connection import MAX_BARREN_BYTES, PIECE_BYTES, Answer, HttpFailed
+from tests.support.servers.upstream_server import (
+    CUT,
+    HANG,
+    LAST_HTTP_CHUNK,
+    Repeat,
+    UpstreamServer,
+    head,
+    http_chunk,
+    plain_answer,
+)
+
+CHUNKED = head() + http_chunk(b"ab") + http_chunk(b"cd") + LAST_HTTP_CHUNK
+LENGTH = b"HTTP/1.1 200 OK\r\nX: 1\r\ncontent-length: 4\r\n\r\nabcd"
+
+
+class Wire(asyncio.Transport):
+    """A transport that leads nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.aborted = False
+        self.reading = True
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.sent += data
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+async def asked() -> tuple[Answer, Wire]:
+    """An answer that is waited for."""
+    answer, wire = Answer(lambda _: None), Wire()
+    answer.connection_made(wire)
+    await answer.begin(b"GET / HTTP/1.1\r\n\r\n", b"")
+    return answer, wire
+
+
+async def read(answer: Answer) -> bytes:
+    async with asyncio.timeout(5):
+        return await answer.body(1 << 30, math.inf)
+
+
+@pytest.mark.parametrize("sent", [CHUNKED, LENGTH, b"HTTP/1.1 100 Continue\r\nx: 1\r\n\r\n" + LENGTH])
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
+async def test_an_answer_may_come_in_any_pieces(sent: bytes, step: int) -> None:
+    answer, _ = await asked()
+    reading = asyncio.create_task(read(answer))
+    for start in range(0, len(sent), step):
+        answer.data_received(sent[start : start + step])
+        await asyncio.sleep(0)
+    assert await reading == b"abcd"
+    assert (answer.status, answer.over, answer.reusable) == (200, True, True)
+
+
+async def test_a_wait_ends_only_with_a_piece_of_the_body_or_its_end() -> None:
+    answer, _ = await asked()
+    answer.data_received(head())
+    waiting = answer.more(math.inf)
+    for part in (b"2", b"\r", b"\n"):
+        answer.data_received(part)
+        assert not waiting.done()
+    answer.data_received(b"a")
+    await waiting
+    assert answer.take() == b"a"
+    assert not answer.ready
+
+
+@pytest.mark.parametrize(
+    ("sent", "body"),
+    [
+        (LENGTH + b"x", b"abcd"),
+        (LENGTH + LENGTH, b"abcd"),
+        (CHUNKED + CHUNKED, b"abcd"),
+        (LENGTH.replace(b"X: 1", b"connection: close"), b"abcd"),
+        (LENGTH.replace(b"1.1", b"1.0"), b"abcd"),
+    ],
+)
+async def test_who_sends_more_than_the_answer_or_wants_to_close_is_not_asked_again(sent: bytes, body: bytes) -> None:
+    answer, _ = await asked()
+    answer.data_received(sent)
+    assert await read(answer) == body
+    assert not answer.reusable
+
+
+async def test_who_speaks_without_being_asked_is_not_asked_again() -> None:
+    answer, wire = await asked()
+    answer.data_received(LENGTH)
+    answer.rest()
+    answer.data_received(LENGTH)
+    assert wire.aborted
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * MAX_BARREN_BYTES,
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * MAX_BARREN_BYTES,
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_or_has_no_end_is_a_failure(sent: bytes) -> None:
+    answer, wire = await asked()
+    answer.data_received(sent)
+    assert wire.aborted
+    with pytest.raises(HttpFailed):
+        answer.check()
+
+
+async def test_trailers_have_a_bound() -> None:
+    answer, wire = await asked()
+    answer.data_received(head() + http_chunk(b"ab") + b"0\r\n")
+    assert answer.take() == b"ab"
+    for _ in range(MAX_BARREN_BYTES // 1000 + 1):
+        answer.data_received(b"x: " + b"y" * 995 + b"\r\n")
+    assert wire.aborted
+    with pytest.raises(HttpFailed):
+        answer.take()
+
+
+async def test_what_came_before_a_break_is_read_before_it() -> None:
+    answer, _ = await asked()
+    answer.data_received(head() + http_chunk(b"ab"))
+    answer.connection_lost(ConnectionResetError())
+    assert answer.take() == b"ab"
+    with pytest.raises(HttpFailed):
+        answer.take()
+
+
+async def test_a_server_that_sends_faster_than_is_read_has_to_wait() -> None:
+    answer, wire = await asked()
+    answer.data_received(head())
+    while wire.reading:
+        answer.data_received(http_chunk(b"x" * 65536))
+    assert len(answer.take()) < 512 * 1024
+    assert wire.reading
+
+
+async def test_a_wait_has_a_limit_that_can_move() -> None:
+    answer, _ = await asked()
+    answer.data_received(head())
+    now = asyncio.get_running_loop().time
+    first = answer.more(now() + 0.05)
+    answer.data_received(http_chunk(b"a"))
+    await first
+    answer.take()
+    until = now() + 0.15
+    with pytest.raises(TimeoutError):
+        await answer.more(until)
+    assert now() >= until
+
+
+async def test_a_large_body_goes_out_as_the_server_takes_it() -> None:
+    answer, wire = Answer(lambda _: None), Wire()
+    answer.connection_made(wire)
+    answer.pause_writing()
+    body = bytes(range(256)) * 1024
+    sending = asyncio.create_task(answer.begin(b"head ", body))
+    await asyncio.sleep(0)
+    assert wire.sent == b"head "
+    answer.resume_writing()
+    await sending
+    assert wire.sent == b"head " + body
+    answer.data_received(LENGTH)
+    assert answer.reusable
+
+
+async def test_an_answer_before_the_whole_question_ends_the_sending() -> None:
+    answer, wire = Answer(lambda _: None), Wire()
+    answer.connection_made(wire)
+    answer.pause_writing()
+    sending = asyncio.create_task(answer.begin(b"head", b"x" * 2 * PIECE_BYTES))
+    await asyncio.sleep(0)
+    answer.data_received(LENGTH)
+    answer.resume_writing()
+    await sending
+    assert wire.sent == b"head"
+    assert await read(answer) == b"abcd"
+    assert not answer.reusable
+
+
+# --- against servers -------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def client(idle_s: float = 4) -> AsyncGenerator[HttpClient]:
+    http = HttpClient(idle_s=idle_s)
+    try:
+        yield http
+    finally:
+        await http.close()
+
+
+async def get(http: HttpClient, url: str) -> tuple[int, bytes]:
+    async with asyncio.timeout(5):
+        answer = await http.send("GET", url, b"", None, 5)
+        try:
+            return answer.status, await read(answer)
+        finally:
+            http.release(answer)
+
+
+@pytest.mark.parametrize(("idle_s", "connections"), [(4, 1), (0, 3)])
+async def test_connections_serve_again_where_they_may(idle_s: float, connections: int) -> None:
+    async with UpstreamServer() as server, client(idle_s) as http:
+        for _ in range(3):
+            assert (await get(http, f"{server.base_url}/models"))[0] == 200
+        assert server.connections == connections
+        assert ("connection" in server.received[0].headers) is (idle_s == 0)
+
+
+async def get_and_close(http: HttpClient, url: str) -> None:
+    """Ask, and wait until the connection, which was kept, is closed."""
+    async with asyncio.timeout(5):
+        answer = await http.send("GET", url, b"", None, 5)
+        await read(answer)
+        assert answer.reusable
+        http.release(answer)
+        while not answer.closing:  # noqa: ASYNC110 - nothing else tells that it is
+            await asyncio.sleep(0)
+
+
+async def test_idle_connections_are_given_up() -> None:
+    async with UpstreamServer() as server, client(0.05) as http:
+        await get_and_close(http, f"{server.base_url}/models")
+        await get(http, f"{server.base_url}/models")
+        assert server.connections == 2
+
+
+async def test_a_kept_connection_that_the_server_closed_is_not_used() -> None:
+    async with UpstreamServer() as server, client() as http:
+        server.routes["/v1/x"] = [*plain_answer(b"ok"), CUT]
+        await get_and_close(http, f"{server.base_url}/x")
+        assert await get(http, f"{server.base_url}/x") == (200, b"ok")
+        assert server.connections == 2
+
+
+async def test_leaving_in_the_middle_closes_the_connection() -> None:
+    async with UpstreamServer() as server, client() as http:
+        server.routes["/v1/x"] = [head(), Repeat(http_chunk(b"x"), 0.01)]
+        answer = await http.send("GET", f"{server.base_url}/x", b"", None, 5)
+        http.release(answer)
+        async with asyncio.timeout(5):
+            await server.left.wait()
+
+
+async def test_closing_the_client_ends_who_still_reads() -> None:
+    async with UpstreamServer() as server, client() as http:
+        server.routes["/v1/x"] = [head(), HANG]
+        answer = await http.send("GET", f"{server.base_url}/x", b"", None, 5)
+        reading = asyncio.create_task(read(answer))
+        await asyncio.sleep(0)
+        await http.close()
+        with pytest.raises(HttpFailed):
+            await reading
+        with pytest.raises(HttpFailed):
+            await http.send("GET", f"{server.base_url}/x", b"", None, 5)
+
+
+async def test_where_nobody_listens_is_a_failure() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        async with client() as http:
+            with pytest.raises(HttpFailed):
+                await http.send("GET", f"http://127.0.0.1:{unused.getsockname()[1]}/", b"", None, 5)
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".test", "nowhere.invalid", ".."])
+async def test_a_host_that_is_none_is_a_failure(host: str) -> None:
+    async with client() as http:
+        with pytest.raises(HttpFailed):
+            await http.send("GET", f"http://{host}:1/", b"", None, 5)
+
+
+def certificate(folder: Path) -> Path:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(now).not_valid_after(now + timedelta(days=1))
+    signed = builder.add_extension(names, critical=False).sign(key, hashes.SHA256())
+    file = folder / "certificate.pem"
+    plain = serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    file.write_bytes(pem + signed.public_bytes(serialization.Encoding.PEM))
+    return file
+
+
+async def test_a_server_over_tls_must_show_that_it_is_the_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(file)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(LENGTH)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with server:
+        url = f"https://localhost:{server.sockets[0].getsockname()[1]}/"
+        async with client() as http:
+            with pytest.raises(HttpFailed):
+                await get(http, url)
+        monkeypatch.setenv("SSL_CERT_FILE", str(file))
+        async with client() as http:
+            assert await get(http, url) == (200, b"abcd")
+            assert await get(http, url) == (200, b"abcd")
+
+
+# --- what is sent ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "host", "target"),
+    [
+        ("http://a", (False, "a", 80), b"a", b"/"),
+        ("https://a:8/v1/x?y=1&z=\u00e4 b", (True, "a", 8), b"a:8", b"/v1/x?y=1&z=%C3%A4%20b"),
+        ("http://[::1]:9/\u00e4 b/%20", (False, "::1", 9), b"[::1]:9", b"/%C3%A4%20b/%20"),
+        ("http://b\u00fccher.test/v1", (False, "xn--bcher-kva.test", 80), b"xn--bcher-kva.test", b"/v1"),
+    ],
+)
+def test_a_url_as_it_is_asked(url: str, origin: tuple[bool, str, int], host: bytes, target: bytes) -> None:
+    assert read_url(url) == (origin, host, target)
+
+
+def test_headers_cannot_break_out() -> None:
+    assert headers_to_bytes({"A": "b"}) == b"A: b\r\n"
+    for bad in ("b\r\nC: d", "b\n", "\0"):
+        with pytest.raises(ValueError, match="header"):
+            headers_to_bytes({"A": bad})

@@ -1,0 +1,315 @@
+"""A request in the terms of a chat: what is refused, what is passed on, and which schemas are let through."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from apis.chat import ChatRequest, Function, FunctionTool, Message
+from apis.deltas import ToolCallStart
+from apis.errors import InvalidRequest, Unsupported
+from apis.responses import CreateResponse
+from apis.wire.tools import WebSearchTool
+from providers.responses.context.chat_request import build_chat, refuse_unsupported
+from providers.responses.tools.call import HostedCall, TypedTool
+from providers.responses.tools.offered import Toolbox
+from providers.responses.tools.registry import Made
+
+Fields = dict[str, Any]
+F: Fields = {"type": "function", "name": "f"}
+C: Fields = {"type": "custom", "name": "c"}
+
+
+class Clock(TypedTool):
+    """Tells the time; a turn never runs it here."""
+
+    @property
+    def offered(self) -> Sequence[FunctionTool]:
+        return [FunctionTool(function=Function(name="clock"))]
+
+    def begin(self, start: ToolCallStart) -> HostedCall:
+        raise NotImplementedError
+
+
+CLOCK = Made(WebSearchTool(type="web_search"), Clock())
+
+
+def chat(*, hosted: bool = False, **fields: Any) -> ChatRequest:
+    request = CreateResponse.model_validate({"model": "m", "input": "hi", **fields})
+    toolbox = Toolbox(request, [CLOCK] if hosted else [])
+    return build_chat(request, [Message(role="user", content="hi")], toolbox)
+
+
+def told(**fields: Any) -> Fields:
+    """What the chat says beyond model and messages."""
+    hosted = fields.pop("hosted", False)
+    return chat(hosted=hosted, **fields).model_dump(exclude_none=True, exclude={"model", "messages"}, by_alias=True)
+
+
+@pytest.mark.parametrize("name", ["prompt", "moderation"])
+@pytest.mark.parametrize("value", ["x", {}, [], 0, False])
+def test_what_is_not_offered_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(Unsupported) as caught:
+        refuse_unsupported(CreateResponse.model_validate({"model": "m", "input": "hi", name: value}))
+    assert caught.value.param == name
+
+
+def test_something_must_be_asked() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        refuse_unsupported(CreateResponse.model_validate({"model": "m"}))
+    assert (caught.value.param, caught.value.code) == ("input", "missing_required_parameter")
+    refuse_unsupported(CreateResponse.model_validate({"model": "m", "previous_response_id": "resp_1"}))
+
+
+FUNCTION: Fields = {"type": "function", "function": {"name": "f"}}
+CUSTOM: Fields = {"type": "custom", "custom": {"name": "c", "format": {"type": "text"}}}
+GRAMMAR: Fields = {"syntax": "regex", "definition": "a+"}
+ONE_FUNCTION: Fields = {"type": "function", "function": {"name": "f"}}
+TABLE: dict[str, tuple[Fields, Fields]] = {
+    "nothing": ({}, {}),
+    "sampling": (
+        {"temperature": 0.0, "top_p": 0.5, "seed": 7, "stop": ["x"], "top_k": 3},
+        {"temperature": 0.0, "top_p": 0.5, "seed": 7, "stop": ["x"], "top_k": 3},
+    ),
+    "limits": ({"max_output_tokens": 99}, {"max_completion_tokens": 99}),
+    "reasoning": ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
+    "verbosity": ({"text": {"verbosity": "low"}}, {"verbosity": "low"}),
+    "cache keys": ({"prompt_cache_key": "k", "cache_salt": "s"}, {"prompt_cache_key": "k", "cache_salt": "s"}),
+    "a priority": ({"priority": -1}, {"priority": -1}),
+    "a service tier": ({"service_tier": "priority"}, {}),
+    "logprobs by include": ({"include": ["message.output_text.logprobs"]}, {"logprobs": True}),
+    "logprobs by number": ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 3}),
+    "logprobs of none": ({"top_logprobs": 0}, {}),
+    "a function": ({"tools": [F]}, {"tools": [FUNCTION], "tool_choice": "auto"}),
+    "a custom tool": ({"tools": [C]}, {"tools": [CUSTOM], "tool_choice": "auto"}),
+    "a grammar": (
+        {
+            "tools": [{**C, "format": {"type": "grammar", "syntax": "regex", "definition": "a+"}}],
+            "tool_choice": "required",
+        },
+        {
+            "tools": [
+                {
+                    "type": "custom",
+                    "custom": {
+                        "name": "c",
+                        "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}},
+                    },
+                }
+            ],
+            "tool_choice": "required",
+        },
+    ),
+    "no parallel calls": (
+        {"tools": [F], "parallel_tool_calls": False},
+        {"tools": [FUNCTION], "tool_choice": "auto", "parallel_tool_calls": False},
+    ),
+    "no parallel calls of no tools": ({"parallel_tool_calls": False}, {}),
+    "no tools and no choice": ({"tool_choice": "none"}, {}),
+    "tools and no choice": ({"tools": [F], "tool_choice": "none"}, {"tools": [FUNCTION], "tool_choice": "none"}),
+    "one function": (
+        {"tools": [F, C], "tool_choice": {"type": "function", "name": "f"}},
+        {"tools": [FUNCTION, CUSTOM], "tool_choice": ONE_FUNCTION},
+    ),
+    "one custom tool": (
+        {"tools": [F, C], "tool_choice": {"type": "custom", "name": "c"}},
+        {"tools": [FUNCTION, CUSTOM], "tool_choice": {"type": "custom", "custom": {"name": "c"}}},
+    ),
+    "some allowed": (
+        {
+            "tools": [F, C],
+            "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
+        },
+        {
+            "tools": [FUNCTION, CUSTOM],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [ONE_FUNCTION]}},
+        },
+    ),
+    "a hosted tool": (
+        {"hosted": True, "tools": [F]},
+        {"tools": [FUNCTION, {"type": "function", "function": {"name": "clock"}}], "tool_choice": "auto"},
+    ),
+    "a hosted tool chosen": (
+        {"hosted": True, "tool_choice": {"type": "web_search"}},
+        {
+            "tools": [{"type": "function", "function": {"name": "clock"}}],
+            "tool_choice": {"type": "function", "function": {"name": "clock"}},
+        },
+    ),
+    "text": ({"text": {"format": {"type": "text"}}}, {}),
+    "any JSON": ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+    "JSON of a schema": (
+        {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": True}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"type": "object"}, "strict": True},
+            }
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "passed_on"), TABLE.values(), ids=TABLE)
+def test_a_request_becomes_a_chat(given: Fields, passed_on: Fields) -> None:
+    assert told(**given) == passed_on
+
+
+def test_a_name_of_a_hosted_tool_is_taken() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(hosted=True, tools=[{**F, "name": "clock"}])
+    assert caught.value.param == "tools[0].name"
+
+
+# --- schemas ---------------------------------------------------------------------------------------------------------
+
+
+def properties(**fields: Any) -> Fields:
+    return {"type": "object", "properties": fields}
+
+
+def nested(levels: int, inner: Fields) -> Fields:
+    for _ in range(levels):
+        inner = properties(a=inner)
+    return inner
+
+
+def doubled(levels: int) -> Fields:
+    both = {
+        f"d{n}": properties(a={"$ref": f"#/$defs/d{n + 1}"}, b={"$ref": f"#/$defs/d{n + 1}"}) for n in range(levels)
+    }
+    return {**properties(a={"$ref": "#/$defs/d0"}), "$defs": {**both, f"d{levels}": {"type": "string"}}}
+
+
+TREE: Fields = {
+    **properties(root={"$ref": "#/$defs/node"}),
+    "$defs": {
+        "node": properties(
+            value={"type": ["string", "null"]},
+            children={"type": "array", "items": {"$ref": "#/$defs/node"}},
+            next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+        )
+    },
+}
+GOOD: dict[str, Fields] = {
+    "an object": properties(a={"type": "string"}),
+    "without properties": {"type": "object"},
+    "a tree": TREE,
+    "recursion to the root": properties(children={"type": "array", "items": {"$ref": "#"}}),
+    "references with escapes": {
+        **properties(a={"$ref": "#/$defs/a~1b~0c%20d"}),
+        "$defs": {"a/b~c d": {"type": "string"}},
+    },
+    "a reference into a list": {**properties(a={"$ref": "#/anyOf/1"}), "anyOf": [{}, {"type": "object"}]},
+    "closed": {**properties(a={"type": "integer"}), "additionalProperties": False, "required": ["a"]},
+    "generated by zod": {"$schema": "http://json-schema.org/draft-07/schema#", **properties(a={"type": "string"})},
+    "a draft": {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "Answer", **properties()},
+    "common patterns": properties(
+        date={"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}$"},
+        uuid={"type": "string", "pattern": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"},
+        mail={
+            "type": "string",
+            "pattern": r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9]*\.)+[A-Za-z]{2,}$",
+        },
+    ),
+    "keywords as names": properties(type={"type": "string"}, **{"$ref": {"type": "string"}, "enum": {"type": "array"}}),
+    "data that looks like a schema": properties(a={"default": {"$ref": "http://a"}, "const": {"enum": []}}),
+    "ten levels": nested(10, {"type": "string"}),
+    "1,000 values": properties(a={"enum": [*range(1000)]}),
+    "many properties": properties(**{f"p{n}": {"type": "string"} for n in range(4_000)}),
+}
+BAD: dict[str, Fields] = {
+    "itself": {"$ref": "#"},
+    "itself by $defs": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
+    "two that are each other": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    "itself among others": {"anyOf": [{"type": "string"}, {"$ref": "#"}]},
+    "itself by way of not": {**properties(), "not": {"allOf": [{"$ref": "#"}]}},
+    "a loop seen first through a property": {
+        **properties(a={"$ref": "#/$defs/y"}),
+        "allOf": [{"$ref": "#/$defs/y"}],
+        "$defs": {"y": {"$ref": "#"}},
+    },
+    "http": properties(a={"$ref": "http://127.0.0.1:9/x"}),
+    "https with a fragment": properties(a={"$ref": "https://example.com/x#/a"}),
+    "a local file": properties(a={"$ref": "file:///etc/passwd"}),
+    "a file beside it": properties(a={"$ref": "other.json"}),
+    "a dynamic reference": properties(a={"$dynamicRef": "http://127.0.0.1:9/x"}),
+    "an anchor": {**properties(a={"$ref": "#here"}), "$defs": {"x": {"$anchor": "here"}}},
+    "nowhere": properties(a={"$ref": "#/$defs/none"}),
+    "what is no schema": properties(a={"$ref": "#/type"}),
+    "a reference that is no text": properties(a={"$ref": 5}),
+    "a foreign dialect": {"$schema": "http://127.0.0.1:9/dialect", **properties()},
+    "an id elsewhere": {"$id": "http://127.0.0.1:9/", **properties()},
+    "an unknown type": properties(a={"type": "objekt"}),
+    "no type of several": properties(a={"type": []}),
+    "a type that is a number": properties(a={"type": 5}),
+    "properties in a list": {"type": "object", "properties": [{"type": "string"}]},
+    "a property that is text": properties(a="string"),
+    "anyOf as an object of text": properties(a={"anyOf": "string"}),
+    "required as text": {**properties(), "required": "a"},
+    "an empty enum": properties(a={"enum": []}),
+    "an enum as text": properties(a={"enum": "a"}),
+    "not anything": properties(a={"not": {}}),
+    "a text of a gigabyte": properties(a={"type": "string", "minLength": 10**9}),
+    "a list of a billion": properties(a={"type": "array", "minItems": 10**9}),
+    "eleven levels": nested(11, {"type": "string"}),
+    "1,001 values": properties(a={"enum": [*range(1001)]}),
+    "65,536 alternatives": {"anyOf": [{}] * 65_536},
+    "2**16 combinations": {"allOf": [{"anyOf": [{"type": "string"}, {"type": "null"}]}] * 16},
+    "30 doublings": doubled(30),
+    "a chain of 10,000": {
+        "$ref": "#/$defs/d0",
+        "$defs": {**{f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(4_000)}, "d4000": {}},
+    },
+    "300 KB": properties(a={"description": "x" * 300_000}),
+    "a pattern of 100 KiB": properties(a={"pattern": "a" * 102_400}),
+    "a pattern that is no text": properties(a={"pattern": 5}),
+    "a pattern that repeats repetitions": properties(a={"pattern": "((a{100}){100}){100}"}),
+    "a pattern of a billion": properties(a={"pattern": "a{1000000000}"}),
+    "a pattern of names": {"type": "object", "patternProperties": {"(a{1000}){1000}": {}}},
+}
+ONLY_STRICT = {"eleven levels", "1,001 values"}
+
+
+@pytest.mark.parametrize("schema", GOOD.values(), ids=GOOD)
+def test_schemas_that_clients_make_are_let_through(schema: Fields) -> None:
+    for strict in (True, False, None):
+        assert told(text={"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": strict}})
+        assert told(tools=[{**F, "parameters": schema, "strict": strict}])
+
+
+@pytest.mark.parametrize(("name", "schema"), BAD.items(), ids=BAD)
+def test_schemas_that_do_harm_are_refused(name: str, schema: Fields) -> None:
+    started = time.perf_counter()
+    with pytest.raises(InvalidRequest) as caught:
+        chat(text={"format": {"type": "json_schema", "name": "a", "schema": schema}})
+    took_s = time.perf_counter() - started
+    assert (caught.value.param, caught.value.code) == ("text.format.schema", "invalid_json_schema")
+    assert len(caught.value.message) < 300
+    print(f"{name}: {took_s * 1000:.1f} ms: {caught.value.message}")
+    parameters = {"type": "object", **schema}
+    tools = [F, {**F, "name": "g", "parameters": parameters, "strict": True}]
+    with pytest.raises(InvalidRequest) as caught:
+        chat(tools=tools)
+    assert (caught.value.param, caught.value.code) == ("tools[1].parameters", "invalid_function_parameters")
+    if name in ONLY_STRICT:
+        assert chat(tools=[{**F, "parameters": parameters}])
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"properties": {}}, {"type": "array"}, {"type": ["object", "null"]}, {"anyOf": []}]
+)
+def test_parameters_are_those_of_an_object(parameters: Fields) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(tools=[{**F, "parameters": parameters}])
+    assert (caught.value.param, caught.value.code) == ("tools[0].parameters", "invalid_function_parameters")
+
+
+def test_all_tools_together_have_a_limit_too() -> None:
+    large = {"type": "object", "description": "x" * 250_000}
+    tools = [{**F, "name": f"f{number}", "parameters": large} for number in range(5)]
+    assert chat(tools=tools[:4])
+    with pytest.raises(InvalidRequest) as caught:
+        chat(tools=tools)
+    assert caught.value.param == "tools[4].parameters"

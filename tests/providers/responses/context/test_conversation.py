@@ -1,0 +1,160 @@
+"""What a request stands on: its past, its own items made whole, and how these are kept."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from apis.deltas import Usage
+from apis.errors import InvalidRequest, NotFound
+from apis.responses import CreateResponse
+from providers.kv_store.memory import Memory
+from providers.responses.context.conversation import Conversation, read_conversation
+from providers.responses.events.ids import Ids, response_of
+from providers.responses.events.response_object import begin_response, end_response
+from providers.responses.events.tool_result import Told
+from providers.responses.store.history import Finished, History
+
+TENANT = "t"
+SEARCH: dict[str, Any] = {
+    "type": "web_search_call",
+    "status": "completed",
+    "action": {"type": "search", "query": "q"},
+}
+
+
+@pytest.fixture
+def history() -> History:
+    return History(Memory(Memory.Config()), retention_s=1000, max_turns=10, cache_bytes=0)
+
+
+async def read(history: History, value: Any, *, tenant: str = TENANT, **fields: Any) -> Conversation:
+    request = CreateResponse.model_validate({"model": "m", "input": value, **fields})
+    return await read_conversation(request, history, Ids(), tenant=tenant)
+
+
+async def save(history: History, value: Any, *output: dict[str, Any], told: dict[str, Told] | None = None) -> str:
+    """A finished response, its output made of these items."""
+    conversation = await read(history, value)
+    ids = Ids()
+    begun = begin_response(CreateResponse.model_validate({"model": "m", "input": "x"}), ids.response, created_at=5)
+    shaped = begun.model_validate({**begun.model_dump(), "output": output})
+    final = end_response(begun, "completed", shaped.output, Usage())
+    await history.save(Finished(final, conversation.given_json(ids), told or {}), tenant=TENANT, past=conversation.past)
+    return ids.response
+
+
+def contents(conversation: Conversation) -> list[tuple[str, Any]]:
+    return [(message.role, message.content) for message in conversation.messages()]
+
+
+async def test_text_is_what_the_user_says(history: History) -> None:
+    assert contents(await read(history, "hi")) == [("user", "hi")]
+
+
+async def test_instructions_come_first_and_are_not_inherited(history: History) -> None:
+    first = await save(history, "a")
+    conversation = await read(history, "hi", instructions="Be brief.", previous_response_id=first)
+    assert contents(conversation) == [("developer", "Be brief."), ("user", "a"), ("user", "hi")]
+    assert contents(await read(history, "hi", previous_response_id=first)) == [("user", "a"), ("user", "hi")]
+
+
+async def test_nothing_more_may_be_said_after_a_past(history: History) -> None:
+    first = await save(history, "a")
+    assert contents(await read(history, None, previous_response_id=first)) == [("user", "a")]
+
+
+async def test_an_item_may_be_referred_to(history: History) -> None:
+    await save(history, [{"role": "user", "content": "a", "id": "mine"}])
+    for reference in ({"type": "item_reference", "id": "mine"}, {"id": "mine"}):
+        assert contents(await read(history, [reference, {"role": "user", "content": "b"}])) == [
+            ("user", "a"),
+            ("user", "b"),
+        ]
+    with pytest.raises(NotFound) as caught:
+        await read(history, [{"role": "user", "content": "b"}, {"id": "yours"}])
+    assert caught.value.param == "input[1].id"
+    with pytest.raises(NotFound):
+        await read(history, [{"id": "mine"}], tenant="other")
+
+
+async def test_a_search_is_shown_with_what_it_told_wherever_it_is_sent_along(history: History) -> None:
+    ids = Ids()
+    item_id = ids.item("ws")
+    begun = begin_response(CreateResponse.model_validate({"model": "m", "input": "x"}), ids.response, created_at=5)
+    shaped = begun.model_validate({**begun.model_dump(), "output": [{**SEARCH, "id": item_id}]})
+    conversation = await read(history, "a")
+    told = {item_id: Told("c1", "web_search", '{"query":"q"}', "[1] A page")}
+    await history.save(Finished(shaped, conversation.given_json(ids), told), tenant=TENANT, past=conversation.past)
+    shown = [("assistant", None), ("tool", "[1] A page"), ("user", "b")]
+    for item in ({**SEARCH, "id": item_id}, {"type": "item_reference", "id": item_id}):
+        assert contents(await read(history, [item, {"role": "user", "content": "b"}])) == shown
+    unknown = [{**SEARCH, "id": "ws_other"}, {"role": "user", "content": "b"}]
+    lost = [("assistant", None), ("tool", "[What this gave is not known any more.]"), ("user", "b")]
+    assert contents(await read(history, unknown)) == lost
+
+
+async def test_items_are_checked_before_anything_is_read(history: History) -> None:
+    image = {"type": "input_image", "image_url": "file:///etc/passwd"}
+    with pytest.raises(InvalidRequest) as caught:
+        await read(history, [{"role": "user", "content": [image]}])
+    assert caught.value.param == "input[0].content[0].image_url"
+
+
+TEXT: dict[str, Any] = {"type": "input_text", "text": "a"}
+KEPT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {"role": "user", "content": "a"},
+        {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "a"}],
+            "status": "completed",
+        },
+    ),
+    (
+        {"role": "assistant", "content": "a", "phase": "commentary"},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "a", "annotations": []}],
+            "phase": "commentary",
+            "status": "completed",
+        },
+    ),
+    (
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "status": "incomplete"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "status": "incomplete"},
+    ),
+    (
+        {"type": "reasoning", "summary": [], "encrypted_content": "abc"},
+        {"type": "reasoning", "summary": [], "encrypted_content": "abc", "status": "completed"},
+    ),
+    (
+        {
+            "type": "message",
+            "role": "user",
+            "content": [{**TEXT, "new_field": 1}],
+            "other": [2],
+        },
+        {
+            "type": "message",
+            "role": "user",
+            "content": [{**TEXT, "new_field": 1}],
+            "other": [2],
+            "status": "completed",
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("item", "kept"), KEPT)
+async def test_items_are_kept_as_they_came_with_an_id(
+    history: History, item: dict[str, Any], kept: dict[str, Any]
+) -> None:
+    conversation = await read(history, [item])
+    [first] = orjson.loads(conversation.given_json(Ids()))
+    assert response_of(first.pop("id")) is not None
+    assert first == kept
+    [second] = orjson.loads((await read(history, [{**item, "id": "mine"}])).given_json(Ids()))
+    assert second == {**kept, "id": "mine"}

@@ -1,0 +1,35 @@
+"""Events that are put together are those that the SDK's constructors would have made."""
+
+from typing import Any
+
+import pytest
+from openai.types.responses import (
+    ResponseCustomToolCallInputDeltaEvent,
+    ResponseFunctionCallArgumentsDeltaEvent,
+    ResponseReasoningTextDeltaEvent,
+    ResponseTextDeltaEvent,
+)
+from pydantic import BaseModel
+
+from providers.responses.events.token_events import arguments_delta, input_delta, reasoning_delta, text_delta
+from stack.http.sse import frames
+
+TOP = {"token": "b", "logprob": -1.0, "bytes": [98]}
+LOGPROB = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [TOP]}
+PAIRS: list[tuple[BaseModel, type[BaseModel]]] = [
+    (text_delta("msg_1", 2, 3, "héllo\n\u2028😀", []), ResponseTextDeltaEvent),
+    (text_delta("msg_1", 2, 3, "a", [LOGPROB]), ResponseTextDeltaEvent),
+    (reasoning_delta("rs_1", 0, 'say "hm"'), ResponseReasoningTextDeltaEvent),
+    (arguments_delta("fc_1", 1, '{"a'), ResponseFunctionCallArgumentsDeltaEvent),
+    (input_delta("ctc_1", 1, "*** Begin"), ResponseCustomToolCallInputDeltaEvent),
+]
+
+
+@pytest.mark.parametrize(("event", "kind"), PAIRS)
+def test_an_event_equals_the_constructors(event: Any, kind: type[BaseModel]) -> None:
+    made = kind.model_validate(event.model_dump())
+    assert event == made
+    assert event.model_fields_set == made.model_fields_set
+    event.sequence_number = made.sequence_number = 7  # pyright: ignore[reportAttributeAccessIssue]  # all events have one
+    assert event.model_dump_json() == made.model_dump_json()
+    assert frames([event], "openai").decode() == frames([made], "openai").decode()  # pyright: ignore[reportArgumentType]  # events they are

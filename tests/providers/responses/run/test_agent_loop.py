@@ -1,0 +1,218 @@
+"""The turns of a response with tools that do something before the model's turn."""
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from openai.types.responses import ResponseOutputItem
+from openai.types.responses.response_output_item import McpApprovalRequest, McpCall, McpListTools
+
+from apis.chat import Function, FunctionTool, Message
+from apis.deltas import ToolCallStart
+from apis.errors import ToolFailed, UpstreamError
+from apis.responses import CreateResponse
+from apis.wire.items import GivenMessage
+from apis.wire.tools import McpTool
+from providers.inference.scripted import Scripted
+from providers.responses.context.chat_request import build_chat
+from providers.responses.context.conversation import Conversation
+from providers.responses.events.ids import Ids
+from providers.responses.events.output import Output
+from providers.responses.run.agent_loop import Limits, Turns
+from providers.responses.run.checkpoint import SoFar, Step, told_by
+from providers.responses.store.history_cache import Past
+from providers.responses.tools.call import ClientCall, Events, HostedCall, TypedTool
+from providers.responses.tools.offered import Toolbox
+from providers.responses.tools.registry import Made
+
+DECLARED = McpTool.model_validate({"type": "mcp", "server_label": "s"})
+NOBODY = ToolCallStart("", "")
+
+
+class Listing(HostedCall):
+    """Says that there is one tool, or fails."""
+
+    prefix = "mcpl"
+
+    def __init__(self, tool: "Server") -> None:
+        super().__init__(NOBODY)
+        self._tool = tool
+
+    async def run(self, output: Output) -> AsyncGenerator[Events]:
+        if self._tool.broken:
+            raise ToolFailed("It is down.")
+        self._tool.names_listed.append("add")
+        yield self.close("completed")
+
+    def item(self, status: str) -> ResponseOutputItem:
+        return McpListTools(id=self.id, type="mcp_list_tools", server_label="s", tools=[])
+
+
+class Adding(HostedCall):
+    prefix = "mcp"
+
+    async def run(self, output: Output) -> AsyncGenerator[Events]:
+        self.tell("3")
+        yield self.close("completed")
+
+    def item(self, status: str) -> ResponseOutputItem:
+        return McpCall.model_validate(
+            {
+                "id": self.id,
+                "type": "mcp_call",
+                "name": self.name,
+                "server_label": "s",
+                "arguments": self.text,
+                "status": status,
+            }
+        )
+
+
+class Asking(ClientCall):
+    prefix = "mcpr"
+
+    def take(self) -> None:
+        self.arguments()
+        self.tell("")
+
+    def item(self, status: str) -> ResponseOutputItem:
+        return McpApprovalRequest(
+            id=self.id, type="mcp_approval_request", name=self.name, server_label="s", arguments=self.text
+        )
+
+
+class Server(TypedTool):
+    """A server whose tools are listed first; what was approved runs next, and other calls need approval."""
+
+    def __init__(self, *approved: str, asks: bool = False, broken: bool = False) -> None:
+        self.names_listed: list[str] = []
+        self.broken = broken
+        self._approved = approved
+        self._asks = asks
+
+    @property
+    def offered(self) -> Sequence[FunctionTool]:
+        return [FunctionTool(function=Function(name=name)) for name in self.names_listed]
+
+    def begin(self, start: ToolCallStart) -> HostedCall | ClientCall:
+        return Asking(start) if self._asks else Adding(start)
+
+    def before(self, turn: int) -> Iterable[HostedCall]:
+        if turn == 0:
+            yield Listing(self)
+            for identity in self._approved if self.names_listed else ():
+                yield Adding(ToolCallStart(identity, "add"))
+
+
+def turns_of(server: Server, *script: list[dict[str, Any]], **fields: Any) -> tuple[Turns, Scripted, Output]:
+    scripted = Scripted(Scripted.Config.model_validate({"turns": list(script)}))
+    request = CreateResponse.model_validate({"model": "scripted", "input": "hi", **fields})
+    conversation = Conversation(Past(), [GivenMessage(role="user", content="hi")], {}, None)
+    output = Output(Ids())
+    toolbox = Toolbox(request, [Made(DECLARED, server)])
+    chat = build_chat(request, [Message(role="user", content="hi")], toolbox)
+    return Turns(scripted, chat, conversation, output, toolbox, Limits(9, 8, 5)), scripted, output
+
+
+async def played(turns: Turns) -> list[str]:
+    """The types of all events."""
+    async with aclosing(turns.run()) as batches:
+        return [event.type.removeprefix("response.") async for events in batches for event in events]
+
+
+async def test_tools_are_listed_before_the_model_is_asked_and_then_offered() -> None:
+    turns, scripted, output = turns_of(Server(), [{"call": "add"}], [{"text": "3."}], parallel_tool_calls=False)
+    events = await played(turns)
+    assert events[:2] == ["output_item.added", "output_item.done"]
+    assert [item.type for item in output.finished()] == ["mcp_list_tools", "mcp_call", "message"]
+    assert [[tool.name for tool in chat.tools or ()] for chat in scripted.requests] == [["add"], ["add"]]
+    assert scripted.requests[0].parallel_tool_calls is False
+    assert [message.role for message in scripted.requests[1].messages] == ["user", "assistant", "tool"]
+
+
+async def test_what_was_approved_is_run_before_the_model_is_asked() -> None:
+    turns, scripted, output = turns_of(Server("c1", "c2"), [{"text": "3."}])
+    await played(turns)
+    assert [item.type for item in output.finished()] == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
+    assert [message.tool_call_id for message in scripted.requests[0].messages][2:] == ["c1", "c2"]
+    assert [told.output for told in turns.told.values()] == ["3", "3"]
+
+
+async def test_a_call_that_needs_approval_ends_the_response() -> None:
+    turns, scripted, output = turns_of(Server(asks=True), [{"call": "add", "arguments": "{}", "id": "c1"}])
+    await played(turns)
+    assert [item.type for item in output.finished()] == ["mcp_list_tools", "mcp_approval_request"]
+    assert len(scripted.requests) == 1
+    assert [(told.call_id, told.name) for told in turns.told.values()] == [("c1", "add")]
+
+
+async def test_a_listing_that_fails_is_an_item_and_the_model_answers_all_the_same() -> None:
+    turns, scripted, output = turns_of(Server(broken=True), [{"text": "Sorry."}])
+    await played(turns)
+    assert [item.type for item in output.finished()] == ["mcp_list_tools", "message"]
+    assert scripted.requests[0].tools is None
+    assert [message.role for message in scripted.requests[0].messages] == ["user"]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"type": "mcp", "server_label": "s"}, {"type": "mcp", "server_label": "s", "name": "add"}],
+)
+async def test_a_choice_of_a_server_holds_once_its_tools_are_listed(choice: dict[str, str]) -> None:
+    turns, scripted, _ = turns_of(Server(), [{"call": "add"}], [{"text": "3."}], tool_choice=choice)
+    await played(turns)
+    forced, free = (chat.tool_choice for chat in scripted.requests)
+    assert forced is not None
+    assert not isinstance(forced, str)
+    assert forced.model_dump() == {"type": "function", "function": {"name": "add"}}
+    assert free == "auto"
+
+
+async def test_required_holds_once_the_tools_are_listed() -> None:
+    turns, scripted, _ = turns_of(Server(), [{"call": "add"}], [{"text": "3."}], tool_choice="required")
+    await played(turns)
+    assert [chat.tool_choice for chat in scripted.requests] == ["required", "auto"]
+
+
+async def test_what_was_demanded_in_vain_is_demanded_by_whoever_goes_on() -> None:
+    turns, _, output = turns_of(Server(), [{"text": "No."}], [{"text": "No!"}], tool_choice="required")
+    steps: list[Step] = []
+    turns.on_step = steps.append
+    with pytest.raises(UpstreamError):
+        await played(turns)
+    (step,) = [step for step in steps if step.turn == 1]
+    listed = Server()
+    listed.names_listed.append("add")
+    later, scripted, _ = turns_of(listed, [{"text": "No!"}], tool_choice="required")
+    later.go_on(SoFar(step, {}, output.finished()[:2], (), 0, 0))
+    with pytest.raises(UpstreamError, match="asked twice"):
+        await played(later)
+    (chat,) = scripted.requests
+    assert chat.tool_choice == "required"
+    assert [message.role for message in chat.messages] == ["user", "assistant", "user"]
+
+
+async def test_a_model_whose_calls_were_refused_is_given_no_tools_by_whoever_goes_on() -> None:
+    turns, _, output = turns_of(Server(), [{"call": "add"}])
+    steps: list[Step] = []
+    turns.on_step = steps.append
+    await played(turns)
+    last = steps[-1]
+    assert (turns.reason, last.turn, last.rejected_turns) == ("max_messages", 8, 3)
+    listed = Server()
+    listed.names_listed.append("add")
+    later, scripted, _ = turns_of(listed, [{"call": "add"}])
+    later.go_on(SoFar(last, told_by(steps), output.finished(), (), 0, 0))
+    await played(later)
+    assert [chat.tools for chat in scripted.requests] == [None]
+    assert later.reason == "max_messages"
+
+
+async def test_breaking_off_closes_a_listing_that_is_under_way() -> None:
+    turns, _, output = turns_of(Server(), [{"text": "3."}])
+    async with aclosing(turns.run()) as batches:
+        await anext(batches)
+    closing = turns.break_off()
+    assert [event.type for event in closing] == ["response.output_item.done"]
+    assert len(output.finished()) == 1

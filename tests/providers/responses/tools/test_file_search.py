@@ -1,0 +1,50 @@
+"""How much of what a file search found the model is told, and what of it can be cited."""
+
+from collections.abc import Sequence
+
+import pytest
+from openai.types import VectorStoreSearchResponse
+from openai.types.vector_store_search_response import Content
+
+from apis.tool_runtime import Source
+from providers.responses.events.citations import CitationScanner
+from providers.responses.tools.file_search import passages_of
+
+
+def hits(*sizes: int) -> Sequence[VectorStoreSearchResponse]:
+    return [
+        VectorStoreSearchResponse(
+            file_id=f"file-{n}",
+            filename=f"{n}.md",
+            score=1,
+            attributes={},
+            content=[Content(type="text", text="x" * size)],
+        )
+        for n, size in enumerate(sizes)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ((), []),
+        ((10, 20), [10, 20]),
+        ((40_000, 30_000, 10), [40_000, 20_000]),
+        ((60_000, 1), [60_000]),
+        ((70_000,), [60_000]),
+        ((0, 5), [5]),
+    ],
+)
+def test_the_best_passages_are_told_until_they_are_too_much(sizes: Sequence[int], told: list[int]) -> None:
+    assert [len(source.text) for source in passages_of(hits(*sizes))] == told
+
+
+def test_a_passage_is_cited_by_its_file() -> None:
+    (source,) = passages_of(hits(3))
+    assert source == Source("", "0.md", "xxx", "file-0")
+
+
+def test_the_mark_of_a_file_goes_and_that_of_a_page_becomes_a_link() -> None:
+    scanner = CitationScanner({1: Source("", "a.md", file_id="file-1"), 2: Source("https://a.b/", "A")})
+    pieces = [*scanner.feed("x\u30101\u3011y\u30102\u3011\u30101"), *scanner.feed("\u2020L1\u3011"), *scanner.flush()]
+    assert pieces == [("x", None), ("", 1), ("y", None), ("([A](https://a.b/))", 2), ("", 1)]

@@ -1,0 +1,64 @@
+"""Calls of an MCP server that end before their end: what is open is closed by the laws of the stream."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pytest
+
+from apis.deltas import ToolCallStart
+from apis.tool_runtime import ToolCall
+from providers.responses.events.ids import Ids
+from providers.responses.events.output import Output
+from providers.responses.tools.call import Events, HostedCall
+from providers.responses.tools.mcp.calls import McpListing, McpToolCall
+from tests.support.models.recorded_turns import check_laws
+
+Ending = Literal["incomplete", "failed"]
+
+
+class Silent:
+    """A server that is never asked."""
+
+    label = "a"
+    declaration = "d"
+
+    async def list_tools(self, call: ToolCall) -> Sequence[Mapping[str, Any]]:
+        raise NotImplementedError
+
+    async def call_tool(self, call: ToolCall) -> str:
+        raise NotImplementedError
+
+
+def ended(call: HostedCall, pieces: Sequence[str], status: Ending) -> tuple[Events, Output]:
+    output = Output(Ids())
+    output.place(call)
+    events = call.open()
+    for piece in pieces:
+        call.append(piece, events)
+    events += call.close(status)
+    output.items[call.index] = call.item(status)
+    return events, output
+
+
+@pytest.mark.parametrize("status", ["incomplete", "failed"])
+def test_a_list_that_is_broken_off_has_failed(status: Ending) -> None:
+    events, output = ended(McpListing(Silent()), [], status)
+    assert [event.type.removeprefix("response.") for event in events[1:]] == [
+        "mcp_list_tools.in_progress",
+        "mcp_list_tools.failed",
+        "output_item.done",
+    ]
+    item: Any = output.finished()[0]
+    assert item.error
+    check_laws(events, output, "failed")
+
+
+@pytest.mark.parametrize("pieces", [[], ['{"a"', ": 1"]])
+@pytest.mark.parametrize("status", ["incomplete", "failed"])
+def test_a_call_that_is_broken_off_keeps_what_was_written(status: Ending, pieces: list[str]) -> None:
+    events, output = ended(McpToolCall(Silent(), "t", ToolCallStart("c1", "a__t")), pieces, status)
+    item: Any = output.finished()[0]
+    nothing = "{}" if status == "failed" else ""
+    assert (item.status, item.arguments, item.output) == (status, "".join(pieces) or nothing, None)
+    assert (item.error is not None) == (status == "failed")
+    check_laws(events, output, status)

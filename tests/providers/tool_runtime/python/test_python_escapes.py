@@ -1,0 +1,149 @@
+"""Programs that try to leave the Python sandbox: none gets out, none harms the server, and nothing is left of them.
+
+Set PYTHON_ESCAPE_RUNS to run each of them that many times.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from apis.tool_runtime import ToolCall, ToolResult
+from providers.kv_store.memory import Memory
+from providers.tool_runtime.python.provider import Python
+from tests.providers.tool_runtime.python.python_abuses import ABUSES
+from tests.providers.tool_runtime.python.python_escapes import ESCAPES, MARK, PRELUDE
+
+RUNS = int(os.environ.get("PYTHON_ESCAPE_RUNS", "1"))
+PROGRAMS = {**ESCAPES, **ABUSES}
+SECRET = "sk-of-the-server-0123456789"
+
+needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+pytestmark = [needs_bubblewrap, pytest.mark.timeout(60 + 30 * RUNS)]
+
+
+class Host:
+    """What a program must not reach: a file, a port, sockets with and without a path, a secret, processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "canary.txt"
+        self.file.write_text(SECRET)
+        self.port = socket.create_server(("127.0.0.1", 0))
+        self.abstract = socket.socket(socket.AF_UNIX)
+        self.abstract.bind(f"\0canary-{os.getpid()}")
+        self.abstract.listen()
+        self.before = foreign_processes()
+
+    def names(self, python: Python) -> dict[str, Any]:
+        return {
+            "file": str(self.file),
+            "secret": SECRET,
+            "pid": os.getpid(),
+            "port": self.port.getsockname()[1],
+            "abstract": self.abstract.getsockname().decode(),
+            "keeper": python._keeper.address,  # pyright: ignore[reportPrivateUsage] - told to nobody else
+        }
+
+    def assert_untouched(self) -> None:
+        assert self.file.read_text() == SECRET
+        for listener in (self.port, self.abstract):
+            listener.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+
+    def close(self) -> None:
+        self.port.close()
+        self.abstract.close()
+
+
+def foreign_processes() -> set[int]:
+    """Living processes in a namespace that is not ours."""
+    own = os.readlink("/proc/self/ns/pid")
+    found: set[int] = set()
+    for pid in psutil.pids():
+        with suppress(OSError, psutil.NoSuchProcess):
+            if os.readlink(f"/proc/{pid}/ns/pid") != own and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.add(pid)
+    return found
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    folder = Path(tempfile.mkdtemp(prefix="python-escapes-"))
+    folder.chmod(0o755)
+    host = Host(folder)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SERVER_SECRET", SECRET)
+        yield host
+    host.close()
+    shutil.rmtree(folder)
+
+
+@asynccontextmanager
+async def started(**fields: Any) -> AsyncGenerator[Python]:
+    config = Python.Config.model_validate({"timeout_s": 2, "cpu_s": 1, "memory_mib": 128, **fields})
+    python = Python(config, None, Memory(Memory.Config()))
+    await python.start()
+    try:
+        yield python
+    finally:
+        await python.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def python(host: Host) -> AsyncGenerator[Python]:
+    async with started(scratch_mib=16) as python:
+        yield python
+    assert foreign_processes() <= host.before
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/python-sandbox-{os.getpid()}-*"))
+
+
+def run_in(session: str, code: str) -> ToolCall:
+    return ToolCall("call_1", "python", {"code": code}, tenant="tenant", session=session)
+
+
+def assert_harmless(result: ToolResult) -> None:
+    told = re.sub(r"\{'file'.*\}", "", result.text)
+    assert MARK not in told
+    assert SECRET not in told
+    assert len(result.text.encode()) < 1024 * 1024
+    assert re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", result.text) is None
+    assert len(result.files) <= 20
+    for file in result.files:
+        assert not file.name.startswith("/")
+        assert ".." not in file.name.split("/")
+        assert file.name.isprintable()
+        assert SECRET.encode() not in file.data
+        assert b"root:" not in file.data
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_a_program_that(name: str, python: Python, host: Host) -> None:
+    program = PRELUDE.format(host=host.names(python)) + PROGRAMS[name]
+    for _ in range(RUNS):
+        async with asyncio.timeout(15):
+            assert_harmless(await python.call(run_in(name, program)))
+            # An interpreter that was broken may break once more; the next one is whole.
+            assert_harmless(await python.call(run_in(name, "0")))
+            await python.containers().delete(name, tenant="tenant")
+            assert (await python.call(run_in("another", "6 * 7"))).text == "42"
+        host.assert_untouched()
+
+
+async def test_what_gets_out_would_be_seen(host: Host) -> None:
+    """The same programs where nothing holds them."""
+    async with started(backend="dangerously_unsandboxed", cpu_s=10) as python:
+        for name in ("reads a file of the host", "looks for processes of the host", "connects to the keeper"):
+            result = await python.call(run_in(name, PRELUDE.format(host=host.names(python)) + PROGRAMS[name]))
+            assert MARK in result.text

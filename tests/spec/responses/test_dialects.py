@@ -1,0 +1,66 @@
+"""The two dialects of a stream: OpenAI's, and Open Responses'. They differ in names of events alone."""
+
+from typing import Any
+
+import pytest
+from openai import BadRequestError
+
+from tests.support.laws.stream_laws import check_frames
+from tests.support.sdk.requests import stream, wire
+from tests.support.servers.serving import Served, scripted, serving
+
+SCRIPT = scripted([{"reasoning": ["th", "ink"]}, {"text": ["Hel", "lo"]}])
+HEADER = "x-responses-dialect"
+
+
+async def events(served: Served, headers: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """The events as they stand on the wire."""
+    return check_frames(await wire(served, headers=headers))
+
+
+def reasoning_names(told: list[dict[str, Any]]) -> list[str]:
+    return [event["type"] for event in told if event["type"].startswith("response.reasoning")]
+
+
+async def test_openais_names_are_the_default() -> None:
+    async with serving(SCRIPT) as served:
+        told = await events(served)
+    assert reasoning_names(told) == ["response.reasoning_text.delta"] * 2 + ["response.reasoning_text.done"]
+
+
+@pytest.mark.parametrize("by", ["header", "option"])
+async def test_open_responses_names_come_by_header_or_by_option(by: str) -> None:
+    server = {"dialect": "open-responses"} if by == "option" else {}
+    async with serving(SCRIPT, server=server) as served:
+        served.streams.check = False
+        told = await events(served, {HEADER: "open-responses"} if by == "header" else None)
+    assert reasoning_names(told) == ["response.reasoning.delta"] * 2 + ["response.reasoning.done"]
+
+
+async def test_the_header_wins_over_the_option() -> None:
+    async with serving(SCRIPT, server={"dialect": "open-responses"}) as served:
+        told = await events(served, {HEADER: "openai"})
+    assert "response.reasoning_text.delta" in reasoning_names(told)
+
+
+async def test_the_dialects_differ_in_names_alone() -> None:
+    async with serving(SCRIPT) as served:
+        one, other = await events(served), await events(served, {HEADER: "open-responses"})
+
+    def nameless(told: list[dict[str, Any]]) -> list[set[str]]:
+        return [set(event) for event in told]
+
+    assert nameless(one) == nameless(other)
+    assert [event["sequence_number"] for event in other] == list(range(len(other)))
+
+
+async def test_a_dialect_nobody_speaks_is_refused() -> None:
+    async with serving(SCRIPT) as served:
+        with pytest.raises(BadRequestError, match="'openai' or 'open-responses'"):
+            await stream(served, extra_headers={HEADER: "klingon"})
+
+
+async def test_the_sdk_reads_a_stream_in_either_dialect() -> None:
+    async with serving(SCRIPT) as served:
+        told = await stream(served, extra_headers={HEADER: "open-responses"})
+    assert told[-1].response.output_text == "Hello"

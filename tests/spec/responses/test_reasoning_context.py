@@ -1,0 +1,64 @@
+"""Which turns' reasoning a model is shown again: `reasoning.context`."""
+
+from typing import Any
+
+from tests.support.sdk.answer_shapes import Script, call, function
+from tests.support.sdk.requests import asked, create, messages, refusal, stream
+from tests.support.servers.serving import scripted, serving
+
+TURNS: list[Script] = [[{"reasoning": "one"}, {"text": "a"}], [{"reasoning": "two"}, call("get", id="c1")]]
+DONE: Script = [{"text": "Done."}]
+
+
+async def ask(**reasoning: Any) -> tuple[list[str | None], Any]:
+    """The thoughts that the model was shown in the middle of its second turn, and that response."""
+    fields: dict[str, Any] = {"tools": [function()], "reasoning": reasoning}
+    async with serving(scripted(*TURNS, DONE)) as served:
+        first = await create(served, input="one", **fields)
+        second = await create(served, input="two", previous_response_id=first.id, **fields)
+        output = [{"type": "function_call_output", "call_id": "c1", "output": "It rains."}]
+        events = await stream(served, input=output, previous_response_id=second.id, **fields)
+        return [each.get("reasoning") for each in messages(served) if each["role"] == "assistant"], events[-1].response
+
+
+async def test_a_model_is_shown_what_it_was_made_for() -> None:
+    for reasoning in ({}, {"context": "auto"}):
+        thoughts, response = await ask(**reasoning)
+        assert thoughts == ["one", "two"]
+        assert response.reasoning.context == reasoning.get("context")
+
+
+async def test_earlier_turns_reasoning_can_be_left_out() -> None:
+    thoughts, response = await ask(context="current_turn")
+    assert thoughts == [None, "two"]
+    assert response.reasoning.context == "current_turn"
+    assert response.input_transformations is None
+
+
+async def test_what_is_left_out_of_the_input_is_told() -> None:
+    said: list[Any] = [
+        {"role": "user", "content": "one"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "one"}]},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "two"},
+    ]
+    async with serving(scripted(DONE)) as served:
+        response = await create(served, input=said, reasoning={"context": "current_turn"})
+        assert [each.get("reasoning") for each in messages(served)] == [None] * 3
+    assert [each.model_dump() for each in response.input_transformations] == [
+        {"id": "rs_1", "action": "removed", "reason": "turn_boundary", "type": "reasoning"}
+    ]
+
+
+async def test_all_turns_reasoning_is_asked_for_of_the_model() -> None:
+    thoughts, response = await ask(context="all_turns")
+    assert thoughts == ["one", "two"]
+    assert response.reasoning.context == "all_turns"
+    async with serving() as served:
+        await create(served, reasoning={"context": "all_turns"})
+        assert asked(served)[-1].all_reasoning is True
+
+
+async def test_no_other_context_is_known() -> None:
+    async with serving() as served:
+        assert (await refusal(served, reasoning={"context": "some"}))["param"] == "reasoning.context"

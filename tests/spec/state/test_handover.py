@@ -1,0 +1,110 @@
+"""Background responses whose worker has to leave between two steps: another goes on, and nobody can tell."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.sdk.answer_shapes import Script, call
+from tests.support.sdk.requests import messages, responses
+from tests.support.servers.mcp_server import RealServer
+from tests.support.servers.mcp_stack import DONE, Json, offered, playing, with_mcp
+from tests.support.servers.serving import Served, serving
+
+ECHO: Script = [{"reasoning": "I ask."}, call("real__echo", '{"text": "hello"}', id="c1")]
+STUCK: Script = [{"wait_s": 30}]
+MCP: Json = {"type": "mcp", "server_label": "real", "require_approval": "never"}
+BACKGROUND: Json = {"background": {"poll_s": 0.05, "lease_s": 5}}
+
+
+@asynccontextmanager
+async def two(path: Path, one: list[Script], other: list[Script]) -> AsyncGenerator[tuple[Served, Served]]:
+    """Two stacks on one store, whose models play these turns; what waits, the first one takes."""
+    real = RealServer()
+    async with real.serving(), AsyncExitStack() as stacks:
+        served = [
+            await stacks.enter_async_context(
+                serving(
+                    playing(*turns),
+                    tool_runtime=with_mcp(real.url, servers={"real": {"url": real.url}}),
+                    kv_store={"provider": "sqlite", "path": str(path / "store.db")},
+                    responses=BACKGROUND,
+                )
+            )
+            for turns in (one, other)
+        ]
+        yield served[0], served[1]
+
+
+async def leave(served: Served, response_id: str, name: str) -> list[Any]:
+    """Drain the stack once the response has told of this; returns what it had told."""
+    events: list[Any] = []
+    async with asyncio.timeout(10):
+        async with await responses(served).retrieve(response_id, stream=True) as told:
+            async for event in told:
+                events.append(event)
+                if event.type == name:
+                    break
+        await served.stack.responses.drain()
+    return events
+
+
+async def whole(served: Served, response_id: str) -> list[Any]:
+    async with asyncio.timeout(10):
+        return [event async for event in await responses(served).retrieve(response_id, stream=True)]
+
+
+async def test_what_was_listed_is_not_listed_again(tmp_path: Path) -> None:
+    async with two(tmp_path, [STUCK], [ECHO, DONE]) as (one, other):
+        queued = await responses(one).create(model="scripted", input="hi", background=True, tools=[MCP])
+        before = await leave(one, queued.id, "response.mcp_list_tools.completed")
+        events = await whole(other, queued.id)
+        assert events[: len(before)] == before
+        assert [item.type for item in events[-1].response.output] == [
+            "mcp_list_tools",
+            "reasoning",
+            "mcp_call",
+            "message",
+        ]
+        assert events[-1].response.output[2].output == "hello"
+
+
+async def test_what_was_called_is_not_called_again_and_the_model_is_told_of_it(tmp_path: Path) -> None:
+    async with two(tmp_path, [ECHO, STUCK], [DONE]) as (one, other):
+        queued = await responses(one).create(model="scripted", input="hi", background=True, tools=[MCP])
+        before = await leave(one, queued.id, "response.mcp_call.completed")
+        events = await whole(other, queued.id)
+        assert events[: len(before)] == before
+        final = events[-1].response
+        assert [item.status for item in final.output[1:]] == ["completed"] * 3
+        assert final.usage.output_tokens == 4
+        _, asked, answer = messages(other)
+        assert asked["reasoning"] == "I ask."
+        assert answer == {"role": "tool", "tool_call_id": "c1", "content": "hello"}
+        assert "real__echo" in offered(other)
+        following = await responses(other).create(model="scripted", input="and", previous_response_id=queued.id)
+        assert following.output_text == "Done."
+        assert [each["role"] for each in messages(other)] == ["user", "assistant", "tool", "assistant", "user"]
+
+
+async def test_handing_over_is_no_failed_attempt(tmp_path: Path) -> None:
+    store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    async with AsyncExitStack() as stacks:
+        leaving = await stacks.enter_async_context(serving(playing(STUCK), kv_store=store, responses=BACKGROUND))
+        queued = await responses(leaving).create(model="scripted", input="hi", background=True)
+        for turns in ([STUCK],) * 4 + ([DONE],):
+            staying = await stacks.enter_async_context(serving(playing(*turns), kv_store=store, responses=BACKGROUND))
+            await leave(leaving, queued.id, "response.in_progress")
+            leaving = staying
+        events = await whole(leaving, queued.id)
+        assert events[-1].response.output_text == "Done."
+
+
+async def test_nothing_of_a_step_is_kept_after_the_end(tmp_path: Path) -> None:
+    async with two(tmp_path, [ECHO, DONE], [DONE]) as (one, _):
+        queued = await responses(one).create(model="scripted", input="hi", background=True, tools=[MCP])
+        await whole(one, queued.id)
+        kinds = {key.split("/")[1] for key, _ in await one.stack.kv_store.scan("default/")}
+        assert "step" not in kinds
+        assert {key.split("/")[1] for key, _ in await one.stack.kv_store.scan("/")} <= {"sealing"}

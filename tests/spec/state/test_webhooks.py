@@ -1,0 +1,168 @@
+"""Webhooks: a receiver is told how background responses ended, in words that the SDK's `unwrap` accepts."""
+
+import asyncio
+import logging
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, InvalidWebhookSignatureError
+
+from apis.errors import ConfigError
+from stack.config import StackConfig
+from stack.wiring import wire, wiring_lines
+from tests.support.sdk.requests import create, responses
+from tests.support.servers.serving import MEMORY, SCRIPTED, Served, scripted, serving
+from tests.support.servers.webhook_receiver import SECRET, receiving
+
+SOON = {"poll_s": 0.05, "lease_s": 1}
+SLOW = scripted([{"text": "a"}, {"wait_s": 30}])
+KEYS = [{"key": f"key-of-{name}", "tenant": name} for name in ("a", "b")]
+
+
+def told(*hooks: dict[str, Any]) -> dict[str, Any]:
+    return {"background": SOON, "webhooks": [*hooks]}
+
+
+async def begin(served: Served, **fields: Any) -> Any:
+    return await create(served, background=True, **fields)
+
+
+async def test_a_completed_response_is_told_and_signed() -> None:
+    async with receiving() as receiver, serving(responses=told(receiver.hook())) as served:
+        queued = await begin(served, input="a b")
+        (event,) = await receiver.come(1)
+        assert (event.type, event.object, event.data.id) == ("response.completed", "event", queued.id)
+        assert (await responses(served).retrieve(event.data.id)).status == "completed"
+        headers, body = receiver.requests[0]
+        assert headers["webhook-id"].startswith("wh_")
+        assert event.id.startswith("evt_")
+        with pytest.raises(InvalidWebhookSignatureError):
+            receiver.unwrap(headers, body.replace(b"completed", b"cancelled"))
+        with pytest.raises(InvalidWebhookSignatureError):
+            receiver.unwrap(headers, body, "whsec_" + "A" * 64)
+
+
+async def test_every_ending_has_its_event() -> None:
+    turns = [[{"text": "a"}, {"fail": "it broke"}], [{"text": ["a"] * 30}], [{"text": "a"}, {"wait_s": 30}]]
+    async with receiving() as receiver, serving(scripted(*turns), responses=told(receiver.hook())) as served:
+        ids = [(await begin(served)).id]
+        await receiver.come(1)
+        ids.append((await begin(served, max_output_tokens=16)).id)
+        await receiver.come(2)
+        ids.append((await begin(served)).id)
+        await responses(served).cancel(ids[-1])
+        events = await receiver.come(3)
+    assert [(event.type, event.data.id) for event in events] == [
+        ("response.failed", ids[0]),
+        ("response.incomplete", ids[1]),
+        ("response.cancelled", ids[2]),
+    ]
+
+
+async def test_only_background_responses_and_the_wanted_events_are_told() -> None:
+    async with receiving() as receiver, serving(responses=told(receiver.hook(events=["response.cancelled"]))) as served:
+        await create(served)
+        done = await begin(served)
+        async with asyncio.timeout(10):
+            async for _ in await responses(served).retrieve(done.id, stream=True):
+                pass
+        assert await served.stack.kv_store.scan("/webhook") == []
+        assert receiver.requests == []
+
+
+async def test_each_tenant_is_told_of_its_own() -> None:
+    async with receiving() as receiver, receiving() as other:
+        hooks = told(receiver.hook(tenant="a"), other.hook(tenant="b"))
+        async with serving(responses=hooks, server={"api_keys": KEYS}) as served:
+            mine = await begin(served)
+            async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key-of-b", max_retries=0) as client:
+                theirs = await client.responses.create(model="scripted", input="hi", background=True)
+            assert [event.data.id for event in await receiver.come(1)] == [mine.id]
+            assert [event.data.id for event in await other.come(1)] == [theirs.id]
+
+
+async def test_what_was_not_taken_is_sent_again_under_the_same_id() -> None:
+    async with receiving() as receiver:
+        statuses = chain([500, 307, 404], repeat(204))
+        receiver.answer = lambda: next(statuses)
+        async with serving(responses=told(receiver.hook())) as served:
+            await begin(served)
+            await receiver.come(4)
+            await nothing_left(served)
+    assert len({headers["webhook-id"] for headers, _ in receiver.requests}) == 1
+    assert len({body for _, body in receiver.requests}) == 1
+
+
+async def nothing_left(served: Served) -> None:
+    async with asyncio.timeout(10):
+        while await served.stack.kv_store.scan("/webhook"):  # noqa: ASYNC110  # the store tells nobody
+            await asyncio.sleep(0.02)
+
+
+async def test_what_is_too_old_is_given_up() -> None:
+    async with receiving() as receiver:
+        receiver.answer = lambda: 500
+        async with serving(responses=told(receiver.hook(max_age_s=0.5))) as served:
+            await begin(served)
+            await receiver.come(1)
+            await nothing_left(served)
+
+
+async def test_a_receiver_that_never_answers_holds_up_nobody() -> None:
+    async with receiving() as stuck, receiving() as receiver:
+        stuck.answer = lambda: None
+        async with serving(responses=told(stuck.hook(timeout_s=30), receiver.hook())) as served:
+            for _ in range(10):
+                await begin(served)
+            assert len(await receiver.come(10)) == 10
+            assert len(stuck.requests) == 4  # the rest waits
+
+
+async def test_a_private_receiver_is_refused_unless_the_config_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "providers")
+    async with receiving() as receiver, serving(responses=told(receiver.hook(private=False))) as served:
+        await begin(served)
+        async with asyncio.timeout(10):
+            while "again in" not in caplog.text:  # noqa: ASYNC110  # the log tells nobody
+                await asyncio.sleep(0.02)
+        assert receiver.requests == []
+    assert "127.0.0.1" in caplog.text
+    assert SECRET not in caplog.text
+    assert "of-the-url" not in caplog.text
+
+
+async def test_what_was_not_sent_is_sent_after_a_restart(tmp_path: Path) -> None:
+    store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    async with receiving() as receiver:
+        receiver.answer = lambda: None
+        async with serving(kv_store=store, responses=told(receiver.hook(timeout_s=60))) as served:
+            queued = await begin(served)
+            await receiver.come(1)
+        receiver.answer = lambda: 200
+        async with serving(kv_store=store, responses=told(receiver.hook(timeout_s=60))) as served:
+            events = await receiver.come(2)
+            await nothing_left(served)
+    assert {event.data.id for event in events} == {queued.id}
+    assert len({headers["webhook-id"] for headers, _ in receiver.requests}) == 1
+
+
+@pytest.mark.parametrize("secret", ["plain-secret", "whsec_", "whsec_dG9vIHNob3J0", "whsec_!!!!"])
+def test_a_secret_that_is_none_is_refused_and_not_told(secret: str) -> None:
+    with pytest.raises(ConfigError, match="24 to 64 random bytes") as caught:
+        wire(configured(secret=secret))
+    assert secret.removeprefix("whsec_") == "" or secret not in str(caught.value)
+
+
+def test_what_is_told_of_the_config_holds_no_secret() -> None:
+    told_of = "\n".join(wiring_lines(wire(configured())))
+    assert "webhooks=hooks.example" in told_of
+    assert "of-the-url" not in told_of
+    assert SECRET not in told_of
+
+
+def configured(**fields: Any) -> StackConfig:
+    hook = {"url": "https://hooks.example/?token=of-the-url", "secret": SECRET, **fields}
+    sections = {"inference": SCRIPTED, "kv_store": MEMORY}
+    return StackConfig.model_validate({**sections, "responses": {"provider": "loop", "webhooks": [hook]}})

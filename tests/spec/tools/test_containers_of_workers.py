@@ -1,0 +1,196 @@
+"""Containers in a deployment of several processes: two stacks over one store, and `stack run --workers 2`."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from openai import AsyncOpenAI, NotFoundError
+
+from providers.kv_store.sqlite import SQLite
+from tests.providers.tool_runtime.python.test_python import ENDLESS, Told, told
+from tests.support.sdk.requests import bare, create, refusal
+from tests.support.servers.serving import Served, serving
+from tests.support.servers.worker_processes import Workers, worker_processes
+
+__all__ = ["told"]
+pytestmark = [
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed"),
+    pytest.mark.timeout(180),
+]
+
+Json = dict[str, Any]
+CODING: Json = {"provider": "tests.support.sdk.code_model:Coding"}
+PYTHON: Json = {"provider": "python", "timeout_s": 60, "cpu_s": 60}
+TOOL: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
+KEYS = [{"key": "key-of-a", "tenant": "a"}, {"key": "key-of-b", "tenant": "b"}]
+TURNS = 30
+COUNT = "n = globals().get('n', 0) + 1\nn"
+NEW = "[this is a new Python session: the variables and files of the earlier calls are gone]"
+
+
+def sqlite(folder: Path) -> Json:
+    return {"provider": "sqlite", "path": str(folder / "store.db")}
+
+
+@asynccontextmanager
+async def two(folder: Path, **sections: Any) -> AsyncGenerator[tuple[Served, Served]]:
+    """Two stacks over one store."""
+    async with AsyncExitStack() as stacks:
+        one, other = [
+            await stacks.enter_async_context(serving(CODING, kv_store=sqlite(folder), tool_runtime=PYTHON, **sections))
+            for _ in range(2)
+        ]
+        yield one, other
+
+
+@asynccontextmanager
+async def working(folder: Path) -> AsyncGenerator[Workers]:
+    """A stack of two workers."""
+    more = {"inference": CODING, "tool_runtime": PYTHON}
+    async with worker_processes(folder, sqlite(folder), workers=2, more=more) as workers:
+        yield workers
+
+
+async def ask(workers: Workers, code: str, **fields: Any) -> Json:
+    """A response of a model that runs this; each is asked for on a connection of its own."""
+    body = {"model": "scripted", "input": code, "tools": [TOOL], **fields}
+    answer = await workers.ask("POST", "/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def said(response: Json) -> tuple[int, str]:
+    """The process that answered, and what the model was told."""
+    pid, _, text = response["output"][-1]["content"][0]["text"].partition(" ")
+    return int(pid), text
+
+
+def container_of(response: Json) -> str:
+    return next(item["container_id"] for item in response["output"] if item["type"] == "code_interpreter_call")
+
+
+def sessions_of(worker: psutil.Process) -> list[psutil.Process]:
+    """The sandboxes that a worker keeps, and all in them."""
+    return [
+        each
+        for child in worker.children()
+        if child.name() == "bwrap"
+        for each in (child, *child.children(recursive=True))
+    ]
+
+
+async def records(folder: Path) -> int:
+    """How many containers the store tells of."""
+    store = SQLite(SQLite.Config(path=str(folder / "store.db")))
+    await store.start()
+    try:
+        return len(await store.scan("default/container/"))
+    finally:
+        await store.close()
+
+
+async def test_two_chains_keep_their_variables_whichever_worker_takes_the_turn(tmp_path: Path) -> None:
+    async with working(tmp_path) as workers:
+        last = [await ask(workers, COUNT) for _ in range(2)]
+        pids = {said(each)[0] for each in last}
+        turns = 1
+        while turns < TURNS // 2 or (len(pids) < 2 and turns < 10 * TURNS):
+            turns += 1
+            last = await asyncio.gather(*(ask(workers, COUNT, previous_response_id=each["id"]) for each in last))
+            assert [said(each)[1] for each in last] == [str(turns)] * 2
+            pids |= {said(each)[0] for each in last}
+        listed = (await workers.ask("GET", "/containers")).json()["data"]
+    assert len(pids) == 2
+    assert {each["id"] for each in listed} == {container_of(each) for each in last}
+
+
+@pytest.mark.parametrize("how", ["killed", "restarted"])
+async def test_when_the_worker_that_keeps_it_ends_the_next_turn_is_told_and_works(tmp_path: Path, how: str) -> None:
+    async with working(tmp_path) as workers:
+        first = await ask(workers, COUNT)
+        (keeper,) = [each for each in workers.processes() if sessions_of(each)]
+        processes = sessions_of(keeper)
+        assert len(processes) == 3
+        await asyncio.to_thread(keeper.kill if how == "killed" else keeper.terminate)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 20)
+        assert [each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
+        named = {**TOOL, "container": container_of(first)}
+        gone = await workers.ask("POST", "/responses", json={"model": "scripted", "input": "1", "tools": [named]})
+        assert (gone.status_code, gone.json()["error"]["param"]) == (404, "tools[0].container")
+        assert await records(tmp_path) == 0
+        second = await ask(workers, COUNT, previous_response_id=first["id"])
+        assert said(second)[1] == f"{NEW}\n1"
+        third = await ask(workers, COUNT, previous_response_id=second["id"])
+        assert said(third)[1] == "2"
+        assert container_of(first) != container_of(second) == container_of(third)
+        assert await records(tmp_path) == 1
+
+
+async def test_a_client_does_with_it_what_it_likes_through_either(tmp_path: Path) -> None:
+    async with two(tmp_path, more={"files": {"provider": "kv"}}) as (one, other):
+        here: Any = one.client.containers
+        there: Any = other.client.containers
+        made = await here.create(name="mine", memory_limit="1g")
+        assert bare(await there.retrieve(made.id)) == bare(made)
+        file = await there.files.create(made.id, file=("in.csv", b"1,2,39"))
+        uploaded = await one.client.files.create(file=("a.txt", b"one"), purpose="user_data")
+        copied = await there.files.create(made.id, file_id=uploaded.id)
+        for files in (here.files, there.files):
+            assert {each.id async for each in files.list(made.id, limit=1)} == {file.id, copied.id}
+            assert (await files.content.retrieve(file.id, container_id=made.id)).content == b"1,2,39"
+        code = "sum(map(int, open('/mnt/data/in.csv').read().split(',')))"
+        for served in (one, other):
+            response = await create(served, input=code, tools=[{**TOOL, "container": made.id}])
+            assert response.output_text.endswith(" 42")
+        await there.files.delete(copied.id, container_id=made.id)
+        assert [each.id async for each in here.files.list(made.id)] == [file.id]
+        second = await there.create(name="second")
+        for containers in (here, there):
+            assert [each.id async for each in containers.list(order="asc", limit=1)] == [made.id, second.id]
+        await there.delete(made.id)
+        for containers in (here, there):
+            with pytest.raises(NotFoundError):
+                await containers.retrieve(made.id)
+            assert [each.id async for each in containers.list()] == [second.id]
+
+
+async def test_another_tenants_container_is_an_unknown_one_through_either(tmp_path: Path) -> None:
+    async with two(tmp_path, server={"api_keys": KEYS}) as (one, other):
+        mine = (await one.client.containers.create(name="mine")).id
+        for served in (one, other):
+            async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="key-of-b", max_retries=0) as client:
+                theirs = Served(client, served.url, served.app, served.streams)
+                assert (await client.containers.list()).data == []
+                for asking in (client.containers.retrieve(mine), client.containers.delete(mine)):
+                    with pytest.raises(NotFoundError, match=f"Container with id '{mine}' not found"):
+                        await asking
+                error = await refusal(theirs, 404, tools=[{**TOOL, "container": mine}])
+                assert error["message"] == f"Container with id '{mine}' not found."
+            assert (await served.client.containers.retrieve(mine)).id == mine
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_when_the_client_leaves_the_program_ends_where_it_runs(
+    tmp_path: Path, told: Told, streamed: bool
+) -> None:
+    async with two(tmp_path) as (one, other):
+        first = await create(one, input="1", tools=[TOOL])
+        told.begun.clear()
+        asking = asyncio.create_task(
+            create(other, input=ENDLESS, tools=[TOOL], previous_response_id=first.id, stream=streamed)
+        )
+        async with asyncio.timeout(20):
+            await told.begun.wait()
+            if streamed:
+                await (await asking).close()
+            else:
+                asking.cancel()
+                await asyncio.wait([asking])
+            await told.ended.wait()
+        kept = await one.client.containers.list()
+        assert [each.id for each in kept.data] == [first.output[0].container_id]

@@ -1,0 +1,204 @@
+"""Clients that leave or do not read: generation stops or waits, what there is is kept, and the log stays calm."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+
+from providers.inference.scripted import Scripted
+from tests.stack.http.raw import connection, request
+from tests.support.servers.serving import Served, scripted, serving
+
+ENDLESS: list[dict[str, Any]] = [{"text": "once "}, {"wait_s": 30}, {"text": "more"}]
+
+
+def ask_for(stream: bool, **fields: Any) -> dict[str, Any]:
+    return {"model": "scripted", "input": "hi", "stream": stream, **fields}
+
+
+async def until(condition: Callable[[], Any], within_s: float = 1.0) -> None:
+    """Wait, without hurry, for what no event tells of."""
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110  # what is waited for sets no event
+            await asyncio.sleep(0)
+
+
+def model(served: Served) -> Scripted:
+    assert isinstance(served.stack.inference, Scripted)
+    return served.stack.inference
+
+
+async def statuses(served: Served) -> list[str]:
+    rows = await served.stack.kv_store.scan("default/response/")
+    return [orjson.loads(entry.value)["response"]["status"] for _, entry in rows]
+
+
+async def stored(served: Served, *expected: str) -> None:
+    """Wait until just these are stored."""
+    async with asyncio.timeout(1):
+        while await statuses(served) != [*expected]:  # noqa: ASYNC110  # a store sets no event
+            await asyncio.sleep(0)
+
+
+def assert_calm(caplog: pytest.LogCaptureFixture) -> None:
+    loud = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO or record.exc_info]
+    assert not loud
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closes", "resets"])
+@pytest.mark.parametrize("seen", [b"response.in_progress", b"output_text.delta"])
+async def test_a_client_that_leaves_its_stream_stops_it(
+    reset: bool, seen: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "stack")
+    async with serving(scripted(ENDLESS)) as served:
+        async with connection(served.url) as (reader, writer):
+            writer.write(request(served.url, ask_for(stream=True)))
+            await reader.readuntil(seen)
+            if reset:
+                writer.transport.abort()
+        await until(lambda: model(served).left_early == 1)
+        await stored(served, "cancelled")
+        assert_calm(caplog)
+        told = [record.getMessage() for record in caplog.records if record.name != "stack.access"]
+        assert told == ["a client left its stream early"]
+
+
+async def test_what_had_been_made_is_kept_and_can_be_built_on() -> None:
+    async with serving(scripted(ENDLESS, [{"text": "again"}])) as served:
+        async with connection(served.url) as (reader, writer):
+            writer.write(request(served.url, ask_for(stream=True)))
+            await reader.readuntil(b"output_text.delta")
+        await stored(served, "cancelled")
+        [(key, _)] = await served.stack.kv_store.scan("default/response/")
+        left = await served.client.responses.retrieve(key.rpartition("/")[2])
+        assert left.output_text == "once "
+        assert [item.status for item in left.output if item.type == "message"] == ["incomplete"]
+        assert left.usage is not None
+        after = await served.client.responses.create(model="scripted", input="go on", previous_response_id=left.id)
+        assert after.output_text == "again"
+        said = [(message.role, message.content) for message in model(served).requests[-1].messages]
+        assert said == [("user", "hi"), ("assistant", "once "), ("user", "go on")]
+
+
+async def test_a_client_that_leaves_before_a_whole_answer_stops_it(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(scripted(ENDLESS)) as served:
+        async with connection(served.url) as (_, writer):
+            writer.write(request(served.url, ask_for(stream=False)))
+            await until(lambda: model(served).requests)
+        await until(lambda: model(served).left_early == 1)
+        await stored(served, "cancelled")
+        assert_calm(caplog)
+
+
+async def test_nothing_is_kept_of_what_was_not_to_be_stored(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(scripted(ENDLESS)) as served:
+        async with connection(served.url) as (reader, writer):
+            writer.write(request(served.url, ask_for(stream=True, store=False)))
+            await reader.readuntil(b"output_text.delta")
+        await until(lambda: model(served).left_early == 1)
+        assert not await served.stack.kv_store.scan("default/")
+        assert_calm(caplog)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+async def test_a_client_that_leaves_before_its_body_is_whole_starts_nothing(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as served:
+        async with connection(served.url) as (_, writer):
+            head = request(served.url, path=path, headers=[("content-length", "1000")])
+            writer.write(head + b'{"model":')
+            await writer.drain()
+        assert (await served.client.responses.create(model="scripted", input="next")).output_text == "next"
+        assert len(model(served).requests) == 1
+        assert_calm(caplog)
+
+
+async def test_a_chat_stream_that_is_left_stops_too(caplog: pytest.LogCaptureFixture) -> None:
+    chat: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
+    async with serving(scripted(ENDLESS)) as served:
+        for number, stream in enumerate((True, False), 1):
+            async with connection(served.url) as (reader, writer):
+                writer.write(request(served.url, {**chat, "stream": stream}, path="/v1/chat/completions"))
+                if stream:
+                    await reader.readuntil(b"once")
+                await until(lambda number=number: len(model(served).requests) == number)
+            await until(lambda number=number: model(served).left_early == number)
+        assert_calm(caplog)
+
+
+async def test_a_client_that_leaves_after_the_end_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as served:
+        async with connection(served.url) as (reader, writer):
+            writer.write(request(served.url, ask_for(stream=True)))
+            await reader.readuntil(b"[DONE]")
+        await stored(served, "completed")
+        assert model(served).left_early == 0
+        assert_calm(caplog)
+
+
+async def test_closing_ones_half_is_leaving(caplog: pytest.LogCaptureFixture) -> None:
+    # a closed connection looks just the same until something is sent on it, which may be never
+    async with serving(scripted(ENDLESS)) as served, connection(served.url) as (reader, writer):
+        writer.write(request(served.url, ask_for(stream=True)))
+        await reader.readuntil(b"output_text.delta")
+        writer.write_eof()
+        await until(lambda: model(served).left_early == 1)
+        assert b"[DONE]" not in await reader.read()
+        assert_calm(caplog)
+
+
+async def test_many_that_leave_together_leave_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(scripted(ENDLESS)) as served:
+        before = len(asyncio.all_tasks())
+
+        async def leave() -> None:
+            async with connection(served.url) as (reader, writer):
+                writer.write(request(served.url, ask_for(stream=True)))
+                await reader.readuntil(b"response.in_progress")
+
+        await asyncio.gather(*(leave() for _ in range(50)))
+        await until(lambda: model(served).left_early == 50, within_s=5)
+        await until(lambda: len(asyncio.all_tasks()) <= before, within_s=5)
+        assert await statuses(served) == ["cancelled"] * 50
+        assert_calm(caplog)
+
+
+async def test_a_model_waits_for_a_client_that_does_not_read() -> None:
+    piece, pieces = "x" * 16384, 2000
+    async with serving(scripted([{"text": [piece] * pieces}])) as served:
+        at = urlsplit(served.url)
+        loop = asyncio.get_running_loop()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            client.setblocking(False)
+            await loop.sock_connect(client, (at.hostname, at.port))
+            await loop.sock_sendall(client, request(served.url, ask_for(stream=True)))
+            await until(lambda: served.streams.bodies, within_s=5)
+            made = served.streams.bodies[0][0]
+            size = -1
+            while size != len(made):  # while it still fills what lies between us
+                size = len(made)
+                await served.client.responses.input_tokens.count(model="scripted", input="others are served")
+            print(
+                f"{size / 2**20:.1f} of {len(piece) * pieces / 2**20:.1f} MiB were made for a client that read nothing"
+            )
+            assert size < len(piece) * pieces / 3
+            await loop.sock_recv(client, 65536)
+        await until(lambda: model(served).left_early == 1)
+        await stored(served, "cancelled")
+
+
+async def test_the_others_are_served_while_one_does_not_read() -> None:
+    script = scripted([{"text": ["x" * 16384] * 1000}], [{"text": ["quick"] * 10}])
+    async with serving(script) as served, connection(served.url) as (_, writer):
+        writer.write(request(served.url, ask_for(stream=True)))
+        await until(lambda: served.streams.bodies, within_s=5)
+        answer = await served.client.responses.create(model="scripted", input="hi")
+        assert answer.output_text == "quick" * 10

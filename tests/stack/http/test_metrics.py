@@ -1,0 +1,271 @@
+"""What Prometheus reads of a stack, and who may read it."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from apis.provider import Figures
+from providers.inference.scripted import Scripted
+from tests.stack.http.raw import Answer, ask, check_error, connection, request
+from tests.support.servers.serving import Served, scripted, serving
+from tests.test_readme import stack_run
+
+KEYS: Any = [{"key": "sk-one", "tenant": "tenant-one"}, {"key": "sk-two", "tenant": "tenant-two"}]
+USED = {"input_tokens": 7, "output_tokens": 5, "cached_tokens": 3, "reasoning_tokens": 2}
+SAYS: list[dict[str, Any]] = [{"text": "hello"}, {"finish": "stop", "usage": USED}]
+ENDLESS: list[dict[str, Any]] = [{"text": "once "}, {"wait_s": 30}]
+RESPONSES = "/v1/responses"
+
+
+@dataclass(frozen=True)
+class Counts:
+    running: int
+    busy_s: float
+
+
+class Telling(Scripted):
+    """Tells of itself as an engine does."""
+
+    def metrics(self) -> Figures:
+        return Counts(running=2, busy_s=0.25)
+
+
+def bearer(key: str) -> list[tuple[str, str]]:
+    return [("authorization", f"Bearer {key}")]
+
+
+async def scrape(served: Served, key: str = "") -> Answer:
+    return await ask(served.url, method="GET", path="/metrics", headers=bearer(key) if key else (), kind=None)
+
+
+def read(answer: Answer) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """The samples by name, as Prometheus' own parser reads them."""
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    samples: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(answer.body.decode()):
+        assert family.documentation
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return samples
+
+
+async def figures(served: Served, key: str = "") -> Mapping[str, list[tuple[dict[str, str], float]]]:
+    return read(await scrape(served, key))
+
+
+async def value(served: Served, name: str, **labels: str) -> float:
+    """The one sample of that name with those labels; 0 for none."""
+    found = [number for its, number in (await figures(served)).get(name, []) if labels.items() <= its.items()]
+    assert len(found) <= 1
+    return found[0] if found else 0
+
+
+async def until(served: Served, name: str, wanted: float, **labels: str) -> None:
+    async with asyncio.timeout(10):
+        while await value(served, name, **labels) != wanted:
+            pass
+
+
+# --- who may read it -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("server", "statuses"),
+    [
+        ({}, {"": 200}),
+        ({"api_keys": KEYS}, {"": 401, "sk-three": 401, "sk-one": 200, "sk-two": 200}),
+        ({"api_keys": KEYS, "metrics": "open"}, {"": 200, "sk-three": 200}),
+        ({"api_keys": KEYS, "metrics": "closed"}, {"": 401, "sk-one": 404}),
+        ({"metrics": "closed"}, {"": 404}),
+        ({"api_keys": KEYS, "metrics_key": "mk"}, {"": 401, "sk-one": 401, "m": 401, "mk": 200}),
+        ({"metrics_key": "mk"}, {"": 401, "mk": 200}),
+    ],
+)
+async def test_it_is_read_by_whom_the_config_lets(server: dict[str, Any], statuses: dict[str, int]) -> None:
+    async with serving(server=server) as served:
+        for key, status in statuses.items():
+            answer = await scrape(served, key)
+            assert answer.status == status, key
+            if status == 401:
+                assert check_error(answer, 401)["code"] == "invalid_api_key"
+
+
+async def test_the_key_to_the_figures_opens_nothing_else() -> None:
+    async with serving(server={"api_keys": KEYS, "metrics_key": "mk"}) as served:
+        for method, path in (("POST", RESPONSES), ("GET", "/v1/models"), ("GET", "/version"), ("GET", "/metrics/")):
+            check_error(await ask(served.url, b"{}", method=method, path=path, headers=bearer("mk")), 401)
+
+
+async def test_a_foreign_host_is_refused_here_too() -> None:
+    async with serving(server={"metrics": "open"}) as served:
+        check_error(await ask(served.url, method="GET", path="/metrics", headers=[("host", "evil.example")]), 403)
+
+
+async def test_it_is_only_read_and_also_while_the_server_drains() -> None:
+    async with serving() as served:
+        for method in ("POST", "DELETE"):
+            check_error(await ask(served.url, b"{}", method=method, path="/metrics"), 405)
+        served.app.state.draining = True
+        assert (await scrape(served)).status == 200
+
+
+async def test_the_version_is_told_to_those_who_have_a_key() -> None:
+    async with serving(server={"api_keys": KEYS}) as served:
+        check_error(await ask(served.url, method="GET", path="/version"), 401)
+        told = await ask(served.url, method="GET", path="/version", headers=bearer("sk-one"))
+    assert told.json.keys() == {"name", "version", "dialects"}
+    assert told.json["name"] == "responses-stack"
+    assert told.json["dialects"] == ["openai", "open-responses"]
+
+
+# --- what it says ----------------------------------------------------------------------------------------------------
+
+
+async def test_requests_are_counted_by_the_template_of_their_route() -> None:
+    async with serving() as served:
+        for path in (f"{RESPONSES}/resp_{'0' * 32}", "/responses/secret-name", "/secret/path", f"{RESPONSES}/a/b"):
+            await ask(served.url, method="GET", path=path)
+        await ask(served.url, {"model": "scripted", "input": "hi"})
+        await ask(served.url, {"model": "scripted", "input": "hi"}, path="/responses")
+        await ask(served.url, {"model": "scripted", "input": 5})
+        await ask(served.url, method="PUT")
+        await ask(served.url, b"x", kind="text/plain")
+        await ask(served.url, method="GET", path="/healthz")
+        answer = await scrape(served)
+        told = {
+            (labels["route"], labels["method"], labels["status"]): count
+            for labels, count in read(answer)["stack_requests_total"]
+        }
+    assert told == {
+        ("/v1/responses/{response_id}", "GET", "404"): 2,
+        ("other", "GET", "404"): 2,
+        (RESPONSES, "POST", "200"): 2,
+        (RESPONSES, "POST", "400"): 1,
+        (RESPONSES, "POST", "415"): 1,
+        (RESPONSES, "PUT", "405"): 1,
+        ("/healthz", "GET", "200"): 1,
+    }
+    assert b"secret" not in answer.body
+
+
+async def test_how_responses_end_and_what_they_use_is_counted() -> None:
+    cut: list[dict[str, Any]] = [{"text": "hello"}, {"finish": "length", "usage": USED}]
+    broken: list[dict[str, Any]] = [{"text": "hello"}, {"fail": "boom"}]
+    async with serving(scripted(SAYS, SAYS, cut, broken, broken, SAYS, SAYS)) as served:
+        ask_for: dict[str, Any] = {"model": "scripted", "input": "hi"}
+        for more in ({}, {"stream": True}, {"stream": True}, {"stream": True}, {}):
+            await ask(served.url, {**ask_for, **more})
+        chat = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
+        await ask(served.url, chat, path="/v1/chat/completions")
+        await ask(served.url, {**chat, "stream": True}, path="/v1/chat/completions")
+        ends = {labels["status"]: count for labels, count in (await figures(served))["stack_responses_total"]}
+        used = {(its["model"], its["kind"]): count for its, count in (await figures(served))["stack_tokens_total"]}
+        assert await value(served, "stack_time_to_first_output_seconds_count") == 3
+        assert await value(served, "stack_time_to_first_byte_seconds_count", route=RESPONSES) == 3
+        assert await value(served, "stack_request_duration_seconds_count", route=RESPONSES) == 5
+        assert await value(served, "stack_request_duration_seconds_bucket", route=RESPONSES, le="+Inf") == 5
+    assert ends == {"completed": 2, "incomplete": 1, "failed": 2}
+    assert used["scripted", "input"] >= 5 * USED["input_tokens"]
+    assert used["scripted", "cached"] == 5 * USED["cached_tokens"]
+    assert used["scripted", "reasoning"] == 5 * USED["reasoning_tokens"]
+
+
+async def test_a_request_that_is_refused_made_no_response() -> None:
+    async with serving() as served:
+        await ask(served.url, {"model": "nobody", "input": "hi"})
+        await ask(served.url, {"model": "scripted", "input": "hi", "previous_response_id": "resp_0", "stream": True})
+        assert "stack_responses_total" not in await figures(served)
+
+
+async def test_background_responses_are_counted_where_they_are_taken() -> None:
+    async with serving() as served:
+        for stream in (False, True):
+            asked = {"model": "scripted", "input": "hi", "background": True, "stream": stream}
+            made = await ask(served.url, asked)
+        await ask(served.url, method="GET", path=f"{RESPONSES}/{_id_in(made)}?stream=true")
+        ends = {labels["status"]: count for labels, count in (await figures(served))["stack_responses_total"]}
+    assert ends == {"queued": 2}
+
+
+def _id_in(answer: Answer) -> str:
+    found = re.search(rb"resp_[0-9a-f]{32}", answer.body)
+    assert found is not None
+    return found[0].decode()
+
+
+async def test_what_runs_now_is_told_and_a_client_that_leaves_is_a_cancelled_response() -> None:
+    async with serving(scripted(ENDLESS)) as served:
+        async with connection(served.url) as (reader, writer):
+            writer.write(request(served.url, {"model": "scripted", "input": "hi", "stream": True}))
+            await reader.readuntil(b"output_text.delta")
+            assert await value(served, "stack_streams_open") == 1
+            assert await value(served, "stack_requests_in_flight") == 2  # with the one that asks
+        await until(served, "stack_responses_total", 1, status="cancelled")
+        await until(served, "stack_streams_open", 0)
+        assert await value(served, "stack_requests_in_flight") == 1
+        assert await value(served, "stack_requests_total", route=RESPONSES, status="200") == 1
+
+
+async def test_a_client_that_leaves_before_its_answer_is_counted_as_gone() -> None:
+    async with serving(scripted(ENDLESS)) as served:
+        async with connection(served.url) as (_, writer):
+            writer.write(request(served.url, {"model": "scripted", "input": "hi"}))
+            await until(served, "stack_requests_in_flight", 2)
+        await until(served, "stack_requests_total", 1, route=RESPONSES, status="499")
+
+
+async def test_a_name_that_the_inference_does_not_list_is_one_of_the_others() -> None:
+    router: dict[str, Any] = {
+        "provider": "router",
+        "providers": {"a": scripted(*[SAYS] * 4)},
+        "default": "scripted",
+    }
+    async with serving(router) as served:
+        for model in ("scripted", "secret-one", 'se"cret\\two', "scripted"):
+            assert (await ask(served.url, {"model": model, "input": "hi"})).status == 200
+        for _ in range(2):
+            answer = await scrape(served)
+            told = {(its["model"], its["kind"]): count for its, count in read(answer)["stack_tokens_total"]}
+            assert {model for model, _ in told} == {"scripted", "other"}
+            assert told["scripted", "output"] == told["other", "output"] == 2 * USED["output_tokens"]
+            assert b"secret" not in answer.body
+
+
+async def test_nobody_is_named() -> None:
+    async with serving(server={"api_keys": KEYS}) as served:
+        await ask(served.url, {"model": "scripted", "input": "hi"}, headers=bearer("sk-one"))
+        answer = await scrape(served, "sk-two")
+    for secret in (b"tenant", b"sk-", b"resp_", b"req_"):
+        assert secret not in answer.body
+
+
+async def test_an_engine_tells_of_itself() -> None:
+    async with serving({"provider": f"{__name__}:Telling"}) as served:
+        assert await value(served, "stack_inference_running", provider="inference") == 2
+        assert await value(served, "stack_inference_busy_seconds", provider="inference") == 0.25
+        assert await value(served, "process_resident_memory_bytes") > 2**20
+        assert await value(served, "process_open_fds") > 2
+
+
+async def test_members_of_a_router_tell_of_themselves_by_their_place() -> None:
+    providers = {"a": {"provider": f"{__name__}:Telling"}, "b": {"provider": f"{__name__}:Telling", "model": "b"}}
+    async with serving({"provider": "router", "providers": providers}) as served:
+        told = (await figures(served))["stack_inference_running"]
+    assert sorted(labels["provider"] for labels, _ in told) == ["inference.providers.a", "inference.providers.b"]
+
+
+async def test_a_worker_says_which_it_is(tmp_path: Path) -> None:
+    config = "inference: {provider: scripted}\nkv_store: {provider: sqlite, path: workers.db}\n"
+    (tmp_path / "workers.yaml").write_text(config)
+    async with stack_run("workers.yaml", "--workers", "2", cwd=tmp_path) as url:
+        told = read(await ask(url, method="GET", path="/metrics", kind=None))
+    workers = {labels.get("worker") for samples in told.values() for labels, _ in samples}
+    assert len(workers) == 1
+    assert all(worker is not None and worker.isdigit() for worker in workers)

@@ -1,0 +1,95 @@
+"""Functions for the provider `next_token`: each says which token comes next by the last thing that was said."""
+
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+from providers.inference.harmony.vocabulary import CALL, END, MESSAGE, START, load_vocabulary
+
+WORD: Final = 3575
+"""A token of an endless thought."""
+SCRIPTS: Final[Mapping[str, str]] = {
+    "hi": "<|channel|>analysis<|message|>A greeting.<|end|><|start|>assistant"
+    "<|channel|>final<|message|>Hello there!<|return|>",
+    "weather": "<|channel|>analysis<|message|>I look.<|end|><|start|>assistant"
+    '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city":"Rome"}<|call|>',
+    "sunny": "<|channel|>final<|message|>It is sunny.<|return|>",
+    "endless": "<|channel|>analysis<|message|>",
+}
+
+seen: Final[list[tuple[int, float, bool]]] = []
+"""Calls of `told`: how many tokens, the temperature and whether a new prompt began."""
+stuck = threading.Event()
+"""Set when `sticks` is called; it returns once `released` is."""
+released = threading.Event()
+
+
+def plain(tokens: list[int], temperature: float) -> int:
+    """Plays the script for the last message that is not the assistant's."""
+    encoding = load_vocabulary().encoding
+    assistant = encoding.encode("assistant")[0]
+    last = max(at for at, token in enumerate(tokens[:-1]) if token == START and tokens[at + 1] != assistant)
+    ends = tokens.index(END, last)
+    said = encoding.decode(tokens[tokens.index(MESSAGE, last) + 1 : ends])
+    script = encoding.encode(SCRIPTS[said], allowed_special="all")
+    # what is made begins right after the `<|start|>assistant` that follows the message
+    made = len(tokens) - (ends + 3)
+    return script[made] if made < len(script) else WORD
+
+
+def told(tokens: list[int], temperature: float, new_request: bool) -> int:
+    """The same, and remembers what it was told."""
+    seen.append((len(tokens), temperature, new_request))
+    return plain(tokens, temperature)
+
+
+def named(tokens: list[int], temperature: float, *, new_request: bool = False) -> int:
+    """The same with the third argument by name."""
+    return told(tokens, temperature, new_request)
+
+
+def searches(tokens: list[int], temperature: float) -> int:
+    """Makes one and the same search, whatever was said."""
+    written = '<|channel|>commentary to=functions.web_search <|constrain|>json<|message|>{"query":"rome"}<|call|>'
+    begun = max(at for at, token in enumerate(tokens) if token == START)
+    return load_vocabulary().encoding.encode(written, allowed_special="all")[len(tokens) - (begun + 2)]
+
+
+def fails_to_call(tokens: list[int], temperature: float) -> int:
+    """Raises at the end of a call, with a text that is nobody's business."""
+    token = plain(tokens, temperature)
+    if token == CALL:
+        raise ValueError("secret")
+    return token
+
+
+def sticks(tokens: list[int], temperature: float) -> int:
+    """Hangs until it is released."""
+    stuck.set()
+    released.wait(30)
+    return plain(tokens, temperature)
+
+
+def text(tokens: list[int], temperature: float) -> str:
+    """No number."""
+    return "5"
+
+
+def beyond(tokens: list[int], temperature: float) -> int:
+    """No id of the vocabulary."""
+    return 201_088
+
+
+def truth(tokens: list[int], temperature: float) -> bool:
+    """No number either, whatever Python says."""
+    return True
+
+
+async def waits(tokens: list[int], temperature: float) -> int:
+    """Not to be called in a thread."""
+    return 1
+
+
+def narrow(tokens: list[int]) -> int:
+    """Takes too little."""
+    return 1

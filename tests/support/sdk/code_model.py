@@ -1,0 +1,27 @@
+"""A model for the code interpreter: what it is told by the user it runs, and what came of that it tells."""
+
+import json
+import os
+from collections.abc import AsyncGenerator
+
+from apis.chat import ChatRequest
+from apis.deltas import Finish, Step, Text, ToolArguments, ToolCallStart, Usage
+from providers.inference.scripted import Scripted
+
+
+class Coding(Scripted):
+    """Says first which process it is in."""
+
+    class Config(Scripted.Config):
+        pass
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+        self.requests.append(request)
+        last = request.messages[-1]
+        if last.role == "tool":
+            yield (Text(f"{os.getpid()} {last.content}"),)
+            yield (Finish("stop", Usage(1, 1)),)
+        else:
+            yield (ToolCallStart("call_1", "python"),)
+            yield (ToolArguments("call_1", json.dumps({"code": last.content})),)
+            yield (Finish("tool_calls", Usage(1, 1)),)

@@ -1,0 +1,154 @@
+"""A whole stack on a loopback port, in the test's own event loop. Every response stream it sends is held against the
+laws of the stream when the test ends."""
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI
+from openai import AsyncOpenAI
+from starlette.types import Message, Receive, Scope, Send
+
+from stack.build import Stack
+from stack.config import ServerConfig, StackConfig
+from stack.http.app import create_app
+from stack.http.sse import DONE
+from stack.serving.serve import Server
+from tests.support.laws.stream_laws import check_frames, check_stream
+
+SCRIPTED: dict[str, Any] = {"provider": "scripted"}
+MEMORY: dict[str, Any] = {"provider": "memory"}
+
+
+@dataclass
+class Served:
+    """A running stack: an SDK client of it, its URL without /v1, and what is inside."""
+
+    client: AsyncOpenAI
+    url: str
+    app: FastAPI
+    streams: "Recorder"
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, it ends the server as SIGTERM does."""
+    inference: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The section of the config."""
+
+    @property
+    def stack(self) -> Stack:
+        return self.app.state.routes.stack
+
+
+class Recorder:
+    """ASGI middleware that keeps every response stream, and can check them all."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self.state = app.state
+        self.router = app.router
+        self.bodies: list[tuple[bytearray, str]] = []
+        self.check = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].endswith("/responses"):
+            await self._app(scope, receive, send)
+            return
+        body: bytearray | None = None
+        dialect = dict(scope["headers"]).get(b"x-responses-dialect", b"openai").decode()
+
+        async def keep(message: Message) -> None:
+            nonlocal body
+            if message["type"] == "http.response.start":
+                kinds = dict(message["headers"]).get(b"content-type", b"")
+                if kinds.startswith(b"text/event-stream"):
+                    body = bytearray()
+                    self.bodies.append((body, dialect))
+            elif body is not None:
+                body += message.get("body", b"")
+            await send(message)
+
+        await self._app(scope, receive, keep)
+
+    def assert_lawful(self) -> None:
+        """Raise for the first stream that breaks a law. One that was left early is checked as far as it got."""
+        for body, dialect in self.bodies:
+            if dialect != "openai":
+                continue
+            raw = bytes(body)
+            whole = raw.endswith(DONE)
+            if not whole:
+                raw = raw[: raw.rfind(b"\n\n") + 2] + DONE
+            check_stream(check_frames(raw), whole=whole)
+
+
+@asynccontextmanager
+async def serving(
+    inference: Mapping[str, Any] | None = None,
+    *,
+    kv_store: Mapping[str, Any] | None = None,
+    tool_runtime: Mapping[str, Any] | None = None,
+    responses: Mapping[str, Any] | None = None,
+    server: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> AsyncGenerator[Served]:
+    """Serve a stack of these sections, `more` by API; without any, the scripted model and the memory store."""
+    sections: dict[str, Any] = {"inference": inference or SCRIPTED, "kv_store": kv_store or MEMORY}
+    sections["server"] = {"port": 0, **(server or {})}
+    if tool_runtime is not None:
+        sections["tool_runtime"] = tool_runtime
+    sections["responses"] = {"provider": "loop", **(responses or {})}
+    config = StackConfig.model_validate({**sections, **(more or {})})
+    app = create_app(config)
+    recorder = Recorder(app)
+    # asyncio turns Nagle's algorithm off only where the protocol is given: without it, small pieces wait for 40 ms
+    listener = socket.socket(proto=socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listening = asyncio.Event()
+    keys = config.server.api_keys
+    key = keys[0].key.get_secret_value() if keys else "none"
+    async with app.router.lifespan_context(app):
+        server_ = _Quiet(recorder, config.server, listening.set)
+        running = asyncio.create_task(server_.serve(sockets=[listener]))
+        try:
+            async with asyncio.timeout(10):
+                await listening.wait()
+            async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=30) as client:
+                yield Served(client, url, app, recorder, server_.leaving, inference or SCRIPTED)
+        finally:
+            server_.leaving.set()
+            async with asyncio.timeout(10):
+                await running
+            listener.close()
+    if recorder.check:
+        recorder.assert_lawful()
+
+
+class _Quiet(Server):
+    """The server without its signal handlers, which are the test runner's, and without its pauses, which add up."""
+
+    def __init__(self, app: Any, config: ServerConfig, on_listening: Callable[[], None]) -> None:
+        super().__init__(app, config, on_listening, lambda: False)
+        self.leaving = asyncio.Event()
+
+    def capture_signals(self) -> Any:
+        return nullcontext()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.leaving.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while self.server_state.tasks:
+            await asyncio.wait(set(self.server_state.tasks))
+
+
+def scripted(*turns: list[dict[str, Any]], model: str = "scripted") -> dict[str, Any]:
+    """An inference section that plays these turns."""
+    return {"provider": "scripted", "model": model, "turns": list(turns)}

@@ -1,0 +1,200 @@
+"""`stack run --workers N` as real processes, whose workers are killed, stopped and drained under load."""
+
+import asyncio
+import random
+import signal
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+from pydantic import TypeAdapter
+
+from apis.chat import ChatRequest
+from apis.deltas import Step
+from apis.provider import Provider
+from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime, ToolSpec
+from providers.inference.scripted import AnyLine, Scripted
+from tests.support.laws.stream_laws import check_frames, check_stream
+
+ROOT = Path(__file__).resolve().parents[3]
+START_S = 100.0
+TERMINAL = ("completed", "incomplete", "failed", "cancelled")
+TURNS: list[list[dict[str, Any]]] = [
+    [{"text": ["a "] * 30}, {"wait_s": 0.3}, {"text": ["b "] * 30}, {"wait_s": 0.6}, {"text": ["c "] * 30}],
+    [{"wait_s": 0.8}, {"reasoning": ["hm "] * 20}, {"wait_s": 0.2}, {"text": "done"}],
+    [{"reasoning": "x"}, {"calls": [{"call": "f", "arguments": ['{"a":', "1}"]}, {"call": "g", "arguments": "{}"}]}],
+]
+PLAYS: dict[str, list[list[dict[str, Any]]]] = {
+    "search": [
+        [{"reasoning": ["hm "] * 5}, {"call": "web_search", "arguments": '{"query": "slow"}'}],
+        [
+            {"wait_s": 0.3},
+            {"calls": [{"call": "web_search", "arguments": f'{{"query": "{query}"}}'} for query in ("a", "lazy")]},
+        ],
+        [{"wait_s": 1}, {"text": ["found "] * 20}, {"wait_s": 0.5}, {"text": "it"}],
+    ]
+}
+PLAYS["meet"] = PLAYS["search"][1:]
+PLAYS["wait"] = [[{"call": "web_search", "arguments": '{"query": "a"}'}], [{"wait_s": 2}, {"text": ["found "] * 20}]]
+PLAYS["tell"] = [*PLAYS["wait"][:1], [{"text": ["found "] * 20}, {"wait_s": 2}, {"text": "it"}]]
+"""By the first word of the input, whichever process plays it: the turn that follows on as many answers of its own."""
+
+
+class Stepping(Scripted):
+    """Plays its own turns, and PLAYS where they are asked for."""
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+        model: Scripted = super()
+        if play := PLAYS.get(str(request.messages[0].content).partition(" ")[0]):
+            turn = play[sum(message.role == "assistant" for message in request.messages)]
+            model = Scripted(Scripted.Config(turns=[TypeAdapter(list[AnyLine]).validate_python(turn)]))
+        async with aclosing(model.chat(request)) as steps:
+            async for step in steps:
+                yield step
+
+
+class Search(ToolRuntime):
+    """Finds a page for every query, and takes `slow_s` for some."""
+
+    class Config(Provider.Config):
+        slow_s: float = 0.5
+
+    def __init__(self, config: Config) -> None:
+        self._slow_s = config.slow_s
+
+    def tools(self) -> Sequence[ToolSpec]:
+        return [ToolSpec("search", "Searches.", {"type": "object", "properties": {"query": {"type": "string"}}})]
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        query: str = call.arguments["query"]
+        if query in ("slow", "lazy"):
+            await asyncio.sleep(self._slow_s)
+        return ToolResult("", [Source(f"https://example.com/{query}", query, f"About {query}.")])
+
+
+@dataclass
+class Workers:
+    """A running stack of several workers."""
+
+    url: str
+    parent: psutil.Process
+
+    def processes(self) -> list[psutil.Process]:
+        """The workers that serve now."""
+        return [
+            child
+            for child in self.parent.children()
+            if "spawn_main" in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE
+        ]
+
+    async def ask(self, method: str, path: str, **fields: Any) -> httpx.Response:
+        """One request on a connection of its own, asked again while a worker that dies takes it along."""
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+                        return await client.request(method, f"{self.url}/v1{path}", **fields)
+                except httpx.TransportError:
+                    await asyncio.sleep(0.05)
+
+    async def begin(self, text: str, **fields: Any) -> str | None:
+        """A background response's id, if the server has acknowledged it."""
+        body = {"model": "scripted", "input": text, "background": True, "tools": TOOLS, **fields}
+        try:
+            async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
+                answer = await client.post(f"{self.url}/v1/responses", json=body)
+                answer.raise_for_status()
+                return answer.json()["id"]
+        except httpx.TransportError:
+            return None
+
+    async def ended(self, response_id: str, within_s: float) -> dict[str, Any]:
+        """The response at its end."""
+        async with asyncio.timeout(within_s):
+            while True:
+                answer = await self.ask("GET", f"/responses/{response_id}")
+                assert answer.status_code == 200, answer.text
+                if answer.json()["status"] in TERMINAL:
+                    return answer.json()
+                await asyncio.sleep(0.1)
+
+    async def until(self, response_id: str, name: str, times: int = 1) -> bytes:
+        """What the stream tells up to the event of that name that comes so many times."""
+        told = b""
+        async with (
+            asyncio.timeout(20),
+            httpx.AsyncClient(trust_env=False) as client,
+            client.stream("GET", f"{self.url}/v1/responses/{response_id}?stream=true", timeout=20) as answer,
+        ):
+            async for line in answer.aiter_lines():
+                told += line.encode() + b"\n"
+                times -= line == f"event: {name}"
+                if not times and not line:
+                    return told
+        raise AssertionError(f"it never told of {name}: {told.decode()}")
+
+    async def log(self, response_id: str) -> bytes:
+        """The whole stream, from the first event on."""
+        return (await self.ask("GET", f"/responses/{response_id}?stream=true")).content
+
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+TOOLS: list[dict[str, Any]] = [{"type": "function", "name": name, "parameters": NO_PARAMETERS} for name in "fg"]
+
+
+def check_log(raw: bytes, response: Mapping[str, Any]) -> None:
+    """The log keeps the laws and ends as the response did."""
+    events = check_frames(raw)
+    cancelled = response["status"] == "cancelled"
+    check_stream(events, whole=not cancelled)
+    if not cancelled:
+        assert events[-1]["response"] == response
+
+
+@asynccontextmanager
+async def worker_processes(
+    folder: Path,
+    kv_store: Mapping[str, Any],
+    *,
+    workers: int = 2,
+    slow_s: float = 0.5,
+    more: Mapping[str, Any] | None = None,
+) -> AsyncGenerator[Workers]:
+    """A scripted model and a search, which may take `slow_s`, behind some workers on one store, with leases of 1.5 s;
+    `more` sections take the place of these."""
+    config = {
+        "server": {"log_level": "info"},
+        "inference": {"provider": f"{__name__}:Stepping", "turns": TURNS},
+        "tool_runtime": {"provider": f"{__name__}:Search", "slow_s": slow_s},
+        "kv_store": dict(kv_store),
+        "responses": {"provider": "loop", "background": {"lease_s": 1.5, "poll_s": 0.1}},
+        **(more or {}),
+    }
+    file = folder / f"run{random.getrandbits(32):x}.yaml"
+    file.write_text(yaml.safe_dump(config))
+    with (folder / "log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stack", "run", str(file), "--port", "0", "--workers", str(workers)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            cwd=ROOT,
+        )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(START_S):
+            while not (line := (await process.stdout.readline()).decode()).startswith("listening on "):
+                assert line, (folder / "log").read_text()
+        yield Workers(line.split()[-1], psutil.Process(process.pid))
+    finally:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            for child in psutil.Process(process.pid).children():
+                child.send_signal(signal.SIGCONT)
+            process.terminate()
+        async with asyncio.timeout(60):
+            await process.wait()

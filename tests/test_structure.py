@@ -1,0 +1,277 @@
+"""The budgets and the laws of the house, held against every file of it."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+CODE: Final = ("apis", "providers", "stack", "configs")
+FOLDERS: Final = {"apis", "configs", "distributions", "providers", "stack", "tests"}
+ROOT_FILES: Final = {
+    "pyproject.toml",
+    "README.md",
+    "ARCHITECTURE.md",
+    "LICENSE",
+    "NOTICE",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+}
+BROAD_EXCEPTS: Final = {
+    "providers/inference/gpt_oss/engine/engine.py",  # the engine thread's outer edge
+    "providers/tool_runtime/python/guest.py",  # around the model's program: its exceptions are its output
+    "providers/responses/background/background.py",  # the same for responses that run without a stream
+    "providers/responses/loop.py",  # the stream's outer edge
+    "stack/http/edge.py",  # the same for what is no stream
+    "stack/http/websocket.py",  # the outer edge of a stream on a connection that goes on
+    "providers/responses/run/agent_loop.py",  # around a tool call: the model is told
+}
+OPENS_SOCKETS: Final = {
+    # to where requests, models, tools and pages point
+    "providers/fetcher/connections.py",
+    "providers/fetcher/safe.py",
+    # to hosts that the run config names
+    "providers/inference/http/client.py",
+    "providers/tool_runtime/search_service.py",
+    # an httpx transport over the Fetcher, for a library that wants one
+    "providers/tool_runtime/mcp/servers.py",
+    "providers/tool_runtime/mcp/wire.py",
+    # the server's own listener, and a pipe to a child process; to other workers, through a Unix socket
+    "providers/tool_runtime/python/check.py",
+    "providers/tool_runtime/python/guest.py",
+    "providers/tool_runtime/python/session_server.py",
+    "providers/tool_runtime/python/session.py",
+    "stack/serving/launch.py",
+    "stack/serving/serve.py",
+}
+"""Who may import what opens connections; the stores' own clients aside."""
+MAX_LINES: Final = 400
+MAX_FUNCTION_LINES: Final = 50
+MAX_PARAMETERS: Final = 6
+MAX_MODULES: Final = 20
+"""Modules in one folder, its `__init__` aside."""
+MAX_IMPORTS: Final = 20
+"""Modules of ours that one module may import."""
+BAD_NAMES: Final = re.compile(r"(Impl|Adapter|Mixin|Manager|Base|Utils?|Helpers?)$")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def tracked(*folders: str) -> list[Path]:
+    """The Python files that are, or would be, part of the repository."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *(f"{each}/*.py" for each in folders)],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return [ROOT / line for line in sorted(set(listed.stdout.splitlines())) if (ROOT / line).exists()]
+
+
+OURS: Final = tracked(*CODE)
+ALL: Final = [*OURS, *tracked("tests")]
+
+
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(), str(file))
+
+
+def functions(file: Path) -> Iterator[Function]:
+    for node in ast.walk(tree(file)):
+        if isinstance(node, Function):
+            yield node
+
+
+def where(file: Path, line: int = 0) -> str:
+    return f"{file.relative_to(ROOT)}{f':{line}' if line else ''}"
+
+
+def is_kernel(function: Function) -> bool:
+    return any("triton" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def test_no_file_is_longer_than_it_may_be() -> None:
+    lengths = {where(file): len(file.read_text().splitlines()) for file in ALL}
+    assert {file: length for file, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_no_function_is_longer_than_it_may_be() -> None:
+    long: dict[str, int] = {}
+    for file in OURS:
+        for function in functions(file):
+            length = (function.end_lineno or 0) - function.lineno + 1
+            if length > MAX_FUNCTION_LINES and not is_kernel(function):
+                long[f"{where(file, function.lineno)} {function.name}"] = length
+    assert long == {}
+
+
+def test_no_function_takes_more_than_it_may() -> None:
+    wide: dict[str, int] = {}
+    for file in OURS:
+        for function in functions(file):
+            taken = function.args
+            names = [each.arg for each in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
+            count = len([name for name in names if name not in ("self", "cls")])
+            if count > MAX_PARAMETERS and not is_kernel(function):
+                wide[f"{where(file, function.lineno)} {function.name}"] = count
+    assert wide == {}
+
+
+def test_no_folder_holds_more_modules_than_it_may() -> None:
+    folders = Counter(
+        where(file.parent) for file in OURS if file.name != "__init__.py" and file.parent.name != "kernels"
+    )
+    assert {folder: count for folder, count in folders.items() if count > MAX_MODULES} == {}
+
+
+def test_every_file_opens_by_saying_its_job() -> None:
+    assert [where(file) for file in ALL if not ast.get_docstring(tree(file)) and file.name != "conftest.py"] == []
+
+
+def test_every_interface_says_what_it_promises() -> None:
+    silent: list[str] = []
+    for file in tracked("apis"):
+        for node in tree(file).body:
+            if not isinstance(node, ast.ClassDef | Function) or node.name.startswith("_"):
+                continue
+            abstract = isinstance(node, ast.ClassDef) and any("ABC" in ast.unparse(each) for each in node.bases)
+            wire = isinstance(node, ast.ClassDef) and not abstract and not _is_error(node)
+            if not wire and not ast.get_docstring(node):
+                silent.append(f"{where(file, node.lineno)} {node.name}")
+            if isinstance(node, ast.ClassDef) and abstract:
+                silent += [
+                    f"{where(file, method.lineno)} {node.name}.{method.name}"
+                    for method in node.body
+                    if isinstance(method, Function)
+                    and not method.name.startswith("_")
+                    and not ast.get_docstring(method)
+                ]
+    assert silent == []
+
+
+def _is_error(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(each).endswith(("Error", "Exception", "Request", "NotFound")) for each in node.bases)
+
+
+def test_no_class_is_named_for_its_pattern() -> None:
+    named = [
+        f"{where(file, node.lineno)} {node.name}"
+        for file in OURS
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.ClassDef) and BAD_NAMES.search(node.name)
+    ]
+    assert named == []
+
+
+def test_everything_is_caught_only_at_the_edges() -> None:
+    broad: set[str] = set()
+    for file in OURS:
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ExceptHandler) and (
+                node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
+            ):
+                reraised = any(isinstance(last, ast.Raise) and last.exc is None for last in node.body[-1:])
+                if not reraised:
+                    broad.add(where(file))
+    assert broad <= BROAD_EXCEPTS
+
+
+def test_every_exemption_says_from_what_and_why() -> None:
+    lame: list[str] = []
+    for file in ALL:
+        with file.open("rb") as stream:
+            comments = [token for token in tokenize.tokenize(stream.readline) if token.type == tokenize.COMMENT]
+        for comment in comments:
+            text = comment.string
+            if re.search(r"#\s*(type:\s*ignore|pyright:\s*ignore|noqa)", text) and not re.search(
+                r"#\s*(type: ignore|pyright: ignore)\[[\w, -]+\]\s*(#|-)\s*\S|#\s*noqa: [A-Z]+\d+.*\s(#|-)\s*\S", text
+            ):
+                lame.append(f"{where(file, comment.start[0])} {text}")
+    assert lame == []
+
+
+def test_imports_stand_at_the_top() -> None:
+    inner: list[str] = []
+    for file in OURS:
+        for function in functions(file):
+            for node in ast.walk(function):
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+                inner += [where(file, function.lineno) for name in names if name.partition(".")[0] in CODE]
+    assert inner == []
+
+
+def test_the_top_of_the_tree_is_what_the_design_says() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    tops = {line.partition("/") for line in listed.stdout.splitlines()}
+    assert {name for name, slash, _ in tops if slash and not name.startswith(".")} <= FOLDERS
+    assert {name for name, slash, _ in tops if not slash and not name.startswith(".")} <= ROOT_FILES
+
+
+def test_who_may_import_whom() -> None:
+    found = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize(
+    "module", ["apis.responses", "stack.http.app", "providers.responses.loop", "providers.inference.vllm"]
+)
+def test_what_every_stack_needs_brings_no_engine_along(module: str) -> None:
+    engines = ("torch", "triton", "redis", "asyncpg", "xllamacpp", "openai_harmony", "llguidance")
+    program = f"import sys, {module}; print([name for name in {engines} if name in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_torch_is_the_local_engines_alone() -> None:
+    home = ROOT / "providers/inference/gpt_oss"
+    known = set((home / "engine").glob("*.py"))
+    assert known
+    imported = re.compile(r"^\s*(from|import) (torch|triton)\b", re.MULTILINE)
+    found = {file for file in OURS if imported.search(file.read_text())}
+    assert {where(file) for file in found if home not in file.parents or file in known} == set()
+
+
+def test_only_the_fetcher_goes_where_others_point() -> None:
+    opens = re.compile(
+        r"^\s*(from|import) (aiohttp|httpx2?|socket|requests|websockets|urllib\.request|urllib3|http\.client)\b"
+        r"|\bopen_connection\(|\bcreate_connection\(",
+        re.MULTILINE,
+    )
+    found = {where(file) for file in OURS if opens.search(file.read_text())}
+    assert found == OPENS_SOCKETS
+
+
+def test_every_registered_provider_is_there_under_its_modules_name() -> None:
+    registry = importlib.import_module("providers").PROVIDERS
+    for api, providers in registry.items():
+        assert list(providers) == sorted(providers)
+        for name, target in providers.items():
+            module, _, made = target.partition(":")
+            file = ROOT / f"{module.replace('.', '/')}"
+            assert file.with_suffix(".py").exists() or file.is_dir(), target
+            assert module.startswith(f"providers.{api}.")
+            assert module.split(".")[2] == name
+            assert made
