@@ -7,10 +7,12 @@ from pydantic import Field, JsonValue
 from apis.wire.base import Effort, Phase, Wire
 from apis.wire.text_format import Grammar, JsonObjectFormat, JsonSchema, TextFormat, TextFormatInput
 
-Native = Literal["browser", "python"]
+NativeToolName = Literal["browser", "python"]
 
 
-OWN_SALT: Final = "tenant-"  # begins a `cache_salt` that no client asked for: who keeps no caches apart drops it
+TENANT_SALT_PREFIX: Final = (
+    "tenant-"  # begins a `cache_salt` that no client asked for: who keeps no caches apart drops it
+)
 
 
 class TextPart(Wire):
@@ -48,7 +50,7 @@ class RefusalPart(Wire):
     refusal: str
 
 
-Part = Annotated[TextPart | ImagePart | FilePart | RefusalPart, Field(discriminator="type")]
+ContentPart = Annotated[TextPart | ImagePart | FilePart | RefusalPart, Field(discriminator="type")]
 
 
 class CalledFunction(Wire):
@@ -64,7 +66,7 @@ class FunctionCall(Wire):
     function: CalledFunction
 
 
-class CalledCustom(Wire):
+class CalledCustomTool(Wire):
     name: str
     input: str
 
@@ -72,10 +74,10 @@ class CalledCustom(Wire):
 class CustomCall(Wire):
     id: str
     type: Literal["custom"] = "custom"
-    custom: CalledCustom
+    custom: CalledCustomTool
 
 
-Call = Annotated[FunctionCall | CustomCall, Field(discriminator="type")]
+ChatToolCall = Annotated[FunctionCall | CustomCall, Field(discriminator="type")]
 
 
 class Message(Wire):
@@ -83,16 +85,16 @@ class Message(Wire):
     whether an assistant text was a preamble or the answer. A `tool` message answers the call `tool_call_id`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning: str | None = None
     phase: Phase | None = None
     refusal: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ChatToolCall] | None = None
     tool_call_id: str | None = None
 
 
-class Function(Wire):
+class FunctionDefinition(Wire):
     """`namespace` groups functions for models that know groups; calls then come back named `namespace.name`."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
@@ -102,9 +104,9 @@ class Function(Wire):
     namespace: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,64}$")
 
 
-class FunctionTool(Wire):
+class ChatFunctionTool(Wire):
     type: Literal["function"] = "function"
-    function: Function
+    function: FunctionDefinition
 
     @property
     def name(self) -> str:
@@ -112,22 +114,22 @@ class FunctionTool(Wire):
         return f"{function.namespace}.{function.name}" if function.namespace else function.name
 
 
-class GrammarFormat(Wire):
+class ChatGrammarFormat(Wire):
     type: Literal["grammar"] = "grammar"
     grammar: Grammar
 
 
-class Custom(Wire):
+class CustomToolDefinition(Wire):
     """A tool whose input is free text, or text of a grammar."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     description: str | None = None
-    format: Annotated[TextFormatInput | GrammarFormat, Field(discriminator="type")] | None = None
+    format: Annotated[TextFormatInput | ChatGrammarFormat, Field(discriminator="type")] | None = None
 
 
-class CustomTool(Wire):
+class ChatCustomTool(Wire):
     type: Literal["custom"] = "custom"
-    custom: Custom
+    custom: CustomToolDefinition
 
     @property
     def name(self) -> str:
@@ -138,39 +140,39 @@ class NativeTool(Wire):
     """A tool as a model was trained on it. Its calls come back named `browser.search`, `browser.open` and
     `browser.find`, or `python`, whose input is raw code."""
 
-    type: Native
+    type: NativeToolName
 
     @property
     def name(self) -> str:
         return self.type
 
 
-Tool = Annotated[FunctionTool | CustomTool | NativeTool, Field(discriminator="type")]
+ChatTool = Annotated[ChatFunctionTool | ChatCustomTool | NativeTool, Field(discriminator="type")]
 
 
-class ToolName(Wire):
+class ChatToolName(Wire):
     name: str
 
 
 class NamedFunction(Wire):
     type: Literal["function"] = "function"
-    function: ToolName
+    function: ChatToolName
 
     @property
     def name(self) -> str:
         return self.function.name
 
 
-class NamedCustom(Wire):
+class NamedCustomTool(Wire):
     type: Literal["custom"] = "custom"
-    custom: ToolName
+    custom: ChatToolName
 
     @property
     def name(self) -> str:
         return self.custom.name
 
 
-NamedTool = Annotated[NamedFunction | NamedCustom, Field(discriminator="type")]
+NamedTool = Annotated[NamedFunction | NamedCustomTool, Field(discriminator="type")]
 
 
 class AllowedToolSet(Wire):
@@ -178,25 +180,25 @@ class AllowedToolSet(Wire):
     tools: list[NamedTool] = Field(min_length=1)
 
 
-class AllowedTools(Wire):
+class ChatAllowedTools(Wire):
     """Only these of the request's tools may be called; the others stay in the prompt."""
 
     type: Literal["allowed_tools"] = "allowed_tools"
     allowed_tools: AllowedToolSet
 
 
-ToolChoice = (
+ChatToolChoice = (
     Literal["none", "auto", "required"]
-    | Annotated[NamedFunction | NamedCustom | AllowedTools, Field(discriminator="type")]
+    | Annotated[NamedFunction | NamedCustomTool | ChatAllowedTools, Field(discriminator="type")]
 )
 
 
-class JsonSchemaFormat(Wire):
+class ChatJsonSchemaFormat(Wire):
     type: Literal["json_schema"] = "json_schema"
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | ChatJsonSchemaFormat, Field(discriminator="type")]
 
 
 class Sampling(Wire):
@@ -223,8 +225,8 @@ class ChatRequest(Sampling):
 
     model: str = Field(min_length=1, max_length=256)
     messages: list[Message] = Field(min_length=1)
-    tools: list[Tool] | None = Field(None, max_length=128)
-    tool_choice: ToolChoice | None = None
+    tools: list[ChatTool] | None = Field(None, max_length=128)
+    tool_choice: ChatToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)

@@ -21,7 +21,7 @@ class ContainerExpiry(Wire):
     minutes: int = Field(ge=1, le=1440)
 
 
-class NewContainer(Wire):
+class CreateContainer(Wire):
     """What is asked of a container that is to be made. `name` is a label: many may have the same."""
 
     name: str = Field(min_length=1, max_length=256)
@@ -32,13 +32,13 @@ class NewContainer(Wire):
     skills: list[JsonValue] | None = Field(default=None, max_length=200)
 
 
-class CopiedFile(Wire):
+class CopyFile(Wire):
     """An uploaded file that is to be put into a container."""
 
     file_id: Id
 
 
-class ContainersPage(Wire):
+class ContainerListParams(Wire):
     """Which of a tenant's containers, or of a container's files, to list; `after` is the id of the last one seen."""
 
     after: str | None = Field(default=None, max_length=256)
@@ -64,12 +64,12 @@ class Containers(ABC):
     """The largest file that is taken and given out."""
 
     @abstractmethod
-    async def check(self, new: NewContainer, *, tenant: str) -> None:
+    async def check(self, request: CreateContainer, *, tenant: str) -> None:
         """Raises Unsupported, naming the field, for what no container here can have, NotFound for a file that does not
         exist, and InvalidRequest for one that is too large."""
 
     @abstractmethod
-    async def create(self, new: NewContainer, *, tenant: str, container_id: str | None = None) -> Container:
+    async def create(self, request: CreateContainer, *, tenant: str, container_id: str | None = None) -> Container:
         """Make a container, under an id that was told before or a new one; one that there is already is found.
 
         Raises as `check` does, Overloaded where there is no room now, and StoreUnavailable where the other processes
@@ -81,7 +81,7 @@ class Containers(ABC):
         """The container as it stands, without waiting. Raises NotFound."""
 
     @abstractmethod
-    async def list(self, page: ContainersPage, *, tenant: str) -> Page[Container]:
+    async def list(self, params: ContainerListParams, *, tenant: str) -> Page[Container]:
         """The tenant's containers on this machine, by the time they were made. Raises InvalidRequest for an `after`
         that is gone."""
 
@@ -101,11 +101,11 @@ class Containers(ABC):
         """Put an uploaded file there likewise. Raises NotFound, and Unsupported where no files can be uploaded."""
 
     @abstractmethod
-    async def files(self, container_id: str, page: ContainersPage, *, tenant: str) -> Page[ContainerFile]:
+    async def list_files(self, container_id: str, params: ContainerListParams, *, tenant: str) -> Page[ContainerFile]:
         """The container's files by the time they were written last. Raises as `list` does."""
 
     @abstractmethod
-    async def file(self, container_id: str, file_id: str, *, tenant: str) -> ContainerFile:
+    async def get_file(self, container_id: str, file_id: str, *, tenant: str) -> ContainerFile:
         """Raises NotFound when there is no such container or file."""
 
     @abstractmethod

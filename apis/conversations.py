@@ -40,7 +40,7 @@ class ItemInclude(Wire):
     include: list[Includable] | None = None
 
 
-class ItemsPage(ItemInclude):
+class ItemListParams(ItemInclude):
     """Which of a conversation's items to list; `after` is the id of the last one seen."""
 
     after: str | None = Field(default=None, max_length=256)
@@ -73,18 +73,18 @@ class Conversations(ABC):
         """Forget it and all its items. A response that is being made in it fails; those that were are kept."""
 
     @abstractmethod
-    async def add(self, conversation_id: str, request: AddItems, *, tenant: str) -> Sequence[dict[str, Any]]:
+    async def add_items(self, conversation_id: str, request: AddItems, *, tenant: str) -> Sequence[dict[str, Any]]:
         """Put items at the end, all or none; returns them as they are kept.
 
         Raises InvalidRequest for an id that the conversation has, NotFound for a reference to what is not there.
         """
 
     @abstractmethod
-    async def list(self, conversation_id: str, page: ItemsPage, *, tenant: str) -> Page[dict[str, Any]]:
+    async def list_items(self, conversation_id: str, params: ItemListParams, *, tenant: str) -> Page[dict[str, Any]]:
         """Some of its items. Raises InvalidRequest for an `after` that it does not have."""
 
     @abstractmethod
-    async def item(self, conversation_id: str, item_id: str, *, tenant: str) -> dict[str, Any]:
+    async def get_item(self, conversation_id: str, item_id: str, *, tenant: str) -> dict[str, Any]:
         """One of its items. Raises NotFound."""
 
     @abstractmethod

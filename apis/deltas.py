@@ -23,11 +23,11 @@ class TokenLogprob:
     token: str
     logprob: float
     bytes: Sequence[int]
-    top: Sequence[TopLogprob] = ()
+    top_logprobs: Sequence[TopLogprob] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextDelta:
     """More of the answer. A change of `phase` begins a new message."""
 
     text: str
@@ -36,14 +36,14 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningDelta:
     """More of the model's thought."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusalDelta:
     """More of a refusal."""
 
     text: str
@@ -59,7 +59,7 @@ class ToolCallStart:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolArguments:
+class ToolArgumentsDelta:
     """More of the arguments, or of the input, of the call `id`, which has begun. Calls may interleave."""
 
     id: str
@@ -84,8 +84,8 @@ class Finish:
     usage: Usage
 
 
-Delta = Text | Reasoning | Refusal | ToolCallStart | ToolArguments | Finish
+Delta = TextDelta | ReasoningDelta | RefusalDelta | ToolCallStart | ToolArgumentsDelta | Finish
 
 
-Step = Sequence[Delta]
+DeltaBatch = Sequence[Delta]
 """Deltas that became ready together: one read of an upstream's socket, one step of an engine."""

@@ -15,10 +15,10 @@ MAX_REQUEST_TOKENS: Final = 300_000
 """OpenAI's bounds of one request, of one input and of all inputs of a request together."""
 
 
-def _kind(given: Any) -> str:
+def _input_tag(value: Any) -> str:
     """Which form of input this is meant to be: what is wrong with it is then told of that form alone. No form is named
     like a key, lest it be looked for in what was given."""
-    first = cast("list[Any]", given)[:1] if isinstance(given, list) else None
+    first = cast("list[Any]", value)[:1] if isinstance(value, list) else None
     if first is None:
         return "a text"
     if first and isinstance(first[0], list):
@@ -26,15 +26,15 @@ def _kind(given: Any) -> str:
     return "some tokens" if first and type(first[0]) is int else "some texts"
 
 
-Words = Annotated[str, Field(min_length=1)]
+TextInput = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Tokens = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_INPUT_TOKENS)]
-Input = Annotated[
-    Annotated[Words, Tag("a text")]
-    | Annotated[list[Words], Field(min_length=1, max_length=MAX_INPUTS), Tag("some texts")]
-    | Annotated[Tokens, Tag("some tokens")]
-    | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS), Tag("token lists")],
-    Discriminator(_kind),
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_INPUT_TOKENS)]
+EmbeddingInput = Annotated[
+    Annotated[TextInput, Tag("a text")]
+    | Annotated[list[TextInput], Field(min_length=1, max_length=MAX_INPUTS), Tag("some texts")]
+    | Annotated[TokenIds, Tag("some tokens")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_INPUTS), Tag("token lists")],
+    Discriminator(_input_tag),
 ]
 
 
@@ -43,7 +43,7 @@ class EmbeddingRequest(Wire):
     numbers: it changes nothing about them."""
 
     model: str = Field(min_length=1, max_length=256)
-    input: Input
+    input: EmbeddingInput
     dimensions: int | None = Field(None, ge=1, le=2**16)
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None

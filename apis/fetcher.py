@@ -9,7 +9,7 @@ from apis.provider import Provider
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class FetchRequest:
     """A request to send. `headers` that name credentials go to the origin of `url` only, never along a redirect.
     `private` is for a URL of the run config itself, which says that its host may be of a private network and its port
     any; it ends with the first redirect."""
@@ -21,11 +21,11 @@ class Outgoing:
     follow_redirects: bool = True
     max_bytes: int | None = None
     timeout_s: float | None = None
-    private: bool = False
+    allow_private: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchResponse:
     """An answer, whole. `url` is where the last redirect led; `headers` have lower-case names."""
 
     url: str
@@ -35,7 +35,7 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
+class FetchStream:
     """An answer whose body is read as it comes; the limits on bytes, inflation and time hold while it is read."""
 
     url: str
@@ -49,9 +49,9 @@ class Fetcher(Provider, ABC):
     redirect. Bounds redirects, bytes, inflation and time. What is refused is never connected to."""
 
     @abstractmethod
-    async def fetch(self, outgoing: Outgoing) -> Fetched:
+    async def fetch(self, request: FetchRequest) -> FetchResponse:
         """The whole answer, of any status. Raises FetchFailed with a text for the model."""
 
     @abstractmethod
-    def open(self, outgoing: Outgoing) -> AbstractAsyncContextManager[Incoming]:
+    def open(self, request: FetchRequest) -> AbstractAsyncContextManager[FetchStream]:
         """The answer as a stream; leaving closes the connection. Raises FetchFailed, also while it is read."""

@@ -13,7 +13,7 @@ from apis.wire.base import Wire
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data"]
 Order = Literal["asc", "desc"]
-Item = TypeVar("Item")
+_PageItem = TypeVar("_PageItem")
 
 
 class FileExpiry(Wire):
@@ -23,7 +23,7 @@ class FileExpiry(Wire):
     seconds: int = Field(ge=3600, le=2592000)
 
 
-class NewFile(Wire):
+class CreateFile(Wire):
     """What a client says of the bytes it uploads. `filename` is a label and never a path: it may hold anything."""
 
     filename: str = ""
@@ -31,7 +31,7 @@ class NewFile(Wire):
     expires_after: FileExpiry | None = None
 
 
-class FilesPage(Wire):
+class FileListParams(Wire):
     """Which of a tenant's files to list; `after` is the id of the last one seen."""
 
     after: str | None = Field(default=None, max_length=256)
@@ -41,10 +41,10 @@ class FilesPage(Wire):
 
 
 @dataclass(frozen=True, slots=True)
-class Page(Generic[Item]):
+class Page(Generic[_PageItem]):
     """Some of a list, in the order asked for, and whether there is more behind it."""
 
-    data: Sequence[Item]
+    data: Sequence[_PageItem]
     has_more: bool = False
 
 
@@ -61,7 +61,7 @@ class Files(Provider, ABC):
     """The largest file that is taken."""
 
     @abstractmethod
-    async def create(self, new: NewFile, data: AsyncIterable[bytes], *, tenant: str) -> FileObject:
+    async def create(self, request: CreateFile, data: AsyncIterable[bytes], *, tenant: str) -> FileObject:
         """Keep `data`. The object's `filename` is the label without path, control and direction characters.
 
         Raises PayloadTooLarge, and InvalidRequest (`storage_quota_exceeded`) where the tenant's share is used up.
@@ -72,7 +72,7 @@ class Files(Provider, ABC):
         """Raises NotFound."""
 
     @abstractmethod
-    async def list(self, page: FilesPage, *, tenant: str) -> Page[FileObject]:
+    async def list(self, params: FileListParams, *, tenant: str) -> Page[FileObject]:
         """The tenant's files by the time they were made. An `after` that is gone still marks its place."""
 
     @abstractmethod

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from apis.chat import ChatRequest, Native
-from apis.deltas import Step
+from apis.chat import ChatRequest, NativeToolName
+from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import Unsupported
 from apis.provider import Provider
@@ -24,7 +24,7 @@ class Model:
     created: int = 0
     context_tokens: int | None = None
     modalities: frozenset[Modality] | None = None
-    native_tools: frozenset[Native] = frozenset()
+    native_tools: frozenset[NativeToolName] = frozenset()
     embedding_dimensions: int | None = None
 
 
@@ -36,7 +36,7 @@ class Inference(Provider, ABC):
         """What is served now, asked of whoever serves it. Raises UpstreamError when nobody answers."""
 
     @abstractmethod
-    def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """Generate, as non-empty steps of deltas; the last delta of the last step is the one Finish.
 
         A stream that breaks off raises and never ends in a made-up Finish: UpstreamError, UpstreamTimeout,

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Protocol
 from pydantic import BaseModel, ConfigDict
 
 
-class Figures(Protocol):
+class ProviderMetrics(Protocol):
     """A dataclass of numbers, by name. A name that ends in `_s` is in seconds; none is a name from outside."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -33,7 +33,7 @@ class Provider:
     async def close(self) -> None:
         """Release everything `start` opened; safe to call when `start` failed or never ran."""
 
-    def metrics(self) -> Figures | None:
+    def metrics(self) -> ProviderMetrics | None:
         """What it does now and has done since its start, for whoever watches it, at no cost; asked between `start` and
         `close`. None has nothing to tell."""
         return None

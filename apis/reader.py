@@ -7,15 +7,15 @@ from typing import Literal
 from apis.errors import InvalidRequest
 from apis.provider import Provider
 
-Reason = Literal["server_error", "unsupported_file", "invalid_file", "invalid_base64_image"]
+UnreadableReason = Literal["server_error", "unsupported_file", "invalid_file", "invalid_base64_image"]
 
 
-class Unreadable(InvalidRequest):
+class UnreadableFile(InvalidRequest):
     """A file has no text that can be had; the message is for whoever brought it."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: UnreadableReason, message: str) -> None:
         super().__init__(message, code=reason)
-        self.reason: Reason = reason
+        self.reason: UnreadableReason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class Reader(Provider, ABC):
         """Raises ConfigError where something is not installed that it takes to read a kind of file."""
 
     @abstractmethod
-    async def text(self, document: Document, max_chars: int) -> str:
+    async def extract_text(self, document: Document, max_chars: int) -> str:
         """The text of a file, of at most `max_chars`. Raises Unreadable. Takes a minute at most."""
 
     @abstractmethod
-    async def uploaded(self, file_id: str, *, tenant: str) -> Document:
+    async def load_upload(self, file_id: str, *, tenant: str) -> Document:
         """A file of the stack's Files. Raises NotFound, and Unsupported where no files are kept."""
 
     @abstractmethod
-    async def fetched(self, url: str) -> Document:
+    async def fetch_file(self, url: str) -> Document:
         """The file at a URL. Raises FetchFailed."""

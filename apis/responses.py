@@ -59,12 +59,12 @@ class ConversationRef(Wire):
     id: ConversationId
 
 
-def _id_or_object(value: Any) -> str:
+def _conversation_tag(value: Any) -> str:
     return "id" if isinstance(value, str) else "object"
 
 
 ConversationChoice = Annotated[
-    Annotated[ConversationId, Tag("id")] | Annotated[ConversationRef, Tag("object")], Discriminator(_id_or_object)
+    Annotated[ConversationId, Tag("id")] | Annotated[ConversationRef, Tag("object")], Discriminator(_conversation_tag)
 ]
 
 
@@ -115,7 +115,7 @@ class CreateResponse(Sampling):
         return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
 
-UNSUPPORTED = ("prompt", "moderation")
+UNSUPPORTED_REQUEST_FIELDS = ("prompt", "moderation")
 """Fields of OpenAI's API that this stack does not offer: any value but null is refused by name."""
 
 
@@ -145,7 +145,7 @@ class CompactedConversation(Wire):
     usage: ResponseUsage
 
 
-class InputItemsPage(Wire):
+class InputItemListParams(Wire):
     """Which of a response's input items to list."""
 
     after: str | None = None
@@ -170,14 +170,14 @@ class Session(ABC):
 
     @abstractmethod
     def create(
-        self, request: CreateResponse, *, lane: str = "", generate: bool = True
+        self, request: CreateResponse, *, stream_id: str = "", generate: bool = True
     ) -> AsyncGenerator[Sequence[ResponseStreamEvent]]:
         """As `Responses.create`, never in the background; several at a time. Without `generate` no model is asked:
         the response holds its input, for others to follow. Raises InvalidRequest also for a response that is to be
         stored and follows one that is not."""
 
     @abstractmethod
-    def forget(self, response_id: str, *, lane: str = "") -> None:
+    def forget(self, response_id: str, *, stream_id: str = "") -> None:
         """Forget an unstored response of that lane; any other is left as it is."""
 
     @abstractmethod
@@ -195,7 +195,7 @@ class Responses(Provider, ABC):
         """This process is about to end: begin nothing more, end the streams of background responses, which can be
         followed elsewhere, and return when none is made here any more. It may be cancelled."""
 
-    async def deliver(self, fetcher: Fetcher) -> None:
+    async def deliver_webhooks(self, fetcher: Fetcher) -> None:
         """Tell webhooks by this fetcher what there is to tell, until cancelled; return at once where there are none."""
 
     @abstractmethod
@@ -216,7 +216,7 @@ class Responses(Provider, ABC):
         """
 
     @abstractmethod
-    def session(self, *, tenant: str) -> Session:
+    def open_session(self, *, tenant: str) -> Session:
         """What a connection makes its responses by. It must be closed."""
 
     @abstractmethod
@@ -244,7 +244,7 @@ class Responses(Provider, ABC):
         InvalidRequest for one that was not made in the background."""
 
     @abstractmethod
-    async def input_items(self, response_id: str, page: InputItemsPage, *, tenant: str) -> ItemList:
+    async def list_input_items(self, response_id: str, params: InputItemListParams, *, tenant: str) -> ItemList:
         """One page of the items that the request itself gave, newest first by default. Raises NotFound."""
 
     @abstractmethod

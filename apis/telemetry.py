@@ -5,6 +5,6 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Final
 
-TRACE: Final[ContextVar[Mapping[str, str]]] = ContextVar("trace", default=MappingProxyType({}))
+TRACE_HEADERS: Final[ContextVar[Mapping[str, str]]] = ContextVar("trace", default=MappingProxyType({}))
 """The W3C headers `traceparent` and `tracestate`, in their valid form, by name; empty where there are none. It says
 nothing of who asks: that travels as an argument."""

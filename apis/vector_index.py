@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from apis.provider import Provider
 from apis.wire.tools import FileFilter
 
-Value = str | bool | int | float
+AttributeValue = str | bool | int | float
 """Of an attribute. Numbers compare as numbers; text by its code points; a boolean equals only a boolean."""
 
 
@@ -18,18 +18,18 @@ class Chunk:
     file: str
     number: int
     text: str
-    attributes: Mapping[str, Value]
+    attributes: Mapping[str, AttributeValue]
     vector: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ScoredChunk:
     """A chunk that a search found, and how well it fits: more is better, on a scale that the search says."""
 
     file: str
     number: int
     text: str
-    attributes: Mapping[str, Value]
+    attributes: Mapping[str, AttributeValue]
     score: float
 
 
@@ -61,7 +61,7 @@ class VectorIndex(Provider, ABC):
         """Put the chunks, all or none; one with the same file and number is replaced."""
 
     @abstractmethod
-    async def set_attributes(self, store: str, file: str, attributes: Mapping[str, Value]) -> None:
+    async def set_attributes(self, store: str, file: str, attributes: Mapping[str, AttributeValue]) -> None:
         """Give all chunks of the file these attributes instead of theirs."""
 
     @abstractmethod
@@ -69,14 +69,14 @@ class VectorIndex(Provider, ABC):
         """Forget the file's chunks, or the whole store. No error when there are none."""
 
     @abstractmethod
-    async def search_vector(self, search: Search, vector: Sequence[float]) -> list[Found]:
+    async def search_vector(self, search: Search, vector: Sequence[float]) -> list[ScoredChunk]:
         """The chunks whose vectors point most nearly the same way; `score` is the cosine, from -1 to 1.
 
         A zero vector points nowhere: it has the cosine 0 with all others.
         """
 
     @abstractmethod
-    async def search_keywords(self, search: Search, text: str) -> list[Found]:
+    async def search_keywords(self, search: Search, text: str) -> list[ScoredChunk]:
         """The chunks that hold words of `text`, or other forms of them, the ones with more and rarer words first.
 
         Any text is a query: it has no syntax. The commonest words of all may be left out. `score` is positive,

@@ -15,22 +15,22 @@ from apis.wire.tools import FileFilter, HybridWeights, Id
 
 MAX_BATCH_FILES = 2000
 
-Key = Annotated[str, Field(max_length=64, pattern=r"^[^\x00]*$")]
-Short = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
-Metadata = Annotated[dict[Key, Short], Field(max_length=16)]
-Whole = Annotated[int, Field(ge=-(2**53), le=2**53)]
-Attributes = Annotated[dict[Key, Short | bool | Whole | float], Field(max_length=16)]
+AttributeKey = Annotated[str, Field(max_length=64, pattern=r"^[^\x00]*$")]
+ShortText = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
+VectorStoreMetadata = Annotated[dict[AttributeKey, ShortText], Field(max_length=16)]
+WholeNumber = Annotated[int, Field(ge=-(2**53), le=2**53)]
+Attributes = Annotated[dict[AttributeKey, ShortText | bool | WholeNumber | float], Field(max_length=16)]
 Query = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-class Sizes(Wire):
+class ChunkSizes(Wire):
     """Of chunks, in tokens."""
 
     max_chunk_size_tokens: int = Field(default=800, ge=100, le=4096)
     chunk_overlap_tokens: int = Field(default=400, ge=0)
 
     @model_validator(mode="after")
-    def _overlaps_by_half_at_most(self) -> Self:
+    def _check_overlap(self) -> Self:
         if self.chunk_overlap_tokens > self.max_chunk_size_tokens // 2:
             raise ValueError("the overlap is more than half of the chunk")
         return self
@@ -42,7 +42,7 @@ class AutoChunking(Wire):
 
 class StaticChunking(Wire):
     type: Literal["static"]
-    static: Sizes
+    static: ChunkSizes
 
 
 Chunking = Annotated[AutoChunking | StaticChunking, Field(discriminator="type")]
@@ -56,20 +56,20 @@ class StoreExpiry(Wire):
 
 
 class CreateVectorStore(Wire):
-    name: Short | None = None
-    description: Short | None = None
+    name: ShortText | None = None
+    description: ShortText | None = None
     file_ids: list[Id] | None = Field(default=None, max_length=MAX_BATCH_FILES)
     chunking_strategy: Chunking | None = None
     expires_after: StoreExpiry | None = None
-    metadata: Metadata | None = None
+    metadata: VectorStoreMetadata | None = None
 
 
 class UpdateVectorStore(Wire):
     """What is not given stays."""
 
-    name: Short | None = None
+    name: ShortText | None = None
     expires_after: StoreExpiry | None = None
-    metadata: Metadata | None = None
+    metadata: VectorStoreMetadata | None = None
 
 
 class AddFile(Wire):
@@ -87,7 +87,7 @@ class AddFiles(Wire):
     chunking_strategy: Chunking | None = None
 
     @model_validator(mode="after")
-    def _one_of_the_two(self) -> Self:
+    def _check_one_source(self) -> Self:
         if (self.file_ids is None) == (self.files is None):
             raise ValueError("give either file_ids or files")
         return self
@@ -124,7 +124,7 @@ class SearchStores(Wire):
         return [self.query] if isinstance(self.query, str) else self.query
 
 
-class StoresPage(Wire):
+class VectorStoreListParams(Wire):
     """Which to list; `after` and `before` are ids of others of the list."""
 
     after: str | None = Field(default=None, max_length=256)
@@ -133,7 +133,7 @@ class StoresPage(Wire):
     order: Order = "desc"
 
 
-class StoreFilesPage(StoresPage):
+class VectorStoreFileListParams(VectorStoreListParams):
     filter: Literal["in_progress", "completed", "failed", "cancelled"] | None = None
 
 
@@ -160,7 +160,7 @@ class VectorStores(Provider, ABC):
         """Change what the request names."""
 
     @abstractmethod
-    async def list(self, page: StoresPage, *, tenant: str) -> Page[VectorStore]:
+    async def list(self, params: VectorStoreListParams, *, tenant: str) -> Page[VectorStore]:
         """The tenant's stores, by the time they were made."""
 
     @abstractmethod
@@ -192,7 +192,7 @@ class VectorStores(Provider, ABC):
 
     @abstractmethod
     async def list_files(
-        self, store_id: str, page: StoreFilesPage, *, batch_id: str | None = None, tenant: str
+        self, store_id: str, params: VectorStoreFileListParams, *, batch_id: str | None = None, tenant: str
     ) -> Page[VectorStoreFile]:
         """The files of the store, or of one batch, by the time they were added."""
 

@@ -15,7 +15,7 @@ from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.vector_stores import VectorStores
 from stack.config import StackConfig
-from stack.wiring import APIS, Part, wire
+from stack.wiring import APIS, ProviderSpec, wire_providers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Stack:
     the config has none."""
 
     config: StackConfig
-    parts: Mapping[str, Part]
+    specs: Mapping[str, ProviderSpec]
     inference: Inference
     responses: Responses
     kv_store: KVStore
@@ -32,7 +32,7 @@ class Stack:
     files: Files | None = None
     vector_stores: VectorStores | None = None
     fetcher: Fetcher | None = None
-    live: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
+    providers_by_path: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
 
 
 @asynccontextmanager
@@ -41,13 +41,13 @@ async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
 
     Raises ConfigError, and the StackError of a provider whose start needs what is not there.
     """
-    parts = wire(config)
-    live, order = build(config, parts)
+    parts = wire_providers(config)
+    live, order = build_providers(config, parts)
     async with AsyncExitStack() as entered:
         for part, provider in order:
             # Before the start, because closing is promised to be safe after one that failed.
             entered.push_async_callback(provider.close)
-            with blamed(config, part.path):
+            with locate_errors(config, part.path):
                 await provider.start()
         yield Stack(
             config,
@@ -64,7 +64,7 @@ async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
 
 
 @contextmanager
-def blamed(config: StackConfig, path: str) -> Generator[None]:
+def locate_errors(config: StackConfig, path: str) -> Generator[None]:
     """Adds the file, and the place of the provider in it, to what a provider says is wrong."""
     try:
         yield
@@ -77,50 +77,52 @@ def blamed(config: StackConfig, path: str) -> Generator[None]:
         raise
 
 
-def build(config: StackConfig, parts: Mapping[str, Part]) -> tuple[dict[str, Provider], list[tuple[Part, Provider]]]:
+def build_providers(
+    config: StackConfig, specs: Mapping[str, ProviderSpec]
+) -> tuple[dict[str, Provider], list[tuple[ProviderSpec, Provider]]]:
     """The provider of each API, and all providers, members included, each after what it needs. Starts nothing.
 
     Raises ConfigError for a cycle and for an API that is needed and not there.
     """
-    builder = _Builder(config.source, parts)
+    builder = _Builder(config.source, specs)
     for api in APIS:
-        if api in parts:
-            builder.shared(api, ())
-    return builder.live, builder.order
+        if api in specs:
+            builder.get_or_build(api, ())
+    return builder.providers_by_api, builder.start_order
 
 
 class _Builder:
-    def __init__(self, source: str, parts: Mapping[str, Part]) -> None:
+    def __init__(self, source: str, specs: Mapping[str, ProviderSpec]) -> None:
         self._source = source
-        self._parts = parts
-        self.live: dict[str, Provider] = {}
-        self.order: list[tuple[Part, Provider]] = []
+        self._specs = specs
+        self.providers_by_api: dict[str, Provider] = {}
+        self.start_order: list[tuple[ProviderSpec, Provider]] = []
 
-    def shared(self, api: str, chain: tuple[Part, ...]) -> Provider:
+    def get_or_build(self, api: str, dependents: tuple[ProviderSpec, ...]) -> Provider:
         """The stack's one provider of `api`; `chain` is who asked for it, the outermost first."""
-        if api not in self.live:
-            part = self._parts[api]
-            if part in chain:
-                cycle = " -> ".join(str(link) for link in (*chain[chain.index(part) :], part))
+        if api not in self.providers_by_api:
+            part = self._specs[api]
+            if part in dependents:
+                cycle = " -> ".join(str(link) for link in (*dependents[dependents.index(part) :], part))
                 raise ConfigError(
                     f"{self._source}: the providers need each other in a circle: {cycle}. Choose another for one."
                 )
-            self.live[api] = self._make(part, chain)
-        return self.live[api]
+            self.providers_by_api[api] = self._build(part, dependents)
+        return self.providers_by_api[api]
 
-    def _make(self, part: Part, chain: tuple[Part, ...]) -> Provider:
-        chain = (*chain, part)
+    def _build(self, spec: ProviderSpec, dependents: tuple[ProviderSpec, ...]) -> Provider:
+        dependents = (*dependents, spec)
         arguments: dict[str, Any] = {}
-        for name, need in part.needs.items():
-            if need.api in self._parts:
-                arguments[name] = self.shared(need.api, chain)
+        for name, need in spec.dependencies.items():
+            if need.api in self._specs:
+                arguments[name] = self.get_or_build(need.api, dependents)
             elif need.optional:
                 arguments[name] = None
             else:
-                asked = " -> ".join(str(link) for link in chain)
+                asked = " -> ".join(str(link) for link in dependents)
                 raise ConfigError(f"{self._source}: {need.api}: is required by {asked}. Add the section {need.api}.")
-        for name, members in part.members.items():
-            arguments[name] = {key: self._make(member, chain) for key, member in members.items()}
-        provider = cast("Any", part.make)(config=part.config, **arguments)
-        self.order.append((part, provider))
+        for name, members in spec.members.items():
+            arguments[name] = {key: self._build(member, dependents) for key, member in members.items()}
+        provider = cast("Any", spec.provider_type)(config=spec.config, **arguments)
+        self.start_order.append((spec, provider))
         return cast("Provider", provider)

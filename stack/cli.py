@@ -22,31 +22,40 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-File = Annotated[str, typer.Argument(metavar="FILE", help="Run config: a path, or a packaged one's name.")]
-Host = Annotated[str | None, typer.Option(help="Listen here instead of where the run config says.")]
-Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Listen on this port; 0 takes a free one.")]
-Workers = Annotated[int, typer.Option(min=1, max=64, help="Processes that share the port.")]
-Reload = Annotated[bool, typer.Option("--reload", help="Start anew when the run config or a Python file here changes.")]
-Version = Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)]
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="Run config: a path, or a packaged one's name.")]
+HostOption = Annotated[str | None, typer.Option(help="Listen here instead of where the run config says.")]
+PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Listen on this port; 0 takes a free one.")]
+WorkersOption = Annotated[int, typer.Option(min=1, max=64, help="Processes that share the port.")]
+ReloadOption = Annotated[
+    bool, typer.Option("--reload", help="Start anew when the run config or a Python file here changes.")
+]
+VersionOption = Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)]
 
 
 @app.callback(invoke_without_command=True)
-def root(*, version: Version = False) -> None:
+def root(*, version: VersionOption = False) -> None:
     if version:
         typer.echo(f"stack {__version__}")
         raise typer.Exit
 
 
 @app.command()
-def run(*, file: File, host: Host = None, port: Port = None, workers: Workers = 1, reload: Reload = False) -> None:
+def run(
+    *,
+    file: FileArgument,
+    host: HostOption = None,
+    port: PortOption = None,
+    workers: WorkersOption = 1,
+    reload: ReloadOption = False,
+) -> None:
     """Serve what FILE wires together, until SIGTERM or Ctrl-C. A second one ends it at once."""
     if reload and workers > 1:
         raise typer.BadParameter("--reload runs one process; leave out --workers.")
     # A tenth of a start would be spent looking for garbage in what is being imported; `serve` turns this on again.
     gc.disable()
     try:
-        launch = import_from_string("stack.serving.launch:Launch")(file, {"host": host, "port": port})
-        with import_from_string("stack.serving.exit_codes:told")():
+        launch = import_from_string("stack.serving.launch:LaunchOptions")(file, {"host": host, "port": port})
+        with import_from_string("stack.serving.exit_codes:exit_on_error")():
             code = import_from_string("stack.serving.launch:run")(launch, workers=workers, reload=reload)
     finally:
         gc.enable()
@@ -54,9 +63,9 @@ def run(*, file: File, host: Host = None, port: Port = None, workers: Workers = 
 
 
 @app.command()
-def check(file: File) -> None:
+def check(file: FileArgument) -> None:
     """Say whether FILE would run: build and start its providers, and ask for the models. Exit code 1 if not."""
-    with import_from_string("stack.serving.exit_codes:told")(config_wrong=1):
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
         import_from_string("stack.check:check")(file, typer.echo)
 
 

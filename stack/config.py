@@ -24,15 +24,15 @@ from pydantic_core import ErrorDetails
 
 from apis.errors import ConfigError
 
-PACKAGED: Final = Path(__file__).resolve().parent.parent / "configs"
+PACKAGED_CONFIGS_DIR: Final = Path(__file__).resolve().parent.parent / "configs"
 """The run configs that may be named without a path."""
 
 _MAX_FILE_BYTES = 1024 * 1024
 # Aliases may nest, so that a few of them stand for a great many values: thirty-two stand for 200,000 at the worst.
 _MAX_ALIASES = 32
 _MAX_DEPTH = 32
-_VARIABLE = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(?::=([^}]*))?\}")
-_TYPE_SENTENCES = {
+_ENV_VARIABLE = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(?::=([^}]*))?\}")
+_ERROR_TYPE_SENTENCES = {
     "missing": "is required.",
     "model_type": "must be a mapping of keys to values.",
     "dict_type": "must be a mapping of keys to values.",
@@ -52,7 +52,7 @@ class ApiKey(BaseModel):
     tenant: str = Field(default="default", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
 
 
-class ServerConfig(BaseModel):
+class HttpServerConfig(BaseModel):
     """Where and how to listen. `keep_alive_s` is the longest silence on a stream before a comment line is sent, or on
     a WebSocket before a ping; a WebSocket that has been open for `max_websocket_age_s` is closed between responses;
     `grace_period_s` is what running requests get to finish in after SIGTERM. A `*` among `allowed_hosts` allows
@@ -80,13 +80,13 @@ class ServerConfig(BaseModel):
 
     @field_validator("api_keys")
     @classmethod
-    def _once_each(cls, keys: list[ApiKey]) -> list[ApiKey]:
+    def _reject_duplicate_keys(cls, keys: list[ApiKey]) -> list[ApiKey]:
         if len({entry.key.get_secret_value() for entry in keys}) < len(keys):
             raise ValueError("holds the same key twice; give every tenant a key of its own.")
         return keys
 
     @model_validator(mode="after")
-    def _reachable_only_with_a_key(self) -> Self:
+    def _require_key_if_reachable(self) -> Self:
         if not self.api_keys and not self.dangerously_allow_unauthenticated and not is_loopback(self.host):
             raise ValueError(
                 f"host {self.host} can be reached from other machines, and there are no api_keys. Add api_keys, or "
@@ -96,7 +96,7 @@ class ServerConfig(BaseModel):
         return self
 
 
-class Section(BaseModel):
+class ProviderSection(BaseModel):
     """One API's part of the file: the provider's name, and that provider's own fields, which its class checks."""
 
     model_config = ConfigDict(extra="allow", frozen=True, hide_input_in_errors=True)
@@ -113,16 +113,16 @@ class StackConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    server: ServerConfig = Field(default_factory=ServerConfig)
-    inference: Section
-    kv_store: Section
-    responses: Section = Section(provider="loop")
-    tool_runtime: Section | None = None
-    fetcher: Section | None = None
-    files: Section | None = None
-    reader: Section | None = None
-    vector_index: Section | None = None
-    vector_stores: Section | None = None
+    server: HttpServerConfig = Field(default_factory=HttpServerConfig)
+    inference: ProviderSection
+    kv_store: ProviderSection
+    responses: ProviderSection = ProviderSection(provider="loop")
+    tool_runtime: ProviderSection | None = None
+    fetcher: ProviderSection | None = None
+    files: ProviderSection | None = None
+    reader: ProviderSection | None = None
+    vector_index: ProviderSection | None = None
+    vector_stores: ProviderSection | None = None
 
     _source: str = PrivateAttr(default="config")
 
@@ -142,15 +142,15 @@ def load_config(
     """
     path = find_config(name)
     source = str(path)
-    tree = _parse(source, _read(path))
-    raw = cast("dict[str, Any]", _substitute(source, tree, os.environ if env is None else env))
+    tree = _parse_yaml(source, _read_text(path))
+    raw = cast("dict[str, Any]", _substitute_variables(source, tree, os.environ if env is None else env))
     overrides = {key: value for key, value in (server or {}).items() if value is not None}
     if overrides and isinstance(raw.setdefault("server", {}), dict):
         raw["server"] |= overrides
     try:
         config = StackConfig.model_validate(raw)
     except ValidationError as exc:
-        raise explained(exc, source, "", StackConfig, raw) from None
+        raise to_config_error(exc, source, "", StackConfig, raw) from None
     config._source = source  # pyright: ignore[reportPrivateUsage]  # the one place that knows it
     return config
 
@@ -160,7 +160,7 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    packaged = {file.stem: file for file in sorted(PACKAGED.glob("*.yaml"))}
+    packaged = {file.stem: file for file in sorted(PACKAGED_CONFIGS_DIR.glob("*.yaml"))}
     if name in packaged:
         return packaged[name]
     raise ConfigError(f"{name}: no such file. Give a path, or one of the packaged configs: {', '.join(packaged)}.")
@@ -182,13 +182,13 @@ def is_loopback(host: str) -> bool:
 class _Loader(yaml.SafeLoader):
     """YAML's safe loader, which also refuses a key given twice and counts aliases."""
 
-    aliases = 0
+    alias_count = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = cast("yaml.Event", self.peek_event())  # pyright: ignore[reportUnknownMemberType]  # untyped in PyYAML
         if isinstance(event, yaml.AliasEvent):
-            self.aliases += 1
-            if self.aliases > _MAX_ALIASES:
+            self.alias_count += 1
+            if self.alias_count > _MAX_ALIASES:
                 raise yaml.MarkedYAMLError(problem=f"more than {_MAX_ALIASES} aliases", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
@@ -204,7 +204,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
@@ -218,7 +218,7 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: is not UTF-8 text. Save it in that encoding.") from None
 
 
-def _parse(source: str, text: str) -> dict[str, Any]:
+def _parse_yaml(source: str, text: str) -> dict[str, Any]:
     try:
         tree = cast("object", _Loader(text).get_single_data())
     except yaml.MarkedYAMLError as exc:
@@ -230,16 +230,16 @@ def _parse(source: str, text: str) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(f"{source}: is nested deeper than {_MAX_DEPTH} levels.") from None
     if tree is None:
-        raise ConfigError(f"{source}: is empty. Start from one of the files in {PACKAGED}.")
+        raise ConfigError(f"{source}: is empty. Start from one of the files in {PACKAGED_CONFIGS_DIR}.")
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: must be a mapping with the keys {', '.join(StackConfig.model_fields)}.")
     return cast("dict[str, Any]", tree)
 
 
-_NOT_WRITTEN: Final = object()
+_UNSET: Final = object()
 
 
-def _substitute(source: str, value: object, env: Mapping[str, str], path: tuple[str, ...] = ()) -> object:
+def _substitute_variables(source: str, value: object, env: Mapping[str, str], path: tuple[str, ...] = ()) -> object:
     """`value` with its variables replaced. What becomes empty thereby counts as not written at all."""
     if len(path) > _MAX_DEPTH:
         raise ConfigError(f"{source}: {'.'.join(path[:3])}...: is nested deeper than {_MAX_DEPTH} levels.")
@@ -249,17 +249,19 @@ def _substitute(source: str, value: object, env: Mapping[str, str], path: tuple[
             if not isinstance(key, str):
                 where = ".".join((*path, str(key)))
                 raise ConfigError(f"{source}: {where}: the key is not text. Put it in quotes.")
-            mapping[key] = _substitute(source, child, env, (*path, key))
-        return {key: child for key, child in mapping.items() if child is not _NOT_WRITTEN}
+            mapping[key] = _substitute_variables(source, child, env, (*path, key))
+        return {key: child for key, child in mapping.items() if child is not _UNSET}
     if isinstance(value, list):
-        items = [_substitute(source, v, env, (*path, str(i))) for i, v in enumerate(cast("list[object]", value))]
-        return [item for item in items if item is not _NOT_WRITTEN]
+        items = [
+            _substitute_variables(source, v, env, (*path, str(i))) for i, v in enumerate(cast("list[object]", value))
+        ]
+        return [item for item in items if item is not _UNSET]
     if isinstance(value, str) and "${" in value:
-        return _expand(source, value, env, path) or _NOT_WRITTEN
+        return _expand_variables(source, value, env, path) or _UNSET
     return value
 
 
-def _expand(source: str, text: str, env: Mapping[str, str], path: tuple[str, ...]) -> str:
+def _expand_variables(source: str, text: str, env: Mapping[str, str], path: tuple[str, ...]) -> str:
     where = f"{source}: {'.'.join(path)}"
 
     def replace(match: re.Match[str]) -> str:
@@ -272,15 +274,15 @@ def _expand(source: str, text: str, env: Mapping[str, str], path: tuple[str, ...
             )
         return found or default or ""
 
-    if "${" in _VARIABLE.sub("", text):
+    if "${" in _ENV_VARIABLE.sub("", text):
         raise ConfigError(f"{where}: a variable is written ${{env.NAME}} or ${{env.NAME:=default}}.")
-    return _VARIABLE.sub(replace, text)
+    return _ENV_VARIABLE.sub(replace, text)
 
 
 # --- explaining ------------------------------------------------------------------------------------------------------
 
 
-def explained(
+def to_config_error(
     exc: ValidationError, source: str, prefix: str, model: type[BaseModel], raw: Mapping[str, object]
 ) -> ConfigError:
     """All that is wrong with `raw`, a line each: the file, the dotted path in it below `prefix`, and the remedy.
@@ -289,14 +291,14 @@ def explained(
     """
     lines: dict[str, str] = {}
     for error in exc.errors(include_url=False, include_input=False, include_context=False):
-        path = _path_in(raw, error)
+        path = _error_path(raw, error)
         where = ".".join(part for part in (prefix, *path) if part)
         # The branches of a union each complain of the same value; the first stands for all.
-        lines.setdefault(where, f"{source}: {where}: {_sentence(error, path, model)}")
+        lines.setdefault(where, f"{source}: {where}: {_error_sentence(error, path, model)}")
     return ConfigError("\n".join(lines.values()))
 
 
-def _path_in(raw: object, error: ErrorDetails) -> list[str]:
+def _error_path(raw: object, error: ErrorDetails) -> list[str]:
     """The error's place as it stands in the file: pydantic adds the branch of a union that it tried."""
     path: list[str] = []
     node = raw
@@ -311,7 +313,7 @@ def _path_in(raw: object, error: ErrorDetails) -> list[str]:
     return path
 
 
-def _sentence(error: ErrorDetails, path: Sequence[str], model: type[BaseModel]) -> str:
+def _error_sentence(error: ErrorDetails, path: Sequence[str], model: type[BaseModel]) -> str:
     if error["type"] == "extra_forbidden":
         known = sorted(_known_keys(model, path[:-1]))
         near = difflib.get_close_matches(path[-1], known, n=1)
@@ -324,7 +326,7 @@ def _sentence(error: ErrorDetails, path: Sequence[str], model: type[BaseModel]) 
                 else "is not a known key; it takes none."
             )
         )
-    message = _TYPE_SENTENCES.get(error["type"]) or error["msg"].removeprefix("Value error, ")
+    message = _ERROR_TYPE_SENTENCES.get(error["type"]) or error["msg"].removeprefix("Value error, ")
     return message if message.endswith((".", "?")) else f"{message}."
 
 
@@ -338,13 +340,13 @@ def _known_keys(model: type[BaseModel], path: Sequence[str]) -> set[str]:
             inner
             for outer in models
             if (field := outer.model_fields.get(part)) is not None
-            for inner in _models_in(field.annotation)
+            for inner in _nested_models(field.annotation)
         ]
     return {field.alias or name for known in models for name, field in known.model_fields.items()}
 
 
-def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+def _nested_models(annotation: object) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
-        yield from _models_in(argument)
+        yield from _nested_models(argument)

@@ -26,7 +26,7 @@ from apis.tool_runtime import ToolRuntime
 from apis.vector_index import VectorIndex
 from apis.vector_stores import VectorStores
 from providers import PROVIDERS
-from stack.config import Section, StackConfig, explained
+from stack.config import ProviderSection, StackConfig, to_config_error
 
 APIS: Final[dict[str, type[Provider]]] = {
     "inference": Inference,
@@ -39,9 +39,9 @@ APIS: Final[dict[str, type[Provider]]] = {
     "vector_index": VectorIndex,
     "vector_stores": VectorStores,
 }
-DEFAULTS: Final = {"fetcher": "safe", "files": "kv", "reader": "child", "vector_index": "sqlite_vec"}
+DEFAULT_PROVIDERS: Final = {"fetcher": "safe", "files": "kv", "reader": "child", "vector_index": "sqlite_vec"}
 """What stands behind an API that another provider needs and the config does not name."""
-EXTRAS: Final = {
+PACKAGE_EXTRAS: Final = {
     "apsw": "files",
     "asyncpg": "postgres",
     "httpx2": "mcp",
@@ -59,11 +59,11 @@ EXTRAS: Final = {
 }
 """Packages that not every stack needs, and the extra of ours that brings each."""
 
-_LONGEST_FACT = 80
+_MAX_FIELD_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class Dependency:
     """A constructor's parameter: the API it takes, and whether it does without."""
 
     api: str
@@ -71,44 +71,48 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProviderSpec:
     """One provider of a stack, fully described: `make(config=..., **needs, **members)` builds it."""
 
     api: str
     name: str
     path: str
-    make: type[Provider]
+    provider_type: type[Provider]
     config: Provider.Config
-    needs: Mapping[str, Need]
-    members: Mapping[str, "Mapping[str, Part]"]
+    dependencies: Mapping[str, Dependency]
+    members: Mapping[str, "Mapping[str, ProviderSpec]"]
 
     def __str__(self) -> str:
         return f"{self.path} ({self.name})"
 
 
-def wire(config: StackConfig) -> dict[str, Part]:
+def wire_providers(config: StackConfig) -> dict[str, ProviderSpec]:
     """Every API of the config and the provider behind it. Raises ConfigError."""
-    sections = {api: cast("Section | None", getattr(config, api)) for api in APIS}
-    parts = {api: _wire(config.source, api, api, section) for api, section in sections.items() if section is not None}
-    while missing := _needed(parts.values()) & DEFAULTS.keys() - parts.keys():
+    sections = {api: cast("ProviderSection | None", getattr(config, api)) for api in APIS}
+    parts = {
+        api: _wire_provider(config.source, api, api, section)
+        for api, section in sections.items()
+        if section is not None
+    }
+    while missing := _required_apis(parts.values()) & DEFAULT_PROVIDERS.keys() - parts.keys():
         for api in sorted(missing):
-            parts[api] = _wire(config.source, api, api, Section(provider=DEFAULTS[api]))
+            parts[api] = _wire_provider(config.source, api, api, ProviderSection(provider=DEFAULT_PROVIDERS[api]))
     return parts
 
 
-def _needed(parts: Iterable[Part]) -> set[str]:
+def _required_apis(specs: Iterable[ProviderSpec]) -> set[str]:
     """The APIs that these providers cannot do without, their members' included."""
     found: set[str] = set()
-    for part in parts:
-        found |= {need.api for need in part.needs.values() if not need.optional}
+    for part in specs:
+        found |= {need.api for need in part.dependencies.values() if not need.optional}
         if getattr(part.config, "webhooks", None):
             found.add("fetcher")  # which the app sends them by
         for members in part.members.values():
-            found |= _needed(members.values())
+            found |= _required_apis(members.values())
     return found
 
 
-def provider_class(api: str, name: str) -> type[Provider]:
+def load_provider_class(api: str, name: str) -> type[Provider]:
     """The class that a run config means by `name`. Raises ConfigError, without the place in the file."""
     known = PROVIDERS[api]
     target = known.get(name, name)
@@ -123,7 +127,7 @@ def provider_class(api: str, name: str) -> type[Provider]:
         raise ConfigError(f"the provider cannot be imported. {exc}") from exc
     except ModuleNotFoundError as exc:
         package = (exc.name or "").partition(".")[0]
-        wanted = f"'responses-stack[{EXTRAS[package]}]'" if package in EXTRAS else package
+        wanted = f"'responses-stack[{PACKAGE_EXTRAS[package]}]'" if package in PACKAGE_EXTRAS else package
         raise ConfigError(
             f"the provider '{name}' needs the package {package}, which is not installed. Run: pip install {wanted}"
         ) from exc
@@ -132,24 +136,24 @@ def provider_class(api: str, name: str) -> type[Provider]:
     return found
 
 
-def wiring_lines(parts: Mapping[str, Part]) -> list[str]:
+def wiring_lines(specs: Mapping[str, ProviderSpec]) -> list[str]:
     """One line for each API: its provider, and what the run config says of it, without secrets."""
-    return [f"{api:<14}{part.name:<12}  {_facts(part)}".rstrip() for api, part in parts.items()]
+    return [f"{api:<14}{part.name:<12}  {_render_fields(part)}".rstrip() for api, part in specs.items()]
 
 
-def _facts(part: Part) -> str:
-    shown = {key: _fact(key, getattr(part.config, key)) for key in part.config.model_fields_set}
-    told = [f"{key}={shown[key]}" for key in type(part.config).model_fields if shown.get(key)]
-    told += [f"{key}={','.join(members)}" for key, members in part.members.items()]
+def _render_fields(spec: ProviderSpec) -> str:
+    shown = {key: _render_field(key, getattr(spec.config, key)) for key in spec.config.model_fields_set}
+    told = [f"{key}={shown[key]}" for key in type(spec.config).model_fields if shown.get(key)]
+    told += [f"{key}={','.join(members)}" for key, members in spec.members.items()]
     return " ".join(told)
 
 
-def _wire(source: str, api: str, path: str, section: Section) -> Part:
+def _wire_provider(source: str, api: str, path: str, section: ProviderSection) -> ProviderSpec:
     try:
-        make = provider_class(api, section.provider)
+        make = load_provider_class(api, section.provider)
     except ConfigError as exc:
         raise ConfigError(f"{source}: {path}.provider: {exc}") from exc
-    needs, groups = _parameters(f"{source}: {path}.provider", make)
+    needs, groups = _inspect_constructor(f"{source}: {path}.provider", make)
     fields = section.fields
     members = {
         name: _wire_members(source, member_api, f"{path}.{name}", fields.get(name))
@@ -158,53 +162,55 @@ def _wire(source: str, api: str, path: str, section: Section) -> Part:
     try:
         config = make.Config.model_validate(fields)
     except ValidationError as exc:
-        raise explained(exc, source, path, make.Config, fields) from None
-    return Part(api, section.provider, path, make, config, needs, members)
+        raise to_config_error(exc, source, path, make.Config, fields) from None
+    return ProviderSpec(api, section.provider, path, make, config, needs, members)
 
 
-def _wire_members(source: str, api: str, path: str, raw: object) -> dict[str, Part]:
-    if not isinstance(raw, dict) or not raw:
+def _wire_members(source: str, api: str, path: str, sections: object) -> dict[str, ProviderSpec]:
+    if not isinstance(sections, dict) or not sections:
         raise ConfigError(f"{source}: {path}: must be a mapping of names to {api} sections, each with its provider.")
-    members: dict[str, Part] = {}
-    for name, section in cast("dict[str, Any]", raw).items():
+    members: dict[str, ProviderSpec] = {}
+    for name, section in cast("dict[str, Any]", sections).items():
         where = f"{path}.{name}"
         try:
-            members[name] = _wire(source, api, where, Section.model_validate(section))
+            members[name] = _wire_provider(source, api, where, ProviderSection.model_validate(section))
         except ValidationError as exc:
-            raise explained(exc, source, where, Section, section) from None
+            raise to_config_error(exc, source, where, ProviderSection, section) from None
     return members
 
 
-def _parameters(where: str, make: type[Provider]) -> tuple[dict[str, Need], dict[str, str]]:
+def _inspect_constructor(location: str, provider_type: type[Provider]) -> tuple[dict[str, Dependency], dict[str, str]]:
     """What the constructor takes beside `config`: single APIs, and named groups of providers of an API."""
-    hints = typing.get_type_hints(make.__init__)
-    needs: dict[str, Need] = {}
+    hints = typing.get_type_hints(provider_type.__init__)
+    needs: dict[str, Dependency] = {}
     groups: dict[str, str] = {}
     names = {api_class: api for api, api_class in APIS.items()}
-    parameters = inspect.signature(make).parameters
+    parameters = inspect.signature(provider_type).parameters
     if "config" not in parameters:
-        raise ConfigError(f"{where}: the constructor of {make.__name__} takes no 'config', which it is given.")
+        raise ConfigError(
+            f"{location}: the constructor of {provider_type.__name__} takes no 'config', which it is given."
+        )
     for name, parameter in parameters.items():
         if name == "config" or parameter.default is not parameter.empty:
             continue
         hint = hints.get(name)
         arguments = get_args(hint)
         if hint in names:
-            needs[name] = Need(names[hint])
+            needs[name] = Dependency(names[hint])
         elif get_origin(hint) is Mapping and arguments[0] is str and arguments[1] in names:
             groups[name] = names[arguments[1]]
         elif get_origin(hint) in (Union, types.UnionType) and set(arguments) - names.keys() == {types.NoneType}:
             (api,) = (names[argument] for argument in arguments if argument in names)
-            needs[name] = Need(api, optional=True)
+            needs[name] = Dependency(api, optional=True)
         else:
             raise ConfigError(
-                f"{where}: the constructor of {make.__name__} takes '{name}', whose type is not an API. A "
+                f"{location}: the constructor of {provider_type.__name__} takes '{name}', whose type is not an API. A "
                 "provider's constructor takes its config, APIs (X, or X | None) and Mapping[str, X] of them."
             )
     return needs, groups
 
 
-def _fact(key: str, value: object) -> str:
+def _render_field(key: str, value: object) -> str:
     if isinstance(value, (SecretStr, BaseModel, dict)) or value is None:
         return ""
     if re.search(r"key|token|secret|password", key):
@@ -212,4 +218,4 @@ def _fact(key: str, value: object) -> str:
     values = cast("list[object]", value) if isinstance(value, list) else [value]
     # A password within a URL is a secret that no type marks.
     text = ",".join(re.sub(r"//[^/@\s]*@", "//...@", str(item)) for item in values)
-    return text if len(text) <= _LONGEST_FACT else f"{text[: _LONGEST_FACT - 3]}..."
+    return text if len(text) <= _MAX_FIELD_CHARS else f"{text[: _MAX_FIELD_CHARS - 3]}..."

@@ -55,10 +55,14 @@ def text_or_list(value: Any) -> str:
     return "text" if isinstance(value, str) else "list"
 
 
-GivenContent = Annotated[InputText | InputImage | InputFile, Field(discriminator="type")]
-MadeContent = Annotated[InputText | OutputText | OutputRefusal, Field(discriminator="type")]
+InputContentPart = Annotated[InputText | InputImage | InputFile, Field(discriminator="type")]
+OutputContentPart = Annotated[InputText | OutputText | OutputRefusal, Field(discriminator="type")]
 # fail_fast: only the first error is told, and listing a hundred thousand of them would hold up all else
-_GivenList = Annotated[list[GivenContent], Field(fail_fast=True)]
-_MadeList = Annotated[list[MadeContent], Field(fail_fast=True)]
-Given = Annotated[Annotated[str, Tag("text")] | Annotated[_GivenList, Tag("list")], Discriminator(text_or_list)]
-Made = Annotated[Annotated[str, Tag("text")] | Annotated[_MadeList, Tag("list")], Discriminator(text_or_list)]
+_InputContentList = Annotated[list[InputContentPart], Field(fail_fast=True)]
+_OutputContentList = Annotated[list[OutputContentPart], Field(fail_fast=True)]
+InputContent = Annotated[
+    Annotated[str, Tag("text")] | Annotated[_InputContentList, Tag("list")], Discriminator(text_or_list)
+]
+OutputContent = Annotated[
+    Annotated[str, Tag("text")] | Annotated[_OutputContentList, Tag("list")], Discriminator(text_or_list)
+]

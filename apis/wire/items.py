@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Discriminator, Tag
 
 from apis.wire.base import Effort, Phase, Wire
-from apis.wire.item_parts import CallId, Given, ItemId, ItemStatus, ItemWire, Made, ToolName
+from apis.wire.item_parts import CallId, InputContent, ItemId, ItemStatus, ItemWire, OutputContent, ToolName
 from apis.wire.text_format import TextFormatOption
 from apis.wire.tool_items import (
     AdditionalTools,
@@ -30,12 +30,12 @@ from apis.wire.tool_items import (
 )
 
 
-class GivenMessage(ItemWire):
+class InputMessage(ItemWire):
     """What a user, a developer or the system says."""
 
     type: Literal["message"] | None = None
     role: Literal["user", "system", "developer"]
-    content: Given
+    content: InputContent
     id: ItemId | None = None
     status: ItemStatus | None = None
 
@@ -45,7 +45,7 @@ class AssistantMessage(ItemWire):
 
     type: Literal["message"] | None = None
     role: Literal["assistant"]
-    content: Made
+    content: OutputContent
     id: ItemId | None = None
     status: ItemStatus | None = None
     phase: Phase | None = None
@@ -83,7 +83,7 @@ class FunctionCallItem(ItemWire):
 class FunctionCallOutput(ItemWire):
     type: Literal["function_call_output"]
     call_id: CallId
-    output: Given
+    output: InputContent
     id: ItemId | None = None
     status: ItemStatus | None = None
 
@@ -101,7 +101,7 @@ class CustomToolCallItem(ItemWire):
 class CustomToolCallOutput(ItemWire):
     type: Literal["custom_tool_call_output"]
     call_id: CallId
-    output: Given
+    output: InputContent
     id: ItemId | None = None
     status: ItemStatus | None = None
 
@@ -157,7 +157,7 @@ def item_tag(value: Any) -> str | None:
 
 
 Item = Annotated[
-    Annotated[GivenMessage, Tag("message")]
+    Annotated[InputMessage, Tag("message")]
     | Annotated[AssistantMessage, Tag("message:assistant")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[FunctionCallItem, Tag("function_call")]

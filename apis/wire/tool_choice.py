@@ -12,12 +12,12 @@ class ChosenFunction(Wire):
     name: str
 
 
-class ChosenCustom(Wire):
+class ChosenCustomTool(Wire):
     type: Literal["custom"]
     name: str
 
 
-class ChosenMcp(Wire):
+class ChosenMcpTool(Wire):
     """Any tool of the server, or the one of this name."""
 
     type: Literal["mcp"]
@@ -25,7 +25,7 @@ class ChosenMcp(Wire):
     name: str | None = None
 
 
-class ChosenHosted(Wire):
+class ChosenHostedTool(Wire):
     """A tool that is declared without a name. `browser_search` is another word for `web_search`."""
 
     type: Annotated[
@@ -44,7 +44,9 @@ class ChosenHosted(Wire):
     ]
 
 
-ChosenTool = Annotated[ChosenFunction | ChosenCustom | ChosenMcp | ChosenHosted, Field(discriminator="type")]
+ChosenTool = Annotated[
+    ChosenFunction | ChosenCustomTool | ChosenMcpTool | ChosenHostedTool, Field(discriminator="type")
+]
 
 
 class AllowedTools(Wire):
@@ -61,7 +63,10 @@ ToolChoiceMode = Literal["none", "auto", "required"]
 ToolChoice = Annotated[
     Annotated[ToolChoiceMode, Tag("mode")]
     | Annotated[
-        Annotated[ChosenFunction | ChosenCustom | ChosenMcp | ChosenHosted | AllowedTools, Field(discriminator="type")],
+        Annotated[
+            ChosenFunction | ChosenCustomTool | ChosenMcpTool | ChosenHostedTool | AllowedTools,
+            Field(discriminator="type"),
+        ],
         Tag("tool"),
     ],
     Discriminator(lambda value: "mode" if isinstance(value, str) else "tool"),

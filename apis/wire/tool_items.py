@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, JsonValue
 from apis.wire.item_parts import CallId, ItemId, ItemStatus, ItemWire
 from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, Tool
 
-Text = Annotated[str, Field(max_length=10 * 2**20)]
+LongText = Annotated[str, Field(max_length=10 * 2**20)]
 HostedStatus = Literal["in_progress", "searching", "interpreting", "calling", "completed", "failed", "incomplete"]
 
 
@@ -40,7 +40,7 @@ class CodeInterpreterCallItem(ItemWire):
     type: Literal["code_interpreter_call"]
     id: ItemId | None = None
     status: HostedStatus | None = None
-    code: Text | None = None
+    code: LongText | None = None
     container_id: str | None = None
     outputs: list[Annotated[CodeLogs | CodeImage, Field(discriminator="type")]] | None = None
 
@@ -134,7 +134,7 @@ class LocalShellCallOutput(ItemWire):
     id: ItemId | None = None
     call_id: CallId | None = None
     status: ItemStatus | None = None
-    output: Text
+    output: LongText
 
 
 class ShellAction(ItemWire):
@@ -157,8 +157,8 @@ class ShellOutcome(ItemWire):
 
 
 class ShellOutput(ItemWire):
-    stdout: Text
-    stderr: Text
+    stdout: LongText
+    stderr: LongText
     outcome: ShellOutcome
 
 
@@ -174,7 +174,7 @@ class ShellCallOutput(ItemWire):
 class PatchOperation(ItemWire):
     type: Literal["create_file", "update_file", "delete_file"]
     path: str
-    diff: Text | None = None
+    diff: LongText | None = None
 
 
 class ApplyPatchCallItem(ItemWire):
@@ -190,7 +190,7 @@ class ApplyPatchCallOutput(ItemWire):
     id: ItemId | None = None
     call_id: CallId
     status: Literal["completed", "failed"]
-    output: Text | None = None
+    output: LongText | None = None
 
 
 class ToolSearchCallItem(ItemWire):
@@ -204,29 +204,31 @@ class ToolSearchCallItem(ItemWire):
     arguments: Any = None
 
 
-class LoadedFunction(FunctionTool):
+class LoadedFunctionTool(FunctionTool):
     model_config = ConfigDict(extra="allow")
 
 
-class LoadedCustom(CustomTool):
+class LoadedCustomTool(CustomTool):
     model_config = ConfigDict(extra="allow")
 
 
-class LoadedNamespace(NamespaceTool):
+class LoadedNamespaceTool(NamespaceTool):
     model_config = ConfigDict(extra="allow")
 
-    tools: list[Annotated[LoadedFunction | LoadedCustom, Field(discriminator="type")]] = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen, so never written
+    tools: list[Annotated[LoadedFunctionTool | LoadedCustomTool, Field(discriminator="type")]] = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen, so never written
         max_length=128
     )
 
 
-class LoadedServer(McpTool):
+class LoadedMcpTool(McpTool):
     """An MCP server whose tools are to be listed and offered from here on."""
 
     model_config = ConfigDict(extra="allow")
 
 
-Loaded = Annotated[LoadedFunction | LoadedCustom | LoadedNamespace | LoadedServer, Field(discriminator="type")]
+LoadedTool = Annotated[
+    LoadedFunctionTool | LoadedCustomTool | LoadedNamespaceTool | LoadedMcpTool, Field(discriminator="type")
+]
 
 
 class ToolSearchOutput(ItemWire):
@@ -237,7 +239,7 @@ class ToolSearchOutput(ItemWire):
     call_id: CallId | None = None
     execution: Literal["server", "client"] | None = None
     status: ItemStatus | None = None
-    tools: list[Loaded] = Field(max_length=128)
+    tools: list[LoadedTool] = Field(max_length=128)
 
 
 class AdditionalTools(ItemWire):

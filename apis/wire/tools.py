@@ -58,12 +58,12 @@ def ascii_domain(name: str) -> str:
     return ascii_name
 
 
-def _checked_domain(name: str) -> str:
+def _validate_domain(name: str) -> str:
     ascii_domain(name)
     return name
 
 
-SearchDomain = Annotated[Domain, AfterValidator(_checked_domain)]
+SearchDomain = Annotated[Domain, AfterValidator(_validate_domain)]
 
 
 class SearchFilters(Wire):
@@ -104,7 +104,7 @@ class DomainSecret(Wire):
     value: str = Field(repr=False)
 
 
-class ListedNetwork(Wire):
+class NetworkAllowlist(Wire):
     """Only these domains. Secrets are never dumped: neither echoed nor stored."""
 
     type: Literal["allowlist"]
@@ -112,7 +112,7 @@ class ListedNetwork(Wire):
     domain_secrets: list[DomainSecret] | None = Field(None, max_length=100, exclude=True, repr=False)
 
 
-NetworkPolicy = Annotated[NoNetwork | ListedNetwork, Field(discriminator="type")]
+NetworkPolicy = Annotated[NoNetwork | NetworkAllowlist, Field(discriminator="type")]
 
 
 class AutoContainer(Wire):
@@ -149,11 +149,11 @@ class Approvals(Wire):
     never: ToolFilter | None = None
 
 
-def _list_tag(value: Any) -> str:
+def _allowed_tools_tag(value: Any) -> str:
     return "names" if isinstance(value, list) else "filter"
 
 
-def _mode_tag(value: Any) -> str:
+def _approval_tag(value: Any) -> str:
     return "mode" if isinstance(value, str) else "filter"
 
 
@@ -175,14 +175,14 @@ class McpTool(Wire):
     allowed_tools: (
         Annotated[
             Annotated[list[str], Field(max_length=1000), Tag("names")] | Annotated[ToolFilter, Tag("filter")],
-            Discriminator(_list_tag),
+            Discriminator(_allowed_tools_tag),
         ]
         | None
     ) = None
     require_approval: (
         Annotated[
             Annotated[Literal["always", "never"], Tag("mode")] | Annotated[Approvals, Tag("filter")],
-            Discriminator(_mode_tag),
+            Discriminator(_approval_tag),
         ]
         | None
     ) = None

@@ -6,11 +6,11 @@ from typing import Final
 
 import psutil
 
-Network = IPv4Network | IPv6Network
-Address = IPv4Address | IPv6Address
+IPNetwork = IPv4Network | IPv6Network
+IPAddress = IPv4Address | IPv6Address
 
 # Our own table: `ipaddress.is_global` calls several of these global, and other ones in each version of Python.
-DENIED: Final[tuple[Network, ...]] = tuple(
+DENIED_NETWORKS: Final[tuple[IPNetwork, ...]] = tuple(
     ip_network(network)
     for network in (
         "0.0.0.0/8",
@@ -41,28 +41,28 @@ DENIED: Final[tuple[Network, ...]] = tuple(
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 
 
-class Addresses:
+class AddressPolicy:
     """The addresses that may be connected to: all of the public internet that are not this machine's own, and those
     of `opened`; never those of `denied`."""
 
-    def __init__(self, opened: Sequence[Network], denied: Sequence[Network]) -> None:
-        self._opened = opened
-        self._denied = denied
+    def __init__(self, allowed_networks: Sequence[IPNetwork], denied_networks: Sequence[IPNetwork]) -> None:
+        self._allowed_networks = allowed_networks
+        self._denied_networks = denied_networks
 
-    def refuse(self, text: str) -> bool:
+    def is_refused(self, text: str) -> bool:
         """Whether nothing may be connected to this address. What is no address is refused."""
         try:
-            address = _plain(text)
+            address = _parse_address(text)
         except ValueError:
             return True
-        if any(address in network for network in self._denied):
+        if any(address in network for network in self._denied_networks):
             return True
-        if any(address in network for network in self._opened):
+        if any(address in network for network in self._allowed_networks):
             return False
-        return any(address in network for network in DENIED) or address in _own()
+        return any(address in network for network in DENIED_NETWORKS) or address in _local_addresses()
 
 
-def _plain(text: str) -> Address:
+def _parse_address(text: str) -> IPAddress:
     """The address that is meant where one of version 4 is written as one of version 6. Zones are not addresses."""
     if "%" in text:
         raise ValueError(text)
@@ -75,9 +75,9 @@ def _plain(text: str) -> Address:
     return address
 
 
-def _own() -> set[Address]:
+def _local_addresses() -> set[IPAddress]:
     """Asked anew each time: addresses come and go while a server runs."""
-    own: set[Address] = set()
+    own: set[IPAddress] = set()
     for bound in psutil.net_if_addrs().values():
         for each in bound:
             try:

@@ -16,11 +16,11 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from apis.errors import FetchFailed
-from providers.fetcher.addresses import Addresses
-from providers.fetcher.inflate import ACCEPTED, Inflater
-from providers.fetcher.limits import Limits, too_large
+from providers.fetcher.addresses import AddressPolicy
+from providers.fetcher.inflate import ACCEPTED_ENCODINGS, Inflater
+from providers.fetcher.limits import FetchLimits, too_large_error
 
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+HostResolver = Callable[[str, int], Awaitable[Sequence[str]]]
 """Host and port -> the addresses of the host."""
 
 
@@ -28,13 +28,13 @@ class Connections:
     """To what `addresses` do not refuse. `resolve` gives nothing that they do."""
 
     def __init__(
-        self, addresses: Addresses, resolve: Resolve, context: ssl.SSLContext, *, limit: int, connect_s: float
+        self, policy: AddressPolicy, resolve: HostResolver, context: ssl.SSLContext, *, limit: int, connect_s: float
     ):
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 ssl=context,
-                resolver=_Checking(resolve),
-                socket_factory=partial(_socket, addresses),
+                resolver=_CheckedResolver(resolve),
+                socket_factory=partial(_open_checked_socket, policy),
                 use_dns_cache=False,
                 force_close=True,
                 limit=limit,
@@ -45,22 +45,22 @@ class Connections:
             trust_env=False,
         )
 
-    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> "Answer":
+    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> "HopResponse":
         """The answer as far as its headers. Raises what `told` tells."""
         response = await self._session.request(
             method,
             URL(url, encoded=True),
-            headers={**headers, "accept-encoding": ACCEPTED},
+            headers={**headers, "accept-encoding": ACCEPTED_ENCODINGS},
             data=body,
             allow_redirects=False,
         )
-        return Answer(response)
+        return HopResponse(response)
 
     async def close(self) -> None:
         await self._session.close()
 
 
-class Answer:
+class HopResponse:
     """What came back. To be closed."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -79,27 +79,27 @@ class Answer:
             headers[name] = f"{headers[name]}, {text}" if name in headers else text
         return headers
 
-    async def chunks(self, limits: Limits) -> AsyncGenerator[bytes]:
+    async def chunks(self, limits: FetchLimits) -> AsyncGenerator[bytes]:
         """The body, inflated. Raises FetchFailed."""
         response = self._response
         raw_bytes = inflated_bytes = 0
         loop = asyncio.get_running_loop()
         inflater = Inflater(response.headers.get("Content-Encoding", ""))
         if (response.content_length or 0) > limits.raw_bytes:
-            raise too_large(limits.raw_bytes)
+            raise too_large_error(limits.raw_bytes)
         while True:
-            with told(limits):
+            with fetch_errors(limits):
                 async with asyncio.timeout_at(min(limits.deadline, loop.time() + limits.read_timeout_s)):
                     data = await response.content.readany()
             if not data:
                 break
             raw_bytes += len(data)
             if raw_bytes > limits.raw_bytes:
-                raise too_large(limits.raw_bytes)
+                raise too_large_error(limits.raw_bytes)
             for piece in inflater.feed(data):
                 inflated_bytes += len(piece)
                 if inflated_bytes > limits.inflated_bytes:
-                    raise too_large(limits.inflated_bytes)
+                    raise too_large_error(limits.inflated_bytes)
                 yield piece
                 # A little that inflates to much must not keep others waiting.
                 await asyncio.sleep(0)
@@ -110,7 +110,7 @@ class Answer:
 
 
 @contextmanager
-def told(limits: Limits) -> Generator[None]:
+def fetch_errors(limits: FetchLimits) -> Generator[None]:
     """Says in words what went wrong on the way. `from None`: causes carry the headers that were sent, secrets too."""
     try:
         yield
@@ -122,18 +122,18 @@ def told(limits: Limits) -> Generator[None]:
         raise FetchFailed("The server could not be reached, or did not answer in proper HTTP.") from None
 
 
-def _socket(allowed: Addresses, info: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
+def _open_checked_socket(policy: AddressPolicy, info: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
     """Every connection begins here. What was refused before never comes as far; this holds if it does."""
     family, kind, protocol, _, address = info
-    if allowed.refuse(str(address[0])):
+    if policy.is_refused(str(address[0])):
         raise PermissionError("refused")
     return socket.socket(family, kind, protocol)
 
 
-class _Checking(AbstractResolver):
+class _CheckedResolver(AbstractResolver):
     """Gives the connector nothing but addresses that were checked for this one connection."""
 
-    def __init__(self, resolve: Resolve) -> None:
+    def __init__(self, resolve: HostResolver) -> None:
         self._resolve = resolve
 
     async def resolve(

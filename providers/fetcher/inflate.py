@@ -6,8 +6,8 @@ from typing import Final
 
 from apis.errors import FetchFailed
 
-ACCEPTED: Final = "gzip, deflate"
-_PIECE_BYTES: Final = 64 * 1024
+ACCEPTED_ENCODINGS: Final = "gzip, deflate"
+_CHUNK_BYTES: Final = 64 * 1024
 
 
 class Inflater:
@@ -29,13 +29,13 @@ class Inflater:
             self._stream = zlib.decompressobj(wbits=self._window_bits(data[0]))
         while not self._stream.eof:
             try:
-                piece = self._stream.decompress(data, _PIECE_BYTES)
+                piece = self._stream.decompress(data, _CHUNK_BYTES)
             except zlib.error:
                 raise FetchFailed("The server's answer is not in the encoding that it names.") from None
             data = self._stream.unconsumed_tail
             if piece:
                 yield piece
-            if not data and len(piece) < _PIECE_BYTES:
+            if not data and len(piece) < _CHUNK_BYTES:
                 return
 
     def finish(self) -> None:
@@ -43,8 +43,8 @@ class Inflater:
         if self._stream is not None and not self._stream.eof:
             raise FetchFailed("The server broke off its answer.")
 
-    def _window_bits(self, first: int) -> int:
+    def _window_bits(self, first_byte: int) -> int:
         """Servers mean two things by "deflate"; the first byte of the one with a header is always of one form."""
         if self._encoding == "gzip":
             return 31
-        return 15 if first & 0x0F == 8 else -15
+        return 15 if first_byte & 0x0F == 8 else -15

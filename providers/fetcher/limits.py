@@ -6,7 +6,7 @@ from apis.errors import FetchFailed
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FetchLimits:
     """`deadline` by the loop's clock, `timeout_s` after the fetch began; `read_timeout_s` between two reads;
     `raw_bytes` of a body as it is sent, `inflated_bytes` as it is read."""
 
@@ -17,5 +17,5 @@ class Limits:
     inflated_bytes: int
 
 
-def too_large(max_bytes: int) -> FetchFailed:
+def too_large_error(max_bytes: int) -> FetchFailed:
     return FetchFailed(f"The answer is larger than {max_bytes} bytes.")

@@ -12,9 +12,9 @@ import idna
 from apis.errors import FetchFailed
 
 MAX_URL_CHARS: Final = 8192
-_PORTS: Final = {"http": 80, "https": 443}
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 # Characters that parsers drop, cut at, or take for others: the same text is then one URL here and another there.
-_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\\ud800-\udfff\u2028\u2029]")
+_FORBIDDEN_CHARS: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\\ud800-\udfff\u2028\u2029]")
 _URL: Final = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9a-f:.]+\]|[^:/?#\[\]@%]+)(?::(?P<port>[1-9][0-9]{0,4}))?"
     r"(?P<path>/[^?#]*)?(?P<query>\?[^#]*)?(?:#.*)?",
@@ -47,7 +47,7 @@ class Target:
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
+        port = "" if self.port == _DEFAULT_PORTS[self.scheme] else f":{self.port}"
         return f"{self.scheme}://{host}{port}{self.path}"
 
 
@@ -55,7 +55,7 @@ def url_to_target(url: str) -> Target:
     """Reads a URL. Raises FetchFailed for one that is not http or https, or that others may read differently."""
     if len(url) > MAX_URL_CHARS:
         raise FetchFailed(f"The URL is longer than {MAX_URL_CHARS} characters.")
-    if _FORBIDDEN.search(url):
+    if _FORBIDDEN_CHARS.search(url):
         raise FetchFailed("The URL holds a blank, a backslash or a control character. Write such characters as %XX.")
     if not re.match(r"https?://", url, re.IGNORECASE):
         raise FetchFailed("The URL does not begin with http:// or https://.")
@@ -63,16 +63,16 @@ def url_to_target(url: str) -> Target:
     if found is None:
         raise FetchFailed("The URL's host or port is not a plain one. User names in URLs are refused too.")
     scheme = found["scheme"].lower()
-    port = int(found["port"] or _PORTS[scheme])
+    port = int(found["port"] or _DEFAULT_PORTS[scheme])
     if port > 65535:
         raise FetchFailed("The URL's port is not a port.")
     path = quote((found["path"] or "/") + (found["query"] or ""), safe=_ASCII)
     return Target(scheme, text_to_host(found["host"]), port, path)
 
 
-def redirected(target: Target, location: str) -> Target:
+def resolve_redirect(target: Target, location: str) -> Target:
     """Where a `Location` header leads from `target`. Raises FetchFailed."""
-    if len(location) > MAX_URL_CHARS or _FORBIDDEN.search(location):
+    if len(location) > MAX_URL_CHARS or _FORBIDDEN_CHARS.search(location):
         raise FetchFailed("The page redirects to a URL that cannot be read.")
     try:
         there = url_to_target(urljoin(target.url, location))

@@ -16,7 +16,7 @@ from typing import Any, Final, SupportsIndex
 from pydantic import Field
 
 from apis.chat import ChatRequest
-from apis.deltas import Step
+from apis.deltas import DeltaBatch
 from apis.errors import (
     ConfigError,
     ContextLengthExceeded,
@@ -29,12 +29,12 @@ from apis.errors import (
 from apis.inference import Inference, Modality, Model
 from apis.provider import Provider
 from providers.inference.harmony.grammar import TurnGrammar
-from providers.inference.harmony.harmony import Harmony, Prompt
-from providers.inference.harmony.matcher import Matcher
+from providers.inference.harmony.harmony import Harmony, HarmonyPrompt
+from providers.inference.harmony.matcher import GrammarMatcher
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.harmony.vocabulary import NATIVE_TOOLS, STOP_IDS, VOCABULARY_SIZE
 
-OTHERS_CHOICE: Final[dict[str, tuple[Any, ...]]] = {
+UNSUPPORTED_FIELDS: Final[dict[str, tuple[Any, ...]]] = {
     "top_p": (1,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -79,24 +79,24 @@ class NextToken(Inference):
         self._config = config
         self._function: NextTokenFunction | None = None
         self._harmony: Harmony | None = None
-        self._threads: ThreadPoolExecutor | None = None
-        self._turn = asyncio.Semaphore(config.max_running if config.concurrent else 1)
-        self._waiting = 0
+        self._executor: ThreadPoolExecutor | None = None
+        self._running_slots = asyncio.Semaphore(config.max_running if config.concurrent else 1)
+        self._waiting_count = 0
         self._started_at = 0
 
     async def start(self) -> None:
         """Imports the function's module, which may load a model, and reads the vocabulary. Raises ConfigError."""
         self._harmony = await Harmony.load(self._config.harmony)
-        self._function = await asyncio.to_thread(_load, self._config.function)
+        self._function = await asyncio.to_thread(_load_function, self._config.function)
         threads = self._config.max_running if self._config.concurrent else 1
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="next_token")
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="next_token")
         self._started_at = int(time.time())
 
     async def close(self) -> None:
         """A call that runs is not waited for."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-        self._function = self._harmony = self._threads = None
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        self._function = self._harmony = self._executor = None
 
     async def models(self) -> Sequence[Model]:
         """The one model."""
@@ -111,58 +111,60 @@ class NextToken(Inference):
             )
         ]
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`. Closing it ends the generation with the token that is being made."""
-        prompt = await self._prompt(request)
+        prompt = await self._render_prompt(request)
         context = self._config.context_tokens
-        if len(prompt.ids) >= context:
-            raise ContextLengthExceeded(f"The prompt has {len(prompt.ids)} tokens; the model's context is {context}.")
-        matcher = await self._matcher(prompt.grammar) if prompt.grammar is not None else None
-        reader, stops = self._live().reader(request), {*STOP_IDS, *(request.stop_token_ids or ())}
-        limit = min(request.max_completion_tokens or context, context - len(prompt.ids))
+        if len(prompt.token_ids) >= context:
+            raise ContextLengthExceeded(
+                f"The prompt has {len(prompt.token_ids)} tokens; the model's context is {context}."
+            )
+        matcher = await self._build_matcher(prompt.grammar) if prompt.grammar is not None else None
+        reader, stops = self._get_harmony().build_reader(request), {*STOP_IDS, *(request.stop_token_ids or ())}
+        limit = min(request.max_completion_tokens or context, context - len(prompt.token_ids))
         temperature = self._config.temperature if request.temperature is None else request.temperature
-        tokens, token = [*prompt.ids], -1
-        with self._room():
-            await self._turn.acquire()
+        tokens, token = [*prompt.token_ids], -1
+        with self._waiting_slot():
+            await self._running_slots.acquire()
         try:
             for made in range(limit):
-                token = await self._next(tokens, temperature, new_request=made == 0)
+                token = await self._next_token(tokens, temperature, new_request=made == 0)
                 if matcher is not None and not matcher.accept(token):
                     raise UpstreamError("The model's function did not keep to what this request demands.")
                 tokens.append(token)
                 if step := reader.feed([token]):
                     yield step
-                if token in stops or reader.stopped:
+                if token in stops or reader.is_stopped:
                     break
         finally:
-            self._turn.release()
-        reason = "stop" if token in stops or reader.stopped else "length"
-        yield reader.finish(reason, input_tokens=len(prompt.ids), cached_tokens=0)
+            self._running_slots.release()
+        reason = "stop" if token in stops or reader.is_stopped else "length"
+        yield reader.finish(reason, input_tokens=len(prompt.token_ids), cached_tokens=0)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """The prompt's length."""
-        return len((await self._prompt(request)).ids)
+        return len((await self._render_prompt(request)).token_ids)
 
-    async def _prompt(self, request: ChatRequest) -> Prompt:
+    async def _render_prompt(self, request: ChatRequest) -> HarmonyPrompt:
         if request.model != self._config.model:
             raise ModelNotFound(request.model)
-        for name, nothing in OTHERS_CHOICE.items():
+        for name, nothing in UNSUPPORTED_FIELDS.items():
             value = getattr(request, name)
             if value is not None and value not in nothing:
                 raise Unsupported(f"'{name}' is not supported by this model.", param=name)
-        return await self._live().prompt(request)
+        return await self._get_harmony().render_prompt(request)
 
-    async def _matcher(self, grammar: TurnGrammar) -> Matcher:
+    async def _build_matcher(self, grammar: TurnGrammar) -> GrammarMatcher:
         # most functions are never asked for what needs one, and it takes a second to get ready
-        await self._live().prepare_matchers()
-        return await self._live().matcher(grammar)
+        await self._get_harmony().prepare_grammar_compiler()
+        return await self._get_harmony().build_matcher(grammar)
 
-    async def _next(self, tokens: list[int], temperature: float, *, new_request: bool) -> int:
+    async def _next_token(self, tokens: list[int], temperature: float, *, new_request: bool) -> int:
         """One call of the function. Raises UpstreamError for whatever goes wrong in it."""
         assert self._function is not None
-        assert self._threads is not None
+        assert self._executor is not None
         loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(self._threads, self._function, tokens, temperature, new_request)
+        call = loop.run_in_executor(self._executor, self._function, tokens, temperature, new_request)
         timeout_s = self._config.token_timeout_s
         try:
             done, _ = await asyncio.wait([call], timeout=timeout_s)
@@ -174,25 +176,25 @@ class NextToken(Inference):
         if error is not None:
             logger.error("The function %s failed.", self._config.function, exc_info=error)
             raise UpstreamError(f"The model's function failed with {type(error).__name__}.") from error
-        return _to_token(call.result())
+        return _parse_token(call.result())
 
     @contextmanager
-    def _room(self) -> Generator[None]:
-        if self._turn.locked() and self._waiting >= self._config.max_waiting:
+    def _waiting_slot(self) -> Generator[None]:
+        if self._running_slots.locked() and self._waiting_count >= self._config.max_waiting:
             raise Overloaded("Too many requests are waiting for this model. Try again shortly.", retry_after_s=1)
-        self._waiting += 1
+        self._waiting_count += 1
         try:
             yield
         finally:
-            self._waiting -= 1
+            self._waiting_count -= 1
 
-    def _live(self) -> Harmony:
+    def _get_harmony(self) -> Harmony:
         if self._harmony is None:
             raise RuntimeError("NextToken is used before start or after close")
         return self._harmony
 
 
-def _to_token(value: SupportsIndex) -> int:
+def _parse_token(value: SupportsIndex) -> int:
     """Integers of every make, tensors of one element among them. Raises UpstreamError for anything else."""
     try:
         token = operator.index(value)
@@ -203,7 +205,7 @@ def _to_token(value: SupportsIndex) -> int:
     return token
 
 
-def _load(name: str) -> NextTokenFunction:
+def _load_function(name: str) -> NextTokenFunction:
     """The function in its three-argument form. An error that the module itself raises is passed on."""
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
@@ -214,7 +216,7 @@ def _load(name: str) -> NextTokenFunction:
         raise ConfigError(f'function: "{where}" has no function "{attribute}".')
     if inspect.iscoroutinefunction(function):
         raise ConfigError(f"function: {name} is async; it must be a plain function, which is called in a thread.")
-    return _with_three(name, function)
+    return _with_three_arguments(name, function)
 
 
 def _import_module(name: str) -> Any:
@@ -235,7 +237,7 @@ def _import_file(path: Path) -> Any:
     return module
 
 
-def _with_three(name: str, function: Any) -> NextTokenFunction:
+def _with_three_arguments(name: str, function: Any) -> NextTokenFunction:
     signature = inspect.signature(function)
     named = signature.parameters.get("new_request")
     if named is not None and named.kind is named.KEYWORD_ONLY:

@@ -10,13 +10,13 @@ from typing import Any, Self, TypeVar
 from pydantic import Field, model_validator
 
 from apis.chat import ChatRequest
-from apis.deltas import Step
+from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, StackError, UpstreamError
 from apis.inference import Inference, Model
 from apis.provider import Provider
 
-Request = TypeVar("Request", ChatRequest, EmbeddingRequest)
+_RoutedRequest = TypeVar("_RoutedRequest", ChatRequest, EmbeddingRequest)
 Route = tuple[str, str]
 """A provider's name and the model id that it knows."""
 
@@ -48,21 +48,21 @@ class Router(Inference):
     def __init__(self, config: Config, providers: Mapping[str, Inference]) -> None:
         self._config = config
         self._providers = providers
-        self._listed: dict[str, Sequence[Model]] = {}
+        self._models_by_provider: dict[str, Sequence[Model]] = {}
         self._routes: dict[str, Route] = {}
-        self._silent: set[str] = set()
+        self._silent_providers: set[str] = set()
         self._refreshed_at = float("-inf")
-        self._refreshing = asyncio.Lock()
+        self._refresh_lock = asyncio.Lock()
 
     async def models(self) -> Sequence[Model]:
         """All models of all providers that answer, and the aliases. An id that a former provider has already is
         listed as `provider/model`."""
-        await self._refresh(0)
-        if len(self._silent) == len(self._providers):
+        await self._refresh_routes(0)
+        if len(self._silent_providers) == len(self._providers):
             raise UpstreamError("No inference server answered.")
         models: dict[str, Model] = {}
         for name in self._providers:
-            for model in self._listed.get(name, ()):
+            for model in self._models_by_provider.get(name, ()):
                 public = model.id if model.id not in models else f"{name}/{model.id}"
                 models[public] = replace(model, id=public)
         for alias, target in self._config.aliases.items():
@@ -70,9 +70,9 @@ class Router(Inference):
                 models[alias] = replace(models[target], id=alias)
         return list(models.values())
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """As the chosen provider does it."""
-        provider, forwarded = await self._route(request)
+        provider, forwarded = await self._route_request(request)
         try:
             async with aclosing(provider.chat(forwarded)) as steps:
                 async for step in steps:
@@ -82,7 +82,7 @@ class Router(Inference):
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """As the chosen provider does it."""
-        provider, forwarded = await self._route(request)
+        provider, forwarded = await self._route_request(request)
         try:
             return await provider.count_tokens(forwarded)
         except ModelNotFound as exc:
@@ -90,31 +90,31 @@ class Router(Inference):
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """As the chosen provider does it."""
-        provider, forwarded = await self._route(request)
+        provider, forwarded = await self._route_request(request)
         try:
             return await provider.embed(forwarded)
         except ModelNotFound as exc:
             raise ModelNotFound(request.model) from exc
 
-    async def _route(self, request: Request) -> tuple[Inference, Request]:
-        route = await self._find(request.model)
+    async def _route_request(self, request: _RoutedRequest) -> tuple[Inference, _RoutedRequest]:
+        route = await self._find_route(request.model)
         if route is None:
             raise ModelNotFound(request.model)
         name, model = route
         return self._providers[name], request.model_copy(update={"model": model})
 
-    async def _find(self, model: str) -> Route | None:
-        route = self._known(model)
+    async def _find_route(self, model: str) -> Route | None:
+        route = self._lookup_route(model)
         if route is None:
-            await self._refresh(self._config.refresh_interval_s)
-            route = self._known(model)
+            await self._refresh_routes(self._config.refresh_interval_s)
+            route = self._lookup_route(model)
         if route is None and self._config.default is not None:
-            route = self._known(self._config.default)
-        if route is None and self._silent - self._listed.keys():
+            route = self._lookup_route(self._config.default)
+        if route is None and self._silent_providers - self._models_by_provider.keys():
             raise UpstreamError("An inference server that may have this model does not answer.")
         return route
 
-    def _known(self, model: str) -> Route | None:
+    def _lookup_route(self, model: str) -> Route | None:
         model = self._config.aliases.get(model, model)
         if model in self._routes:
             return self._routes[model]
@@ -126,32 +126,32 @@ class Router(Inference):
             return name, own
         return (name, own_ids[own]) if own in own_ids else None
 
-    async def _refresh(self, max_age_s: float) -> None:
+    async def _refresh_routes(self, max_age_s: float) -> None:
         """Ask all providers what they serve, unless that was done within `max_age_s` or while waiting to do it. What
         a provider listed before stands while it does not answer: its models are down, not gone."""
         asked_at = time.monotonic()
-        async with self._refreshing:
+        async with self._refresh_lock:
             if self._refreshed_at > asked_at - max_age_s:
                 return
-            answers = await asyncio.gather(*(self._list(name) for name in self._providers))
-            self._silent.clear()
+            answers = await asyncio.gather(*(self._list_models(name) for name in self._providers))
+            self._silent_providers.clear()
             for name, listed in zip(self._providers, answers, strict=True):
                 if listed is None:
-                    self._silent.add(name)
+                    self._silent_providers.add(name)
                 else:
-                    self._listed[name] = listed
-            self._routes = self._make_routes()
+                    self._models_by_provider[name] = listed
+            self._routes = self._build_routes()
             self._refreshed_at = time.monotonic()
 
-    def _make_routes(self) -> dict[str, Route]:
+    def _build_routes(self) -> dict[str, Route]:
         routes: dict[str, Route] = {}
         for name in self._providers:
             own_ids = self._config.models.get(name, {})
-            for model in self._listed.get(name, ()):
+            for model in self._models_by_provider.get(name, ()):
                 routes.setdefault(model.id, (name, own_ids.get(model.id, model.id)))
         return routes
 
-    async def _list(self, name: str) -> Sequence[Model] | None:
+    async def _list_models(self, name: str) -> Sequence[Model] | None:
         """What one provider serves; None when it does not say."""
         if name in self._config.models:
             return [Model(id=model, owned_by=name) for model in self._config.models[name]]

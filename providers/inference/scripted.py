@@ -10,7 +10,18 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from apis.chat import ChatRequest, TextPart
-from apis.deltas import Delta, Finish, FinishReason, Reasoning, Refusal, Step, Text, ToolArguments, ToolCallStart, Usage
+from apis.deltas import (
+    Delta,
+    DeltaBatch,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    RefusalDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+    Usage,
+)
 from apis.errors import ModelNotFound, StackError, UpstreamError
 from apis.inference import Inference, Model
 from apis.provider import Provider
@@ -19,26 +30,26 @@ from apis.wire.base import Phase
 _WORD = re.compile(r"\s*\S+")
 
 
-class Line(BaseModel):
+class ScriptLine(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Say(Line):
+class Say(ScriptLine):
     """Text, whole or in pieces: each piece is a step of its own."""
 
     text: str | list[str]
     phase: Phase | None = None
 
 
-class Think(Line):
+class Think(ScriptLine):
     reasoning: str | list[str]
 
 
-class Refuse(Line):
+class Refuse(ScriptLine):
     refusal: str | list[str]
 
 
-class CallTool(Line):
+class CallTool(ScriptLine):
     """A whole call. `arguments` is JSON text, or free text for a `custom` tool."""
 
     call: str
@@ -47,30 +58,30 @@ class CallTool(Line):
     custom: bool = False
 
 
-class Together(Line):
+class ParallelCalls(ScriptLine):
     """Calls whose pieces interleave, as they do when a model writes them in parallel."""
 
     calls: list[CallTool]
 
 
-class Wait(Line):
+class Wait(ScriptLine):
     wait_s: float = Field(ge=0)
 
 
-class Stop(Line):
+class Stop(ScriptLine):
     """Ends the turn; without it a turn ends by itself, with the reason that fits."""
 
     finish: FinishReason
     usage: dict[Literal["input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"], int] = {}
 
 
-class Break(Line):
+class Fail(ScriptLine):
     """The turn breaks off here, as when an upstream dies."""
 
     fail: str
 
 
-def _kind(value: Any) -> str | None:
+def _line_tag(value: Any) -> str | None:
     keys: Any = cast(Any, value if isinstance(value, dict) else vars(value))
     return next(
         (key for key in ("text", "reasoning", "refusal", "call", "calls", "wait_s", "finish", "fail") if key in keys),
@@ -78,16 +89,16 @@ def _kind(value: Any) -> str | None:
     )
 
 
-AnyLine = Annotated[
+AnyScriptLine = Annotated[
     Annotated[Say, Tag("text")]
     | Annotated[Think, Tag("reasoning")]
     | Annotated[Refuse, Tag("refusal")]
     | Annotated[CallTool, Tag("call")]
-    | Annotated[Together, Tag("calls")]
+    | Annotated[ParallelCalls, Tag("calls")]
     | Annotated[Wait, Tag("wait_s")]
     | Annotated[Stop, Tag("finish")]
-    | Annotated[Break, Tag("fail")],
-    Discriminator(_kind),
+    | Annotated[Fail, Tag("fail")],
+    Discriminator(_line_tag),
 ]
 
 
@@ -97,26 +108,26 @@ class Scripted(Inference):
 
     class Config(Provider.Config):
         model: str = "scripted"
-        turns: list[list[AnyLine]] = Field(default_factory=list[list[AnyLine]])
+        turns: list[list[AnyScriptLine]] = Field(default_factory=list[list[AnyScriptLine]])
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._played = 0
+        self._played_turns = 0
         self.requests: deque[ChatRequest] = deque(maxlen=1000)
         """What was asked, newest last."""
-        self.left_early = 0
+        self.abandoned_chats = 0
         """Chats that were closed before their Finish."""
 
     async def models(self) -> Sequence[Model]:
         return [Model(id=self._config.model, owned_by="stack", created=int(time.time()))]
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         if request.model != self._config.model:
             raise ModelNotFound(request.model)
         self.requests.append(request)
-        turns = self._config.turns or [[Say(text=_WORD.findall(_last_words(request)))]]
-        lines = turns[self._played % len(turns)]
-        self._played += 1
+        turns = self._config.turns or [[Say(text=_WORD.findall(_last_user_text(request)))]]
+        lines = turns[self._played_turns % len(turns)]
+        self._played_turns += 1
         player = _Player(count_words(request), request.max_completion_tokens)
         try:
             for line in lines:
@@ -125,14 +136,14 @@ class Scripted(Inference):
                 for step in player.play(line):
                     yield step
                     await asyncio.sleep(0)
-                    if player.finished:
+                    if player.is_finished:
                         return
             yield (player.finish(),)
         except GeneratorExit:
-            self.left_early += not player.finished
+            self.abandoned_chats += not player.is_finished
             raise
         except asyncio.CancelledError:
-            self.left_early += 1
+            self.abandoned_chats += 1
             raise
 
     async def count_tokens(self, request: ChatRequest) -> int:
@@ -143,71 +154,71 @@ class _Player:
     """Turns lines into steps and counts what they cost."""
 
     def __init__(self, input_tokens: int, max_tokens: int | None) -> None:
-        self.finished = False
+        self.is_finished = False
         self._input_tokens = input_tokens
-        self._left = max_tokens
+        self._max_tokens = max_tokens
         self._output_tokens = 0
         self._reasoning_tokens = 0
-        self._calls = 0
+        self._call_count = 0
 
-    def play(self, line: AnyLine) -> Iterable[Step]:
+    def play(self, line: AnyScriptLine) -> Iterable[DeltaBatch]:
         """The steps of a line, each counted when it is taken: none may be taken once `finished` is true."""
         match line:
             case Say():
-                return (self._step(Text(piece, phase=line.phase)) for piece in _pieces(line.text))
+                return (self._count_delta(TextDelta(piece, phase=line.phase)) for piece in _split_pieces(line.text))
             case Think():
-                return (self._step(Reasoning(piece)) for piece in _pieces(line.reasoning))
+                return (self._count_delta(ReasoningDelta(piece)) for piece in _split_pieces(line.reasoning))
             case Refuse():
-                return (self._step(Refusal(piece)) for piece in _pieces(line.refusal))
+                return (self._count_delta(RefusalDelta(piece)) for piece in _split_pieces(line.refusal))
             case CallTool():
                 return self._play_calls([line])
-            case Together():
+            case ParallelCalls():
                 return self._play_calls(line.calls)
             case Stop():
                 return [(self.finish(line.finish, line.usage),)]
-            case Break():
-                raise _broken(line.fail)
+            case Fail():
+                raise _build_error(line.fail)
             case Wait():
                 return []
 
     def finish(self, reason: FinishReason | None = None, usage: dict[Any, int] | None = None) -> Finish:
-        self.finished = True
+        self.is_finished = True
         counted = {
             "input_tokens": self._input_tokens,
             "output_tokens": self._output_tokens,
             "reasoning_tokens": self._reasoning_tokens,
         }
-        return Finish(reason or ("tool_calls" if self._calls else "stop"), Usage(**{**counted, **(usage or {})}))
+        return Finish(reason or ("tool_calls" if self._call_count else "stop"), Usage(**{**counted, **(usage or {})}))
 
-    def _play_calls(self, calls: Sequence[CallTool]) -> Iterator[Step]:
+    def _play_calls(self, calls: Sequence[CallTool]) -> Iterator[DeltaBatch]:
         ids: list[str] = []
         for call in calls:
-            self._calls += 1
-            ids.append(call.id or f"call_{self._calls}")
-            yield self._step(ToolCallStart(ids[-1], call.call, call.custom))
-        written = [_pieces(call.arguments) for call in calls]
+            self._call_count += 1
+            ids.append(call.id or f"call_{self._call_count}")
+            yield self._count_delta(ToolCallStart(ids[-1], call.call, call.custom))
+        written = [_split_pieces(call.arguments) for call in calls]
         for position in range(max(map(len, written))):
             for identity, pieces in zip(ids, written, strict=True):
                 if position < len(pieces):
-                    yield self._step(ToolArguments(identity, pieces[position]))
+                    yield self._count_delta(ToolArgumentsDelta(identity, pieces[position]))
 
-    def _step(self, delta: Delta) -> Step:
+    def _count_delta(self, delta: Delta) -> DeltaBatch:
         self._output_tokens += 1
-        self._reasoning_tokens += isinstance(delta, Reasoning)
-        if self._left is not None and self._output_tokens >= self._left:
+        self._reasoning_tokens += isinstance(delta, ReasoningDelta)
+        if self._max_tokens is not None and self._output_tokens >= self._max_tokens:
             return delta, self.finish("length")
         return (delta,)
 
 
-def _broken(message: str) -> StackError:
+def _build_error(message: str) -> StackError:
     return UpstreamError(message)
 
 
-def _pieces(text: str | list[str]) -> list[str]:
+def _split_pieces(text: str | list[str]) -> list[str]:
     return [text] if isinstance(text, str) else text
 
 
-def _last_words(request: ChatRequest) -> str:
+def _last_user_text(request: ChatRequest) -> str:
     for message in reversed(request.messages):
         if message.role == "user" and message.content:
             if isinstance(message.content, str):

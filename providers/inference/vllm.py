@@ -12,16 +12,16 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from apis.chat import ChatRequest
-from apis.deltas import Step
+from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
 from apis.inference import Inference, Modality, Model
 from apis.provider import Provider
-from providers.inference.chat_completions.body import Dialect, Engine
-from providers.inference.chat_completions.embeddings import join, request_to_parts
+from providers.inference.chat_completions.body import ChatDialect, UpstreamEngine
+from providers.inference.chat_completions.embeddings import join_embeddings, split_request
 from providers.inference.chat_completions.endpoint import ChatCompletions, Timeouts
-from providers.inference.chat_completions.formatted_answers import in_two, wants_both
-from providers.inference.chat_completions.replicas import Policy, Upstreams
+from providers.inference.chat_completions.formatted_answers import chat_in_two_passes, needs_two_passes
+from providers.inference.chat_completions.replicas import ReplicaPolicy, Upstreams
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.http.client import HttpClient, headers_to_bytes
 
@@ -41,7 +41,7 @@ class VLLM(Inference):
 
         base_url: str | list[str] = "http://127.0.0.1:8000/v1"
         api_key: SecretStr | None = None
-        engine: Engine = "vllm"
+        engine: UpstreamEngine = "vllm"
         template: Literal["chat", "harmony"] = "chat"
         harmony: HarmonyOptions = HarmonyOptions()
         grammars: bool = True
@@ -91,74 +91,74 @@ class VLLM(Inference):
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._harmony: HarmonyTemplate | None = None
+        self._harmony_template: HarmonyTemplate | None = None
         self._http: HttpClient | None = None
         self._upstreams: Upstreams | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._listed: tuple[float, Sequence[Model]] | None = None
+        self._health_task: asyncio.Task[None] | None = None
+        self._models_cache: tuple[float, Sequence[Model]] | None = None
 
     async def start(self) -> None:
         """Opens the connection pool. Asks nothing: a server that is down now may be up when it is needed."""
         config = self._config
         if config.template == "harmony":
-            self._harmony = await _harmony(config)
+            self._harmony_template = await _load_harmony_template(config)
         self._http = http = HttpClient()
         urls = [config.base_url] if isinstance(config.base_url, str) else config.base_url
         key = config.api_key if config.api_key and config.api_key.get_secret_value() else None
-        dialect, template, timeouts = _dialect(config), self._harmony, _timeouts(config)
+        dialect, template, timeouts = _build_dialect(config), self._harmony_template, _build_timeouts(config)
         endpoints = [
             ChatCompletions(url, http, api_key=key, dialect=dialect, template=template, timeouts=timeouts)
             for url in urls
         ]
-        self._upstreams = Upstreams(endpoints, _policy(config))
+        self._upstreams = Upstreams(endpoints, _build_policy(config))
         if len(endpoints) > 1:
-            self._watch = asyncio.create_task(self._upstreams.watch(config.health_interval_s))
+            self._health_task = asyncio.create_task(self._upstreams.watch_health(config.health_interval_s))
 
     async def close(self) -> None:
         """Ends every stream that still runs."""
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._health_task is not None:
+            self._health_task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._watch
+                await self._health_task
         if self._http is not None:
             await self._http.close()
-        self._http = self._upstreams = self._watch = self._harmony = None
+        self._http = self._upstreams = self._health_task = self._harmony_template = None
 
     async def models(self) -> Sequence[Model]:
         """What the server lists, for a few seconds as it was last heard."""
-        if self._listed is not None and time.monotonic() < self._listed[0]:
-            return self._listed[1]
-        models = await self._live().ask(lambda endpoint: endpoint.models(self._config.modalities))
-        if self._harmony is not None:
-            native, text = self._harmony.native_tools, frozenset[Modality]()
+        if self._models_cache is not None and time.monotonic() < self._models_cache[0]:
+            return self._models_cache[1]
+        models = await self._get_upstreams().query_any(lambda endpoint: endpoint.models(self._config.modalities))
+        if self._harmony_template is not None:
+            native, text = self._harmony_template.native_tools, frozenset[Modality]()
             models = [replace(model, modalities=text, native_tools=native) for model in models]
-        self._listed = (time.monotonic() + self._config.models_cache_s, models)
+        self._models_cache = (time.monotonic() + self._config.models_cache_s, models)
         return models
 
-    def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`."""
-        chat = self._live().chat
-        if self._config.engine == "vllm" and self._harmony is None and wants_both(request):
-            return in_two(chat, request)
+        chat = self._get_upstreams().chat
+        if self._config.engine == "vllm" and self._harmony_template is None and needs_two_passes(request):
+            return chat_in_two_passes(chat, request)
         return chat(request)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Asked of the server's /embeddings, a few inputs at a time. Each such part has `headers_timeout_s`."""
-        return join([await self._live().embed(part) for part in request_to_parts(request)])
+        return join_embeddings([await self._get_upstreams().embed(part) for part in split_request(request)])
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Asked of vLLM's /tokenize, where the prompt is not made here; other engines raise Unsupported."""
-        if self._harmony is not None:
-            return await self._harmony.count_tokens(request)
-        return await self._live().ask(lambda endpoint: endpoint.count_tokens(request))
+        if self._harmony_template is not None:
+            return await self._harmony_template.count_tokens(request)
+        return await self._get_upstreams().query_any(lambda endpoint: endpoint.count_tokens(request))
 
-    def _live(self) -> Upstreams:
+    def _get_upstreams(self) -> Upstreams:
         if self._upstreams is None:
             raise RuntimeError("VLLM is used before start or after close")
         return self._upstreams
 
 
-async def _harmony(config: VLLM.Config) -> "HarmonyTemplate":
+async def _load_harmony_template(config: VLLM.Config) -> "HarmonyTemplate":
     """Imported only where it is used: it needs packages that nothing else here does."""
     try:
         module = await asyncio.to_thread(importlib.import_module, "providers.inference.harmony.completions")
@@ -169,8 +169,8 @@ async def _harmony(config: VLLM.Config) -> "HarmonyTemplate":
     return await template.load(config.harmony, grammars=config.grammars, extra_body=config.extra_body)
 
 
-def _dialect(config: VLLM.Config) -> Dialect:
-    return Dialect(
+def _build_dialect(config: VLLM.Config) -> ChatDialect:
+    return ChatDialect(
         engine=config.engine,
         developer_role=config.developer_role,
         reasoning_field=config.reasoning_field or ("reasoning" if config.engine == "vllm" else "none"),
@@ -179,7 +179,7 @@ def _dialect(config: VLLM.Config) -> Dialect:
     )
 
 
-def _timeouts(config: VLLM.Config) -> Timeouts:
+def _build_timeouts(config: VLLM.Config) -> Timeouts:
     return Timeouts(
         connect_s=config.connect_timeout_s,
         headers_s=config.headers_timeout_s,
@@ -188,8 +188,8 @@ def _timeouts(config: VLLM.Config) -> Timeouts:
     )
 
 
-def _policy(config: VLLM.Config) -> Policy:
-    return Policy(
+def _build_policy(config: VLLM.Config) -> ReplicaPolicy:
+    return ReplicaPolicy(
         max_retries=config.max_retries,
         retry_delay_s=config.retry_delay_s,
         max_retry_delay_s=config.max_retry_delay_s,

@@ -33,13 +33,13 @@ class Memory(KVStore):
         self.now: Callable[[], float] = time.time
         self._max_bytes = config.max_bytes
         self._rows: dict[bytes, _Row] = {}
-        self._order: list[bytes] = []
-        self._bytes = 0
+        self._sorted_keys: list[bytes] = []
+        self._used_bytes = 0
         self._version = 0
 
     async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
         now = self.now()
-        return [self._live(encode_key(key), now) for key in keys]
+        return [self._live_entry(encode_key(key), now) for key in keys]
 
     async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
         encoded, now = encode_ops(ops), self.now()
@@ -57,51 +57,51 @@ class Memory(KVStore):
         self, prefix: str, *, after: str = "", before: str = "", limit: int = 1000, reverse: bool = False
     ) -> list[tuple[str, Entry]]:
         low, high = scan_range(prefix, after, before, limit)
-        keys = self._order[bisect_left(self._order, low) : bisect_left(self._order, high)]
+        keys = self._sorted_keys[bisect_left(self._sorted_keys, low) : bisect_left(self._sorted_keys, high)]
         now = self.now()
         found: list[tuple[str, Entry]] = []
         for key in reversed(keys) if reverse else keys:
             if len(found) == limit:
                 break
-            if (entry := self._live(key, now)) is not None:
+            if (entry := self._live_entry(key, now)) is not None:
                 found.append((key.decode(), entry))
         return found
 
     async def sweep(self) -> int:
         now = self.now()
-        expired = [key for key in self._order if self._live(key, now) is None]
+        expired = [key for key in self._sorted_keys if self._live_entry(key, now) is None]
         for key in expired:
-            self._bytes -= _size(key, self._rows.pop(key).entry.value)
-        self._order = [key for key in self._order if key in self._rows]
+            self._used_bytes -= _row_bytes(key, self._rows.pop(key).entry.value)
+        self._sorted_keys = [key for key in self._sorted_keys if key in self._rows]
         return len(expired)
 
-    def _live(self, key: bytes, now: float) -> Entry | None:
+    def _live_entry(self, key: bytes, now: float) -> Entry | None:
         row = self._rows.get(key)
         return None if row is None or (row.expires is not None and row.expires <= now) else row.entry
 
     def _version_of(self, key: bytes, now: float) -> int:
-        entry = self._live(key, now)
+        entry = self._live_entry(key, now)
         return ABSENT if entry is None else entry.version
 
     def _fits(self, ops: dict[bytes, Op]) -> bool:
-        added = sum(_size(key, op.value) for key, op in ops.items() if isinstance(op, Put))
-        freed = sum(_size(key, self._rows[key].entry.value) for key in ops if key in self._rows)
-        return added <= freed or self._bytes + added - freed <= self._max_bytes
+        added = sum(_row_bytes(key, op.value) for key, op in ops.items() if isinstance(op, Put))
+        freed = sum(_row_bytes(key, self._rows[key].entry.value) for key in ops if key in self._rows)
+        return added <= freed or self._used_bytes + added - freed <= self._max_bytes
 
     def _apply(self, key: bytes, op: Op, now: float) -> int:
         old = self._rows.pop(key, None)
         if old is not None:
-            self._bytes -= _size(key, old.entry.value)
+            self._used_bytes -= _row_bytes(key, old.entry.value)
         if not isinstance(op, Put):
             if old is not None:
-                del self._order[bisect_left(self._order, key)]
+                del self._sorted_keys[bisect_left(self._sorted_keys, key)]
             return ABSENT
         self._rows[key] = _Row(Entry(op.value, self._version), None if op.ttl_s is None else now + op.ttl_s)
-        self._bytes += _size(key, op.value)
+        self._used_bytes += _row_bytes(key, op.value)
         if old is None:
-            insort(self._order, key)
+            insort(self._sorted_keys, key)
         return self._version
 
 
-def _size(key: bytes, value: bytes) -> int:
+def _row_bytes(key: bytes, value: bytes) -> int:
     return ROW_OVERHEAD_BYTES + len(key) + len(value)

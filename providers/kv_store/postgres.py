@@ -9,14 +9,14 @@ from pydantic import Field, SecretStr
 from apis.errors import StoreUnavailable
 from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
-from providers.kv_store.batcher import Lane
+from providers.kv_store.batcher import Batcher
 from providers.kv_store.checks import encode_key, encode_ops, scan_range
-from providers.kv_store.postgres_schema import GET, SCAN, SWEEP, WRITE
-from providers.kv_store.postgres_session import Row, Session
+from providers.kv_store.postgres_schema import GET_SQL, SCAN_SQL, SWEEP_SQL, WRITE_SQL
+from providers.kv_store.postgres_session import PostgresRow, PostgresSession
 
 SWEEP_ROWS: Final = 500
 
-Write = tuple[dict[bytes, Op], bool]
+PostgresWrite = tuple[dict[bytes, Op], bool]
 """One call's changes, by encoded key, and whether they are to be durable."""
 
 Statement = tuple[str, *tuple[object, ...]]
@@ -43,9 +43,9 @@ class Postgres(KVStore):
 
     def __init__(self, config: Config) -> None:
         deadline_s = config.timeout_s + config.connect_timeout_s
-        self._open = False
-        self._reader, self._writer, self._walker = (
-            Session(
+        self._is_open = False
+        self._read_session, self._write_session, self._scan_session = (
+            PostgresSession(
                 config.url.get_secret_value(),
                 config.namespace,
                 timeout_s=config.timeout_s,
@@ -53,71 +53,81 @@ class Postgres(KVStore):
             )
             for _ in range(3)
         )
-        self._get, self._scan_up, self._scan_down, self._write, self._sweep = (
+        self._get_sql, self._scan_ascending_sql, self._scan_descending_sql, self._write_sql, self._sweep_sql = (
             statement.format(schema=config.namespace, order=order)
-            for statement, order in ((GET, ""), (SCAN, "ASC"), (SCAN, "DESC"), (WRITE, ""), (SWEEP, ""))
+            for statement, order in (
+                (GET_SQL, ""),
+                (SCAN_SQL, "ASC"),
+                (SCAN_SQL, "DESC"),
+                (WRITE_SQL, ""),
+                (SWEEP_SQL, ""),
+            )
         )
-        self._reads = Lane(self._read_batch, timeout_s=deadline_s)
-        self._writes = Lane(self._write_batch, timeout_s=deadline_s)
-        self._walks = Lane(self._walk, timeout_s=deadline_s, most=1)
+        self._read_batcher = Batcher(self._read_batch, timeout_s=deadline_s)
+        self._write_batcher = Batcher(self._write_batch, timeout_s=deadline_s)
+        self._scan_batcher = Batcher(self._scan_batch, timeout_s=deadline_s, max_batch=1)
 
     async def start(self) -> None:
-        await self._reader.open()
-        self._open = True
+        await self._read_session.open()
+        self._is_open = True
 
     async def close(self) -> None:
-        await asyncio.gather(*[lane.finish() for lane in (self._reads, self._writes, self._walks)])
-        self._open = False
-        await asyncio.gather(*[session.close() for session in (self._reader, self._writer, self._walker)])
+        await asyncio.gather(*[lane.drain() for lane in (self._read_batcher, self._write_batcher, self._scan_batcher)])
+        self._is_open = False
+        await asyncio.gather(
+            *[session.close() for session in (self._read_session, self._write_session, self._scan_session)]
+        )
 
     async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
         encoded = [encode_key(key) for key in keys]
-        return await self._reads.submit(encoded) if encoded else []
+        return await self._read_batcher.submit(encoded) if encoded else []
 
     async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
         encoded = encode_ops(ops)
-        return await self._writes.submit((encoded, durable)) if encoded else []
+        return await self._write_batcher.submit((encoded, durable)) if encoded else []
 
     async def scan(
         self, prefix: str, *, after: str = "", before: str = "", limit: int = 1000, reverse: bool = False
     ) -> list[tuple[str, Entry]]:
         low, high = scan_range(prefix, after, before, limit)
-        rows = await self._walks.submit((self._scan_down if reverse else self._scan_up, low, high, limit))
+        rows = await self._scan_batcher.submit(
+            (self._scan_descending_sql if reverse else self._scan_ascending_sql, low, high, limit)
+        )
         return [(key.decode(), Entry(value, version)) for key, value, version in rows]
 
     async def sweep(self) -> int:
         swept = 0
-        while (some := (await self._walks.submit((self._sweep, SWEEP_ROWS)))[0][0]) == SWEEP_ROWS:
+        while (some := (await self._scan_batcher.submit((self._sweep_sql, SWEEP_ROWS)))[0][0]) == SWEEP_ROWS:
             swept += some
         return swept + some
 
     async def _read_batch(self, requests: Sequence[list[bytes]]) -> list[list[Entry | None]]:
         keys = list({key: None for request in requests for key in request})
-        rows = await self._fetch(self._reader, self._get, keys)
+        rows = await self._fetch(self._read_session, self._get_sql, keys)
         entries = {key: Entry(value, version) for key, value, version in rows}
         return [[entries.get(key) for key in request] for request in requests]
 
-    async def _write_batch(self, writes: Sequence[Write]) -> list[list[int] | None]:
-        rounds = _rounds([ops for ops, _ in writes])
+    async def _write_batch(self, writes: Sequence[PostgresWrite]) -> list[list[int] | None]:
+        rounds = _assign_rounds([ops for ops, _ in writes])
         cells = [
             (call, rounds[call], key, *_op_to_cells(op))
             for call, (ops, _) in enumerate(writes)
             for key, op in ops.items()
         ]
         durable = any(durable for _, durable in writes)
-        answers = await self._fetch(self._writer, self._write, *zip(*cells, strict=True), durable)
-        return [_versions(call, ops, answers[rounds[call] - 1]) for call, (ops, _) in enumerate(writes)]
+        answers = await self._fetch(self._write_session, self._write_sql, *zip(*cells, strict=True), durable)
+        return [_row_to_versions(call, ops, answers[rounds[call] - 1]) for call, (ops, _) in enumerate(writes)]
 
-    async def _walk(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        return [await self._fetch(self._walker, *statement) for statement in statements]
+    async def _scan_batch(self, statements: Sequence[Statement]) -> list[list[PostgresRow]]:
+        return [await self._fetch(self._scan_session, *statement) for statement in statements]
 
-    async def _fetch(self, session: Session, statement: str, *arguments: object) -> list[Row]:
-        if not self._open:
+    async def _fetch(self, session: PostgresSession, statement: str, *arguments: object) -> list[PostgresRow]:
+        if not self._is_open:
             raise StoreUnavailable("The store is closed.")
         return await session.fetch(statement, *arguments)
 
 
-def _rounds(calls: Sequence[dict[bytes, Op]]) -> list[int]:
+def _assign_rounds(calls: Sequence[dict[bytes, Op]]) -> list[int]:
     """The round of each call, from 1: after the rounds of all calls before it that name one of its keys."""
     last: dict[bytes, int] = {}
     rounds: list[int] = []
@@ -131,6 +141,6 @@ def _op_to_cells(op: Op) -> tuple[bytes | None, float | None, int | None]:
     return (op.value, op.ttl_s, op.expect) if isinstance(op, Put) else (None, None, op.expect)
 
 
-def _versions(call: int, ops: dict[bytes, Op], answer: Row) -> list[int] | None:
-    version, refused = answer
+def _row_to_versions(call: int, ops: dict[bytes, Op], row: PostgresRow) -> list[int] | None:
+    version, refused = row
     return None if call in refused else [version if isinstance(op, Put) else ABSENT for op in ops.values()]

@@ -12,7 +12,7 @@ SCHEMA_VERSION: Final = 1
 # into, whether the keys are there or not, and only then looks. What it sees is committed, and none wait in a circle.
 # `round` orders the calls of a batch that name the same key: a round sees those before it. One version serves a round,
 # because no key is in it twice. A sequence never gives a number twice, whatever becomes of the transaction.
-CREATE: Final = """
+CREATE_SQL: Final = """
 DO $create$ BEGIN
   PERFORM pg_advisory_xact_lock(1381192801);
   IF to_regclass('"{schema}".about') IS NOT NULL THEN RETURN; END IF;
@@ -58,19 +58,19 @@ DO $create$ BEGIN
 END $create$
 """
 
-WRITE: Final = 'SELECT given, refused FROM "{schema}".write($1, $2, $3, $4, $5, $6, $7)'
+WRITE_SQL: Final = 'SELECT given, refused FROM "{schema}".write($1, $2, $3, $4, $5, $6, $7)'
 
-GET: Final = """
+GET_SQL: Final = """
 SELECT key, value, version FROM "{schema}".entries WHERE key = ANY ($1) AND (expires IS NULL OR expires > now())
 """
 
-SCAN: Final = """
+SCAN_SQL: Final = """
 SELECT key, value, version FROM "{schema}".entries
 WHERE key >= $1 AND key < $2 AND (expires IS NULL OR expires > now()) ORDER BY key {order} LIMIT $3
 """
 
 # A row that a writer holds is passed over: it may be about to live again.
-SWEEP: Final = """
+SWEEP_SQL: Final = """
 WITH expired AS MATERIALIZED (
   SELECT key FROM "{schema}".entries WHERE expires <= now() ORDER BY expires LIMIT $1 FOR UPDATE SKIP LOCKED
 ), deleted AS (
@@ -79,7 +79,7 @@ WITH expired AS MATERIALIZED (
 SELECT count(*) FROM deleted
 """
 
-SETTINGS: Final = {
+SESSION_SETTINGS: Final = {
     "application_name": "responses-stack",
     "default_transaction_isolation": "read committed",
     "synchronous_commit": "on",
@@ -94,16 +94,16 @@ SETTINGS: Final = {
 """What every connection asks for when it is opened."""
 
 
-async def prepare(connection: "asyncpg.Connection[asyncpg.Record]", schema: str) -> None:
+async def prepare_schema(connection: "asyncpg.Connection[asyncpg.Record]", schema: str) -> None:
     """Make an absent schema ours, or see that it is; processes starting together meet on a lock.
 
     Raises ConfigError where it cannot be used, and changes nothing then.
     """
     try:
-        version = await _version(connection, schema)
+        version = await _read_version(connection, schema)
         if version is None:
-            await connection.execute(CREATE.format(schema=schema, version=SCHEMA_VERSION))
-            version = await _version(connection, schema)
+            await connection.execute(CREATE_SQL.format(schema=schema, version=SCHEMA_VERSION))
+            version = await _read_version(connection, schema)
     except asyncpg.InsufficientPrivilegeError as exc:
         raise ConfigError(
             f"The url's user may not use or create the PostgreSQL schema {schema!r}: {exc}. Create it for that user."
@@ -119,7 +119,7 @@ async def prepare(connection: "asyncpg.Connection[asyncpg.Record]", schema: str)
         )
 
 
-async def _version(connection: "asyncpg.Connection[asyncpg.Record]", schema: str) -> int | None:
+async def _read_version(connection: "asyncpg.Connection[asyncpg.Record]", schema: str) -> int | None:
     try:
         return await connection.fetchval(f'SELECT version FROM "{schema}".about')  # noqa: S608 - a checked name
     except asyncpg.UndefinedTableError:

@@ -10,17 +10,23 @@ import asyncpg
 from asyncpg.connect_utils import SessionAttribute
 
 from apis.errors import ConfigError, StoreUnavailable
-from providers.kv_store.postgres_schema import SETTINGS, prepare
+from providers.kv_store.postgres_schema import SESSION_SETTINGS, prepare_schema
 
 log = logging.getLogger(__name__)
 
-FAILURES: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
-REFUSALS: Final = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
+CONNECTION_ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+LOGIN_ERRORS: Final = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 
-Row = asyncpg.Record
+PostgresRow = asyncpg.Record
 
 
-class Session:
+class PostgresSession:
     """For one call at a time. Nothing is tried twice: what fails is answered, and the next call connects anew.
 
     A call that is late or cancelled ends the connection. It does not ask the server to stop, which one that hangs
@@ -32,23 +38,23 @@ class Session:
         self._schema = schema
         self._connect_timeout_s = connect_timeout_s
         self._deadline_s = timeout_s + connect_timeout_s
-        self._settings = {**SETTINGS, "statement_timeout": f"{max(1, round(timeout_s * 1000))}ms"}
+        self._settings = {**SESSION_SETTINGS, "statement_timeout": f"{max(1, round(timeout_s * 1000))}ms"}
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
 
     async def open(self) -> None:
         """Connect. Where the server cannot be reached now, a later call connects. Raises ConfigError where none can."""
         try:
-            await self._connected(self._deadline())
+            await self._ensure_connection(self._deadline())
         except ValueError:
             # The error quotes pieces of the url, and they may be pieces of its password.
             raise ConfigError(
                 "The PostgreSQL url must be postgresql://, with a host and a port that are such."
             ) from None
-        except REFUSALS as exc:
+        except LOGIN_ERRORS as exc:
             raise ConfigError(
                 f"PostgreSQL refuses the url's user, password or database: {type(exc).__name__}."
             ) from exc
-        except FAILURES as exc:
+        except CONNECTION_ERRORS as exc:
             log.warning("PostgreSQL cannot be reached yet (%s); what needs it fails until it can.", type(exc).__name__)
 
     async def close(self) -> None:
@@ -57,26 +63,26 @@ class Session:
         if connection is not None:
             try:
                 await connection.close(timeout=self._connect_timeout_s)
-            except FAILURES:
+            except CONNECTION_ERRORS:
                 connection.terminate()
 
-    async def fetch(self, statement: str, *arguments: object) -> list[Row]:
+    async def fetch(self, statement: str, *arguments: object) -> list[PostgresRow]:
         """The rows that `statement` returns, in a transaction of its own.
 
         Raises StoreUnavailable, at most `timeout_s` + `connect_timeout_s` after the call.
         """
         deadline = self._deadline()
         try:
-            connection = await self._connected(deadline)
-            with _ended_by(deadline, connection):
+            connection = await self._ensure_connection(deadline)
+            with _terminate_at(deadline, connection):
                 return await connection.fetch(statement, *arguments)
         except ConfigError as exc:
             raise StoreUnavailable(str(exc)) from exc
-        except FAILURES as exc:
+        except CONNECTION_ERRORS as exc:
             # By its kind alone: PostgreSQL's sentences may quote what was written.
             raise StoreUnavailable(f"PostgreSQL cannot do that now ({type(exc).__name__}).") from exc
 
-    async def _connected(self, deadline: float) -> "asyncpg.Connection[asyncpg.Record]":
+    async def _ensure_connection(self, deadline: float) -> "asyncpg.Connection[asyncpg.Record]":
         if self._connection is None or self._connection.is_closed():
             connection = await asyncpg.connect(
                 self._url,
@@ -84,8 +90,8 @@ class Session:
                 server_settings=self._settings,
                 target_session_attrs=SessionAttribute.primary,
             )
-            with _ended_by(deadline, connection):
-                await prepare(connection, self._schema)
+            with _terminate_at(deadline, connection):
+                await prepare_schema(connection, self._schema)
             self._connection = connection
         return self._connection
 
@@ -94,7 +100,7 @@ class Session:
 
 
 @contextmanager
-def _ended_by(deadline: float, connection: "asyncpg.Connection[asyncpg.Record]") -> Generator[None]:
+def _terminate_at(deadline: float, connection: "asyncpg.Connection[asyncpg.Record]") -> Generator[None]:
     """End the connection at `deadline` if what is done with it is not done by then, and where it fails."""
     timer = asyncio.get_running_loop().call_at(deadline, connection.terminate)
     try:

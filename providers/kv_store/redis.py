@@ -18,7 +18,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 from apis.errors import ConfigError, StoreUnavailable
 from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
-from providers.kv_store.batcher import Lane
+from providers.kv_store.batcher import Batcher
 from providers.kv_store.checks import encode_key, encode_ops, scan_range
 
 log = logging.getLogger(__name__)
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 # then the value, and expires by itself; `keys` is a sorted set of all keys with equal scores, which sorts them by their
 # bytes; `expiry` is a sorted set of the keys that expire, by the moment, in milliseconds of Redis's own clock.
 VERSION_BYTES = 8
-NOT_HELD = -1
-ANY = b"-"
+EXPECT_FAILED = -1
+ANY_VERSION = b"-"
 SWEEP_ROWS = 500
 
 # KEYS: version, keys, expiry. ARGV: the entries' prefix, then of each op: put or delete, key, expected version's bytes
 # ('' for ABSENT, '-' for any), ttl in ms or '', value. What can be refused is refused before the first change: INCR is
 # denied when memory is out, and after one change Redis lets a script finish.
-WRITE = """
+WRITE_SCRIPT = """
 local counts = false
 for i = 2, #ARGV, 5 do
   if ARGV[i + 2] ~= '-' and redis.call('GETRANGE', ARGV[1] .. ARGV[i + 1], 0, 7) ~= ARGV[i + 2] then return -1 end
@@ -67,7 +67,7 @@ return version
 """
 
 # KEYS: keys. ARGV: the entries' prefix, low, high, limit, 'reverse' or ''. Returns keys and stored values in turn.
-SCAN = """
+SCAN_SCRIPT = """
 local found, low, high, left = {}, '[' .. ARGV[2], '(' .. ARGV[3], tonumber(ARGV[4])
 while left > 0 do
   local step = math.min(left, 500)
@@ -94,7 +94,7 @@ return found
 """
 
 # KEYS: keys, expiry. ARGV: the entries' prefix, how many at most. Returns how many were expired.
-SWEEP = """
+SWEEP_SCRIPT = """
 local time = redis.call('TIME')
 local now = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
 local keys = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', '(' .. now, 'LIMIT', 0, ARGV[2])
@@ -129,10 +129,10 @@ class Redis(KVStore):
     def __init__(self, config: Config) -> None:
         self._config = config
         self._deadline_s = config.timeout_s + config.connect_timeout_s
-        self._lane: Lane[Command, Any] = Lane(self._exchange, timeout_s=self._deadline_s)
+        self._batcher: Batcher[Command, Any] = Batcher(self._run_pipeline, timeout_s=self._deadline_s)
         self._client: Client | None = None
         prefix = config.prefix.encode()
-        self._entries, self._version, self._keys, self._expiry = (
+        self._entry_prefix, self._version_key, self._key_index, self._expiry_index = (
             prefix + name for name in (b"e:", b"version", b"keys", b"expiry")
         )
 
@@ -164,24 +164,24 @@ class Redis(KVStore):
             raise
 
     async def close(self) -> None:
-        await self._lane.finish()
+        await self._batcher.drain()
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
             await client.connection_pool.disconnect()
 
     async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        names = [self._entries + encode_key(key) for key in keys]
+        names = [self._entry_prefix + encode_key(key) for key in keys]
         if not names:
             return []
-        stored = await self._lane.submit(("MGET", *names))
+        stored = await self._batcher.submit(("MGET", *names))
         return [None if one is None else _stored_to_entry(one) for one in stored]
 
     async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
         cells = [cell for key, op in encode_ops(ops).items() for cell in _op_to_cells(key, op)]
-        keys = self._version, self._keys, self._expiry
-        version = await self._lane.submit(("EVAL", WRITE, len(keys), *keys, self._entries, *cells))
-        if version == NOT_HELD:
+        keys = self._version_key, self._key_index, self._expiry_index
+        version = await self._batcher.submit(("EVAL", WRITE_SCRIPT, len(keys), *keys, self._entry_prefix, *cells))
+        if version == EXPECT_FAILED:
             return None
         return [version if isinstance(op, Put) else ABSENT for op in ops]
 
@@ -190,17 +190,27 @@ class Redis(KVStore):
     ) -> list[tuple[str, Entry]]:
         low, high = scan_range(prefix, after, before, limit)
         order = "reverse" if reverse else ""
-        cells = await self._lane.submit(("EVAL", SCAN, 1, self._keys, self._entries, low, high, limit, order))
+        cells = await self._batcher.submit(
+            ("EVAL", SCAN_SCRIPT, 1, self._key_index, self._entry_prefix, low, high, limit, order)
+        )
         return [(key.decode(), _stored_to_entry(stored)) for key, stored in zip(cells[::2], cells[1::2], strict=True)]
 
     async def sweep(self) -> int:
         swept = 0
-        command: Command = ("EVAL", SWEEP, 2, self._keys, self._expiry, self._entries, SWEEP_ROWS)
-        while (some := await self._lane.submit(command)) == SWEEP_ROWS:
+        command: Command = (
+            "EVAL",
+            SWEEP_SCRIPT,
+            2,
+            self._key_index,
+            self._expiry_index,
+            self._entry_prefix,
+            SWEEP_ROWS,
+        )
+        while (some := await self._batcher.submit(command)) == SWEEP_ROWS:
             swept += some
         return swept + some
 
-    async def _exchange(self, commands: Sequence[Command]) -> list[Any]:
+    async def _run_pipeline(self, commands: Sequence[Command]) -> list[Any]:
         if self._client is None:
             raise StoreUnavailable("The store is closed.")
         try:
@@ -210,11 +220,11 @@ class Redis(KVStore):
                 answers = await pipeline.execute(raise_on_error=False)
         except (RedisError, OSError, TimeoutError) as exc:
             raise StoreUnavailable(f"Redis cannot be reached ({type(exc).__name__}).") from exc
-        return [_refused(answer) if isinstance(answer, Exception) else answer for answer in answers]
+        return [_answer_to_unavailable(answer) if isinstance(answer, Exception) else answer for answer in answers]
 
 
 def _op_to_cells(key: bytes, op: Op) -> Command:
-    expect = ANY if op.expect is None else b"" if op.expect == ABSENT else struct.pack(">q", op.expect)
+    expect = ANY_VERSION if op.expect is None else b"" if op.expect == ABSENT else struct.pack(">q", op.expect)
     if not isinstance(op, Put):
         return "delete", key, expect, b"", b""
     return "put", key, expect, b"" if op.ttl_s is None else math.ceil(op.ttl_s * 1000), op.value
@@ -224,7 +234,7 @@ def _stored_to_entry(stored: bytes) -> Entry:
     return Entry(stored[VERSION_BYTES:], int.from_bytes(stored[:VERSION_BYTES], "big"))
 
 
-def _refused(answer: Exception) -> StoreUnavailable:
+def _answer_to_unavailable(answer: Exception) -> StoreUnavailable:
     """Redis's own refusal by its code alone (MISCONF, OutOfMemoryError, ...): the rest may quote the command."""
     code = str(answer).split(" ", 1)[0]
     error = StoreUnavailable(f"Redis cannot do that now: {code if code.isupper() else type(answer).__name__}.")

@@ -13,9 +13,9 @@ from pydantic import Field
 from apis.errors import ConfigError, StoreUnavailable
 from apis.provider import Provider
 from apis.storage.kv_store import Entry, KVStore, Op
-from providers.kv_store.batcher import Lane
+from providers.kv_store.batcher import Batcher
 from providers.kv_store.checks import encode_key, encode_ops, scan_range
-from providers.kv_store.sqlite_file import SWEEP_ROWS, Database, Write, unavailable
+from providers.kv_store.sqlite_file import SWEEP_ROWS, Database, SqliteWrite, sqlite_error_to_unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,8 +40,8 @@ class SQLite(KVStore):
         self._timeout_s = 2 * config.busy_timeout_s
         self._connection: aiosqlite.Connection | None = None
         self._database: Database
-        self._writes = Lane(self._write_batch, timeout_s=self._timeout_s)
-        self._reads = Lane(self._get_batch, timeout_s=self._timeout_s)
+        self._write_batcher = Batcher(self._write_batch, timeout_s=self._timeout_s)
+        self._read_batcher = Batcher(self._read_batch, timeout_s=self._timeout_s)
 
     async def start(self) -> None:
         config = self._config
@@ -62,8 +62,8 @@ class SQLite(KVStore):
             raise
 
     async def close(self) -> None:
-        await self._writes.finish()
-        await self._reads.finish()
+        await self._write_batcher.drain()
+        await self._read_batcher.drain()
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(TimeoutError):
@@ -71,10 +71,10 @@ class SQLite(KVStore):
                     await connection.close()
 
     async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
-        return await self._reads.submit([encode_key(key) for key in keys])
+        return await self._read_batcher.submit([encode_key(key) for key in keys])
 
     async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
-        return await self._writes.submit(Write(encode_ops(ops), durable))
+        return await self._write_batcher.submit(SqliteWrite(encode_ops(ops), durable))
 
     async def scan(
         self, prefix: str, *, after: str = "", before: str = "", limit: int = 1000, reverse: bool = False
@@ -88,10 +88,10 @@ class SQLite(KVStore):
             swept += some
         return swept + some
 
-    async def _write_batch(self, writes: Sequence[Write]) -> list[list[int] | StoreUnavailable | None]:
+    async def _write_batch(self, writes: Sequence[SqliteWrite]) -> list[list[int] | StoreUnavailable | None]:
         return await self._run(Database.write, writes)
 
-    async def _get_batch(self, requests: Sequence[list[bytes]]) -> list[list[Entry | None] | StoreUnavailable]:
+    async def _read_batch(self, requests: Sequence[list[bytes]]) -> list[list[Entry | None] | StoreUnavailable]:
         return await self._run(Database.get, requests)
 
     async def _call(self, work: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -99,7 +99,7 @@ class SQLite(KVStore):
             async with asyncio.timeout(self._timeout_s):
                 return await self._run(work, *args, **kwargs)
         except sqlite3.Error as exc:
-            raise unavailable(exc) from exc
+            raise sqlite_error_to_unavailable(exc) from exc
         except TimeoutError as exc:
             raise StoreUnavailable(f"The store did not answer within {self._timeout_s:g} seconds.") from exc
 

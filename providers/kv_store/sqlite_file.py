@@ -19,12 +19,12 @@ from apis.storage.kv_store import ABSENT, Entry, Op, Put
 APPLICATION_ID = 0x52537461
 SCHEMA_VERSION = 1
 DAMAGE_CHECK_S = 1.0
-WAL_KEPT_BYTES = 64 * 1024 * 1024
-SELECT_KEYS = 256
-PUT_ROWS = 64
+WAL_SIZE_LIMIT_BYTES = 64 * 1024 * 1024
+MAX_SELECT_KEYS = 256
+MAX_PUT_ROWS = 64
 SWEEP_ROWS = 500
 
-COUNTER = b""
+COUNTER_KEY = b""
 """The row whose version is the last one given out: beside the others, so that reading and writing it costs nothing."""
 
 SCHEMA = (
@@ -34,15 +34,15 @@ SCHEMA = (
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
-LIVE = "(expires IS NULL OR expires > ?)"
+LIVE_CONDITION = "(expires IS NULL OR expires > ?)"
 
-Row = tuple[bytes, bytes, int, float | None]
-Request = TypeVar("Request")
-Answer = TypeVar("Answer")
+SqliteRow = tuple[bytes, bytes, int, float | None]
+_RequestT = TypeVar("_RequestT")
+_ResultT = TypeVar("_ResultT")
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class SqliteWrite:
     """One call's changes, by encoded key: all or none."""
 
     ops: dict[bytes, Op]
@@ -57,9 +57,9 @@ class Database:
         self._now = now
         self._synchronous = ""
 
-    def prepare(self, max_bytes: int | None, patience_s: float) -> None:
+    def prepare(self, max_bytes: int | None, busy_timeout_s: float) -> None:
         """Make an empty file ours, or see that it is. Raises ConfigError and changes nothing when it is not."""
-        give_up = time.monotonic() + patience_s
+        give_up = time.monotonic() + busy_timeout_s
         while True:
             try:
                 return self._prepare(max_bytes)
@@ -69,17 +69,17 @@ class Database:
                     raise
                 time.sleep(0.01)
 
-    def write(self, writes: Sequence[Write]) -> list[list[int] | StoreUnavailable | None]:
+    def write(self, writes: Sequence[SqliteWrite]) -> list[list[int] | StoreUnavailable | None]:
         """Apply each write or none of it, all in one transaction; one that fails takes no other with it."""
-        return self._each(self._write, writes)
+        return self._run_each(self._write, writes)
 
     def get(self, requests: Sequence[Sequence[bytes]]) -> list[list[Entry | None] | StoreUnavailable]:
         """The entries of each request's keys; a damaged row fails only the requests that want it."""
-        return self._each(self._get, requests)
+        return self._run_each(self._get, requests)
 
     def scan(self, low: bytes, high: bytes, limit: int, *, reverse: bool) -> list[tuple[str, Entry]]:
         """Entries from `low` up to, but without, `high`."""
-        chosen = "SELECT key, value, version FROM entries WHERE key >= ? AND key < ? AND " + LIVE  # noqa: S608 - no input in it
+        chosen = "SELECT key, value, version FROM entries WHERE key >= ? AND key < ? AND " + LIVE_CONDITION  # noqa: S608 - no input in it
         ordered = f"{chosen} ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?"
         rows = self._db.execute(ordered, (low, high, self._now(), limit))
         return [(key.decode(), Entry(value, version)) for key, value, version in rows]
@@ -95,9 +95,9 @@ class Database:
     def _prepare(self, max_bytes: int | None) -> None:
         self._db.execute("BEGIN")  # another process may be creating the schema: see none of it or all
         try:
-            schema = self._number("PRAGMA user_version")
-            owner = self._number("PRAGMA application_id")
-            tables = self._number("SELECT count(*) FROM sqlite_schema")
+            schema = self._select_int("PRAGMA user_version")
+            owner = self._select_int("PRAGMA application_id")
+            tables = self._select_int("SELECT count(*) FROM sqlite_schema")
         finally:
             self._end_transaction()
         if schema or owner or tables:
@@ -107,19 +107,19 @@ class Database:
                 raise ConfigError(f"its schema is {schema}, this version knows {SCHEMA_VERSION}; upgrade the stack")
             self._check_damage()
         self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+        self._db.execute(f"PRAGMA journal_size_limit = {WAL_SIZE_LIMIT_BYTES}")
         if max_bytes is not None:
-            self._db.execute(f"PRAGMA max_page_count = {max_bytes // self._number('PRAGMA page_size')}")
+            self._db.execute(f"PRAGMA max_page_count = {max_bytes // self._select_int('PRAGMA page_size')}")
         if not schema:
             self._create()
 
-    def _number(self, statement: str) -> int:
+    def _select_int(self, statement: str) -> int:
         return int(self._db.execute(statement).fetchone()[0])
 
     def _create(self) -> None:
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            if not self._number("PRAGMA user_version"):  # another process may have been faster
+            if not self._select_int("PRAGMA user_version"):  # another process may have been faster
                 for statement in SCHEMA:
                     self._db.execute(statement)
             self._db.execute("COMMIT")
@@ -151,27 +151,27 @@ class Database:
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
 
-    def _each(
-        self, run: Callable[[Sequence[Request]], list[Answer]], requests: Sequence[Request]
-    ) -> list[Answer | StoreUnavailable]:
+    def _run_each(
+        self, run: Callable[[Sequence[_RequestT]], list[_ResultT]], requests: Sequence[_RequestT]
+    ) -> list[_ResultT | StoreUnavailable]:
         try:
             return [*run(requests)]
         except sqlite3.Error as exc:
             if len(requests) == 1 or _is_busy(exc):
-                return [unavailable(exc)] * len(requests)
-        return [answer for request in requests for answer in self._each(run, [request])]
+                return [sqlite_error_to_unavailable(exc)] * len(requests)
+        return [answer for request in requests for answer in self._run_each(run, [request])]
 
-    def _write(self, writes: Sequence[Write]) -> list[list[int] | None]:
+    def _write(self, writes: Sequence[SqliteWrite]) -> list[list[int] | None]:
         self._set_synchronous("FULL" if any(write.durable for write in writes) else "NORMAL")
         self._db.execute("BEGIN IMMEDIATE")
         try:
             now = self._now()
             expected = {key for write in writes for key, op in write.ops.items() if op.expect is not None}
-            changes = Changes(self._versions([COUNTER, *expected], now), now)
+            changes = BatchChanges(self._versions([COUNTER_KEY, *expected], now), now)
             answers = [changes.add(write.ops) for write in writes]
             if any(answers):
                 self._delete(changes.deletes)
-                self._put([*changes.puts.values(), (COUNTER, b"", changes.version, None)])
+                self._put([*changes.puts.values(), (COUNTER_KEY, b"", changes.version, None)])
                 self._db.execute("COMMIT")
         finally:
             self._end_transaction()
@@ -182,7 +182,7 @@ class Database:
 
     def _get(self, requests: Sequence[Sequence[bytes]]) -> list[list[Entry | None]]:
         keys = list({key: None for request in requests for key in request})
-        if len(keys) > SELECT_KEYS:
+        if len(keys) > MAX_SELECT_KEYS:
             self._db.execute("BEGIN")
         try:
             rows = self._select("key, value, version", keys, self._now())
@@ -192,34 +192,34 @@ class Database:
         return [[entries.get(key) for key in request] for request in requests]
 
     def _select(self, columns: str, keys: Sequence[bytes], now: float) -> Iterator[tuple[bytes, bytes, int]]:
-        for some in _chunks(keys, SELECT_KEYS):
+        for some in _chunks(keys, MAX_SELECT_KEYS):
             # Filled up to a power of two with NULL, which equals no key: few statements, so they stay prepared.
             marks = 1 << (len(some) - 1).bit_length()
-            statement = f"SELECT {columns} FROM entries WHERE key IN ({_marks('?', marks)}) AND {LIVE}"  # noqa: S608 - no input in it
+            statement = f"SELECT {columns} FROM entries WHERE key IN ({_placeholders('?', marks)}) AND {LIVE_CONDITION}"  # noqa: S608 - no input in it
             yield from self._db.execute(statement, (*some, *[None] * (marks - len(some)), now))
 
-    def _put(self, rows: Sequence[Row]) -> None:
-        for some in _chunks(rows, PUT_ROWS):
+    def _put(self, rows: Sequence[SqliteRow]) -> None:
+        for some in _chunks(rows, MAX_PUT_ROWS):
             self._db.execute(
-                f"INSERT INTO entries (key, value, version, expires) VALUES {_marks('(?, ?, ?, ?)', len(some))}"  # noqa: S608 - no input in it
+                f"INSERT INTO entries (key, value, version, expires) VALUES {_placeholders('(?, ?, ?, ?)', len(some))}"  # noqa: S608 - no input in it
                 " ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version,"
                 " expires = excluded.expires",
                 [cell for row in some for cell in row],
             )
 
     def _delete(self, keys: set[bytes]) -> None:
-        for some in _chunks(list(keys), SELECT_KEYS):
-            self._db.execute(f"DELETE FROM entries WHERE key IN ({_marks('?', len(some))})", some)  # noqa: S608 - no input in it
+        for some in _chunks(list(keys), MAX_SELECT_KEYS):
+            self._db.execute(f"DELETE FROM entries WHERE key IN ({_placeholders('?', len(some))})", some)  # noqa: S608 - no input in it
 
 
-class Changes:
+class BatchChanges:
     """What a batch of writes comes to: each sees those before it. `deletes` first, then `puts`."""
 
     def __init__(self, versions: dict[bytes, int], now: float) -> None:
         self._versions = versions
         self._now = now
-        self.version = versions[COUNTER]
-        self.puts: dict[bytes, Row] = {}
+        self.version = versions[COUNTER_KEY]
+        self.puts: dict[bytes, SqliteRow] = {}
         self.deletes: set[bytes] = set()
 
     def add(self, ops: dict[bytes, Op]) -> list[int] | None:
@@ -242,7 +242,7 @@ class Changes:
         return self._versions.get(key, ABSENT)
 
 
-def unavailable(exc: sqlite3.Error) -> StoreUnavailable:
+def sqlite_error_to_unavailable(exc: sqlite3.Error) -> StoreUnavailable:
     """The error as a client may see it: SQLite's own sentences name no path and no data."""
     error = StoreUnavailable(f"The store cannot do that now: {exc}.")
     error.__cause__ = exc
@@ -254,14 +254,14 @@ def _is_busy(exc: sqlite3.Error) -> bool:
     return getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
-def _marks(mark: str, count: int) -> str:
-    return ", ".join([mark] * count)
+def _placeholders(placeholder: str, count: int) -> str:
+    return ", ".join([placeholder] * count)
 
 
-Item = TypeVar("Item")
+_ItemT = TypeVar("_ItemT")
 
 
-def _chunks(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+def _chunks(items: Sequence[_ItemT], size: int) -> Iterator[Sequence[_ItemT]]:
     rest = iter(items)
     while some := list(islice(rest, size)):
         yield some

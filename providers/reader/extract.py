@@ -17,17 +17,21 @@ from typing import Any, Final, Protocol, cast
 MAX_PAGES: Final = 5000
 _MAX_UNPACKED_BYTES: Final = 128 * 2**20
 _MAX_PARTS: Final = 5000
-_STEP_BYTES: Final = 64 * 1024
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-_SKIPPED: Final = frozenset({"script", "style", "template", "noscript", "svg", "math", "iframe", "object", "canvas"})
-_VOID: Final = frozenset({"br", "hr", "img", "input", "link", "meta", "area", "base", "col", "embed", "source", "wbr"})
-_INLINE: Final = frozenset(
+_FEED_BYTES: Final = 64 * 1024
+_CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+_SKIPPED_TAGS: Final = frozenset(
+    {"script", "style", "template", "noscript", "svg", "math", "iframe", "object", "canvas"}
+)
+_VOID_TAGS: Final = frozenset(
+    {"br", "hr", "img", "input", "link", "meta", "area", "base", "col", "embed", "source", "wbr"}
+)
+_INLINE_TAGS: Final = frozenset(
     {"a", "abbr", "b", "bdi", "bdo", "cite", "code", "data", "del", "dfn", "em", "font", "i", "ins", "kbd", "label"}
     | {"mark", "q", "s", "samp", "small", "span", "strong", "sub", "sup", "time", "tt", "u", "var", "wbr", "img"}
 )
 
 
-class Refused(Exception):
+class ExtractionError(Exception):
     """The file has no text that can be had. `code` is one of the API's."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -44,23 +48,25 @@ def file_to_text(name: str, data: bytes, max_chars: int) -> str:
     """The text, by what the bytes are and, where they do not say, by the name's ending. Raises Refused."""
     lines: list[str] = []
     size = 0
-    for line in _lines(name.rpartition(".")[2].lower(), data):
+    for line in _file_to_lines(name.rpartition(".")[2].lower(), data):
         size += len(line) + 1
         if size > max_chars:
-            raise Refused("invalid_file", f"The file has more than {max_chars} characters of text.")
+            raise ExtractionError("invalid_file", f"The file has more than {max_chars} characters of text.")
         lines.append(line)
-    text = _CONTROL.sub(" ", "\n".join(lines).replace("\r\n", "\n").replace("\r", "\n"))
+    text = _CONTROL_CHARS.sub(" ", "\n".join(lines).replace("\r\n", "\n").replace("\r", "\n"))
     if not text.strip():
-        raise Refused("invalid_file", "The file has no text. Scanned pages would have to be read by a model first.")
+        raise ExtractionError(
+            "invalid_file", "The file has no text. Scanned pages would have to be read by a model first."
+        )
     return text.strip("\n")
 
 
-def _lines(ending: str, data: bytes) -> Iterable[str]:
+def _file_to_lines(ending: str, data: bytes) -> Iterable[str]:
     if b"%PDF-" in data[:1024]:
         return _pdf_to_lines(data)
     if data.startswith(b"PK\x03\x04"):
         return _docx_to_lines(data)
-    text = _decoded(data)
+    text = _decode_text(data)
     if ending in ("html", "htm", "xhtml") or re.match(r"\s*<(!doctype html|html)\b", text[:1000], re.IGNORECASE):
         return _html_to_lines(text)
     if ending in ("csv", "tsv"):
@@ -70,18 +76,18 @@ def _lines(ending: str, data: bytes) -> Iterable[str]:
     return [text]
 
 
-def _decoded(data: bytes) -> str:
+def _decode_text(data: bytes) -> str:
     for mark, codec in ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")):
         if data.startswith(mark):
             return data[len(mark) :].decode(codec, "replace")
     if b"\0" in data:
-        raise Refused("unsupported_file", "The file is neither text nor PDF nor DOCX.")
+        raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor DOCX.")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         text = data.decode("cp1252", "replace")
-    if len(_CONTROL.findall(text[:10_000])) > len(text[:10_000]) // 20:
-        raise Refused("unsupported_file", "The file is neither text nor PDF nor DOCX.")
+    if len(_CONTROL_CHARS.findall(text[:10_000])) > len(text[:10_000]) // 20:
+        raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor DOCX.")
     return text
 
 
@@ -90,9 +96,9 @@ def _pdf_to_lines(data: bytes) -> Iterator[str]:
 
     reader = pypdf.PdfReader(BytesIO(data), strict=False)
     if reader.is_encrypted and not reader.decrypt(""):
-        raise Refused("invalid_file", "The PDF is encrypted. Upload it without its password.")
+        raise ExtractionError("invalid_file", "The PDF is encrypted. Upload it without its password.")
     if len(reader.pages) > MAX_PAGES:
-        raise Refused("invalid_file", f"The PDF has more than {MAX_PAGES} pages.")
+        raise ExtractionError("invalid_file", f"The PDF has more than {MAX_PAGES} pages.")
     for page in reader.pages:
         yield page.extract_text()
         yield ""
@@ -105,9 +111,9 @@ def _docx_to_lines(data: bytes) -> Iterator[str]:
     with zipfile.ZipFile(BytesIO(data)) as parts:
         listed = parts.infolist()
         if "word/document.xml" not in parts.namelist():
-            raise Refused("unsupported_file", "The file is an archive; of those, only DOCX is read.")
+            raise ExtractionError("unsupported_file", "The file is an archive; of those, only DOCX is read.")
         if len(listed) > _MAX_PARTS or sum(part.file_size for part in listed) > _MAX_UNPACKED_BYTES:
-            raise Refused("invalid_file", f"The DOCX unpacks to more than {_MAX_UNPACKED_BYTES} bytes.")
+            raise ExtractionError("invalid_file", f"The DOCX unpacks to more than {_MAX_UNPACKED_BYTES} bytes.")
     for block in docx.Document(BytesIO(data)).iter_inner_content():
         if isinstance(block, Table):
             for row in block.rows:
@@ -143,79 +149,79 @@ def _html_to_lines(text: str) -> Iterator[str]:
     """As it is read, without a tree: however deep it nests."""
     from lxml import etree  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs, reportAttributeAccessIssue, reportUnknownVariableType] - lxml has no types
 
-    page = _Page()
+    page = _HtmlTextTarget()
     parser = cast(_Parser, etree.HTMLParser(target=page, encoding="utf-8", huge_tree=True))  # pyright: ignore[reportUnknownMemberType] - lxml has no types
     data = text.replace("\0", " ").encode("utf-8", "replace")
-    for start in range(0, len(data), _STEP_BYTES):
-        parser.feed(data[start : start + _STEP_BYTES])
-        yield from page.take()
+    for start in range(0, len(data), _FEED_BYTES):
+        parser.feed(data[start : start + _FEED_BYTES])
+        yield from page.take_lines()
     if data:
         parser.close()
-    page.line()
-    yield from page.take()
+    page.end_line()
+    yield from page.take_lines()
 
 
-class _Page:
+class _HtmlTextTarget:
     """What lxml tells its events to."""
 
     def __init__(self) -> None:
-        self._done: list[str] = []
-        self._words: list[str] = []
-        self._skipping = ""
-        self._depth = 0
+        self._lines: list[str] = []
+        self._line_parts: list[str] = []
+        self._skipped_tag = ""
+        self._skip_depth = 0
 
     def start(self, tag: str, attrib: object) -> None:
-        if self._skipping:
-            self._depth += tag == self._skipping
-        elif tag in _SKIPPED:
-            self._skipping, self._depth = tag, 1
-        elif tag not in _INLINE:
-            self.line()
+        if self._skipped_tag:
+            self._skip_depth += tag == self._skipped_tag
+        elif tag in _SKIPPED_TAGS:
+            self._skipped_tag, self._skip_depth = tag, 1
+        elif tag not in _INLINE_TAGS:
+            self.end_line()
 
     def end(self, tag: str) -> None:
-        if self._skipping:
-            self._depth -= tag == self._skipping
-            if not self._depth:
-                self._skipping = ""
-        elif tag not in _INLINE and tag not in _VOID:
-            self.line()
+        if self._skipped_tag:
+            self._skip_depth -= tag == self._skipped_tag
+            if not self._skip_depth:
+                self._skipped_tag = ""
+        elif tag not in _INLINE_TAGS and tag not in _VOID_TAGS:
+            self.end_line()
 
     def data(self, data: str) -> None:
-        if not self._skipping:
-            self._words.append(data)
+        if not self._skipped_tag:
+            self._line_parts.append(data)
 
     def close(self) -> None:
         pass
 
-    def line(self) -> None:
-        if words := " ".join("".join(self._words).split()):
-            self._done.append(words)
-        self._words.clear()
+    def end_line(self) -> None:
+        if words := " ".join("".join(self._line_parts).split()):
+            self._lines.append(words)
+        self._line_parts.clear()
 
-    def take(self) -> list[str]:
-        done, self._done = self._done, []
+    def take_lines(self) -> list[str]:
+        done, self._lines = self._lines, []
         return done
 
 
-def _limit(asked: dict[str, Any]) -> None:
+def _set_limits(header: dict[str, Any]) -> None:
     """Where the system has such limits; elsewhere the time limit of whoever waits for us has to do."""
     if sys.platform != "win32":
         import resource  # noqa: PLC0415 - not there on every system
 
-        resource.setrlimit(resource.RLIMIT_CPU, (asked["max_cpu_s"], asked["max_cpu_s"]))
-        resource.setrlimit(resource.RLIMIT_AS, (asked["max_memory_bytes"], asked["max_memory_bytes"]))
+        resource.setrlimit(resource.RLIMIT_CPU, (header["max_cpu_s"], header["max_cpu_s"]))
+        resource.setrlimit(resource.RLIMIT_AS, (header["max_memory_bytes"], header["max_memory_bytes"]))
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _main() -> None:
     asked: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    _limit(asked)
+    _set_limits(asked)
     told: dict[str, str] = {}
     text = ""
     try:
         text = file_to_text(asked["name"], sys.stdin.buffer.read(), asked["max_chars"])
-    except Refused as exc:
+    except ExtractionError as exc:
         told = {"code": exc.code, "message": str(exc)}
     except ModuleNotFoundError as exc:
         message = f"This server cannot read such files: the package {exc.name} is not installed. "

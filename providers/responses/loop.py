@@ -28,7 +28,7 @@ from apis.responses import (
     CompactConversation,
     CompactedConversation,
     CreateResponse,
-    InputItemsPage,
+    InputItemListParams,
     ItemList,
     Responses,
     Session,
@@ -37,40 +37,40 @@ from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.vector_stores import VectorStores
 from apis.wire.tools import CustomTool, FunctionTool
-from providers.responses.background.background import Background
-from providers.responses.background.webhook_queue import Outbox
+from providers.responses.background.background import BackgroundResponses
+from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.webhooks import Webhook
 from providers.responses.background.workers import BackgroundConfig
 from providers.responses.context.attachments import Attachments
 from providers.responses.context.chat_request import build_chat, refuse_unsupported
-from providers.responses.context.compaction import Compactions
-from providers.responses.context.configuration import with_updates
-from providers.responses.context.conversation import Conversation, Known, read_conversation
+from providers.responses.context.compaction import Compactor
+from providers.responses.context.configuration import apply_configuration_updates
+from providers.responses.context.conversation import Conversation, HistorySource, read_conversation
 from providers.responses.context.conversations import StoredConversations
-from providers.responses.context.sealed_reasoning import KeptReasoning
-from providers.responses.context.sealed_results import KeptCalls
-from providers.responses.context.truncation import fitting
-from providers.responses.context.url_files import as_given
-from providers.responses.events.ids import Ids
-from providers.responses.events.output import Output
-from providers.responses.run.agent_loop import Limits, Turns
-from providers.responses.run.checkpoint import SoFar
-from providers.responses.run.first_events import beginning, head_start
-from providers.responses.run.pending_response import Making, number_on, terminal
+from providers.responses.context.sealed_reasoning import SealedReasoning
+from providers.responses.context.sealed_results import SealedToolResults
+from providers.responses.context.truncation import with_truncation
+from providers.responses.context.url_files import public_item
+from providers.responses.events.ids import ResponseIds
+from providers.responses.events.output import ResponseOutput
+from providers.responses.run.agent_loop import AgentLoop, ToolCallLimits
+from providers.responses.run.checkpoint import ResumePoint
+from providers.responses.run.first_events import build_first_events, peek_first_batch
+from providers.responses.run.pending_response import PendingResponse, assign_sequence_numbers, terminal_event
 from providers.responses.session import LoopSession
-from providers.responses.store.conversation_items import find_item
-from providers.responses.store.conversation_lock import with_floor
+from providers.responses.store.conversation_items import find_conversation_item
+from providers.responses.store.conversation_lock import stream_with_lock
 from providers.responses.store.history import History
-from providers.responses.store.history_cache import Recents
-from providers.responses.tools.input_tools import added_tools, blaming_items, with_typed
-from providers.responses.tools.models import Natives
-from providers.responses.tools.offered import Toolbox
-from providers.responses.tools.registry import ASKS_FOR_NATIVE, checked_tools
-from providers.responses.tools.tool_context import Setting
+from providers.responses.store.history_cache import HistoryCache
+from providers.responses.tools.input_tools import add_typed_tools, attribute_errors_to_input, collect_additional_tools
+from providers.responses.tools.models import ModelCatalog
+from providers.responses.tools.offered import OfferedTools
+from providers.responses.tools.registry import MODEL_DEPENDENT_TOOLS, build_checked_tools
+from providers.responses.tools.tool_context import ToolContext
 
 _log = logging.getLogger(__name__)
 
-Events = Sequence[ResponseStreamEvent]
+EventBatch = Sequence[ResponseStreamEvent]
 
 
 class Loop(Responses):
@@ -113,26 +113,28 @@ class Loop(Responses):
         self._kv = kv_store
         self._tool_runtime = tool_runtime
         self._vector_stores = vector_stores
-        self._natives = Natives(inference)
-        self._attachments = Attachments(reader, self._natives)
+        self._model_catalog = ModelCatalog(inference)
+        self._attachments = Attachments(reader, self._model_catalog)
         retention_s = config.retention_days * 86_400
         self._history = History(
             kv_store,
             retention_s=retention_s,
             max_turns=config.max_turns,
             cache_bytes=config.cache_bytes,
-            elsewhere=partial(find_item, kv_store),
+            find_conversation_item=partial(find_conversation_item, kv_store),
         )
-        self._outbox = Outbox(kv_store, config.webhooks)
-        self._background = Background(
-            kv_store, self._history, self._prepare, config.background, retention_s, self._outbox
+        self._webhook_queue = WebhookQueue(kv_store, config.webhooks)
+        self._background = BackgroundResponses(
+            kv_store, self._history, self._prepare, config.background, retention_s, self._webhook_queue
         )
-        self._conversations = StoredConversations(kv_store, self._history, background_s=config.background.longest_s)
-        self._unstored = Recents(config.session_bytes, max_age_s=math.inf)
-        self._reasoning = KeptReasoning(config.reasoning_keys, kv_store)
-        self._kept_calls = KeptCalls(self._reasoning, self._natives)
-        self._compactions = Compactions(inference, self._reasoning)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._conversations = StoredConversations(
+            kv_store, self._history, background_s=config.background.max_duration_s
+        )
+        self._session_cache = HistoryCache(config.session_bytes, max_age_s=math.inf)
+        self._sealed_reasoning = SealedReasoning(config.reasoning_keys, kv_store)
+        self._sealed_tool_results = SealedToolResults(self._sealed_reasoning, self._model_catalog)
+        self._compactions = Compactor(inference, self._sealed_reasoning)
+        self._store_tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -142,42 +144,42 @@ class Loop(Responses):
     async def drain(self) -> None:
         await self._background.drain()
 
-    async def deliver(self, fetcher: Fetcher) -> None:
-        await self._outbox.run(fetcher)
+    async def deliver_webhooks(self, fetcher: Fetcher) -> None:
+        await self._webhook_queue.run(fetcher)
 
     async def close(self) -> None:
         await self._background.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.wait({self._sweeper})
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=10)
+        if self._store_tasks:
+            await asyncio.wait(self._store_tasks, timeout=10)
 
     async def create(
         self, request: CreateResponse, *, tenant: str, response_id: str | None = None
     ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
-        making = await self._prepare(request, tenant, Ids(response_id))
+        making = await self._prepare(request, tenant, ResponseIds(response_id))
         if request.background:
-            async with making.floor or nullcontext(), aclosing(self._background.create(making)) as logged:
+            async with making.lock or nullcontext(), aclosing(self._background.create(making)) as logged:
                 async for some in logged:
                     yield some
             return
         number = 0
-        async with aclosing(self._live(making)) as batches:
+        async with aclosing(self._stream_response(making)) as batches:
             async for events in batches:
-                number = number_on(events, number)
+                number = assign_sequence_numbers(events, number)
                 yield events
 
-    def session(self, *, tenant: str) -> Session:
-        return LoopSession(tenant, self._history, self._unstored, self._prepare, self._live)
+    def open_session(self, *, tenant: str) -> Session:
+        return LoopSession(tenant, self._history, self._session_cache, self._prepare, self._stream_response)
 
     async def get(self, response_id: str, *, tenant: str) -> Response:
         try:
-            return await self._history.response(response_id, tenant=tenant)
+            return await self._history.load_response(response_id, tenant=tenant)
         except NotFound:
             running = await self._background.get(response_id, tenant=tenant)
             # it may have ended between the two looks
-            return running or await self._history.response(response_id, tenant=tenant)
+            return running or await self._history.load_response(response_id, tenant=tenant)
 
     async def follow(
         self, response_id: str, starting_after: int, *, tenant: str
@@ -190,45 +192,45 @@ class Loop(Responses):
     async def delete(self, response_id: str, *, tenant: str) -> None:
         await self._background.cancel(response_id, tenant=tenant)
         await self._history.delete(response_id, tenant=tenant)
-        await self._background.forget(response_id, tenant=tenant)
+        await self._background.delete_log(response_id, tenant=tenant)
 
     async def cancel(self, response_id: str, *, tenant: str) -> Response:
         await self._background.cancel(response_id, tenant=tenant)
-        response = await self._history.response(response_id, tenant=tenant)
+        response = await self._history.load_response(response_id, tenant=tenant)
         if not response.background:
             message = "Only a response that was made with `background` can be cancelled."
             raise InvalidRequest(message, param="response_id")
         return response
 
-    async def input_items(self, response_id: str, page: InputItemsPage, *, tenant: str) -> ItemList:
-        items = await self._background.given(response_id, tenant=tenant)
+    async def list_input_items(self, response_id: str, params: InputItemListParams, *, tenant: str) -> ItemList:
+        items = await self._background.load_input_items(response_id, tenant=tenant)
         if items is None:
-            items = await self._history.given(response_id, tenant=tenant)
-        if page.order == "desc":
+            items = await self._history.load_input_items(response_id, tenant=tenant)
+        if params.order == "desc":
             items.reverse()
-        if page.after is not None:
+        if params.after is not None:
             ids = [item["id"] for item in items]
-            if page.after not in ids:
-                raise InvalidRequest(f"No input item has the id '{page.after}'.", param="after", code="invalid_value")
-            items = items[ids.index(page.after) + 1 :]
-        shown = [as_given(item) for item in items[: page.limit]]
+            if params.after not in ids:
+                raise InvalidRequest(f"No input item has the id '{params.after}'.", param="after", code="invalid_value")
+            items = items[ids.index(params.after) + 1 :]
+        shown = [public_item(item) for item in items[: params.limit]]
         first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
         return ItemList(data=shown, first_id=first, last_id=last, has_more=len(items) > len(shown))
 
     async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
         refuse_unsupported(request)
-        making = await self._prepare_turns(request, tenant, Ids())
-        return await self._inference.count_tokens(making.turns.chat)
+        making = await self._prepare_unlocked(request, tenant, ResponseIds())
+        return await self._inference.count_tokens(making.agent_loop.chat)
 
     async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:
         create = CreateResponse(**dict(request))
         refuse_unsupported(create)
-        making = await self._prepare_turns(create, tenant, Ids())
+        making = await self._prepare_unlocked(create, tenant, ResponseIds())
         try:
             async with asyncio.timeout(self._config.response_timeout_s):
-                return await self._compactions.compact(making.turns.chat, making.conversation, making.ids, tenant)
+                return await self._compactions.compact(making.agent_loop.chat, making.conversation, making.ids, tenant)
         except TimeoutError:
-            raise _too_long(self._config.response_timeout_s) from None
+            raise _timeout_error(self._config.response_timeout_s) from None
 
     def conversations(self) -> Conversations:
         return self._conversations
@@ -237,93 +239,107 @@ class Loop(Responses):
         self,
         request: CreateResponse,
         tenant: str,
-        ids: Ids,
-        known: Known | None = None,
-        so_far: SoFar | None = None,
-    ) -> Making:
+        ids: ResponseIds,
+        history_source: HistorySource | None = None,
+        resume_point: ResumePoint | None = None,
+    ) -> PendingResponse:
         """Everything that can be refused before a response exists."""
         refuse_unsupported(request)
-        floor = await self._conversations.take_floor(request, ids.response, tenant=tenant)
+        floor = await self._conversations.acquire_lock(request, ids.response_id, tenant=tenant)
         async with AsyncExitStack() as undo:
             if floor is not None:
                 undo.push_async_callback(floor.release)
-            making = await self._prepare_turns(request, tenant, ids, known, so_far)
+            making = await self._prepare_unlocked(request, tenant, ids, history_source, resume_point)
             undo.pop_all()
-        return replace(making, floor=floor)
+        return replace(making, lock=floor)
 
-    async def _prepare_turns(
+    async def _prepare_unlocked(
         self,
         request: CreateResponse,
         tenant: str,
-        ids: Ids,
-        known: Known | None = None,
-        so_far: SoFar | None = None,
-    ) -> Making:
-        request, removed = await self._reasoning.opened(request, tenant)
-        kept = await self._conversations.past(request, tenant=tenant)
+        ids: ResponseIds,
+        history_source: HistorySource | None = None,
+        resume_point: ResumePoint | None = None,
+    ) -> PendingResponse:
+        request, removed = await self._sealed_reasoning.unseal_request(request, tenant)
+        kept = await self._conversations.load_history(request, tenant=tenant)
         if kept is not None:
-            kept = await self._reasoning.opened_past(kept, request.model, tenant)
-        conversation = await read_conversation(request, known or self._history, ids, tenant=tenant, kept=kept)
-        request = with_updates(request, conversation.items)
-        await self._kept_calls.recall(conversation, request.model, tenant)
-        seen = so_far.seen_after(conversation) if so_far else conversation
-        removed = [*removed, *conversation.left_out()]
+            kept = await self._sealed_reasoning.unseal_history(kept, request.model, tenant)
+        conversation = await read_conversation(
+            request, history_source or self._history, ids, tenant=tenant, conversation_history=kept
+        )
+        request = apply_configuration_updates(request, conversation.items)
+        await self._sealed_tool_results.restore_tool_results(conversation, request.model, tenant)
+        seen = resume_point.extend_conversation(conversation) if resume_point else conversation
+        removed = [*removed, *conversation.input_transformations()]
         if seen.is_compacted():
-            removed += await self._compactions.open(seen, tenant)
-        conversation = await self._attachments.read(conversation, request.model, tenant=tenant)
-        output = Output(ids, self._config.max_tool_output_chars, await self._reasoning.sealing(request, tenant))
-        output.seal_told = await self._kept_calls.sealing(request, tenant)
-        toolbox = await self._toolbox(request, seen, tenant, ids)
-        chat = build_chat(request, conversation.messages(grouped=toolbox.grouped), toolbox)
-        output.in_json = chat.response_format is not None
-        limits = Limits(
+            removed += await self._compactions.open_latest_compaction(seen, tenant)
+        conversation = await self._attachments.read_files(conversation, request.model, tenant=tenant)
+        output = ResponseOutput(
+            ids, self._config.max_tool_output_chars, await self._sealed_reasoning.build_seal(request, tenant)
+        )
+        output.tool_result_sealer = await self._sealed_tool_results.build_seal(request, tenant)
+        toolbox = await self._build_toolbox(request, seen, tenant, ids)
+        chat = build_chat(request, conversation.messages(supports_namespaces=toolbox.supports_namespaces), toolbox)
+        output.is_json = chat.response_format is not None
+        limits = ToolCallLimits(
             request.max_tool_calls or self._config.max_tool_calls,
             self._config.parallel_tool_calls,
             self._config.tool_timeout_s,
         )
-        turns = Turns(fitting(self._inference, request), chat, conversation, output, toolbox, limits)
+        turns = AgentLoop(with_truncation(self._inference, request), chat, conversation, output, toolbox, limits)
         for managed in request.context_management or ():  # one at most
-            turns.compacting = await self._compactions.during(managed, request, conversation, output, tenant)
-        if conversation.to_compact:
-            turns.compacting = await self._compactions.instead(request, conversation, output, tenant)
-        if so_far is not None:
-            turns.go_on(so_far)
-        return Making(request, tenant, conversation, ids, output, turns, int(time.time()), removed)
+            turns.compaction = await self._compactions.create_automatic_compaction(
+                managed, request, conversation, output, tenant
+            )
+        if conversation.must_compact:
+            turns.compaction = await self._compactions.create_triggered_compaction(
+                request, conversation, output, tenant
+            )
+        if resume_point is not None:
+            turns.resume(resume_point)
+        return PendingResponse(request, tenant, conversation, ids, output, turns, int(time.time()), removed)
 
-    async def _toolbox(self, given: CreateResponse, conversation: Conversation, tenant: str, ids: Ids) -> Toolbox:
-        added = added_tools(conversation.items)
-        tools = [*(given.tools or ()), *added]
+    async def _build_toolbox(
+        self, original_request: CreateResponse, conversation: Conversation, tenant: str, ids: ResponseIds
+    ) -> OfferedTools:
+        added = collect_additional_tools(conversation.items)
+        tools = [*(original_request.tools or ()), *added]
         if not added and all(isinstance(tool, FunctionTool | CustomTool) for tool in tools):
-            return Toolbox(given)
-        asks = any(isinstance(tool, ASKS_FOR_NATIVE) for tool in tools)
-        request = with_typed(given, added)
-        setting = Setting(
+            return OfferedTools(original_request)
+        asks = any(isinstance(tool, MODEL_DEPENDENT_TOOLS) for tool in tools)
+        request = add_typed_tools(original_request, added)
+        setting = ToolContext(
             request,
             tenant,
-            ids.response,
+            ids.response_id,
             self._tool_runtime,
-            conversation.told,
+            conversation.tool_results,
             conversation.items,
-            await self._natives.of(request.model) if asks else frozenset(),
+            await self._model_catalog.native_tools(request.model) if asks else frozenset(),
             vector_stores=self._vector_stores,
         )
-        with blaming_items(given):
-            made = await checked_tools(request, setting)
-            return Toolbox(request, made, setting.items, grouped=setting.grouped)
+        with attribute_errors_to_input(original_request):
+            made = await build_checked_tools(request, setting)
+            return OfferedTools(request, made, setting.items, supports_namespaces=setting.supports_namespaces)
 
-    def _live(self, making: Making) -> AsyncGenerator[Events]:
+    def _stream_response(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
         """The outer generator, but for the numbers."""
-        return self._told(making) if making.floor is None else with_floor(making.floor, self._told(making))
+        return (
+            self._stream_events(pending)
+            if pending.lock is None
+            else stream_with_lock(pending.lock, self._stream_events(pending))
+        )
 
-    async def _told(self, making: Making) -> AsyncGenerator[Events]:
+    async def _stream_events(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
         deadline = time.monotonic() + self._config.response_timeout_s
         begun = False
         try:
-            async with aclosing(making.turns.run(piecemeal=making.request.stream is True)) as batches:
-                if making.request.stream:
-                    async with head_start(batches) as first:
+            async with aclosing(pending.agent_loop.run(stream_deltas=pending.request.stream is True)) as batches:
+                if pending.request.stream:
+                    async with peek_first_batch(batches) as first:
                         begun = True
-                        yield beginning(making.begin())
+                        yield build_first_events(pending.build_initial_response())
                         if events := await first:
                             yield events
                     del first
@@ -331,45 +347,45 @@ class Loop(Responses):
                     begun = True
                     yield events
                     if time.monotonic() > deadline:
-                        raise _too_long(self._config.response_timeout_s)
-            final = making.ended()
-            await making.keep(final, self._history)
-            yield [terminal(final)]
+                        raise _timeout_error(self._config.response_timeout_s)
+            final = pending.build_final_response()
+            await pending.store(final, self._history)
+            yield [terminal_event(final)]
         except (GeneratorExit, asyncio.CancelledError):
             if begun:
                 # nobody listens any more, and whoever called is being cancelled
-                self._keep_later(making, making.left())
+                self._store_later(pending, pending.build_cancelled_response())
             raise
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:  # the stream's outer edge; a native panic is no Exception
             if not begun:
                 raise
-            error = exc if isinstance(exc, StackError) else _bug(exc, making.ids.response)
-            error.repeats_work = bool(making.output.items)
-            yield await self._fail(making, error)
+            error = exc if isinstance(exc, StackError) else _bug_to_error(exc, pending.ids.response_id)
+            error.repeats_work = bool(pending.output.items)
+            yield await self._end_with_failure(pending, error)
             raise error from exc
 
-    async def _fail(self, making: Making, error: StackError) -> Events:
+    async def _end_with_failure(self, pending: PendingResponse, error: StackError) -> EventBatch:
         """The last events of a response that failed: what is open ends incomplete, and the cause is told."""
-        events = making.turns.break_off()
-        final = making.failed(error)
+        events = pending.agent_loop.close_open_items()
+        final = pending.build_failed_response(error)
         if isinstance(error, StoreUnavailable):
-            self._keep_later(making, final)  # who has waited for the store in vain is not to wait again
+            self._store_later(pending, final)  # who has waited for the store in vain is not to wait again
         else:
-            await self._keep_quietly(making, final)
-        return [*events, terminal(final)]
+            await self._store_or_log(pending, final)
+        return [*events, terminal_event(final)]
 
-    def _keep_later(self, making: Making, final: Response) -> None:
-        task = asyncio.create_task(self._keep_quietly(making, final))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _store_later(self, pending: PendingResponse, response: Response) -> None:
+        task = asyncio.create_task(self._store_or_log(pending, response))
+        self._store_tasks.add(task)
+        task.add_done_callback(self._store_tasks.discard)
 
-    async def _keep_quietly(self, making: Making, final: Response) -> None:
+    async def _store_or_log(self, pending: PendingResponse, response: Response) -> None:
         try:
-            await making.keep(final, self._history)
+            await pending.store(response, self._history)
         except StackError as exc:
-            _log.warning("a %s response was not stored: %s", final.status, exc.message)
+            _log.warning("a %s response was not stored: %s", response.status, exc.message)
 
     async def _sweep(self) -> None:
         while True:
@@ -381,10 +397,10 @@ class Loop(Responses):
                 _log.warning("sweeping the store failed: %s", exc.message)
 
 
-def _too_long(limit_s: float) -> UpstreamTimeout:
+def _timeout_error(limit_s: float) -> UpstreamTimeout:
     return UpstreamTimeout(f"The response took longer than {limit_s:g} s (`responses.response_timeout_s`).")
 
 
-def _bug(exc: BaseException, response_id: str) -> StackError:
+def _bug_to_error(exc: BaseException, response_id: str) -> StackError:
     _log.error("response %s failed on a bug", response_id, exc_info=exc)
     return internal_error(response_id)

@@ -16,111 +16,137 @@ from openai.types.responses import (
 
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse, Session
-from providers.responses.context.conversation import Known
-from providers.responses.events.ids import Ids
-from providers.responses.run.pending_response import Making, in_progress, number_on, terminal
-from providers.responses.store.history import FoundItem, History, followed, items_to_json, too_many
-from providers.responses.store.history_cache import Past, Place, Recent, Recents, Turn
+from providers.responses.context.conversation import HistorySource
+from providers.responses.events.ids import ResponseIds
+from providers.responses.run.pending_response import (
+    PendingResponse,
+    assign_sequence_numbers,
+    in_progress_event,
+    terminal_event,
+)
+from providers.responses.store.history import (
+    History,
+    ItemWithToolResult,
+    chain_too_long_error,
+    extend_history,
+    items_to_json,
+)
+from providers.responses.store.history_cache import CachedTurn, HistoryCache, LoadedHistory, StoredTurn, TurnPosition
 
 _MAX_RESPONSES: Final = 64
-_NOWHERE: Final = Place("", 0)
+_NO_POSITION: Final = TurnPosition("", 0)
 
-Events = Sequence[ResponseStreamEvent]
-Prepare = Callable[[CreateResponse, str, Ids, Known], Awaitable[Making]]
-Live = Callable[[Making], AsyncGenerator[Events]]
+EventBatch = Sequence[ResponseStreamEvent]
+_PrepareResponse = Callable[[CreateResponse, str, ResponseIds, HistorySource], Awaitable[PendingResponse]]
+_StreamResponse = Callable[[PendingResponse], AsyncGenerator[EventBatch]]
 
 
 class LoopSession(Session):
     """Remembers the newest unstored response of each chain, 64 of them at most, and fewer where all sessions together
     hold more than `recents` may."""
 
-    def __init__(self, tenant: str, history: History, recents: Recents, prepare: Prepare, live: Live) -> None:
+    def __init__(
+        self,
+        tenant: str,
+        history: History,
+        cache: HistoryCache,
+        prepare: _PrepareResponse,
+        stream_response: _StreamResponse,
+    ) -> None:
         self._tenant = tenant
         self._history = history
-        self._memory = _Memory(history, recents, f"session-{id(self)}")
+        self._session_history = _SessionHistory(history, cache, f"session-{id(self)}")
         self._prepare = prepare
-        self._live = live
+        self._stream_response = stream_response
 
-    async def create(self, request: CreateResponse, *, lane: str = "", generate: bool = True) -> AsyncGenerator[Events]:
+    async def create(
+        self, request: CreateResponse, *, stream_id: str = "", generate: bool = True
+    ) -> AsyncGenerator[EventBatch]:
         before = request.previous_response_id
-        if before is not None and request.store is not False and self._memory.holds(before):
+        if before is not None and request.store is not False and self._session_history.has_response(before):
             message = (
                 f"'{before}' is not stored, and what follows it cannot be. Send `store: false`, or all of the input."
             )
             raise InvalidRequest(message, param="store", code="invalid_value")
-        making = await self._prepare(request, self._tenant, Ids(), self._memory)
+        making = await self._prepare(request, self._tenant, ResponseIds(), self._session_history)
         number = 0
-        async with aclosing(self._live(making) if generate else self._prepared(making)) as batches:
+        async with aclosing(self._stream_response(making) if generate else self._stream_input_only(making)) as batches:
             async for events in batches:
-                number = number_on(events, number)
+                number = assign_sequence_numbers(events, number)
                 final = events[-1]
                 if request.store is False and isinstance(final, ResponseCompletedEvent | ResponseIncompleteEvent):
-                    self._memory.put(making, final.response, lane)
+                    self._session_history.put(making, final.response, stream_id)
                 yield events
 
-    def forget(self, response_id: str, *, lane: str = "") -> None:
-        self._memory.forget(response_id, lane)
+    def forget(self, response_id: str, *, stream_id: str = "") -> None:
+        self._session_history.forget(response_id, stream_id)
 
     def close(self) -> None:
-        self._memory.clear()
+        self._session_history.clear()
 
-    async def _prepared(self, making: Making) -> AsyncGenerator[Events]:
+    async def _stream_input_only(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
         """A response that only holds its input."""
-        beginning, final = making.begin(), making.ended()
-        async with making.floor or nullcontext():
-            await making.keep(final, self._history)
+        beginning, final = pending.build_initial_response(), pending.build_final_response()
+        async with pending.lock or nullcontext():
+            await pending.store(final, self._history)
         created = ResponseCreatedEvent(type="response.created", response=beginning, sequence_number=0)
-        yield [created, in_progress(beginning), terminal(final)]
+        yield [created, in_progress_event(beginning), terminal_event(final)]
 
 
-class _Memory(Known):
+class _SessionHistory(HistorySource):
     """What the connection made and did not store, before what the store knows."""
 
-    def __init__(self, history: History, recents: Recents, key: str) -> None:
+    def __init__(self, history: History, cache: HistoryCache, cache_key: str) -> None:
         self._history = history
-        self._recents = recents
-        self._key = key
-        self._lanes: dict[str, str] = {}
+        self._cache = cache
+        self._cache_key = cache_key
+        self._stream_ids: dict[str, str] = {}
 
-    def holds(self, response_id: str) -> bool:
-        return response_id in self._lanes
+    def has_response(self, response_id: str) -> bool:
+        return response_id in self._stream_ids
 
-    async def past(self, response_id: str, *, tenant: str) -> Past:
-        recent = self._recents.get(self._key, response_id)
+    async def load_history(self, response_id: str, *, tenant: str) -> LoadedHistory:
+        recent = self._cache.get(self._cache_key, response_id)
         if recent is None:
-            return await self._history.past(response_id, tenant=tenant)
-        past = followed(recent.before, [recent.turn], _NOWHERE)
-        if past.turns > self._history.max_turns:
-            raise too_many(self._history.max_turns)
+            return await self._history.load_history(response_id, tenant=tenant)
+        past = extend_history(recent.previous_history, [recent.turn], _NO_POSITION)
+        if past.turn_count > self._history.max_turns:
+            raise chain_too_long_error(self._history.max_turns)
         return past
 
-    async def item(self, item_id: str, *, tenant: str) -> FoundItem | None:
-        for response_id in self._lanes:
-            recent = self._recents.get(self._key, response_id)
-            past = followed(recent.before, [recent.turn], _NOWHERE) if recent is not None else Past()
+    async def find_item(self, item_id: str, *, tenant: str) -> ItemWithToolResult | None:
+        for response_id in self._stream_ids:
+            recent = self._cache.get(self._cache_key, response_id)
+            past = (
+                extend_history(recent.previous_history, [recent.turn], _NO_POSITION)
+                if recent is not None
+                else LoadedHistory()
+            )
             for item in past.items:
                 if item.id == item_id:
-                    return item, past.told.get(item_id)
-        return await self._history.item(item_id, tenant=tenant)
+                    return item, past.tool_results.get(item_id)
+        return await self._history.find_item(item_id, tenant=tenant)
 
-    def put(self, making: Making, final: Response, lane: str) -> None:
+    def put(self, pending: PendingResponse, response: Response, stream_id: str) -> None:
         """Remember it in place of the one that it follows, unless it forks off from another lane's chain."""
-        if final.previous_response_id is not None:
-            self.forget(final.previous_response_id, lane)
-        given, made = making.conversation.given_json(making.ids), items_to_json(final.output)
-        turn = Turn(final.id, time.time(), msgspec.Raw(given), msgspec.Raw(made), making.turns.told)
-        self._recents.put(self._key, Recent(making.conversation.past, turn, _NOWHERE))
-        self._lanes[final.id] = lane
-        while len(self._lanes) > _MAX_RESPONSES:
-            oldest = next(iter(self._lanes))
-            self.forget(oldest, self._lanes[oldest])
+        if response.previous_response_id is not None:
+            self.forget(response.previous_response_id, stream_id)
+        given, made = pending.conversation.input_items_to_json(pending.ids), items_to_json(response.output)
+        turn = StoredTurn(
+            response.id, time.time(), msgspec.Raw(given), msgspec.Raw(made), pending.agent_loop.tool_results
+        )
+        self._cache.put(self._cache_key, CachedTurn(pending.conversation.history, turn, _NO_POSITION))
+        self._stream_ids[response.id] = stream_id
+        while len(self._stream_ids) > _MAX_RESPONSES:
+            oldest = next(iter(self._stream_ids))
+            self.forget(oldest, self._stream_ids[oldest])
 
-    def forget(self, response_id: str, lane: str) -> None:
-        if self._lanes.get(response_id) == lane:
-            del self._lanes[response_id]
-            self._recents.discard(self._key, response_id)
+    def forget(self, response_id: str, stream_id: str) -> None:
+        if self._stream_ids.get(response_id) == stream_id:
+            del self._stream_ids[response_id]
+            self._cache.discard(self._cache_key, response_id)
 
     def clear(self) -> None:
-        for response_id in self._lanes:
-            self._recents.discard(self._key, response_id)
-        self._lanes.clear()
+        for response_id in self._stream_ids:
+            self._cache.discard(self._cache_key, response_id)
+        self._stream_ids.clear()

@@ -3,8 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from providers.tool_runtime.search_results import SearchOptions, clean, query_with_domains, text_of, texts_of
-from providers.tool_runtime.search_service import Asked, SearchService, ServiceUrl
+from providers.tool_runtime.search_results import (
+    SearchOptions,
+    clean_line,
+    join_passages,
+    query_with_domains,
+    text_or_empty,
+)
+from providers.tool_runtime.search_service import SearchRequest, SearchService, ServiceUrl
 
 _MAX_QUERY_CHARS: Final = 400
 _MAX_QUERY_WORDS: Final = 50
@@ -22,7 +28,7 @@ class Brave(SearchService):
 
         base_url: ServiceUrl = "https://api.search.brave.com/res/v1"
 
-    def ask(self, query: str, options: SearchOptions) -> Asked:
+    def build_request(self, query: str, options: SearchOptions) -> SearchRequest:
         asked = {
             "q": query_with_domains(query, options, _MAX_QUERY_CHARS, _MAX_QUERY_WORDS),
             "count": str(options.max_results),
@@ -30,7 +36,7 @@ class Brave(SearchService):
             "text_decorations": "false",
             "extra_snippets": "true",
         }
-        headers = {"X-Subscription-Token": self.key}
+        headers = {"X-Subscription-Token": self.api_key}
         if options.user_location is not None:
             # As headers, because a country that Brave has no index of would be refused as a parameter.
             where = options.user_location
@@ -40,13 +46,13 @@ class Brave(SearchService):
                 "City": where.city,
                 "Timezone": where.timezone,
             }
-            headers |= {f"X-Loc-{name}": clean(value, 100) for name, value in told.items() if value}
-        return Asked("/web/search", asked, headers)
+            headers |= {f"X-Loc-{name}": clean_line(value, 100) for name, value in told.items() if value}
+        return SearchRequest("/web/search", asked, headers)
 
-    def results(self, answer: Any) -> Any:
+    def parse_results(self, response: Any) -> Any:
         """What was searched for without success has no `web` part."""
-        return answer["web"]["results"] if "web" in answer else [] if answer["type"] == "search" else None
+        return response["web"]["results"] if "web" in response else [] if response["type"] == "search" else None
 
-    def passage(self, result: Mapping[str, Any]) -> str:
-        extra = texts_of(result.get("extra_snippets"))
-        return " … ".join(text for text in (text_of(result.get("description")), extra) if text)
+    def parse_passage(self, result: Mapping[str, Any]) -> str:
+        extra = join_passages(result.get("extra_snippets"))
+        return " … ".join(text for text in (text_or_empty(result.get("description")), extra) if text)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from providers.tool_runtime.search_results import SearchOptions, text_of, texts_of
-from providers.tool_runtime.search_service import Asked, SearchService, ServiceUrl
+from providers.tool_runtime.search_results import SearchOptions, join_passages, text_or_empty
+from providers.tool_runtime.search_service import SearchRequest, SearchService, ServiceUrl
 
 
 class Exa(SearchService):
@@ -18,9 +18,9 @@ class Exa(SearchService):
 
         base_url: ServiceUrl = "https://api.exa.ai"
 
-    def ask(self, query: str, options: SearchOptions) -> Asked:
+    def build_request(self, query: str, options: SearchOptions) -> SearchRequest:
         """Passages only, no whole texts: Exa bills each view of a page, and passages fit the query."""
-        contents: dict[str, Any] = {"highlights": {"maxCharacters": options.max_chars}}
+        contents: dict[str, Any] = {"highlights": {"maxCharacters": options.max_passage_chars}}
         if options.live is False:
             contents["maxAgeHours"] = -1
         body: dict[str, Any] = {"query": query, "type": "auto", "numResults": options.max_results, "contents": contents}
@@ -30,10 +30,14 @@ class Exa(SearchService):
             body["excludeDomains"] = options.blocked_domains
         if options.country:
             body["userLocation"] = options.country
-        return Asked("/search", headers={"x-api-key": self.key}, body=body)
+        return SearchRequest("/search", headers={"x-api-key": self.api_key}, body=body)
 
-    def results(self, answer: Any) -> Any:
-        return answer["results"]
+    def parse_results(self, response: Any) -> Any:
+        return response["results"]
 
-    def passage(self, result: Mapping[str, Any]) -> str:
-        return texts_of(result.get("highlights")) or text_of(result.get("summary")) or text_of(result.get("text"))
+    def parse_passage(self, result: Mapping[str, Any]) -> str:
+        return (
+            join_passages(result.get("highlights"))
+            or text_or_empty(result.get("summary"))
+            or text_or_empty(result.get("text"))
+        )

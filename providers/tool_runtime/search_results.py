@@ -13,12 +13,12 @@ from apis.wire.tools import ascii_domain
 
 _MAX_URL_CHARS: Final = 2048
 _MAX_TITLE_CHARS: Final = 200
-_CONTEXT: Final[Mapping[str, tuple[int, int]]] = {"low": (5, 500), "medium": (10, 1000), "high": (20, 1500)}
+_CONTEXT_SIZES: Final[Mapping[str, tuple[int, int]]] = {"low": (5, 500), "medium": (10, 1000), "high": (20, 1500)}
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
-SEARCH: Final = ToolSpec(
+SEARCH_TOOL: Final = ToolSpec(
     name="search",
     description="Search the web. Gives a numbered list of pages, each with its title, URL and the passages that fit.",
     parameters={
@@ -40,7 +40,7 @@ class SearchArguments(BaseModel):
     query: str = Field(min_length=1, max_length=4096)
 
 
-class Location(BaseModel):
+class SearchLocation(BaseModel):
     """Roughly where the user is. Services take of it what they know."""
 
     model_config = ConfigDict(strict=True)
@@ -59,17 +59,17 @@ class SearchOptions(BaseModel):
     allowed_domains: _Domains | None = None
     blocked_domains: _Domains | None = None
     context_size: Literal["low", "medium", "high"] | None = None
-    user_location: Location | None = None
+    user_location: SearchLocation | None = None
     live: bool | None = None
 
     @property
     def max_results(self) -> int:
-        return _CONTEXT[self.context_size or "medium"][0]
+        return _CONTEXT_SIZES[self.context_size or "medium"][0]
 
     @property
-    def max_chars(self) -> int:
+    def max_passage_chars(self) -> int:
         """Of each result's text."""
-        return _CONTEXT[self.context_size or "medium"][1]
+        return _CONTEXT_SIZES[self.context_size or "medium"][1]
 
     @property
     def country(self) -> str | None:
@@ -77,9 +77,9 @@ class SearchOptions(BaseModel):
         country = self.user_location.country if self.user_location else None
         return country.upper() if country else None
 
-    def permit(self, url: str) -> bool:
+    def permits_url(self, url: str) -> bool:
         """Whether the declaration's domains, each with its subdomains, leave room for this URL."""
-        host = host_of(url)
+        host = parse_host(url)
 
         def within(domains: Sequence[str]) -> bool:
             return any(host == domain or host.endswith(f".{domain}") for domain in domains)
@@ -87,14 +87,14 @@ class SearchOptions(BaseModel):
         return not within(self.blocked_domains or ()) and (not self.allowed_domains or within(self.allowed_domains))
 
 
-def validated(model: type[_Model], values: Mapping[str, Any], what: str) -> _Model:
+def validate_model(model: type[_Model], values: Mapping[str, Any], subject: str) -> _Model:
     """`values` as a model. Raises ToolFailed with what is wrong, in words for the model."""
     try:
         return model.model_validate(dict(values))
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         path = ".".join(str(step) for step in first["loc"])
-        raise ToolFailed(clean(f"Wrong {what}: {path}: {first['msg']}", 500)) from None
+        raise ToolFailed(clean_line(f"Wrong {subject}: {path}: {first['msg']}", 500)) from None
 
 
 def query_with_domains(query: str, options: SearchOptions, max_chars: int, max_words: int) -> str:
@@ -121,25 +121,27 @@ def query_with_domains(query: str, options: SearchOptions, max_chars: int, max_w
     return query
 
 
-def sources_of(results: Sequence[Any], passages: Sequence[str], options: SearchOptions) -> list[Source]:
+def build_sources(results: Sequence[Any], passages: Sequence[str], options: SearchOptions) -> list[Source]:
     """The results that have an address a client could follow and that the declaration permits, in their order."""
     pairs = zip(results, passages, strict=True)
-    sources = (_source(result, passage, options.max_chars) for result, passage in pairs)
-    return [source for source in sources if source is not None and options.permit(source.url)][: options.max_results]
+    sources = (_build_source(result, passage, options.max_passage_chars) for result, passage in pairs)
+    return [source for source in sources if source is not None and options.permits_url(source.url)][
+        : options.max_results
+    ]
 
 
-def _source(result: Any, passage: str, max_chars: int) -> Source | None:
+def _build_source(result: Any, passage: str, max_chars: int) -> Source | None:
     match result:
         case {"url": str() as url} if (
-            len(url) <= _MAX_URL_CHARS and url == clean(url).replace(" ", "") and host_of(url)
+            len(url) <= _MAX_URL_CHARS and url == clean_line(url).replace(" ", "") and parse_host(url)
         ):
-            title = clean(text_of(result.get("title")), _MAX_TITLE_CHARS) or host_of(url)
-            return Source(url, title, clean(passage, max_chars))
+            title = clean_line(text_or_empty(result.get("title")), _MAX_TITLE_CHARS) or parse_host(url)
+            return Source(url, title, clean_line(passage, max_chars))
         case _:
             return None
 
 
-def listing(sources: Sequence[Source]) -> str:
+def render_sources(sources: Sequence[Source]) -> str:
     """The results as a model is told them."""
     if not sources:
         return "The search found no results."
@@ -147,7 +149,7 @@ def listing(sources: Sequence[Source]) -> str:
     return "\n\n".join(entries)
 
 
-def host_of(url: str) -> str:
+def parse_host(url: str) -> str:
     """Empty when `url` is not a web address."""
     try:
         parts = urlsplit(url)
@@ -158,19 +160,19 @@ def host_of(url: str) -> str:
         return ""
 
 
-def text_of(value: Any) -> str:
+def text_or_empty(value: Any) -> str:
     """Parsed JSON as text; empty when it is none."""
     return value if isinstance(value, str) else ""
 
 
-def texts_of(value: Any) -> str:
+def join_passages(value: Any) -> str:
     """A list of passages as one text; empty when it is none."""
     if not isinstance(value, list):
         return ""
-    return " … ".join(text_of(passage) for passage in value)  # pyright: ignore[reportUnknownVariableType] - parsed JSON
+    return " … ".join(text_or_empty(passage) for passage in value)  # pyright: ignore[reportUnknownVariableType] - parsed JSON
 
 
-def clean(text: str, max_chars: int | None = None) -> str:
+def clean_line(text: str, max_chars: int | None = None) -> str:
     """One line of storable text: a page must not be able to begin what looks like the next entry of the list."""
     line = " ".join(_CONTROL.sub(" ", _SURROGATE.sub("\ufffd", text)).split())
     return line if max_chars is None or len(line) <= max_chars else f"{line[: max_chars - 1]}…"

@@ -15,13 +15,13 @@ from apis.errors import ConfigError, ToolFailed
 from apis.provider import Provider
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime, ToolSpec
 from providers.tool_runtime.search_results import (
-    SEARCH,
+    SEARCH_TOOL,
     SearchArguments,
     SearchOptions,
-    clean,
-    listing,
-    sources_of,
-    validated,
+    build_sources,
+    clean_line,
+    render_sources,
+    validate_model,
 )
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _STATUS_TEXTS: Final[Mapping[int, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SearchRequest:
     """A search as a service wants to be asked: with `body` as a POST of JSON, or else a GET with `query`."""
 
     path: str
@@ -73,27 +73,27 @@ class SearchService(ToolRuntime):
     def __init__(self, config: Config) -> None:
         self._config = config
         # A key taken from an unset environment variable is an empty text.
-        self.key = (config.api_key.get_secret_value() if config.api_key else "").strip()
-        self._session: aiohttp.ClientSession | None = None
+        self.api_key = (config.api_key.get_secret_value() if config.api_key else "").strip()
+        self._http_session: aiohttp.ClientSession | None = None
 
     @abstractmethod
-    def ask(self, query: str, options: SearchOptions) -> Asked:
+    def build_request(self, query: str, options: SearchOptions) -> SearchRequest:
         """The request of a search. Raises ToolFailed when the service cannot hold an option."""
 
     @abstractmethod
-    def results(self, answer: Any) -> Any:
+    def parse_results(self, response: Any) -> Any:
         """The list of results in an answer, which is any JSON. May raise TypeError, KeyError and AttributeError."""
 
     @abstractmethod
-    def passage(self, result: Mapping[str, Any]) -> str:
+    def parse_passage(self, result: Mapping[str, Any]) -> str:
         """What a result says of its page."""
 
     async def start(self) -> None:
-        if not re.fullmatch(r"[\x21-\x7e]*", self.key):
+        if not re.fullmatch(r"[\x21-\x7e]*", self.api_key):
             raise ConfigError(
                 "tool_runtime.api_key holds characters that no key has; copy it from the service's dashboard anew"
             )
-        self._session = aiohttp.ClientSession(
+        self._http_session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=self._config.tool_timeout_s, connect=_CONNECT_TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -104,41 +104,41 @@ class SearchService(ToolRuntime):
         )
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        if self._http_session is not None:
+            await self._http_session.close()
 
     def tools(self) -> Sequence[ToolSpec]:
-        return (SEARCH,) if self.key or not self.needs_key else ()
+        return (SEARCH_TOOL,) if self.api_key or not self.needs_key else ()
 
     async def call(self, call: ToolCall) -> ToolResult:
-        if call.name != SEARCH.name:
-            raise ToolFailed(f"There is no tool '{clean(call.name, 64)}' here.")
+        if call.name != SEARCH_TOOL.name:
+            raise ToolFailed(f"There is no tool '{clean_line(call.name, 64)}' here.")
         if not self.tools():
             raise ToolFailed("Web search is not set up: the run config has no tool_runtime.api_key.")
-        query = clean(validated(SearchArguments, call.arguments, "arguments").query, 4096)
+        query = clean_line(validate_model(SearchArguments, call.arguments, "arguments").query, 4096)
         if not query:
             raise ToolFailed("Wrong arguments: query: must not be blank")
-        options = validated(SearchOptions, call.options, "options")
+        options = validate_model(SearchOptions, call.options, "options")
         try:
-            results = self._parsed(await self._send(self.ask(query, options)))
+            results = self._parse_body(await self._send(self.build_request(query, options)))
         except ToolFailed as exc:
             _log.warning("a search failed: %s", exc.message)
             raise
         passages = [
-            self.passage(cast("dict[str, Any]", result)) if isinstance(result, dict) else "" for result in results
+            self.parse_passage(cast("dict[str, Any]", result)) if isinstance(result, dict) else "" for result in results
         ]
-        sources = sources_of(results, passages, options)
-        return ToolResult(listing(sources), sources)
+        sources = build_sources(results, passages, options)
+        return ToolResult(render_sources(sources), sources)
 
-    async def _send(self, asked: Asked) -> bytes:
-        assert self._session is not None, "started before it is called"
+    async def _send(self, request: SearchRequest) -> bytes:
+        assert self._http_session is not None, "started before it is called"
         try:
-            async with self._session.request(
-                "GET" if asked.body is None else "POST",
-                f"{self._config.base_url.rstrip('/')}{asked.path}",
-                params=asked.query,
-                json=asked.body,
-                headers=asked.headers,
+            async with self._http_session.request(
+                "GET" if request.body is None else "POST",
+                f"{self._config.base_url.rstrip('/')}{request.path}",
+                params=request.query,
+                json=request.body,
+                headers=request.headers,
                 allow_redirects=False,
             ) as response:
                 if response.status != 200:
@@ -158,9 +158,9 @@ class SearchService(ToolRuntime):
             return f"The search service failed (HTTP {status}); try again later."
         return {**_STATUS_TEXTS, **self.status_texts}.get(status, f"The search service answered with HTTP {status}.")
 
-    def _parsed(self, body: bytes) -> list[Any]:
+    def _parse_body(self, body: bytes) -> list[Any]:
         try:
-            results = self.results(json.loads(body.decode(errors="replace")))
+            results = self.parse_results(json.loads(body.decode(errors="replace")))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             results = None
         if not isinstance(results, list):

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from apis.errors import ToolFailed
-from providers.tool_runtime.search_results import SearchOptions, query_with_domains, text_of
-from providers.tool_runtime.search_service import Asked, SearchService, ServiceUrl
+from providers.tool_runtime.search_results import SearchOptions, query_with_domains, text_or_empty
+from providers.tool_runtime.search_service import SearchRequest, SearchService, ServiceUrl
 
 _MAX_QUERY_CHARS: Final = 1024
 _MAX_QUERY_WORDS: Final = 50
@@ -33,16 +33,16 @@ class SearXNG(SearchService):
         super().__init__(config)
         self._language = config.language
 
-    def ask(self, query: str, options: SearchOptions) -> Asked:
+    def build_request(self, query: str, options: SearchOptions) -> SearchRequest:
         if options.live is False:
             raise ToolFailed("This search service asks live search engines only, which this request does not allow.")
         asked = {"q": query_with_domains(query, options, _MAX_QUERY_CHARS, _MAX_QUERY_WORDS), "format": "json"}
         if self._language:
             asked["language"] = self._language
-        return Asked("/search", asked, {"Authorization": f"Bearer {self.key}"} if self.key else {})
+        return SearchRequest("/search", asked, {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
 
-    def results(self, answer: Any) -> Any:
-        return answer["results"]
+    def parse_results(self, response: Any) -> Any:
+        return response["results"]
 
-    def passage(self, result: Mapping[str, Any]) -> str:
-        return text_of(result.get("content"))
+    def parse_passage(self, result: Mapping[str, Any]) -> str:
+        return text_or_empty(result.get("content"))

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from apis.errors import ToolFailed
-from providers.tool_runtime.search_results import SearchOptions, text_of
-from providers.tool_runtime.search_service import Asked, SearchService, ServiceUrl
+from providers.tool_runtime.search_results import SearchOptions, text_or_empty
+from providers.tool_runtime.search_service import SearchRequest, SearchService, ServiceUrl
 
 _MAX_QUERY_CHARS: Final = 400
 _COUNTRIES: Final[Mapping[str | None, str]] = {
@@ -86,7 +86,7 @@ class Tavily(SearchService):
 
         base_url: ServiceUrl = "https://api.tavily.com"
 
-    def ask(self, query: str, options: SearchOptions) -> Asked:
+    def build_request(self, query: str, options: SearchOptions) -> SearchRequest:
         if options.live is False:
             raise ToolFailed("This search service searches the live web only, which this request does not allow.")
         body: dict[str, Any] = {
@@ -100,10 +100,10 @@ class Tavily(SearchService):
             body["exclude_domains"] = options.blocked_domains
         if options.country in _COUNTRIES:
             body["country"] = _COUNTRIES[options.country]
-        return Asked("/search", headers={"Authorization": f"Bearer {self.key}"}, body=body)
+        return SearchRequest("/search", headers={"Authorization": f"Bearer {self.api_key}"}, body=body)
 
-    def results(self, answer: Any) -> Any:
-        return answer["results"]
+    def parse_results(self, response: Any) -> Any:
+        return response["results"]
 
-    def passage(self, result: Mapping[str, Any]) -> str:
-        return text_of(result.get("content"))
+    def parse_passage(self, result: Mapping[str, Any]) -> str:
+        return text_or_empty(result.get("content"))

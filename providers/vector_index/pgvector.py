@@ -12,16 +12,22 @@ from pydantic import Field, SecretStr
 
 from apis.errors import ConfigError, StoreUnavailable
 from apis.provider import Provider
-from apis.vector_index import Chunk, Found, Search, Value, VectorIndex
-from providers.vector_index.filters import to_sql
-from providers.vector_index.tokenize import words
+from apis.vector_index import AttributeValue, Chunk, ScoredChunk, Search, VectorIndex
+from providers.vector_index.filters import filter_to_sql
+from providers.vector_index.tokenize import text_to_words
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-_FAILURES: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
-_CONNECTIONS: Final = 4
-_CREATE: Final = """
+_DATABASE_ERRORS: Final = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+_MAX_CONNECTIONS: Final = 4
+_CREATE_SQL: Final = """
 DO $create$ BEGIN
   PERFORM pg_advisory_xact_lock(1381192802);
   CREATE SCHEMA IF NOT EXISTS "{schema}";
@@ -35,7 +41,7 @@ DO $create$ BEGIN
   CREATE INDEX IF NOT EXISTS chunks_by_word ON "{schema}".chunks USING gin (words);
 END $create$
 """
-_UPSERT: Final = """
+_UPSERT_SQL: Final = """
 INSERT INTO {chunks} (store, file, number, text, attributes, vector)
 VALUES ($1, $2, $3, $4, $5::text::jsonb, $6::text::vector)
 ON CONFLICT (store, file, number)
@@ -43,14 +49,14 @@ DO UPDATE SET text = excluded.text, attributes = excluded.attributes, vector = e
 """
 # The length is looked at first, because vectors of different lengths cannot be compared; a vector of zeros has the
 # cosine NaN, and 0 is meant.
-_BY_VECTOR: Final = """
+_VECTOR_SEARCH_SQL: Final = """
 SELECT file, number, text, attributes::text, CASE WHEN vector_dims(vector) = vector_dims($2::text::vector)
   THEN coalesce(nullif(1 - (vector <=> $2::text::vector), 'NaN'), 0)::float4 END AS score
 FROM {chunks} AS c WHERE store = $1 AND vector_dims(vector) = vector_dims($2::text::vector){where}
 ORDER BY score DESC, file, number LIMIT {limit}
 """
 # PostgreSQL's own rank knows how often a chunk has a word, not how rare the word is in its store.
-_BY_WORDS: Final = """
+_KEYWORD_SEARCH_SQL: Final = """
 WITH asked AS (
   SELECT DISTINCT to_tsquery('english', word) AS query FROM unnest($2::text[]) AS word
 ), weighed AS MATERIALIZED (
@@ -85,9 +91,9 @@ class PgVector(VectorIndex):
     def __init__(self, config: Config) -> None:
         self._config = config
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
-        self._prepared = False
+        self._has_schema = False
         # In full: sessions that open while the schema is made may go on without it in their search path.
-        self._chunks = f'"{config.namespace}".chunks'
+        self._chunks_table = f'"{config.namespace}".chunks'
 
     async def start(self) -> None:
         config = self._config
@@ -95,12 +101,12 @@ class PgVector(VectorIndex):
             self._pool = await asyncpg.create_pool(
                 config.url.get_secret_value(),
                 min_size=0,
-                max_size=_CONNECTIONS,
+                max_size=_MAX_CONNECTIONS,
                 timeout=config.timeout_s,
                 server_settings={"search_path": "public", "application_name": "stack"},
             )
-            async with self._connected(self._pool) as connection:
-                await self._prepare(connection)
+            async with self._acquire_connection(self._pool) as connection:
+                await self._create_schema(connection)
         except (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError):
             # The error may quote pieces of the url, and they may be pieces of its password.
             await self.close()
@@ -115,7 +121,7 @@ class PgVector(VectorIndex):
                 "The database has no extension 'vector', or its user may not create it, or the schema "
                 f"{config.namespace}. Install pgvector and run CREATE EXTENSION vector."
             ) from exc
-        except _FAILURES as exc:
+        except _DATABASE_ERRORS as exc:
             log.warning("PostgreSQL cannot be reached yet (%s); what needs it fails until it can.", type(exc).__name__)
 
     async def close(self) -> None:
@@ -124,46 +130,53 @@ class PgVector(VectorIndex):
             pool.terminate()
 
     async def upsert(self, store: str, chunks: Sequence[Chunk]) -> None:
-        rows = [(store, c.file, c.number, c.text, _to_json(c.attributes), _literal(c.vector)) for c in chunks]
-        statement = _UPSERT.format(chunks=self._chunks)
-        await self._do(lambda connection: connection.executemany(statement, rows))
+        rows = [
+            (store, c.file, c.number, c.text, _attributes_to_json(c.attributes), _vector_to_literal(c.vector))
+            for c in chunks
+        ]
+        statement = _UPSERT_SQL.format(chunks=self._chunks_table)
+        await self._run_transaction(lambda connection: connection.executemany(statement, rows))
 
-    async def set_attributes(self, store: str, file: str, attributes: Mapping[str, Value]) -> None:
-        statement = f"UPDATE {self._chunks} SET attributes = $3::text::jsonb WHERE store = $1 AND file = $2"  # noqa: S608 - a checked name
-        await self._do(lambda connection: connection.execute(statement, store, file, _to_json(attributes)))
+    async def set_attributes(self, store: str, file: str, attributes: Mapping[str, AttributeValue]) -> None:
+        statement = f"UPDATE {self._chunks_table} SET attributes = $3::text::jsonb WHERE store = $1 AND file = $2"  # noqa: S608 - a checked name
+        await self._run_transaction(
+            lambda connection: connection.execute(statement, store, file, _attributes_to_json(attributes))
+        )
 
     async def delete(self, store: str, file: str | None = None) -> None:
-        statement = f"DELETE FROM {self._chunks} WHERE store = $1 AND ($2::text IS NULL OR file = $2)"  # noqa: S608 - a checked name
-        await self._do(lambda connection: connection.execute(statement, store, file))
+        statement = f"DELETE FROM {self._chunks_table} WHERE store = $1 AND ($2::text IS NULL OR file = $2)"  # noqa: S608 - a checked name
+        await self._run_transaction(lambda connection: connection.execute(statement, store, file))
 
-    async def search_vector(self, search: Search, vector: Sequence[float]) -> list[Found]:
-        return await self._search(_BY_VECTOR, search, _literal(vector))
+    async def search_vector(self, search: Search, vector: Sequence[float]) -> list[ScoredChunk]:
+        return await self._search(_VECTOR_SEARCH_SQL, search, _vector_to_literal(vector))
 
-    async def search_keywords(self, search: Search, text: str) -> list[Found]:
-        return await self._search(_BY_WORDS, search, words(text))
+    async def search_keywords(self, search: Search, text: str) -> list[ScoredChunk]:
+        return await self._search(_KEYWORD_SEARCH_SQL, search, text_to_words(text))
 
-    async def _search(self, statement: str, search: Search, asked: object) -> list[Found]:
-        dialect = _Bound([search.store, asked])
-        where = "" if search.filters is None else f" AND {to_sql(search.filters, dialect)}"
-        query = statement.format(chunks=self._chunks, where=where, limit=int(search.limit))
-        rows = await self._do(lambda connection: connection.fetch(query, *dialect.values))
-        return [Found(file, number, text, orjson.loads(given), score) for file, number, text, given, score in rows]
+    async def _search(self, statement: str, search: Search, search_value: object) -> list[ScoredChunk]:
+        dialect = _PostgresDialect([search.store, search_value])
+        where = "" if search.filters is None else f" AND {filter_to_sql(search.filters, dialect)}"
+        query = statement.format(chunks=self._chunks_table, where=where, limit=int(search.limit))
+        rows = await self._run_transaction(lambda connection: connection.fetch(query, *dialect.bound_values))
+        return [
+            ScoredChunk(file, number, text, orjson.loads(given), score) for file, number, text, given, score in rows
+        ]
 
-    async def _do(self, work: Callable[[Any], Awaitable[T]]) -> T:
+    async def _run_transaction(self, work: Callable[[Any], Awaitable[T]]) -> T:
         if self._pool is None:
             raise StoreUnavailable("The vector index is closed.")
         try:
-            async with self._connected(self._pool) as connection:
-                if not self._prepared:
-                    await self._prepare(connection)
+            async with self._acquire_connection(self._pool) as connection:
+                if not self._has_schema:
+                    await self._create_schema(connection)
                 async with connection.transaction():
                     return await work(connection)
-        except _FAILURES as exc:
+        except _DATABASE_ERRORS as exc:
             # By its kind alone: PostgreSQL's sentences may quote what was written.
             raise StoreUnavailable(f"The vector index cannot do that now ({type(exc).__name__}).") from exc
 
     @asynccontextmanager
-    async def _connected(self, pool: "asyncpg.Pool[asyncpg.Record]") -> AsyncGenerator[Any]:
+    async def _acquire_connection(self, pool: "asyncpg.Pool[asyncpg.Record]") -> AsyncGenerator[Any]:
         """A connection that ends itself when it is late or left: asking a server that hangs to stop would hang too."""
         connection: Any = await pool.acquire(timeout=self._config.timeout_s)
         timer = asyncio.get_running_loop().call_later(self._config.timeout_s, connection.terminate)
@@ -176,41 +189,41 @@ class PgVector(VectorIndex):
             timer.cancel()
             await pool.release(connection)
 
-    async def _prepare(self, connection: Any) -> None:
-        await connection.execute(_CREATE.format(schema=self._config.namespace))
-        self._prepared = True
+    async def _create_schema(self, connection: Any) -> None:
+        await connection.execute(_CREATE_SQL.format(schema=self._config.namespace))
+        self._has_schema = True
 
 
-class _Bound:
+class _PostgresDialect:
     """PostgreSQL's way to compare attributes; `values` are those bound so far, in their order."""
 
-    def __init__(self, values: list[Any]) -> None:
-        self.values = values
+    def __init__(self, bound_values: list[Any]) -> None:
+        self.bound_values = bound_values
 
-    def equal(self, key: str, value: Value) -> str:
+    def render_equality(self, key: str, value: AttributeValue) -> str:
         given, wanted = self._bind(key, orjson.dumps(value).decode())
         return f"coalesce({given} = {wanted}::text::jsonb, FALSE)"
 
-    def ordered(self, key: str, sign: str, value: str | float) -> str:
+    def render_order(self, key: str, operator: str, value: str | float) -> str:
         """A CASE, because only it says what is looked at first."""
         given, wanted = self._bind(key, value)
         kind = "string" if isinstance(value, str) else "number"
         text = given.replace("->", "->>")
         compared = (
-            f'{text} COLLATE "C" {sign} {wanted}::text'
+            f'{text} COLLATE "C" {operator} {wanted}::text'
             if kind == "string"
-            else f"({text})::float8 {sign} {wanted}::float8"
+            else f"({text})::float8 {operator} {wanted}::float8"
         )
         return f"(CASE WHEN jsonb_typeof({given}) = '{kind}' THEN {compared} ELSE FALSE END)"
 
     def _bind(self, key: str, value: object) -> tuple[str, str]:
-        self.values += [key, value]
-        return f"(c.attributes -> ${len(self.values) - 1}::text)", f"${len(self.values)}"
+        self.bound_values += [key, value]
+        return f"(c.attributes -> ${len(self.bound_values) - 1}::text)", f"${len(self.bound_values)}"
 
 
-def _literal(vector: Sequence[float]) -> str:
+def _vector_to_literal(vector: Sequence[float]) -> str:
     return f"[{','.join(map(repr, map(float, vector)))}]"
 
 
-def _to_json(attributes: Mapping[str, Value]) -> str:
+def _attributes_to_json(attributes: Mapping[str, AttributeValue]) -> str:
     return orjson.dumps(dict(attributes)).decode()

@@ -8,7 +8,7 @@ from typing import ClassVar, Final, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from apis.vector_index import Search, Value
+from apis.vector_index import AttributeValue, Search
 from apis.wire.tools import FileFilter
 from providers.vector_index.filters import matches
 from providers.vector_index.segments import Bools, Ints, Piece
@@ -29,7 +29,7 @@ class Hit:
     file: str
     number: int
     row: int
-    attributes: Mapping[str, Value]
+    attributes: Mapping[str, AttributeValue]
 
 
 class Ranking(Protocol):

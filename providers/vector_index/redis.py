@@ -20,7 +20,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from apis.errors import ConfigError, StoreUnavailable
 from apis.provider import Provider
-from apis.vector_index import Chunk, Found, Search, Value, VectorIndex
+from apis.vector_index import AttributeValue, Chunk, ScoredChunk, Search, VectorIndex
 from providers.vector_index.ranking import ByVector, ByWords, Hit, Ranking
 from providers.vector_index.redis_scripts import (
     DELETE,
@@ -115,7 +115,7 @@ class Redis(VectorIndex):
             cells = await asyncio.to_thread(_chunks_to_cells, chunks)
             await self._write(UPSERT, keys, *cells)
 
-    async def set_attributes(self, store: str, file: str, attributes: Mapping[str, Value]) -> None:
+    async def set_attributes(self, store: str, file: str, attributes: Mapping[str, AttributeValue]) -> None:
         keys, place = self._keys(store), file_to_place(file)
         async with self._in_time():
             last: Any = b""
@@ -131,15 +131,15 @@ class Redis(VectorIndex):
             while await self._write(DELETE, keys, file_to_place(file), PIECE) == PIECE:
                 pass
 
-    async def search_vector(self, search: Search, vector: Sequence[float]) -> list[Found]:
+    async def search_vector(self, search: Search, vector: Sequence[float]) -> list[ScoredChunk]:
         unit = vector_to_unit(vector)
         return await self._search(search, lambda: ByVector(search, unit))
 
-    async def search_keywords(self, search: Search, text: str) -> list[Found]:
+    async def search_keywords(self, search: Search, text: str) -> list[ScoredChunk]:
         terms = query_to_terms(text)
         return await self._search(search, lambda: ByWords(search, terms))
 
-    async def _search(self, search: Search, ranking: Callable[[], Ranking]) -> list[Found]:
+    async def _search(self, search: Search, ranking: Callable[[], Ranking]) -> list[ScoredChunk]:
         """First by the copy at hand: where Redis says that nothing changed since, that was all."""
         store, keys = search.store, self._keys(search.store)
         async with self._in_time():
@@ -194,7 +194,7 @@ class Redis(VectorIndex):
                 self._copies.put(store, copy)
                 return copy
 
-    async def _stream(self, keys: Keys, ranking: Callable[[], Ranking]) -> list[Found]:
+    async def _stream(self, keys: Keys, ranking: Callable[[], Ranking]) -> list[ScoredChunk]:
         """Search page by page in the store as it was at a moment of this call. Rows made since do not show; where
         others changed, all begins again."""
         while True:
@@ -320,8 +320,8 @@ def _look_at_page(ranking: Ranking, page: Page, nth: int) -> None:
         ranking.look(piece, nth)
 
 
-def _found(hits: Sequence[Hit], texts: Sequence[bytes | None]) -> list[Found]:
+def _found(hits: Sequence[Hit], texts: Sequence[bytes | None]) -> list[ScoredChunk]:
     return [
-        Found(hit.file, hit.number, (text or b"").decode(), dict(hit.attributes), hit.score)
+        ScoredChunk(hit.file, hit.number, (text or b"").decode(), dict(hit.attributes), hit.score)
         for hit, text in zip(hits, texts, strict=True)
     ]

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from apis.vector_index import Chunk, Value
+from apis.vector_index import AttributeValue, Chunk
 from providers.vector_index.terms import text_to_terms
 
 _HEAD: Final = struct.Struct("<5I")
@@ -29,7 +29,7 @@ class Row:
     file: str
     number: int
     words: int
-    attributes: Mapping[str, Value]
+    attributes: Mapping[str, AttributeValue]
     vector: memoryview
     terms: memoryview
     times: memoryview
@@ -47,7 +47,7 @@ class Piece:
     alive: Bools
     files: Sequence[str]
     numbers: Sequence[int]
-    attributes: Sequence[Mapping[str, Value]]
+    attributes: Sequence[Mapping[str, AttributeValue]]
     vectors: Floats
     words: Ints
     terms: npt.NDArray[np.uint64]
@@ -65,7 +65,7 @@ class Piece:
         arrays = (self.names, self.alive, self.vectors, self.words, self.terms, self.starts, self.holders, self.times)
         return sum(array.nbytes for array in arrays) + 100 * len(self.names)
 
-    def changed(self, attributes: Mapping[int, Mapping[str, Value]], gone: Iterable[int]) -> "Piece":
+    def changed(self, attributes: Mapping[int, Mapping[str, AttributeValue]], gone: Iterable[int]) -> "Piece":
         """The piece with these rows' attributes, without those that are gone. Names that are not in it do nothing."""
         piece = self
         if (lost := self._positions(gone)).size:
@@ -104,7 +104,7 @@ def chunk_to_bytes(chunk: Chunk) -> bytes:
     return b"".join((head, file, unit.tobytes(), np.array(terms, "<u8").tobytes(), np.array(times, "<u2").tobytes()))
 
 
-def bytes_to_row(stored: bytes, attributes: Mapping[str, Value]) -> Row:
+def bytes_to_row(stored: bytes, attributes: Mapping[str, AttributeValue]) -> Row:
     """The chunk that is kept so, with these attributes."""
     name_size, dimensions, terms, number, words = _HEAD.unpack_from(stored)
     ends = list(accumulate((_HEAD.size, name_size, 4 * dimensions, 8 * terms, 2 * terms)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from apis.vector_index import Value
+from apis.vector_index import AttributeValue
 from providers.vector_index.segments import Piece, Row, bytes_to_row, rows_to_pieces, tidied
 
 
@@ -50,7 +50,7 @@ class Copy:
     def changed(self, pages: Iterable[Page]) -> "Copy":
         """The copy as of the last page. Heavy: for a thread."""
         rows: dict[int, Row] = {}
-        given: dict[int, Mapping[str, Value]] = {}
+        given: dict[int, Mapping[str, AttributeValue]] = {}
         gone: set[int] = set()
         stamp, tick = self.stamp, self.tick
         for page in pages:
@@ -107,7 +107,7 @@ def _names(text: bytes) -> list[int]:
     return [int(name) for name in text.split(b",")] if text else []
 
 
-def _decoded(given: Sequence[bytes]) -> list[Mapping[str, Value]]:
+def _decoded(given: Sequence[bytes]) -> list[Mapping[str, AttributeValue]]:
     """Equal ones are one and the same."""
     distinct = {each: orjson.loads(each) for each in set(given)}
     return [distinct[each] for each in given]

@@ -11,12 +11,12 @@ from pydantic import Field
 
 from apis.errors import ConfigError, StoreUnavailable
 from apis.provider import Provider
-from apis.vector_index import Chunk, Found, Search, Value, VectorIndex
+from apis.vector_index import AttributeValue, Chunk, ScoredChunk, Search, VectorIndex
 from providers.vector_index.sqlite_vec_file import IndexFile
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_CLOSE_S: Final = 5.0
+_CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class SQLiteVec(VectorIndex):
@@ -34,8 +34,8 @@ class SQLiteVec(VectorIndex):
     def __init__(self, config: Config) -> None:
         self._config = config
         # Two connections, each of one thread: a long search does not hold up what is written, nor the reverse.
-        self._reader = _Lane(config, writes=False)
-        self._writer = _Lane(config, writes=True)
+        self._reader = _FileThread(config, is_writer=False)
+        self._writer = _FileThread(config, is_writer=True)
 
     async def start(self) -> None:
         try:
@@ -56,56 +56,56 @@ class SQLiteVec(VectorIndex):
         if chunks:
             await self._writer.call(IndexFile.upsert, store, chunks)
 
-    async def set_attributes(self, store: str, file: str, attributes: Mapping[str, Value]) -> None:
+    async def set_attributes(self, store: str, file: str, attributes: Mapping[str, AttributeValue]) -> None:
         await self._writer.call(IndexFile.set_attributes, store, file, attributes)
 
     async def delete(self, store: str, file: str | None = None) -> None:
         await self._writer.call(IndexFile.delete, store, file)
 
-    async def search_vector(self, search: Search, vector: Sequence[float]) -> list[Found]:
+    async def search_vector(self, search: Search, vector: Sequence[float]) -> list[ScoredChunk]:
         return await self._reader.call(IndexFile.search_vector, search, vector)
 
-    async def search_keywords(self, search: Search, text: str) -> list[Found]:
+    async def search_keywords(self, search: Search, text: str) -> list[ScoredChunk]:
         return await self._reader.call(IndexFile.search_keywords, search, text)
 
 
-class _Lane:
+class _FileThread:
     """One connection and the one thread that uses it."""
 
-    def __init__(self, config: SQLiteVec.Config, *, writes: bool) -> None:
+    def __init__(self, config: SQLiteVec.Config, *, is_writer: bool) -> None:
         self._config = config
-        self._writes = writes
-        self._thread: ThreadPoolExecutor | None = None
-        self._file: IndexFile | None = None
+        self._is_writer = is_writer
+        self._executor: ThreadPoolExecutor | None = None
+        self._index_file: IndexFile | None = None
 
     async def open(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "vector-index")
+        self._executor = ThreadPoolExecutor(1, "vector-index")
         path, timeout_s = self._config.path, self._config.timeout_s
-        self._file = await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: IndexFile(path, timeout_s, writes=self._writes)
+        self._index_file = await asyncio.get_running_loop().run_in_executor(
+            self._executor, lambda: IndexFile(path, timeout_s, is_writer=self._is_writer)
         )
 
     async def close(self) -> None:
-        thread, file = self._thread, self._file
-        self._thread = self._file = None
+        thread, file = self._executor, self._index_file
+        self._executor = self._index_file = None
         if thread is None:
             return
         if file is not None:
             file.interrupt()
-            async with asyncio.timeout(_CLOSE_S):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await asyncio.get_running_loop().run_in_executor(thread, file.close)
         thread.shutdown(wait=False, cancel_futures=True)
 
     async def call(self, work: Callable[Concatenate[IndexFile, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `work` returns. What is not done within the time-out is rolled back."""
-        thread, file = self._thread, self._file
+        thread, file = self._executor, self._index_file
         if thread is None or file is None:
             raise StoreUnavailable("The vector index is closed.")
         until = time.monotonic() + self._config.timeout_s
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 return await asyncio.get_running_loop().run_in_executor(
-                    thread, lambda: file.within(until, work, *args, **kwargs)
+                    thread, lambda: file.run_transaction(until, work, *args, **kwargs)
                 )
         except TimeoutError as exc:
             raise StoreUnavailable(f"The vector index did not answer in {self._config.timeout_s:g} s.") from exc

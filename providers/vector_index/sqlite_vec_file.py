@@ -15,17 +15,17 @@ import orjson
 import sqlite_vec  # pyright: ignore[reportMissingTypeStubs] - it has no types
 
 from apis.errors import ConfigError
-from apis.vector_index import Chunk, Found, Search, Value
-from providers.vector_index.filters import to_sql
-from providers.vector_index.tokenize import words
+from apis.vector_index import AttributeValue, Chunk, ScoredChunk, Search
+from providers.vector_index.filters import filter_to_sql
+from providers.vector_index.tokenize import text_to_words
 
 P = ParamSpec("P")
 T = TypeVar("T")
 APPLICATION_ID: Final = 0x52537476
 SCHEMA_VERSION: Final = 1
-_STEPS: Final = 10_000
+_PROGRESS_INSTRUCTIONS: Final = 10_000
 """Instructions of SQLite's machine between two looks at the clock."""
-_SCHEMA: Final = f"""
+_SCHEMA_SQL: Final = f"""
 CREATE TABLE stores (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE chunks (
   id INTEGER PRIMARY KEY, store INTEGER NOT NULL, file TEXT NOT NULL, number INTEGER NOT NULL,
@@ -35,28 +35,28 @@ CREATE TABLE texts (id INTEGER PRIMARY KEY, text TEXT NOT NULL);
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
-_CHOSEN: Final = "SELECT c.file, c.number, t.text, c.attributes"
+_SELECT_SQL: Final = "SELECT c.file, c.number, t.text, c.attributes"
 
 
 class IndexFile:
     """The open file. Everything here blocks, belongs to one thread, and raises apsw.Error."""
 
-    def __init__(self, path: str, busy_s: float, *, writes: bool) -> None:
+    def __init__(self, path: str, busy_timeout_s: float, *, is_writer: bool) -> None:
         """Open the file, made where it is absent. Raises ConfigError for what is not ours."""
         # Its types say what Python 3.11 cannot: buffers. Rows are of any type anyhow.
         self._db: Any = apsw.Connection(path)
         try:
-            self._db.set_busy_timeout(round(busy_s * 1000))
+            self._db.set_busy_timeout(round(busy_timeout_s * 1000))
             self._db.enable_load_extension(True)
             self._db.load_extension(sqlite_vec.loadable_path())
             self._db.enable_load_extension(False)
-            self._wait_prepare(time.monotonic() + busy_s)
+            self._prepare_with_retries(time.monotonic() + busy_timeout_s)
         except BaseException:
             self._db.close()
             raise
-        self._writes = writes
-        self._until = math.inf
-        self._db.set_progress_handler(lambda: time.monotonic() > self._until, _STEPS)
+        self._is_writer = is_writer
+        self._deadline = math.inf
+        self._db.set_progress_handler(lambda: time.monotonic() > self._deadline, _PROGRESS_INSTRUCTIONS)
 
     def close(self) -> None:
         self._db.set_progress_handler(None)
@@ -66,88 +66,88 @@ class IndexFile:
         """End what runs. The one thing here that any thread may do."""
         self._db.interrupt()
 
-    def within(
-        self, until: float, work: Callable[Concatenate["IndexFile", P], T], *args: P.args, **kwargs: P.kwargs
+    def run_transaction(
+        self, deadline: float, work: Callable[Concatenate["IndexFile", P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Do it in one transaction, or nothing: what is not done at `until` (monotonic) is interrupted."""
-        self._until = until
+        self._deadline = deadline
         # Never from reading to writing: what another process wrote in between would make that fail.
-        self._db.execute("BEGIN IMMEDIATE" if self._writes else "BEGIN")
+        self._db.execute("BEGIN IMMEDIATE" if self._is_writer else "BEGIN")
         try:
             answer = work(self, *args, **kwargs)
             self._db.execute("COMMIT")
             return answer
         finally:
             if self._db.in_transaction:
-                self._until = math.inf
+                self._deadline = math.inf
                 self._db.execute("ROLLBACK")
 
     def upsert(self, store: str, chunks: Sequence[Chunk]) -> None:
-        store_id = self._store(store)
+        store_id = self._find_store_id(store)
         if store_id is None:
-            store_id = self._number("INSERT INTO stores (name) VALUES (?) RETURNING id", store)
+            store_id = self._query_int("INSERT INTO stores (name) VALUES (?) RETURNING id", store)
             self._db.execute(
                 f"CREATE VIRTUAL TABLE words_{store_id} USING fts5(text, content='', contentless_delete=1, "
                 "tokenize='porter unicode61 remove_diacritics 2')"
             )
         for chunk in chunks:
             same = (store_id, chunk.file, chunk.number)
-            self._remove(store_id, "SELECT id FROM chunks WHERE store = ? AND file = ? AND number = ?", *same)
-            chunk_id = self._number(
+            self._delete_chunks(store_id, "SELECT id FROM chunks WHERE store = ? AND file = ? AND number = ?", *same)
+            chunk_id = self._query_int(
                 "INSERT INTO chunks (store, file, number, attributes, vector) VALUES (?, ?, ?, ?, ?) RETURNING id",
-                *(*same, _to_json(chunk.attributes), _blob(chunk.vector)),
+                *(*same, _attributes_to_json(chunk.attributes), _vector_to_blob(chunk.vector)),
             )
             self._db.execute("INSERT INTO texts VALUES (?, ?)", (chunk_id, chunk.text))
             self._db.execute(f"INSERT INTO words_{store_id} (rowid, text) VALUES (?, ?)", (chunk_id, chunk.text))  # noqa: S608 - a number of ours
 
-    def set_attributes(self, store: str, file: str, attributes: Mapping[str, Value]) -> None:
-        bound = (_to_json(attributes), self._store(store), file)
+    def set_attributes(self, store: str, file: str, attributes: Mapping[str, AttributeValue]) -> None:
+        bound = (_attributes_to_json(attributes), self._find_store_id(store), file)
         self._db.execute("UPDATE chunks SET attributes = ? WHERE store = ? AND file = ?", bound)
 
     def delete(self, store: str, file: str | None) -> None:
-        store_id = self._store(store)
+        store_id = self._find_store_id(store)
         if store_id is None:
             return
         if file is not None:
-            self._remove(store_id, "SELECT id FROM chunks WHERE store = ? AND file = ?", store_id, file)
+            self._delete_chunks(store_id, "SELECT id FROM chunks WHERE store = ? AND file = ?", store_id, file)
             return
         self._db.execute("DELETE FROM texts WHERE id IN (SELECT id FROM chunks WHERE store = ?)", (store_id,))
         self._db.execute("DELETE FROM chunks WHERE store = ?", (store_id,))
         self._db.execute("DELETE FROM stores WHERE id = ?", (store_id,))
         self._db.execute(f"DROP TABLE words_{store_id}")
 
-    def search_vector(self, search: Search, vector: Sequence[float]) -> list[Found]:
+    def search_vector(self, search: Search, vector: Sequence[float]) -> list[ScoredChunk]:
         """A vector of zeros has no cosine: SQLite says NULL, and 0 is meant."""
-        blob = _blob(vector)
-        dialect = _Bound([blob, self._store(search.store), len(blob)])
-        where = _where(search, dialect)
+        blob = _vector_to_blob(vector)
+        dialect = _SqliteDialect([blob, self._find_store_id(search.store), len(blob)])
+        where = _render_where(search, dialect)
         rows = self._db.execute(
-            f"{_CHOSEN}, s.score FROM (SELECT id, file, number, attributes,"  # noqa: S608 - values are bound
+            f"{_SELECT_SQL}, s.score FROM (SELECT id, file, number, attributes,"  # noqa: S608 - values are bound
             " coalesce(max(-1.0, 1 - vec_distance_cosine(vector, ?)), 0.0) AS score FROM chunks AS c"
             f" WHERE store = ? AND length(vector) = ?{where}"
             " ORDER BY score DESC, file, number LIMIT ?) AS s"
             " JOIN chunks AS c USING (id) JOIN texts AS t USING (id) ORDER BY s.score DESC, c.file, c.number",
-            [*dialect.values, search.limit],
+            [*dialect.bound_values, search.limit],
         )
-        return [_found(*row) for row in rows]
+        return [_row_to_hit(*row) for row in rows]
 
-    def search_keywords(self, search: Search, text: str) -> list[Found]:
-        store_id = self._store(search.store)
+    def search_keywords(self, search: Search, text: str) -> list[ScoredChunk]:
+        store_id = self._find_store_id(search.store)
         # Quoted words without signs in them are no syntax.
-        query = " OR ".join(f'"{word}"' for word in words(text))
+        query = " OR ".join(f'"{word}"' for word in text_to_words(text))
         if store_id is None or not query:
             return []
-        dialect = _Bound([query])
-        where = _where(search, dialect)
+        dialect = _SqliteDialect([query])
+        where = _render_where(search, dialect)
         rows = self._db.execute(
-            f"{_CHOSEN}, -bm25(words_{store_id}) AS score FROM words_{store_id} AS w"
+            f"{_SELECT_SQL}, -bm25(words_{store_id}) AS score FROM words_{store_id} AS w"
             " JOIN chunks AS c ON c.id = w.rowid JOIN texts AS t ON t.id = w.rowid"
             f" WHERE words_{store_id} MATCH ?{where} ORDER BY score DESC, c.file, c.number LIMIT ?",
-            [*dialect.values, search.limit],
+            [*dialect.bound_values, search.limit],
         )
-        return [_found(*row) for row in rows]
+        return [_row_to_hit(*row) for row in rows]
 
-    def _wait_prepare(self, until: float) -> None:
+    def _prepare_with_retries(self, deadline: float) -> None:
         while True:
             try:
                 return self._prepare()
@@ -155,15 +155,15 @@ class IndexFile:
                 # The switch to WAL does not wait for a lock as other statements do: processes starting together meet.
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
 
     def _prepare(self) -> None:
         self._db.execute("BEGIN")  # another process may be creating the schema: see none of it or all
-        schema = self._number("PRAGMA user_version")
-        owner = self._number("PRAGMA application_id")
-        tables = self._number("SELECT count(*) FROM sqlite_schema")
+        schema = self._query_int("PRAGMA user_version")
+        owner = self._query_int("PRAGMA application_id")
+        tables = self._query_int("SELECT count(*) FROM sqlite_schema")
         self._db.execute("COMMIT")
         if (schema or owner or tables) and owner != APPLICATION_ID:
             raise ConfigError("it belongs to another program; choose another path")
@@ -173,63 +173,63 @@ class IndexFile:
         if not schema:
             self._db.execute("BEGIN IMMEDIATE")
             # Another process may have been faster.
-            if not self._number("PRAGMA user_version"):
-                self._db.execute(_SCHEMA)
+            if not self._query_int("PRAGMA user_version"):
+                self._db.execute(_SCHEMA_SQL)
             self._db.execute("COMMIT")
 
-    def _store(self, name: str) -> int | None:
+    def _find_store_id(self, name: str) -> int | None:
         row = self._db.execute("SELECT id FROM stores WHERE name = ?", (name,)).fetchone()
         return None if row is None else int(row[0])
 
-    def _number(self, statement: str, *bound: Any) -> int:
-        row = self._db.execute(statement, bound).fetchone()
+    def _query_int(self, statement: str, *parameters: Any) -> int:
+        row = self._db.execute(statement, parameters).fetchone()
         assert row is not None  # a pragma, a count or a RETURNING always has one
         return int(row[0])
 
-    def _remove(self, store_id: int, chosen: str, *bound: Any) -> None:
-        for (chunk_id,) in self._db.execute(chosen, bound).fetchall():
+    def _delete_chunks(self, store_id: int, select_sql: str, *parameters: Any) -> None:
+        for (chunk_id,) in self._db.execute(select_sql, parameters).fetchall():
             self._db.execute(f"DELETE FROM words_{store_id} WHERE rowid = ?", (chunk_id,))  # noqa: S608 - a number of ours
             self._db.execute("DELETE FROM texts WHERE id = ?", (chunk_id,))
             self._db.execute("DELETE FROM chunks WHERE id = ?", (chunk_id,))
 
 
-class _Bound:
+class _SqliteDialect:
     """SQLite's way to compare attributes; `values` are those bound so far, in their order."""
 
-    def __init__(self, values: list[Any]) -> None:
-        self.values = values
+    def __init__(self, bound_values: list[Any]) -> None:
+        self.bound_values = bound_values
 
-    def equal(self, key: str, value: Value) -> str:
-        return self._any(key, _types(value), "=", value)
+    def render_equality(self, key: str, value: AttributeValue) -> str:
+        return self._render_exists(key, _json_types(value), "=", value)
 
-    def ordered(self, key: str, sign: str, value: str | float) -> str:
-        return self._any(key, _types(value), sign, value)
+    def render_order(self, key: str, operator: str, value: str | float) -> str:
+        return self._render_exists(key, _json_types(value), operator, value)
 
-    def _any(self, key: str, types: str, sign: str, value: Value) -> str:
-        self.values += [key, value]
+    def _render_exists(self, key: str, json_types: str, operator: str, value: AttributeValue) -> str:
+        self.bound_values += [key, value]
         return (
             "EXISTS (SELECT 1 FROM json_each(c.attributes) AS a"  # noqa: S608 - signs and types are ours, values are bound
-            f" WHERE a.key = ? AND a.type IN ({types}) AND a.value {sign} ?)"
+            f" WHERE a.key = ? AND a.type IN ({json_types}) AND a.value {operator} ?)"
         )
 
 
-def _types(value: Value) -> str:
+def _json_types(value: AttributeValue) -> str:
     if isinstance(value, bool):
         return "'true', 'false'"
     return "'text'" if isinstance(value, str) else "'integer', 'real'"
 
 
-def _where(search: Search, dialect: _Bound) -> str:
-    return f" AND {to_sql(search.filters, dialect)}" if search.filters is not None else ""
+def _render_where(search: Search, dialect: _SqliteDialect) -> str:
+    return f" AND {filter_to_sql(search.filters, dialect)}" if search.filters is not None else ""
 
 
-def _blob(vector: Sequence[float]) -> bytes:
+def _vector_to_blob(vector: Sequence[float]) -> bytes:
     return array("f", vector).tobytes()
 
 
-def _to_json(attributes: Mapping[str, Value]) -> str:
+def _attributes_to_json(attributes: Mapping[str, AttributeValue]) -> str:
     return orjson.dumps(dict(attributes)).decode()
 
 
-def _found(file: Any, number: Any, text: Any, attributes: Any, score: Any) -> Found:
-    return Found(file, number, text, orjson.loads(attributes), float(score))
+def _row_to_hit(file: Any, number: Any, text: Any, attributes: Any, score: Any) -> ScoredChunk:
+    return ScoredChunk(file, number, text, orjson.loads(attributes), float(score))

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import snowballstemmer  # pyright: ignore[reportMissingTypeStubs] - it has no types
 
-from providers.vector_index.tokenize import words
+from providers.vector_index.tokenize import text_to_words
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _MARKS: Final = re.compile("[\u0300-\u036f]+")
@@ -33,7 +33,7 @@ def text_to_terms(text: str) -> Mapping[int, int]:
 
 def query_to_terms(text: str) -> list[int]:
     """The different terms of a query; those that say nothing only where there are no others."""
-    return list(dict.fromkeys(_word_to_term(word) for word in words(_plain(text))))
+    return list(dict.fromkeys(_word_to_term(word) for word in text_to_words(_plain(text))))
 
 
 def _plain(text: str) -> str:

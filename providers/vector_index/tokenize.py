@@ -8,17 +8,17 @@ _MAX_CHARS: Final = 20_000
 _WORD: Final = re.compile(r"[^\W_]+")
 
 
-_COMMON_TEXT: Final = (
+_STOP_WORDS_TEXT: Final = (
     "a about an and any are as at be been but by can could did do does for from had has have he her him his how i if "
     "in into is it its me my no not of on or our shall she should so such than that the their them then there these "
     "they this those to us was we were what when where which who whom whose why will with would you your"
 )
-_COMMON: Final = frozenset(_COMMON_TEXT.split())
+_STOP_WORDS: Final = frozenset(_STOP_WORDS_TEXT.split())
 
 
-def words(text: str) -> list[str]:
+def text_to_words(text: str) -> list[str]:
     """The first MAX_WORDS different words of `text`, in lower case, without signs. Words that say nothing are left
     out, unless there are no others."""
     found = dict.fromkeys(match[0] for match in _WORD.finditer(text[:_MAX_CHARS].lower()))
-    telling = [word for word in found if word not in _COMMON]
+    telling = [word for word in found if word not in _STOP_WORDS]
     return (telling or list(found))[:MAX_WORDS]

@@ -11,9 +11,9 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final
 
-_PIECE: Final = re.compile(r"\s*(?:[^\W\d_]{1,64}|\d{1,3}|_{1,16}|[^\w\s]{1,16})|\s{1,64}")
-_BREAKS: Final = ("\n\n", "\n", ". ", "。")
-_BACK: Final = 4
+_TOKEN_PATTERN: Final = re.compile(r"\s*(?:[^\W\d_]{1,64}|\d{1,3}|_{1,16}|[^\w\s]{1,16})|\s{1,64}")
+_BREAK_MARKS: Final = ("\n\n", "\n", ". ", "。")
+_BACKTRACK_DIVISOR: Final = 4
 """A chunk may end up to a quarter of its length early, where a paragraph, a line or a sentence ends."""
 
 
@@ -25,8 +25,8 @@ def text_to_chunks(text: str, max_tokens: int, overlap_tokens: int) -> Iterator[
     ends = array("I")
     costs = array("I")
     total = 0
-    for match in _PIECE.finditer(text):
-        total += _cost(match[0])
+    for match in _TOKEN_PATTERN.finditer(text):
+        total += _estimate_tokens(match[0])
         ends.append(match.end())
         costs.append(total)
     start = spent = 0
@@ -34,7 +34,7 @@ def text_to_chunks(text: str, max_tokens: int, overlap_tokens: int) -> Iterator[
         stop = max(start + 1, bisect_left(costs, spent + max_tokens + 1))
         begins = ends[start - 1] if start else 0
         if stop < len(ends):
-            stop = _natural(text, ends, start, stop)
+            stop = _find_natural_break(text, ends, start, stop)
         if chunk := text[begins : ends[stop - 1]].strip():
             yield chunk
         if stop == len(ends):
@@ -46,21 +46,21 @@ def text_to_chunks(text: str, max_tokens: int, overlap_tokens: int) -> Iterator[
 
 def count_tokens(text: str) -> int:
     """The estimate for the whole of `text`."""
-    return sum(_cost(match[0]) for match in _PIECE.finditer(text))
+    return sum(_estimate_tokens(match[0]) for match in _TOKEN_PATTERN.finditer(text))
 
 
-def _natural(text: str, ends: "array[int]", start: int, stop: int) -> int:
+def _find_natural_break(text: str, ends: "array[int]", start: int, stop: int) -> int:
     """The piece before which the chunk had better end: `stop`, or a little earlier."""
-    earliest = ends[stop - 1 - (stop - start) // _BACK]
-    for mark in _BREAKS:
+    earliest = ends[stop - 1 - (stop - start) // _BACKTRACK_DIVISOR]
+    for mark in _BREAK_MARKS:
         found = text.rfind(mark, earliest, ends[stop - 1])
         if found >= 0:
             return max(start + 1, bisect_left(ends, found + 1, start, stop) + 1)
     return stop
 
 
-def _cost(piece: str) -> int:
-    word = piece.strip()
+def _estimate_tokens(text: str) -> int:
+    word = text.strip()
     length = len(word)
     if not word:
         return 1

@@ -23,26 +23,32 @@ from apis.vector_stores import (
     AddFile,
     AddFiles,
     Chunking,
+    ChunkSizes,
     CreateVectorStore,
     SearchStores,
-    Sizes,
     StaticChunking,
-    StoreFilesPage,
-    StoresPage,
     UpdateFile,
     UpdateVectorStore,
+    VectorStoreFileListParams,
+    VectorStoreListParams,
     VectorStores,
 )
 from providers.vector_stores import records as shelves
-from providers.vector_stores.ingest import Ingest
-from providers.vector_stores.objects import batch_object, file_object, page_of, search_result, store_object
-from providers.vector_stores.records import Batch, Place, Store, StoreFile
-from providers.vector_stores.search import find
+from providers.vector_stores.ingest import IngestWorker
+from providers.vector_stores.objects import (
+    build_batch_object,
+    build_file_object,
+    build_search_result,
+    build_store_object,
+    paginate_records,
+)
+from providers.vector_stores.records import BatchRecord, FileRecord, FileRef, StoreRecord
+from providers.vector_stores.search import search_stores
 
-_TRIES: Final = 50
-_TOUCH_S: Final = 60.0
+_MAX_WRITE_ATTEMPTS: Final = 50
+_TOUCH_INTERVAL_S: Final = 60.0
 """How exact the time of the last use is."""
-_EMPTY_S: Final = 3600.0
+_SWEEP_INTERVAL_S: Final = 3600.0
 
 
 class Hybrid(VectorStores):
@@ -78,19 +84,19 @@ class Hybrid(VectorStores):
         self._index = vector_index
         self._inference = inference
         self._kv = kv_store
-        self._emptying: asyncio.Task[None] | None = None
-        self._ingest = Ingest(
+        self._sweep_task: asyncio.Task[None] | None = None
+        self._ingest = IngestWorker(
             *(kv_store, reader, vector_index, inference), lease_s=config.lease_s, max_chars=config.max_text_chars
         )
 
     async def start(self) -> None:
         await asyncio.to_thread(self._reader.check)
         self._ingest.start()
-        self._emptying = asyncio.create_task(self._empty_expired())
+        self._sweep_task = asyncio.create_task(self._sweep_expired())
 
     async def close(self) -> None:
-        if self._emptying is not None:
-            self._emptying.cancel()
+        if self._sweep_task is not None:
+            self._sweep_task.cancel()
         await self._ingest.close()
 
     async def create(self, request: CreateVectorStore, *, tenant: str) -> VectorStore:
@@ -99,9 +105,9 @@ class Hybrid(VectorStores):
         if len(others) >= self._config.max_stores:
             raise InvalidRequest(f"You have {len(others)} vector stores. Delete some first.", code="too_many_stores")
         store_id = shelves.new_id("vs", now)
-        store = Store(
-            at=now,
-            active_at=now,
+        store = StoreRecord(
+            created_at=now,
+            last_active_at=now,
             model=self._config.embedding_model,
             dimensions=self._config.embedding_dimensions,
             name=request.name or "",
@@ -110,13 +116,13 @@ class Hybrid(VectorStores):
             expires_days=request.expires_after.days if request.expires_after else None,
         )
         added = [AddFile(file_id=each, chunking_strategy=request.chunking_strategy) for each in request.file_ids or ()]
-        records = await self._records(store_id, added, tenant)
-        await self._kv.write(shelves.store_ops(tenant, store_id, store, ABSENT))
-        await self._add(records)
-        return store_object(store_id, store, [record for _, record in records], now)
+        records = await self._build_records(store_id, added, tenant)
+        await self._kv.write(shelves.build_store_ops(tenant, store_id, store, ABSENT))
+        await self._add_records(records)
+        return build_store_object(store_id, store, [record for _, record in records], now)
 
     async def get(self, store_id: str, *, tenant: str) -> VectorStore:
-        return await self._object(store_id, await self._store(store_id, tenant), tenant)
+        return await self._build_object(store_id, await self._load_store(store_id, tenant), tenant)
 
     async def update(self, store_id: str, request: UpdateVectorStore, *, tenant: str) -> VectorStore:
         changes = {
@@ -125,249 +131,264 @@ class Hybrid(VectorStores):
             "expires_days": request.expires_after.days if request.expires_after else None,
         }
         given = {name: value for name, value in changes.items() if value is not None}
-        for _ in range(_TRIES):
-            store, version = await shelves.find(self._kv, shelves.store_key(tenant, store_id), Store, "vector store")
-            if self._expired(store):
-                raise _has_expired(store_id)
+        for _ in range(_MAX_WRITE_ATTEMPTS):
+            store, version = await shelves.load_record(
+                self._kv, shelves.store_key(tenant, store_id), StoreRecord, "vector store"
+            )
+            if self._is_expired(store):
+                raise _expired_error(store_id)
             store = msgspec.structs.replace(store, **given)
-            if await self._kv.write(shelves.store_ops(tenant, store_id, store, version)):
-                return await self._object(store_id, store, tenant)
-        raise _busy()
+            if await self._kv.write(shelves.build_store_ops(tenant, store_id, store, version)):
+                return await self._build_object(store_id, store, tenant)
+        raise _conflict_error()
 
-    async def list(self, page: StoresPage, *, tenant: str) -> Page[VectorStore]:
+    async def list(self, params: VectorStoreListParams, *, tenant: str) -> Page[VectorStore]:
         prefix = shelves.store_key(tenant, "")
         found = [
-            (key[len(prefix) :], shelves.decode(entry, Store)) async for key, entry in shelves.scan(self._kv, prefix)
+            (key[len(prefix) :], shelves.decode_record(entry, StoreRecord))
+            async for key, entry in shelves.scan(self._kv, prefix)
         ]
-        chosen = page_of(found, page)
-        data = [await self._object(store_id, store, tenant) for store_id, store in chosen.data]
+        chosen = paginate_records(found, params)
+        data = [await self._build_object(store_id, store, tenant) for store_id, store in chosen.data]
         return Page(data, has_more=chosen.has_more)
 
     async def delete(self, store_id: str, *, tenant: str) -> None:
-        await shelves.find(self._kv, shelves.store_key(tenant, store_id), Store, "vector store")
+        await shelves.load_record(self._kv, shelves.store_key(tenant, store_id), StoreRecord, "vector store")
         await self._kv.write([Delete(shelves.store_key(tenant, store_id))])
-        await self._empty(store_id, tenant)
-        await shelves.drop_below(self._kv, shelves.batch_key(tenant, store_id, ""))
+        await self._remove_all_files(store_id, tenant)
+        await shelves.delete_prefixes(self._kv, shelves.batch_key(tenant, store_id, ""))
 
     async def check(self, store_id: str, *, tenant: str) -> None:
-        await self._usable(store_id, tenant)
+        await self._load_active_store(store_id, tenant)
 
     async def search(
         self, store_ids: Sequence[str], request: SearchStores, *, tenant: str
     ) -> Sequence[VectorStoreSearchResponse]:
-        stores = {each: await self._usable(each, tenant) for each in dict.fromkeys(store_ids)}
-        found = await find(self._index, self._inference, tenant, stores, request)
+        stores = {each: await self._load_active_store(each, tenant) for each in dict.fromkeys(store_ids)}
+        found = await search_stores(self._index, self._inference, tenant, stores, request)
         for store_id, store in stores.items():
-            await self._touch(store_id, store, tenant)
-        places = [Place(tenant, store_id, each.file) for (store_id, each), _ in found]
-        known = dict(zip(places, await self._kv.get_many([place.record for place in places]), strict=True))
+            await self._mark_active(store_id, store, tenant)
+        places = [FileRef(tenant, store_id, each.file) for (store_id, each), _ in found]
+        known = dict(zip(places, await self._kv.get_many([place.record_key for place in places]), strict=True))
         results: list[VectorStoreSearchResponse] = []
         for place, ((_, hit), score) in zip(places, found, strict=True):
             # What was taken out while the search ran is not shown.
             if (entry := known[place]) is not None:
-                results.append(search_result(hit, shelves.decode(entry, StoreFile), score))
+                results.append(build_search_result(hit, shelves.decode_record(entry, FileRecord), score))
         return results
 
     async def add_file(self, store_id: str, request: AddFile, *, tenant: str) -> VectorStoreFile:
-        store = await self._usable(store_id, tenant)
-        ((place, record),) = await self._records(store_id, [request], tenant)
-        await self._add([(place, record)])
-        await self._touch(store_id, store, tenant)
-        return file_object(place, record)
+        store = await self._load_active_store(store_id, tenant)
+        ((place, record),) = await self._build_records(store_id, [request], tenant)
+        await self._add_records([(place, record)])
+        await self._mark_active(store_id, store, tenant)
+        return build_file_object(place, record)
 
     async def get_file(self, store_id: str, file_id: str, *, tenant: str) -> VectorStoreFile:
-        place, record, _ = await self._file(store_id, file_id, tenant)
-        return file_object(place, record)
+        place, record, _ = await self._load_file(store_id, file_id, tenant)
+        return build_file_object(place, record)
 
     async def list_files(
-        self, store_id: str, page: StoreFilesPage, *, batch_id: str | None = None, tenant: str
+        self, store_id: str, params: VectorStoreFileListParams, *, batch_id: str | None = None, tenant: str
     ) -> Page[VectorStoreFile]:
-        await self._store(store_id, tenant)
+        await self._load_store(store_id, tenant)
         if batch_id is None:
-            known = await shelves.files_of(self._kv, tenant, store_id)
+            known = await shelves.list_file_records(self._kv, tenant, store_id)
         else:
-            known = await self._batch_files(store_id, (await self._batch(store_id, batch_id, tenant))[0], tenant)
-        chosen = page_of([each for each in known if page.filter in (None, each[1].status)], page)
-        data = [file_object(Place(tenant, store_id, file_id), record) for file_id, record in chosen.data]
+            known = await self._load_batch_files(
+                store_id, (await self._load_batch(store_id, batch_id, tenant))[0], tenant
+            )
+        chosen = paginate_records([each for each in known if params.filter in (None, each[1].status)], params)
+        data = [build_file_object(FileRef(tenant, store_id, file_id), record) for file_id, record in chosen.data]
         return Page(data, has_more=chosen.has_more)
 
     async def update_file(self, store_id: str, file_id: str, request: UpdateFile, *, tenant: str) -> VectorStoreFile:
-        for _ in range(_TRIES):
-            place, record, version = await self._file(store_id, file_id, tenant)
+        for _ in range(_MAX_WRITE_ATTEMPTS):
+            place, record, version = await self._load_file(store_id, file_id, tenant)
             record = msgspec.structs.replace(record, attributes=request.attributes or {})
-            if await self._kv.write([Put(place.record, shelves.encode(record), expect=version)]):
-                await self._index.set_attributes(place.shelf, file_id, record.attributes)
-                return file_object(place, record)
-        raise _busy()
+            if await self._kv.write([Put(place.record_key, shelves.encode_record(record), expect=version)]):
+                await self._index.set_attributes(place.index_namespace, file_id, record.attributes)
+                return build_file_object(place, record)
+        raise _conflict_error()
 
     async def delete_file(self, store_id: str, file_id: str, *, tenant: str) -> None:
-        place, _, _ = await self._file(store_id, file_id, tenant)
-        await self._remove([place])
+        place, _, _ = await self._load_file(store_id, file_id, tenant)
+        await self._remove_files([place])
 
     async def file_content(self, store_id: str, file_id: str, *, tenant: str) -> Sequence[FileContentResponse]:
-        place, _, _ = await self._file(store_id, file_id, tenant)
-        text = await shelves.text_of(self._kv, place)
+        place, _, _ = await self._load_file(store_id, file_id, tenant)
+        text = await shelves.load_text(self._kv, place)
         return [FileContentResponse(type="text", text=text)] if text else []
 
     async def forget_file(self, file_id: str, *, tenant: str) -> None:
         prefix = f"{tenant}/vs_of/{file_id}/"
-        await self._remove(
-            [Place(tenant, key[len(prefix) :], file_id) async for key, _ in shelves.scan(self._kv, prefix)]
+        await self._remove_files(
+            [FileRef(tenant, key[len(prefix) :], file_id) async for key, _ in shelves.scan(self._kv, prefix)]
         )
 
     async def add_files(self, store_id: str, request: AddFiles, *, tenant: str) -> VectorStoreFileBatch:
-        store = await self._usable(store_id, tenant)
+        store = await self._load_active_store(store_id, tenant)
         same = {"attributes": request.attributes, "chunking_strategy": request.chunking_strategy}
         added = request.files or [AddFile(file_id=each).model_copy(update=same) for each in request.file_ids or ()]
-        records = await self._records(store_id, added, tenant)
+        records = await self._build_records(store_id, added, tenant)
         batch_id = shelves.new_id("vsfb", self.now())
-        batch = Batch(at=self.now(), files=[place.file for place, _ in records])
-        await self._kv.write([Put(shelves.batch_key(tenant, store_id, batch_id), shelves.encode(batch))])
-        await self._add(records)
-        await self._touch(store_id, store, tenant)
-        return batch_object(batch_id, store_id, batch, [record for _, record in records])
+        batch = BatchRecord(created_at=self.now(), file_ids=[place.file_id for place, _ in records])
+        await self._kv.write([Put(shelves.batch_key(tenant, store_id, batch_id), shelves.encode_record(batch))])
+        await self._add_records(records)
+        await self._mark_active(store_id, store, tenant)
+        return build_batch_object(batch_id, store_id, batch, [record for _, record in records])
 
     async def get_batch(self, store_id: str, batch_id: str, *, tenant: str) -> VectorStoreFileBatch:
-        batch, _ = await self._batch(store_id, batch_id, tenant)
-        files = await self._batch_files(store_id, batch, tenant)
-        return batch_object(batch_id, store_id, batch, [record for _, record in files])
+        batch, _ = await self._load_batch(store_id, batch_id, tenant)
+        files = await self._load_batch_files(store_id, batch, tenant)
+        return build_batch_object(batch_id, store_id, batch, [record for _, record in files])
 
     async def cancel_batch(self, store_id: str, batch_id: str, *, tenant: str) -> VectorStoreFileBatch:
-        batch, _ = await self._batch(store_id, batch_id, tenant)
-        stopped: list[Place] = []
-        for file_id, _ in await self._batch_files(store_id, batch, tenant):
-            place, record, version = await self._file(store_id, file_id, tenant)
+        batch, _ = await self._load_batch(store_id, batch_id, tenant)
+        stopped: list[FileRef] = []
+        for file_id, _ in await self._load_batch_files(store_id, batch, tenant):
+            place, record, version = await self._load_file(store_id, file_id, tenant)
             if record.status == "in_progress":
                 ops = [
-                    Put(place.record, shelves.encode(shelves.settled(record, "cancelled")), expect=version),
-                    Delete(f"{shelves.WORK}{place}"),
+                    Put(
+                        place.record_key,
+                        shelves.encode_record(shelves.build_outcome(record, "cancelled")),
+                        expect=version,
+                    ),
+                    Delete(f"{shelves.JOB_PREFIX}{place}"),
                 ]
                 if await self._kv.write(ops) is not None:
                     stopped.append(place)
         if stopped:
-            batch = msgspec.structs.replace(batch, cancelled=True)
-            await self._kv.write([Put(shelves.batch_key(tenant, store_id, batch_id), shelves.encode(batch))])
-        await self._clear(stopped)
+            batch = msgspec.structs.replace(batch, was_cancelled=True)
+            await self._kv.write([Put(shelves.batch_key(tenant, store_id, batch_id), shelves.encode_record(batch))])
+        await self._delete_contents(stopped)
         return await self.get_batch(store_id, batch_id, tenant=tenant)
 
-    async def _store(self, store_id: str, tenant: str) -> Store:
-        store, _ = await shelves.find(self._kv, shelves.store_key(tenant, store_id), Store, "vector store")
-        if self._expired(store) and not store.emptied:
-            await self._empty(store_id, tenant)
-            store = msgspec.structs.replace(store, emptied=True)
-            await self._kv.write([Put(shelves.store_key(tenant, store_id), shelves.encode(store))])
+    async def _load_store(self, store_id: str, tenant: str) -> StoreRecord:
+        store, _ = await shelves.load_record(self._kv, shelves.store_key(tenant, store_id), StoreRecord, "vector store")
+        if self._is_expired(store) and not store.is_emptied:
+            await self._remove_all_files(store_id, tenant)
+            store = msgspec.structs.replace(store, is_emptied=True)
+            await self._kv.write([Put(shelves.store_key(tenant, store_id), shelves.encode_record(store))])
         return store
 
-    async def _usable(self, store_id: str, tenant: str) -> Store:
-        store = await self._store(store_id, tenant)
-        if self._expired(store):
-            raise _has_expired(store_id)
+    async def _load_active_store(self, store_id: str, tenant: str) -> StoreRecord:
+        store = await self._load_store(store_id, tenant)
+        if self._is_expired(store):
+            raise _expired_error(store_id)
         return store
 
-    def _expired(self, store: Store) -> bool:
+    def _is_expired(self, store: StoreRecord) -> bool:
         return store.expires_at is not None and self.now() >= store.expires_at
 
-    async def _object(self, store_id: str, store: Store, tenant: str) -> VectorStore:
-        files = [] if self._expired(store) else await shelves.files_of(self._kv, tenant, store_id)
-        return store_object(store_id, store, [record for _, record in files], self.now())
+    async def _build_object(self, store_id: str, store: StoreRecord, tenant: str) -> VectorStore:
+        files = [] if self._is_expired(store) else await shelves.list_file_records(self._kv, tenant, store_id)
+        return build_store_object(store_id, store, [record for _, record in files], self.now())
 
-    async def _touch(self, store_id: str, store: Store, tenant: str) -> None:
-        if self.now() - store.active_at > _TOUCH_S:
+    async def _mark_active(self, store_id: str, store: StoreRecord, tenant: str) -> None:
+        if self.now() - store.last_active_at > _TOUCH_INTERVAL_S:
             key = shelves.store_key(tenant, store_id)
             entry = await self._kv.get(key)
             if entry is not None:
-                fresh = msgspec.structs.replace(shelves.decode(entry, Store), active_at=self.now())
-                await self._kv.write([Put(key, shelves.encode(fresh), expect=entry.version)], durable=False)
+                fresh = msgspec.structs.replace(shelves.decode_record(entry, StoreRecord), last_active_at=self.now())
+                await self._kv.write([Put(key, shelves.encode_record(fresh), expect=entry.version)], durable=False)
 
-    async def _file(self, store_id: str, file_id: str, tenant: str) -> tuple[Place, StoreFile, int]:
-        await self._store(store_id, tenant)
-        place = Place(tenant, store_id, file_id)
-        record, version = await shelves.find(self._kv, place.record, StoreFile, "file in this vector store")
+    async def _load_file(self, store_id: str, file_id: str, tenant: str) -> tuple[FileRef, FileRecord, int]:
+        await self._load_store(store_id, tenant)
+        place = FileRef(tenant, store_id, file_id)
+        record, version = await shelves.load_record(self._kv, place.record_key, FileRecord, "file in this vector store")
         return place, record, version
 
-    async def _batch(self, store_id: str, batch_id: str, tenant: str) -> tuple[Batch, int]:
-        await self._store(store_id, tenant)
-        return await shelves.find(self._kv, shelves.batch_key(tenant, store_id, batch_id), Batch, "file batch")
+    async def _load_batch(self, store_id: str, batch_id: str, tenant: str) -> tuple[BatchRecord, int]:
+        await self._load_store(store_id, tenant)
+        return await shelves.load_record(
+            self._kv, shelves.batch_key(tenant, store_id, batch_id), BatchRecord, "file batch"
+        )
 
-    async def _batch_files(self, store_id: str, batch: Batch, tenant: str) -> "list[tuple[str, StoreFile]]":
-        keys = [Place(tenant, store_id, file_id).record for file_id in batch.files]
-        entries = zip(batch.files, await self._kv.get_many(keys), strict=True)
-        return [(file_id, shelves.decode(entry, StoreFile)) for file_id, entry in entries if entry is not None]
+    async def _load_batch_files(self, store_id: str, batch: BatchRecord, tenant: str) -> "list[tuple[str, FileRecord]]":
+        keys = [FileRef(tenant, store_id, file_id).record_key for file_id in batch.file_ids]
+        entries = zip(batch.file_ids, await self._kv.get_many(keys), strict=True)
+        return [(file_id, shelves.decode_record(entry, FileRecord)) for file_id, entry in entries if entry is not None]
 
-    async def _records(self, store_id: str, added: Sequence[AddFile], tenant: str) -> "list[tuple[Place, StoreFile]]":
+    async def _build_records(
+        self, store_id: str, requests: Sequence[AddFile], tenant: str
+    ) -> "list[tuple[FileRef, FileRecord]]":
         """A record for each file. Raises NotFound for one that is not there, and where there would be too many."""
-        added = list({each.file_id: each for each in added}.values())
-        found = await asyncio.gather(*[self._files.get(each.file_id, tenant=tenant) for each in added])
-        if added:
-            there = {file_id for file_id, _ in await shelves.files_of(self._kv, tenant, store_id)}
-            if len(there | {each.file_id for each in added}) > self._config.max_files_per_store:
+        requests = list({each.file_id: each for each in requests}.values())
+        found = await asyncio.gather(*[self._files.get(each.file_id, tenant=tenant) for each in requests])
+        if requests:
+            there = {file_id for file_id, _ in await shelves.list_file_records(self._kv, tenant, store_id)}
+            if len(there | {each.file_id for each in requests}) > self._config.max_files_per_store:
                 raise InvalidRequest(f"A vector store holds at most {self._config.max_files_per_store} files.")
         now = self.now()
-        records: list[tuple[Place, StoreFile]] = []
-        for position, (each, file) in enumerate(zip(added, found, strict=True)):
-            sizes = _sizes(each.chunking_strategy)
-            record = StoreFile(
-                at=now + position * 1e-6,
-                round=secrets.token_hex(8),
-                name=file.filename,
+        records: list[tuple[FileRef, FileRecord]] = []
+        for position, (each, file) in enumerate(zip(requests, found, strict=True)):
+            sizes = _chunk_sizes(each.chunking_strategy)
+            record = FileRecord(
+                created_at=now + position * 1e-6,
+                generation=secrets.token_hex(8),
+                filename=file.filename,
                 max_tokens=sizes.max_chunk_size_tokens,
                 overlap_tokens=sizes.chunk_overlap_tokens,
                 attributes=each.attributes or {},
             )
-            records.append((Place(tenant, store_id, each.file_id), record))
+            records.append((FileRef(tenant, store_id, each.file_id), record))
         return records
 
-    async def _add(self, records: "Sequence[tuple[Place, StoreFile]]") -> None:
-        await self._ingest.stop([place for place, _ in records])
-        ops = [op for place, record in records for op in shelves.work_ops(place, record)]
+    async def _add_records(self, records: "Sequence[tuple[FileRef, FileRecord]]") -> None:
+        await self._ingest.stop_files([place for place, _ in records])
+        ops = [op for place, record in records for op in shelves.build_add_ops(place, record)]
         if ops:
             await self._kv.write(ops)
             self._ingest.wake()
 
-    async def _remove(self, places: Sequence[Place]) -> None:
+    async def _remove_files(self, file_refs: Sequence[FileRef]) -> None:
         """Take files out: first for every reader, then what was made of them."""
-        ops: list[Op] = [op for place in places for op in shelves.file_ops(place)]
+        ops: list[Op] = [op for place in file_refs for op in shelves.build_remove_ops(place)]
         if ops:
             await self._kv.write(ops)
-        await self._clear(places)
+        await self._delete_contents(file_refs)
 
-    async def _clear(self, places: Sequence[Place]) -> None:
-        await self._ingest.stop(places)
-        for place in places:
-            await self._index.delete(place.shelf, place.file)
-            await shelves.drop_text(self._kv, place)
+    async def _delete_contents(self, file_refs: Sequence[FileRef]) -> None:
+        await self._ingest.stop_files(file_refs)
+        for place in file_refs:
+            await self._index.delete(place.index_namespace, place.file_id)
+            await shelves.delete_text(self._kv, place)
 
-    async def _empty_expired(self) -> None:
+    async def _sweep_expired(self) -> None:
         """What nobody asks for any more has to go too."""
         while True:
             with suppress(StackError):
-                async for key, _ in shelves.scan(self._kv, shelves.EXPIRING):
-                    tenant, store_id = key.removeprefix(shelves.EXPIRING).split("/")
+                async for key, _ in shelves.scan(self._kv, shelves.EXPIRING_PREFIX):
+                    tenant, store_id = key.removeprefix(shelves.EXPIRING_PREFIX).split("/")
                     try:
-                        emptied = (await self._store(store_id, tenant)).emptied
+                        emptied = (await self._load_store(store_id, tenant)).is_emptied
                     except NotFound:
                         emptied = True
                     if emptied:
                         await self._kv.write([Delete(key)])
-            await asyncio.sleep(_EMPTY_S)
+            await asyncio.sleep(_SWEEP_INTERVAL_S)
 
-    async def _empty(self, store_id: str, tenant: str) -> None:
-        places = [Place(tenant, store_id, each) for each, _ in await shelves.files_of(self._kv, tenant, store_id)]
-        ops: list[Op] = [op for place in places for op in shelves.file_ops(place)]
+    async def _remove_all_files(self, store_id: str, tenant: str) -> None:
+        places = [
+            FileRef(tenant, store_id, each) for each, _ in await shelves.list_file_records(self._kv, tenant, store_id)
+        ]
+        ops: list[Op] = [op for place in places for op in shelves.build_remove_ops(place)]
         if ops:
             await self._kv.write(ops)
-        await self._ingest.stop(places)
+        await self._ingest.stop_files(places)
         await self._index.delete(f"{tenant}/{store_id}")
-        await shelves.drop_below(self._kv, f"{tenant}/vs_text/{store_id}/")
+        await shelves.delete_prefixes(self._kv, f"{tenant}/vs_text/{store_id}/")
 
 
-def _sizes(chunking: Chunking | None) -> Sizes:
-    return chunking.static if isinstance(chunking, StaticChunking) else Sizes()
+def _chunk_sizes(chunking: Chunking | None) -> ChunkSizes:
+    return chunking.static if isinstance(chunking, StaticChunking) else ChunkSizes()
 
 
-def _has_expired(store_id: str) -> InvalidRequest:
+def _expired_error(store_id: str) -> InvalidRequest:
     return InvalidRequest(f"The vector store '{store_id}' has expired.", code="vector_store_expired")
 
 
-def _busy() -> Overloaded:
+def _conflict_error() -> Overloaded:
     return Overloaded("Too much changes here at once. Try again.")

@@ -8,21 +8,23 @@ from openai.types import VectorStore, VectorStoreSearchResponse
 from openai.types.vector_stores import VectorStoreFile, VectorStoreFileBatch
 
 from apis.files import Page
-from apis.vector_index import Found
-from apis.vector_stores import StoresPage
-from providers.vector_stores.records import Batch, Place, Store, StoreFile
+from apis.vector_index import ScoredChunk
+from apis.vector_stores import VectorStoreListParams
+from providers.vector_stores.records import BatchRecord, FileRecord, FileRef, StoreRecord
 
 
-class _Made(Protocol):
-    at: float
+class _HasCreatedAt(Protocol):
+    created_at: float
 
 
-Kept = TypeVar("Kept", bound=_Made)
+DatedRecordT = TypeVar("DatedRecordT", bound=_HasCreatedAt)
 
 
-def page_of(found: Sequence[tuple[str, Kept]], page: StoresPage) -> Page[tuple[str, Kept]]:
+def paginate_records(
+    records: Sequence[tuple[str, DatedRecordT]], page: VectorStoreListParams
+) -> Page[tuple[str, DatedRecordT]]:
     """The page of these, by the time they were made. An id that is no longer there marks no place."""
-    ordered = sorted(found, key=lambda each: (each[1].at, each[0]), reverse=page.order == "desc")
+    ordered = sorted(records, key=lambda each: (each[1].created_at, each[0]), reverse=page.order == "desc")
     places = {name: position for position, (name, _) in enumerate(ordered)}
     first = places[page.after] + 1 if page.after in places else 0
     last = places[page.before] if page.before in places else len(ordered)
@@ -31,13 +33,13 @@ def page_of(found: Sequence[tuple[str, Kept]], page: StoresPage) -> Page[tuple[s
     return Page(ordered[first:last][: page.limit], has_more=last - first > page.limit)
 
 
-def store_object(store_id: str, store: Store, files: Sequence[StoreFile], now: float) -> VectorStore:
+def build_store_object(store_id: str, store: StoreRecord, files: Sequence[FileRecord], now: float) -> VectorStore:
     expired = store.expires_at is not None and now >= store.expires_at
-    counts = _counts(files)
+    counts = _count_by_status(files)
     fields: dict[str, Any] = {
         "id": store_id,
         "object": "vector_store",
-        "created_at": int(store.at),
+        "created_at": int(store.created_at),
         "name": store.name,
         "description": store.description,
         "status": "expired" if expired else "in_progress" if counts["in_progress"] else "completed",
@@ -47,19 +49,19 @@ def store_object(store_id: str, store: Store, files: Sequence[StoreFile], now: f
         if store.expires_days is None
         else {"anchor": "last_active_at", "days": store.expires_days},
         "expires_at": None if store.expires_at is None else int(store.expires_at),
-        "last_active_at": int(store.active_at),
+        "last_active_at": int(store.last_active_at),
         "metadata": store.metadata or {},
     }
     return VectorStore.model_validate(fields)
 
 
-def file_object(place: Place, record: StoreFile) -> VectorStoreFile:
+def build_file_object(file_ref: FileRef, record: FileRecord) -> VectorStoreFile:
     sizes = {"max_chunk_size_tokens": record.max_tokens, "chunk_overlap_tokens": record.overlap_tokens}
     fields: dict[str, Any] = {
-        "id": place.file,
+        "id": file_ref.file_id,
         "object": "vector_store.file",
-        "created_at": int(record.at),
-        "vector_store_id": place.store,
+        "created_at": int(record.created_at),
+        "vector_store_id": file_ref.store_id,
         "status": record.status,
         "last_error": record.error and {"code": record.error[0], "message": record.error[1]},
         "usage_bytes": record.usage_bytes,
@@ -69,19 +71,21 @@ def file_object(place: Place, record: StoreFile) -> VectorStoreFile:
     return VectorStoreFile.model_validate(fields)
 
 
-def batch_object(batch_id: str, store_id: str, batch: Batch, files: Sequence[StoreFile]) -> VectorStoreFileBatch:
-    counts = _counts(files)
+def build_batch_object(
+    batch_id: str, store_id: str, batch: BatchRecord, files: Sequence[FileRecord]
+) -> VectorStoreFileBatch:
+    counts = _count_by_status(files)
     status = "completed"
     if counts["in_progress"]:
         status = "in_progress"
-    elif batch.cancelled:
+    elif batch.was_cancelled:
         status = "cancelled"
     elif files and counts["failed"] == len(files):
         status = "failed"
     fields: dict[str, Any] = {
         "id": batch_id,
         "object": "vector_store.files_batch",
-        "created_at": int(batch.at),
+        "created_at": int(batch.created_at),
         "vector_store_id": store_id,
         "status": status,
         "file_counts": counts,
@@ -89,10 +93,10 @@ def batch_object(batch_id: str, store_id: str, batch: Batch, files: Sequence[Sto
     return VectorStoreFileBatch.model_validate(fields)
 
 
-def search_result(hit: Found, file: StoreFile, score: float) -> VectorStoreSearchResponse:
+def build_search_result(hit: ScoredChunk, file: FileRecord, score: float) -> VectorStoreSearchResponse:
     fields: dict[str, Any] = {
         "file_id": hit.file,
-        "filename": file.name,
+        "filename": file.filename,
         "score": score,
         "attributes": dict(hit.attributes),
         "content": [{"type": "text", "text": hit.text}],
@@ -100,7 +104,7 @@ def search_result(hit: Found, file: StoreFile, score: float) -> VectorStoreSearc
     return VectorStoreSearchResponse.model_validate(fields)
 
 
-def _counts(files: Sequence[StoreFile]) -> dict[str, int]:
+def _count_by_status(files: Sequence[FileRecord]) -> dict[str, int]:
     by_status = Counter(file.status for file in files)
     counts = {status: by_status[status] for status in ("in_progress", "completed", "failed", "cancelled")}
     return {**counts, "total": len(files)}

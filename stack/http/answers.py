@@ -32,12 +32,12 @@ def list_response(data: Sequence[dict[str, Any]], *, has_more: bool) -> Response
     return value_response({"object": "list", "data": [*data], "first_id": first, "last_id": last, "has_more": has_more})
 
 
-def whole_response(kind: str, data: Sequence[BaseModel], **fields: Any) -> Response:
+def single_page_response(kind: str, data: Sequence[BaseModel], **fields: Any) -> Response:
     """All that there is, in the form of a page of `kind`."""
     found = [each.model_dump(mode="json") for each in data]
     return value_response({"object": kind, **fields, "data": found, "has_more": False, "next_page": None})
 
 
-def deleted_response(identity: str, kind: str) -> Response:
+def deleted_response(object_id: str, kind: str) -> Response:
     """`kind` is the object that OpenAI answers with."""
-    return value_response({"id": identity, "object": kind, "deleted": True})
+    return value_response({"id": object_id, "object": kind, "deleted": True})

@@ -4,11 +4,11 @@ import hashlib
 import hmac
 from typing import TypeVar
 
-from apis.chat import OWN_SALT, ChatRequest
+from apis.chat import TENANT_SALT_PREFIX, ChatRequest
 from apis.responses import CompactConversation, CreateResponse
-from stack.config import ServerConfig
+from stack.config import HttpServerConfig
 
-Request = TypeVar("Request", ChatRequest, CompactConversation, CreateResponse)
+RequestT = TypeVar("RequestT", ChatRequest, CompactConversation, CreateResponse)
 
 
 class CacheSalts:
@@ -18,7 +18,7 @@ class CacheSalts:
     nobody to keep apart, and hands on what it is given.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: HttpServerConfig) -> None:
         self._key: bytes | None = None
         if len({entry.tenant for entry in config.api_keys}) > 1:
             digests = sorted(
@@ -26,10 +26,10 @@ class CacheSalts:
             )
             self._key = hashlib.sha256(b"responses-stack cache salt 1" + b"".join(digests)).digest()
 
-    def salted(self, request: Request, tenant: str) -> Request:
+    def add_salt(self, request: RequestT, tenant: str) -> RequestT:
         """The request with its tenant's salt."""
         if self._key is None:
             return request
         given = request.cache_salt
         digest = hmac.new(self._key, f"{tenant}/{given or ''}".encode(), hashlib.sha256).hexdigest()[:32]
-        return request.model_copy(update={"cache_salt": digest if given else f"{OWN_SALT}{digest}"})
+        return request.model_copy(update={"cache_salt": digest if given else f"{TENANT_SALT_PREFIX}{digest}"})

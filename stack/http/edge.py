@@ -28,23 +28,23 @@ from apis.errors import (
     error_to_body,
     internal_error,
 )
-from apis.telemetry import TRACE
-from stack.config import ServerConfig
+from apis.telemetry import TRACE_HEADERS
+from stack.config import HttpServerConfig
 from stack.http.metrics import Metrics
-from stack.http.request_record import OTHER, WEBSOCKET, Visit, read_clients_id, read_trace
-from stack.http.streams import EVENT_STREAM
+from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, read_client_request_id, read_trace
+from stack.http.streams import EVENT_STREAM_HEADER
 
 _log = logging.getLogger(__name__)
 _access_log = logging.getLogger("stack.access")
-_PROCESS: Final = secrets.token_hex(10)
-_numbers = itertools.count()
+_REQUEST_ID_PREFIX: Final = secrets.token_hex(10)
+_request_numbers = itertools.count()
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 METRICS_PATH: Final = "/metrics"
-WATCHED_PATHS: Final = OPEN_PATHS | {METRICS_PATH}
+PROBE_PATHS: Final = OPEN_PATHS | {METRICS_PATH}
 """Those that are asked again and again, also of a server that drains; nothing is logged of it when all is well."""
 UPLOAD_PATHS: Final = frozenset({"/v1/files", "/files"})
 FORM_OR_JSON_PATHS: Final = re.compile(r"(?:/v1)?/containers/[^/]+/files")
-_BEGINNINGS: Final = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
+_START_MESSAGE_TYPES: Final = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -57,96 +57,98 @@ class Edge:
     Origin must be names that the config allows. With keys, the key says it all.
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics, fixed: Mapping[str, str]) -> None:
+    def __init__(
+        self, app: ASGIApp, config: HttpServerConfig, metrics: Metrics, fixed_routes: Mapping[str, str]
+    ) -> None:
         self._app = app
         self._metrics = metrics
-        self._fixed = fixed
+        self._fixed_routes = fixed_routes
         self._logs_access = config.access_log
-        self._metrics_for = config.metrics
+        self._metrics_access = config.metrics
         self._metrics_key = _digest(config.metrics_key.get_secret_value().encode()) if config.metrics_key else None
         self._tenants = {_digest(entry.key.get_secret_value().encode()): entry.tenant for entry in config.api_keys}
-        self._names = {tenant: _digest(tenant.encode()).hex()[:12] for tenant in self._tenants.values()}
+        self._tenant_log_names = {tenant: _digest(tenant.encode()).hex()[:12] for tenant in self._tenants.values()}
         named = (config.host, *config.allowed_hosts)
-        self._hosts = None if "*" in named else _LOOPBACK | {host.lower() for host in named}
+        self._allowed_hosts = None if "*" in named else _LOOPBACK | {host.lower() for host in named}
         if self._tenants and not config.allowed_hosts:
-            self._hosts = None
+            self._allowed_hosts = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        visit = Visit(
-            f"req_{_PROCESS}{next(_numbers):012x}",
+        visit = RequestRecord(
+            f"req_{_REQUEST_ID_PREFIX}{next(_request_numbers):012x}",
             scope.get("method", WEBSOCKET),
-            self._fixed.get(scope["path"], OTHER),
+            self._fixed_routes.get(scope["path"], OTHER),
         )
         scope["request_id"] = visit.id
-        scope["visit"] = visit
-        scope["tell"] = partial(self._tell, scope=scope)
+        scope["request_record"] = visit
+        scope["finish_request"] = partial(self._finish_request, scope=scope)
 
         async def answer(message: Message) -> None:
             body = message.get("body")
             if body is not None:
                 visit.sent_bytes += len(body)
-            elif message["type"] in _BEGINNINGS:
+            elif message["type"] in _START_MESSAGE_TYPES:
                 visit.status = message.get("status", 101)
-                visit.streams = EVENT_STREAM in message.get("headers", ())
-                visit.first_byte_s = visit.passed_s()
+                visit.is_stream = EVENT_STREAM_HEADER in message.get("headers", ())
+                visit.first_byte_s = visit.elapsed_s()
                 MutableHeaders(scope=message)["x-request-id"] = visit.id
             elif (text := message.get("text")) is not None:
                 visit.sent_bytes += len(text)
             await send(message)
 
         websocket = visit.method == WEBSOCKET
-        self._metrics.websockets += websocket
-        self._metrics.in_flight += not websocket
+        self._metrics.open_websockets += websocket
+        self._metrics.requests_in_flight += not websocket
         try:
-            await self._answer(scope, receive, answer)
+            await self._respond(scope, receive, answer)
         finally:
-            self._metrics.websockets -= websocket
-            self._metrics.in_flight -= not websocket
-            self._tell(visit, scope)
+            self._metrics.open_websockets -= websocket
+            self._metrics.requests_in_flight -= not websocket
+            self._finish_request(visit, scope)
 
-    async def _answer(self, scope: Scope, receive: Receive, answer: Send) -> None:
-        visit: Visit = scope["visit"]
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visit: RequestRecord = scope["request_record"]
         try:
             # for every request, because one may begin in the context of the one before it on its connection
-            TRACE.set(read_trace(scope["headers"]))
+            TRACE_HEADERS.set(read_trace(scope["headers"]))
             self._admit(scope)
-            await self._app(scope, receive, answer)
+            await self._app(scope, receive, send)
         except StackError as exc:
-            visit.blame(exc)
+            visit.record_error(exc)
             if visit.status:
                 raise
-            await error_response(exc)(scope, receive, answer)
+            await error_response(exc)(scope, receive, send)
         except HTTPException as exc:
-            await error_response(_routing_error(exc, scope))(scope, receive, answer)
+            await error_response(_routing_error(exc, scope))(scope, receive, send)
         except Exception:
             _log.exception("request %s failed on a bug", visit.id)
             error = internal_error(visit.id)
-            visit.blame(error)
+            visit.record_error(error)
             if visit.status:
                 raise
-            await error_response(error)(scope, receive, answer)
+            await error_response(error)(scope, receive, send)
 
-    def _tell(self, visit: Visit, scope: Scope) -> None:
+    def _finish_request(self, request_record: RequestRecord, scope: Scope) -> None:
         """Of one that is over."""
-        visit.status = visit.status or 499
-        self._metrics.count(visit)
-        if not self._logs_access or (visit.status < 400 and scope["path"] in WATCHED_PATHS):
+        request_record.status = request_record.status or 499
+        self._metrics.count_request(request_record)
+        if not self._logs_access or (request_record.status < 400 and scope["path"] in PROBE_PATHS):
             return
         if _access_log.isEnabledFor(logging.INFO):
-            visit.client_id = read_clients_id(scope["headers"])
-            visit.tenant = self._names.get(scope.get("tenant", ""), "")
-            _access_log.info("%s", orjson.dumps(visit.fields()).decode())
+            request_record.client_request_id = read_client_request_id(scope["headers"])
+            request_record.tenant = self._tenant_log_names.get(scope.get("tenant", ""), "")
+            _access_log.info("%s", orjson.dumps(request_record.log_fields()).decode())
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        if self._hosts is not None:
-            self._check_names(headers)
+        if self._allowed_hosts is not None:
+            self._check_host_and_origin(headers)
         if scope["path"] in OPEN_PATHS or (scope["path"] == METRICS_PATH and self._may_read_metrics(scope)):
             return
-        scope["tenant"] = self._tenant(scope["headers"])
+        scope["tenant"] = self._authenticate(scope["headers"])
         if scope.get("method") == "POST":
             kind, _, parameters = headers.get("content-type", "").partition(";")
             charset = parameters.strip().lower()
@@ -161,40 +163,40 @@ class Edge:
             if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
                 raise UnsupportedMediaType("The body must be JSON: send `Content-Type: application/json`.")
 
-    def _check_names(self, headers: Headers) -> None:
-        assert self._hosts is not None
+    def _check_host_and_origin(self, headers: Headers) -> None:
+        assert self._allowed_hosts is not None
         origin = headers.get("origin")
-        names = {"Host": _host_of(f"//{headers.get('host', '')}")}
+        names = {"Host": _parse_host(f"//{headers.get('host', '')}")}
         if origin is not None:
-            names["Origin"] = _host_of(origin)
+            names["Origin"] = _parse_host(origin)
         for name, host in names.items():
-            if host not in self._hosts:
+            if host not in self._allowed_hosts:
                 raise PermissionDenied(f"This {name} is not allowed here: add it to `server.allowed_hosts`.")
 
-    def _tenant(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+    def _authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
         if not self._tenants:
             return "default"
-        tenant = self._tenants.get(_digest(_bearer(headers)))
+        tenant = self._tenants.get(_digest(_read_bearer_key(headers)))
         if tenant is None:
-            raise _unauthorized()
+            raise _unauthorized_error()
         return tenant
 
     def _may_read_metrics(self, scope: Scope) -> bool:
         """Whether the caller may, without being one of a tenant. Raises Unauthorized."""
-        if self._metrics_for != "keyed" or self._metrics_key is None:
-            return self._metrics_for == "open"
-        if not hmac.compare_digest(_digest(_bearer(scope["headers"])), self._metrics_key):
-            raise _unauthorized()
+        if self._metrics_access != "keyed" or self._metrics_key is None:
+            return self._metrics_access == "open"
+        if not hmac.compare_digest(_digest(_read_bearer_key(scope["headers"])), self._metrics_key):
+            raise _unauthorized_error()
         return True
 
 
-def _bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def _read_bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """The key that is given; empty, as no key is, without one."""
     given = [value for name, value in headers if name == b"authorization"]
     return given[0][7:].strip() if len(given) == 1 and given[0][:7].lower() == b"bearer " else b""
 
 
-def _unauthorized() -> Unauthorized:
+def _unauthorized_error() -> Unauthorized:
     return Unauthorized("Incorrect API key provided: send `Authorization: Bearer KEY`.")
 
 
@@ -202,7 +204,7 @@ def _has_no_body(headers: Headers) -> bool:
     return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
 
 
-def _host_of(url: str) -> str:
+def _parse_host(url: str) -> str:
     try:
         return urlsplit(url).hostname or ""
     except ValueError:
@@ -214,7 +216,7 @@ def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | N
     return Response(body, status, headers, media_type="application/json")
 
 
-def client_gone() -> Response:
+def client_disconnected_response() -> Response:
     """What is left to say when nobody listens any more."""
     return Response(status_code=499)
 

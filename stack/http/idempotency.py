@@ -29,73 +29,73 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from apis.errors import IdempotencyKeyInUse, InvalidRequest, NotFound, StackError
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from stack.build import Stack
-from stack.http.edge import client_gone
+from stack.http.edge import client_disconnected_response
 from stack.http.parsing import BLOCKING_BYTES, read_object
-from stack.http.sse import DIALECT_HEADER, DONE, KEEP_ALIVE
-from stack.http.streams import ClientGone, while_connected
+from stack.http.sse import DIALECT_HEADER, DONE_FRAME, KEEP_ALIVE_FRAME
+from stack.http.streams import ClientDisconnected, run_while_connected
 from stack.http.uploads import read_body
 
 _log = logging.getLogger(__name__)
 
-HEADER: Final = "Idempotency-Key"
-_WIRE_HEADER: Final = HEADER.lower().encode()
-REPLAYED: Final = (b"idempotent-replayed", b"true")
-_CREATES: Final = re.compile(r"(?:/v1)?(/(?:responses|conversations|vector_stores|containers))")
-_OBJECT: Final = re.compile(rf"{_CREATES.pattern}/([^/]+)")
-_RESPONSES: Final = "/responses"
-_KEPT_S: Final = 86_400.0
+IDEMPOTENCY_KEY_HEADER: Final = "Idempotency-Key"
+_RAW_HEADER: Final = IDEMPOTENCY_KEY_HEADER.lower().encode()
+REPLAYED_HEADER: Final = (b"idempotent-replayed", b"true")
+_CREATE_PATH: Final = re.compile(r"(?:/v1)?(/(?:responses|conversations|vector_stores|containers))")
+_OBJECT_PATH: Final = re.compile(rf"{_CREATE_PATH.pattern}/([^/]+)")
+_RESPONSES_PATH: Final = "/responses"
+_RETENTION_S: Final = 86_400.0
 _LEASE_S: Final = 10.0
 _WAIT_S: Final = 30.0
-_SHORT_S: Final = 0.05
-_LONG_S: Final = 0.5
-_MAX_KEPT_BYTES: Final = 4 * 1024 * 1024
-_PIECE_BYTES: Final = 256 * 1024
-_ID_IN_ANSWER: Final = re.compile(rb'"id":"([A-Za-z0-9_-]{1,256})"')
+_MIN_POLL_S: Final = 0.05
+_MAX_POLL_S: Final = 0.5
+_MAX_STORED_BYTES: Final = 4 * 1024 * 1024
+_CHUNK_BYTES: Final = 256 * 1024
+_ID_IN_BODY: Final = re.compile(rb'"id":"([A-Za-z0-9_-]{1,256})"')
 
 
-class Record(msgspec.Struct, omit_defaults=True):
+class IdempotencyRecord(msgspec.Struct, omit_defaults=True, rename={"body_digest": "body", "chunk_count": "pieces"}):
     """What a key stands for. `outcome` is empty while the answer is made; then the answer is the `stored` response,
     or `kept` in so many pieces, or `unkept` because nothing of it was to be stored."""
 
-    body: str
+    body_digest: str
     response_id: str = ""
     outcome: Literal["", "stored", "kept", "unkept"] = ""
     status: int = 200
     media_type: str = "application/json"
-    pieces: int = 0
+    chunk_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _KeyedRequest:
     """A create with a key."""
 
     tenant: str
     route: str
-    name: str
+    key_hash: str
     body: bytes
-    digest: str
+    body_digest: str
     stream: bool
     background: bool
     store: bool
 
     @property
     def record_key(self) -> str:
-        return f"{self.tenant}/idempotency/{self.name}"
+        return f"{self.tenant}/idempotency/{self.key_hash}"
 
     @property
     def lease_key(self) -> str:
-        return f"/idempotency_lease/{self.tenant}/{self.name}"
+        return f"/idempotency_lease/{self.tenant}/{self.key_hash}"
 
-    def piece_key(self, number: int) -> str:
-        return f"{self.tenant}/idempotent/{self.name}/{number:04d}"
+    def chunk_key(self, number: int) -> str:
+        return f"{self.tenant}/idempotent/{self.key_hash}/{number:04d}"
 
     @property
-    def by_reference(self) -> bool:
+    def is_retrievable(self) -> bool:
         """Whether the answer can be had again by asking for the response."""
-        return self.route == _RESPONSES and (self.background or not self.stream)
+        return self.route == _RESPONSES_PATH and (self.background or not self.stream)
 
 
-_decode = msgspec.json.Decoder(Record).decode
+_decode = msgspec.json.Decoder(IdempotencyRecord).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -107,15 +107,15 @@ class Idempotency:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = scope.get("method")
-        if method == "POST" and (route := _CREATES.fullmatch(scope["path"])):
-            keys = [value for name, value in scope["headers"] if name == _WIRE_HEADER]
+        if method == "POST" and (route := _CREATE_PATH.fullmatch(scope["path"])):
+            keys = [value for name, value in scope["headers"] if name == _RAW_HEADER]
             if keys:
-                await self._create(route[1], _checked(keys), (scope, receive, send))
+                await self._create(route[1], _parse_key(keys), (scope, receive, send))
                 return
-        elif method == "DELETE" and (found := _OBJECT.fullmatch(scope["path"])):
+        elif method == "DELETE" and (found := _OBJECT_PATH.fullmatch(scope["path"])):
             await self._app(scope, receive, send)
             try:
-                await _forget(_stack(scope).kv_store, scope["tenant"], found[2])
+                await _delete_stored_response(_get_stack(scope).kv_store, scope["tenant"], found[2])
             except StackError as exc:
                 _log.warning("an answer that told of what was deleted is kept until its time is up: %s", exc.message)
             return
@@ -123,37 +123,40 @@ class Idempotency:
 
     async def _create(self, route: str, key: bytes, asgi: tuple[Scope, Receive, Send]) -> None:
         scope, receive, send = asgi
-        stack = _stack(scope)
+        stack = _get_stack(scope)
         http = Request(scope, receive)
-        asked = await _read(http, route, key, await read_body(http, stack.config.server.max_body_bytes))
+        asked = await _read_keyed_request(http, route, key, await read_body(http, stack.config.server.max_body_bytes))
         try:
-            found = await while_connected(receive, _find(stack, asked))
-        except ClientGone:
-            await client_gone()(scope, receive, send)
+            found = await run_while_connected(receive, _claim_or_wait(stack, asked))
+        except ClientDisconnected:
+            await client_disconnected_response()(scope, receive, send)
             return
         if isinstance(found, _Attempt):
-            await found.make(self._app, asgi)
+            await found.execute(self._app, asgi)
         elif found.outcome == "stored":
-            await self._retrieve(asked, found.response_id, asgi)
+            await self._replay_response(asked, found.response_id, asgi)
         else:
-            await (await _kept_answer(stack.kv_store, asked, found))(scope, receive, send)
+            await (await _load_stored_response(stack.kv_store, asked, found))(scope, receive, send)
 
-    async def _retrieve(self, asked: _Asked, response_id: str, asgi: tuple[Scope, Receive, Send]) -> None:
+    async def _replay_response(
+        self, request: _KeyedRequest, response_id: str, asgi: tuple[Scope, Receive, Send]
+    ) -> None:
         """Answer by the response as it is now, or by its stream from the first event on."""
         scope, receive, send = asgi
-        if not asked.by_reference:
+        if not request.is_retrievable:
             raise InvalidRequest(
-                f"The events of the response that this {HEADER} stands for are not kept: it is '{response_id}'.",
-                param=HEADER,
+                f"The events of the response that this {IDEMPOTENCY_KEY_HEADER} stands for are not kept: "
+                f"it is '{response_id}'.",
+                param=IDEMPOTENCY_KEY_HEADER,
                 code="idempotent_stream_not_kept",
             )
-        path = f"{_RESPONSES}/{response_id}"
-        query = b"stream=true" if asked.stream else b""
+        path = f"{_RESPONSES_PATH}/{response_id}"
+        query = b"stream=true" if request.stream else b""
         there = {**scope, "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query}
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], REPLAYED]}
+                message = {**message, "headers": [*message["headers"], REPLAYED_HEADER]}
             await send(message)
 
         await self._app(there, receive, answer)
@@ -162,166 +165,175 @@ class Idempotency:
 class _Attempt:
     """The right to make the answer of a key, renewed while it is made."""
 
-    def __init__(self, kv: KVStore, asked: _Asked, record: Record, versions: Sequence[int]) -> None:
+    def __init__(self, kv: KVStore, request: _KeyedRequest, record: IdempotencyRecord, versions: Sequence[int]) -> None:
         self._kv = kv
-        self._asked = asked
+        self._request = request
         self._record = record
         self._version, self._lease_version = versions
-        self._settled = asyncio.Event()
-        self._body_given = False
-        self._kept: bytearray | None = bytearray()
+        self._settled_event = asyncio.Event()
+        self._request_body_sent = False
+        self._response_body: bytearray | None = bytearray()
 
-    async def make(self, app: ASGIApp, asgi: tuple[Scope, Receive, Send]) -> None:
+    async def execute(self, app: ASGIApp, asgi: tuple[Scope, Receive, Send]) -> None:
         """Have it made, keep it or the place where it is, and send it."""
         scope, receive, send = asgi
 
         async def told() -> Message:
-            if not self._body_given:
-                self._body_given = True
-                return {"type": "http.request", "body": self._asked.body, "more_body": False}
+            if not self._request_body_sent:
+                self._request_body_sent = True
+                return {"type": "http.request", "body": self._request.body, "more_body": False}
             # until there is something to come back for, the client's leaving stops nothing
-            await self._settled.wait()
+            await self._settled_event.wait()
             return await receive()
 
         async def answer(message: Message) -> None:
-            await self._note(message)
+            await self._observe_message(message)
             await send(message)
 
-        renewing = asyncio.create_task(self._renew())
+        renewing = asyncio.create_task(self._renew_lease())
         try:
             await app({**scope, "response_id": self._record.response_id}, told, answer)
         finally:
             renewing.cancel()
-            if not self._settled.is_set():
-                await self._free()
+            if not self._settled_event.is_set():
+                await self._release_key()
 
-    async def _note(self, message: Message) -> None:
+    async def _observe_message(self, message: Message) -> None:
         """What is sent, before it is sent."""
-        record, asked = self._record, self._asked
+        record, asked = self._record, self._request
         if message["type"] == "http.response.start":
             record.status = message["status"]
             record.media_type = dict(message["headers"]).get(b"content-type", b"").decode()
-            if record.status < 300 and asked.by_reference:
+            if record.status < 300 and asked.is_retrievable:
                 record.outcome = "stored" if asked.store else "unkept"
-                await self._settle(())
-        elif record.status < 300 and not self._settled.is_set() and message["type"] == "http.response.body":
-            self._keep(message.get("body", b""))
+                await self._store_outcome(())
+        elif record.status < 300 and not self._settled_event.is_set() and message["type"] == "http.response.body":
+            self._append_body(message.get("body", b""))
             if not message.get("more_body", False):
                 # what cannot be kept is no reason to break off an answer that was given: the key is free then
                 with suppress(StackError):
-                    await self._settle(self._pieces())
+                    await self._store_outcome(self._build_chunk_ops())
 
-    def _keep(self, body: bytes) -> None:
-        if self._kept is not None and body != KEEP_ALIVE:
-            self._kept += body
-            if len(self._kept) > _MAX_KEPT_BYTES or not self._asked.store:
-                self._kept = None
+    def _append_body(self, body: bytes) -> None:
+        if self._response_body is not None and body != KEEP_ALIVE_FRAME:
+            self._response_body += body
+            if len(self._response_body) > _MAX_STORED_BYTES or not self._request.store:
+                self._response_body = None
 
-    def _pieces(self) -> list[Op]:
+    def _build_chunk_ops(self) -> list[Op]:
         """What keeps the answer, under the id of what it tells of."""
-        record, asked, kept = self._record, self._asked, self._kept
-        whole = kept is not None and (asked.route != _RESPONSES or kept.endswith(DONE))
+        record, asked, kept = self._record, self._request, self._response_body
+        whole = kept is not None and (asked.route != _RESPONSES_PATH or kept.endswith(DONE_FRAME))
         if kept is None or not whole:
             record.outcome = "stored" if asked.store else "unkept"
             return []
-        pieces = [bytes(kept[start : start + _PIECE_BYTES]) for start in range(0, len(kept), _PIECE_BYTES)]
-        record.outcome, record.pieces = "kept", len(pieces)
-        ops: list[Op] = [Put(asked.piece_key(number), piece, _KEPT_S) for number, piece in enumerate(pieces)]
-        identity = record.response_id.encode() or (found[1] if (found := _ID_IN_ANSWER.search(kept)) else b"")
-        return [*ops, Put(_of_key(asked.tenant, identity.decode()), asked.name.encode(), _KEPT_S)] if identity else ops
+        pieces = [bytes(kept[start : start + _CHUNK_BYTES]) for start in range(0, len(kept), _CHUNK_BYTES)]
+        record.outcome, record.chunk_count = "kept", len(pieces)
+        ops: list[Op] = [Put(asked.chunk_key(number), piece, _RETENTION_S) for number, piece in enumerate(pieces)]
+        identity = record.response_id.encode() or (found[1] if (found := _ID_IN_BODY.search(kept)) else b"")
+        return (
+            [*ops, Put(_object_key(asked.tenant, identity.decode()), asked.key_hash.encode(), _RETENTION_S)]
+            if identity
+            else ops
+        )
 
-    async def _settle(self, ops: Sequence[Op]) -> None:
-        asked = self._asked
-        put = Put(asked.record_key, _encode(self._record), _KEPT_S, self._version)
+    async def _store_outcome(self, ops: Sequence[Op]) -> None:
+        asked = self._request
+        put = Put(asked.record_key, _encode(self._record), _RETENTION_S, self._version)
         if await self._kv.write([put, Delete(asked.lease_key), *ops]) is None:
             _log.warning("an idempotency key was taken by another process, because this one was too slow")
-        self._settled.set()
+        self._settled_event.set()
 
-    async def _free(self) -> None:
+    async def _release_key(self) -> None:
         with suppress(StackError):
             await self._kv.write(
-                [Delete(self._asked.record_key, self._version), Delete(self._asked.lease_key)], durable=False
+                [Delete(self._request.record_key, self._version), Delete(self._request.lease_key)], durable=False
             )
 
-    async def _renew(self) -> None:
+    async def _renew_lease(self) -> None:
         while True:
             await asyncio.sleep(_LEASE_S / 3)
             with suppress(StackError):
-                put = Put(self._asked.lease_key, b"", _LEASE_S, self._lease_version)
+                put = Put(self._request.lease_key, b"", _LEASE_S, self._lease_version)
                 versions = await self._kv.write([put], durable=False)
                 if versions is None:
                     return
                 self._lease_version = versions[0]
 
 
-async def _find(stack: Stack, asked: _Asked) -> "_Attempt | Record":
+async def _claim_or_wait(stack: Stack, request: _KeyedRequest) -> "_Attempt | IdempotencyRecord":
     """What the key's answer is, once there is one, or the right to make it. Raises InvalidRequest for a key of another
     body, and IdempotencyKeyInUse where it takes too long."""
     kv, loop = stack.kv_store, asyncio.get_running_loop()
-    deadline, pause_s = loop.time() + _WAIT_S, _SHORT_S
+    deadline, pause_s = loop.time() + _WAIT_S, _MIN_POLL_S
     while loop.time() < deadline:
-        entry, lease = await kv.get_many([asked.record_key, asked.lease_key])
+        entry, lease = await kv.get_many([request.record_key, request.lease_key])
         record = None if entry is None else _read_record(entry)
-        if record is not None and record.body != asked.digest:
+        if record is not None and record.body_digest != request.body_digest:
             raise InvalidRequest(
-                f"This {HEADER} was sent before with another body: use a new one.",
-                param=HEADER,
+                f"This {IDEMPOTENCY_KEY_HEADER} was sent before with another body: use a new one.",
+                param=IDEMPOTENCY_KEY_HEADER,
                 code="idempotency_key_reused",
             )
-        if record is not None and (record.outcome or await _is_there(stack, asked, record, lease)):
+        if record is not None and (record.outcome or await _is_response_available(stack, request, record, lease)):
             if not record.outcome:
                 record.outcome = "stored"
             return record
-        if lease is None and (attempt := await _claim(kv, asked, entry)):
+        if lease is None and (attempt := await _claim_key(kv, request, entry)):
             return attempt
         await asyncio.sleep(pause_s)
-        pause_s = min(_LONG_S, 2 * pause_s)
-    raise IdempotencyKeyInUse(f"What was first sent with this {HEADER} is still being answered.", retry_after_s=1)
+        pause_s = min(_MAX_POLL_S, 2 * pause_s)
+    raise IdempotencyKeyInUse(
+        f"What was first sent with this {IDEMPOTENCY_KEY_HEADER} is still being answered.", retry_after_s=1
+    )
 
 
-async def _is_there(stack: Stack, asked: _Asked, record: Record, lease: Entry | None) -> bool:
+async def _is_response_available(
+    stack: Stack, request: _KeyedRequest, record: IdempotencyRecord, lease: Entry | None
+) -> bool:
     """Whether the response can be answered with before its maker has said so: it is made in the background, or whoever
     made it is no more."""
-    if not record.response_id or not (asked.background or lease is None):
+    if not record.response_id or not (request.background or lease is None):
         return False
     try:
-        response = await stack.responses.get(record.response_id, tenant=asked.tenant)
+        response = await stack.responses.get(record.response_id, tenant=request.tenant)
     except NotFound:
         return False
-    return asked.background or response.status in ("completed", "incomplete")
+    return request.background or response.status in ("completed", "incomplete")
 
 
-async def _claim(kv: KVStore, asked: _Asked, entry: Entry | None) -> _Attempt | None:
-    response_id = f"resp_{secrets.token_hex(16)}" if asked.route == _RESPONSES else ""
-    record = Record(asked.digest, response_id)
+async def _claim_key(kv: KVStore, request: _KeyedRequest, entry: Entry | None) -> _Attempt | None:
+    response_id = f"resp_{secrets.token_hex(16)}" if request.route == _RESPONSES_PATH else ""
+    record = IdempotencyRecord(request.body_digest, response_id)
     ops = [
-        Put(asked.record_key, _encode(record), _KEPT_S, ABSENT if entry is None else entry.version),
-        Put(asked.lease_key, b"", _LEASE_S, ABSENT),
+        Put(request.record_key, _encode(record), _RETENTION_S, ABSENT if entry is None else entry.version),
+        Put(request.lease_key, b"", _LEASE_S, ABSENT),
     ]
     versions = await kv.write(ops, durable=False)
-    return None if versions is None else _Attempt(kv, asked, record, versions)
+    return None if versions is None else _Attempt(kv, request, record, versions)
 
 
-async def _kept_answer(kv: KVStore, asked: _Asked, record: Record) -> Response:
+async def _load_stored_response(kv: KVStore, request: _KeyedRequest, record: IdempotencyRecord) -> Response:
     if record.outcome == "unkept":
         raise InvalidRequest(
-            f"What was sent with this {HEADER} has been answered, and nothing of it was kept (`store: false`).",
-            param=HEADER,
+            f"What was sent with this {IDEMPOTENCY_KEY_HEADER} has been answered, "
+            "and nothing of it was kept (`store: false`).",
+            param=IDEMPOTENCY_KEY_HEADER,
             code="idempotent_answer_not_kept",
         )
-    found = await kv.get_many([asked.piece_key(number) for number in range(record.pieces)])
+    found = await kv.get_many([request.chunk_key(number) for number in range(record.chunk_count)])
     pieces = [entry.value for entry in found if entry is not None]
-    if len(pieces) < record.pieces:
-        raise NotFound(f"What was made with this {HEADER} has been deleted.")
-    headers = {"content-type": record.media_type, "cache-control": "no-cache", REPLAYED[0].decode(): "true"}
+    if len(pieces) < record.chunk_count:
+        raise NotFound(f"What was made with this {IDEMPOTENCY_KEY_HEADER} has been deleted.")
+    headers = {"content-type": record.media_type, "cache-control": "no-cache", REPLAYED_HEADER[0].decode(): "true"}
     return Response(b"".join(pieces), record.status, headers)
 
 
-async def _forget(kv: KVStore, tenant: str, identity: str) -> None:
+async def _delete_stored_response(kv: KVStore, tenant: str, object_id: str) -> None:
     """An object may have been deleted: then the answer that told of it goes too."""
-    if not (identity.isascii() and identity.isprintable() and len(identity) <= 256):
+    if not (object_id.isascii() and object_id.isprintable() and len(object_id) <= 256):
         return
-    of_key = _of_key(tenant, identity)
+    of_key = _object_key(tenant, object_id)
     entry = await kv.get(of_key)
     if entry is None:
         return
@@ -329,7 +341,7 @@ async def _forget(kv: KVStore, tenant: str, identity: str) -> None:
     await kv.write([Delete(of_key), *(Delete(key) for key, _ in rows)])
 
 
-async def _read(http: Request, route: str, key: bytes, body: bytes) -> _Asked:
+async def _read_keyed_request(http: Request, route: str, key: bytes, body: bytes) -> _KeyedRequest:
     tenant: str = http.scope["tenant"]
     name = hashlib.sha256(b"%b %b" % (route.encode(), key)).hexdigest()
     dialect = http.headers.get(DIALECT_HEADER, "").encode()
@@ -340,27 +352,27 @@ async def _read(http: Request, route: str, key: bytes, body: bytes) -> _Asked:
     else:
         hashing.update(body)
     flags = fields.get("stream") is True, fields.get("background") is True, fields.get("store") is not False
-    return _Asked(tenant, route, name, body, hashing.hexdigest(), *flags)
+    return _KeyedRequest(tenant, route, name, body, hashing.hexdigest(), *flags)
 
 
-def _checked(keys: Sequence[bytes]) -> bytes:
+def _parse_key(keys: Sequence[bytes]) -> bytes:
     key = keys[0]
     if len(keys) > 1 or not 0 < len(key) < 256 or not key.isascii() or not key.decode().isprintable():
-        message = f"The header {HEADER} is given once, as 1 to 255 printable ASCII characters."
-        raise InvalidRequest(message, param=HEADER, code="invalid_value")
+        message = f"The header {IDEMPOTENCY_KEY_HEADER} is given once, as 1 to 255 printable ASCII characters."
+        raise InvalidRequest(message, param=IDEMPOTENCY_KEY_HEADER, code="invalid_value")
     return key
 
 
-def _read_record(entry: Entry) -> Record:
+def _read_record(entry: Entry) -> IdempotencyRecord:
     try:
         return _decode(entry.value)
     except msgspec.MsgspecError as exc:
         raise StackError("A stored record cannot be read.", code="storage_corrupt") from exc
 
 
-def _of_key(tenant: str, identity: str) -> str:
-    return f"{tenant}/idempotent_of/{identity}"
+def _object_key(tenant: str, object_id: str) -> str:
+    return f"{tenant}/idempotent_of/{object_id}"
 
 
-def _stack(scope: Scope) -> Stack:
+def _get_stack(scope: Scope) -> Stack:
     return scope["app"].state.routes.stack

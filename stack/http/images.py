@@ -8,13 +8,13 @@ from typing import Final
 
 from apis.chat import ChatRequest, ImagePart, Message
 from apis.errors import FetchFailed, InvalidRequest
-from apis.fetcher import Fetcher, Outgoing
+from apis.fetcher import Fetcher, FetchRequest
 
 MAX_IMAGES: Final = 50
 _OK: Final = 200
 
 
-async def with_images(chat: ChatRequest, fetcher: Fetcher | None) -> ChatRequest:
+async def inline_images(chat: ChatRequest, fetcher: Fetcher | None) -> ChatRequest:
     """The chat with its images as data. Raises InvalidRequest, naming the place, for one that cannot be had."""
     named = {
         part.image_url.url: f"messages[{at}].content[{index}].image_url"
@@ -28,25 +28,25 @@ async def with_images(chat: ChatRequest, fetcher: Fetcher | None) -> ChatRequest
     if fetcher is None or len(named) > MAX_IMAGES:
         message = f"A request names {MAX_IMAGES} images by URL at most." if fetcher else "No images are fetched here."
         raise InvalidRequest(message, param="messages", code="invalid_value")
-    urls = await asyncio.gather(*(_data_url(fetcher, url, place) for url, place in named.items()))
+    urls = await asyncio.gather(*(_fetch_data_url(fetcher, url, place) for url, place in named.items()))
     found = dict(zip(named, urls, strict=True))
-    return chat.model_copy(update={"messages": [_replaced(message, found) for message in chat.messages]})
+    return chat.model_copy(update={"messages": [_replace_urls(message, found) for message in chat.messages]})
 
 
-async def _data_url(fetcher: Fetcher, url: str, place: str) -> str:
+async def _fetch_data_url(fetcher: Fetcher, url: str, param: str) -> str:
     try:
-        answer = await fetcher.fetch(Outgoing(url))
+        answer = await fetcher.fetch(FetchRequest(url))
     except FetchFailed as exc:
-        raise InvalidRequest(exc.message, param=place, code="failed_to_download_image") from exc
+        raise InvalidRequest(exc.message, param=param, code="failed_to_download_image") from exc
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     if answer.status != _OK or not kind.startswith("image/"):
         message = f"There is no image at the URL (status {answer.status}, type '{kind:.64}')."
-        raise InvalidRequest(message, param=place, code="failed_to_download_image")
+        raise InvalidRequest(message, param=param, code="failed_to_download_image")
     data = await asyncio.to_thread(base64.b64encode, answer.body)
     return f"data:{kind};base64,{data.decode()}"
 
 
-def _replaced(message: Message, urls: dict[str, str]) -> Message:
+def _replace_urls(message: Message, urls: dict[str, str]) -> Message:
     if not isinstance(message.content, list):
         return message
     content = [

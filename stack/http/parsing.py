@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from apis.errors import InvalidRequest
 
-Model = TypeVar("Model", bound=BaseModel)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 _log = logging.getLogger(__name__)
 _MAX_DEPTH: Final = 64
 _MAX_VALUES: Final = 100_000
@@ -19,7 +19,7 @@ _MAX_VALUES: Final = 100_000
 BLOCKING_BYTES: Final = 256 * 1024
 """Bodies above this are read in a thread: parsing them would hold up other streams."""
 
-_KINDS: Final = {
+_EXPECTED_TYPES: Final = {
     "string_type": "a string",
     "int_type": "an integer",
     "int_from_float": "an integer",
@@ -30,14 +30,14 @@ _KINDS: Final = {
     "model_type": "an object",
     "model_attributes_type": "an object",
 }
-_JSON_NAMES: Final = {str: "a string", int: "an integer", float: "a number", bool: "a boolean", list: "an array"}
+_JSON_TYPE_NAMES: Final = {str: "a string", int: "an integer", float: "a number", bool: "a boolean", list: "an array"}
 
 
-async def read_request(body: bytes, model: type[Model]) -> Model:
+async def read_request(body: bytes, model: type[ModelT]) -> ModelT:
     """Parse and validate a body. Raises InvalidRequest."""
     if len(body) > BLOCKING_BYTES:
-        return await asyncio.to_thread(_read, body, model)
-    return _read(body, model)
+        return await asyncio.to_thread(_parse_request, body, model)
+    return _parse_request(body, model)
 
 
 async def read_object(body: bytes) -> dict[str, Any]:
@@ -45,16 +45,16 @@ async def read_object(body: bytes) -> dict[str, Any]:
     return await asyncio.to_thread(parse_object, body) if len(body) > BLOCKING_BYTES else parse_object(body)
 
 
-def _read(body: bytes, model: type[Model]) -> Model:
-    return check(parse_object(body), model)
+def _parse_request(body: bytes, model: type[ModelT]) -> ModelT:
+    return validate_request(parse_object(body), model)
 
 
-def check(fields: dict[str, Any], model: type[Model]) -> Model:
+def validate_request(fields: dict[str, Any], model: type[ModelT]) -> ModelT:
     """Validate a parsed body. Raises InvalidRequest."""
     try:
         request = model.model_validate(fields)
     except ValidationError as exc:
-        raise explain(exc.errors(include_url=False)[0], fields) from None
+        raise to_invalid_request(exc.errors(include_url=False)[0], fields) from None
     if _log.isEnabledFor(logging.DEBUG) and (unknown := fields.keys() - model.model_fields.keys()):
         _log.debug("ignored %d unknown fields of a request", len(unknown))
     return request
@@ -68,14 +68,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"The body holds more than {_MAX_VALUES} values.", code="array_above_max_length")
     try:
         orjson.loads(body)
-        value: Any = json.loads(body, object_pairs_hook=_once)
+        value: Any = json.loads(body, object_pairs_hook=_reject_duplicate_keys)
     except (ValueError, RecursionError) as exc:
         if isinstance(exc, _DuplicateKey):
             raise InvalidRequest(str(exc)) from None
         raise InvalidRequest("We could not parse the JSON body of your request.") from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_type")
-    if _deeper(value, _MAX_DEPTH):
+    if _is_nested_deeper(value, _MAX_DEPTH):
         raise InvalidRequest(f"The body is nested more than {_MAX_DEPTH} levels deep.", code="invalid_value")
     return cast(dict[str, Any], value)
 
@@ -94,17 +94,17 @@ class _DuplicateKey(ValueError):
     pass
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise _DuplicateKey("The JSON body has a duplicate key in one of its objects.")
     return fields
 
 
-def _deeper(value: Any, levels: int) -> bool:
+def _is_nested_deeper(value: Any, max_levels: int) -> bool:
     """Whether containers nest more than `levels` deep; goes breadth first, so that it cannot recurse."""
     layer: list[Any] = [value]
-    for _ in range(levels):
+    for _ in range(max_levels):
         inner: list[Any] = []
         for each in layer:
             inner += cast(dict[str, Any], each).values() if isinstance(each, dict) else each
@@ -114,28 +114,28 @@ def _deeper(value: Any, levels: int) -> bool:
     return True
 
 
-def explain(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequest:
+def to_invalid_request(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequest:
     """A validation error in the API's terms."""
     kind = error["type"]
-    param = _path(error["loc"], body, missing=kind == "missing")
+    param = _param_path(error["loc"], body, missing=kind == "missing")
     limits = error.get("ctx", {})
     given = error["input"]
     if kind == "missing":
         message = f"Missing required parameter: '{param}'."
         return InvalidRequest(message, param=param, code="missing_required_parameter")
-    if kind in _KINDS:
-        name = "null" if given is None else _JSON_NAMES.get(cast(type[Any], type(given)), "an object")
-        message = f"Invalid type for '{param}': expected {_KINDS[kind]}, but got {name} instead."
+    if kind in _EXPECTED_TYPES:
+        name = "null" if given is None else _JSON_TYPE_NAMES.get(cast(type[Any], type(given)), "an object")
+        message = f"Invalid type for '{param}': expected {_EXPECTED_TYPES[kind]}, but got {name} instead."
         return InvalidRequest(message, param=param, code="invalid_type")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return _bad_tag(error, param)
-    code, what = _violation(kind, limits, given)
+        return _union_tag_error(error, param)
+    code, what = _describe_violation(kind, limits, given)
     return InvalidRequest(f"Invalid '{param}': {what}.", param=param, code=code)
 
 
-def _violation(kind: str, limits: dict[str, Any], given: Any) -> tuple[str, str]:
-    number = "integer" if isinstance(given, int) and isinstance(limits.get("le", limits.get("ge")), int) else "decimal"
-    match kind:
+def _describe_violation(error_type: str, limits: dict[str, Any], value: Any) -> tuple[str, str]:
+    number = "integer" if isinstance(value, int) and isinstance(limits.get("le", limits.get("ge")), int) else "decimal"
+    match error_type:
         case "less_than_equal" | "less_than":
             limit = limits.get("le", limits.get("lt"))
             return f"{number}_above_max_value", f"expected a value of at most {limit}"
@@ -160,11 +160,11 @@ def _violation(kind: str, limits: dict[str, Any], given: Any) -> tuple[str, str]
             return "invalid_value", "the value is not valid here"
 
 
-def _bad_tag(error: ErrorDetails, param: str) -> InvalidRequest:
+def _union_tag_error(error: ErrorDetails, param: str) -> InvalidRequest:
     limits = error.get("ctx", {})
     given = error["input"]
     if not isinstance(given, dict):
-        name = _JSON_NAMES.get(cast(type[Any], type(given)), "null")
+        name = _JSON_TYPE_NAMES.get(cast(type[Any], type(given)), "null")
         message = f"Invalid type for '{param}': expected an object, but got {name} instead."
         return InvalidRequest(message, param=param, code="invalid_type")
     fields = cast(dict[str, Any], given)
@@ -178,7 +178,7 @@ def _bad_tag(error: ErrorDetails, param: str) -> InvalidRequest:
     return InvalidRequest(message, param=f"{param}.type", code="missing_required_parameter")
 
 
-def _path(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
+def _param_path(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
     """The place in the body. Pydantic's path also names the branches of unions: they are no keys, and left out."""
     path = ""
     here: Any = body

@@ -20,22 +20,22 @@ _OUTCOMES: Final = frozenset({"completed", "incomplete", "failed", "cancelled", 
 _NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
 
 _TRACEPARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_MEMBER: Final = re.compile(
+_TRACESTATE_MEMBER: Final = re.compile(
     rb"(?:[a-z0-9][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
     rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 )
-_MAX_MEMBERS: Final = 32
+_MAX_TRACESTATE_MEMBERS: Final = 32
 _MAX_TRACESTATE_BYTES: Final = 512
 _TRACE_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
-_CLIENTS_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
-_CODE: Final = re.compile(r"[a-z0-9_]{1,64}")
+_CLIENT_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+_ERROR_CODE: Final = re.compile(r"[a-z0-9_]{1,64}")
 # what follows the first dot may be a key of the client's own, as in `metadata`
-_PLACE: Final = re.compile(r"[A-Za-z][A-Za-z_-]{0,63}(?:\[\d{1,9}\])?")
+_PARAM_PATH: Final = re.compile(r"[A-Za-z][A-Za-z_-]{0,63}(?:\[\d{1,9}\])?")
 _RESPONSE_ID: Final = re.compile(rb'"id":"(resp_[0-9a-f]{1,64})"')
-_MODEL: Final = re.compile(r"[\x21-\x7e]{1,256}")
+_MODEL_NAME: Final = re.compile(r"[\x21-\x7e]{1,256}")
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class TokenCounts(msgspec.Struct, frozen=True):
     """What answers have used. `cached` is of the input, `reasoning` of the output."""
 
     input: int = 0
@@ -44,18 +44,19 @@ class Tokens(msgspec.Struct, frozen=True):
     reasoning: int = 0
 
 
-class Visit:
+class RequestRecord:
     """What is known of a request; `status` is 0 until an answer has begun, `route` the template of its path,
     `outcome` the status of the response that was made; `streams` says that the answer is an event stream. Times are
     in seconds since it began, NaN for what never was."""
 
     __slots__ = (
-        "_began",
-        "client_id",
+        "_started_at",
+        "client_request_id",
         "code",
         "first_byte_s",
         "first_output_s",
         "id",
+        "is_stream",
         "method",
         "model",
         "outcome",
@@ -64,41 +65,40 @@ class Visit:
         "route",
         "sent_bytes",
         "status",
-        "streams",
         "tenant",
         "tokens",
     )
 
-    def __init__(self, identity: str, method: str, route: str) -> None:
-        self._began = time.perf_counter()
-        self.id = identity
+    def __init__(self, request_id: str, method: str, route: str) -> None:
+        self._started_at = time.perf_counter()
+        self.id = request_id
         self.method = method if method in _METHODS else OTHER
         self.route = route
         self.status = self.sent_bytes = 0
-        self.streams = False
+        self.is_stream = False
         self.first_byte_s = self.first_output_s = math.nan
-        self.client_id = self.model = self.response_id = self.outcome = ""
+        self.client_request_id = self.model = self.response_id = self.outcome = ""
         self.tenant = self.code = self.param = ""
-        self.tokens: Tokens | None = None
+        self.tokens: TokenCounts | None = None
 
-    def passed_s(self) -> float:
+    def elapsed_s(self) -> float:
         """The time since it began."""
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self._started_at
 
-    def blame(self, error: StackError) -> None:
+    def record_error(self, error: StackError) -> None:
         """Why it was refused, without a word that came from outside."""
-        if error.code is not None and _CODE.fullmatch(error.code):
+        if error.code is not None and _ERROR_CODE.fullmatch(error.code):
             self.code = error.code
-        if error.param is not None and (place := _PLACE.match(error.param)):
+        if error.param is not None and (place := _PARAM_PATH.match(error.param)):
             self.param = place[0]
         if not self.response_id:
             self.outcome = ""
 
-    def asked(self) -> None:
+    def expect_response(self) -> None:
         """It asks for a response: unless one ends here, its client has left."""
         self.outcome = "cancelled"
 
-    def told(self, event: Any) -> None:
+    def observe(self, event: Any) -> None:
         """The first or the last event of a response that it made."""
         if isinstance(event, LoggedEvent):  # made in the background, and its end is not of this visit
             self.outcome = "queued"
@@ -113,29 +113,29 @@ class Visit:
             self.outcome = response.status
         if (used := response.usage) is not None:
             of_input, of_output = used.input_tokens_details, used.output_tokens_details
-            self.tokens = Tokens(
+            self.tokens = TokenCounts(
                 used.input_tokens, of_input.cached_tokens, used.output_tokens, of_output.reasoning_tokens
             )
 
-    def told_usage(self, model: str, usage: Usage) -> None:
+    def record_usage(self, model: str, usage: Usage) -> None:
         """What a chat completion that it made has used of a model."""
         self.model = model
-        self.tokens = Tokens(usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
+        self.tokens = TokenCounts(usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
 
-    def fields(self) -> dict[str, Any]:
+    def log_fields(self) -> dict[str, Any]:
         """What there is to be said of it when it is over."""
         fields = {
             "request": self.id,
-            "client_request": self.client_id,
+            "client_request": self.client_request_id,
             "method": self.method,
             "route": self.route,
             "status": self.status,
-            "ms": _ms(self.passed_s()),
-            "first_byte_ms": _ms(self.first_byte_s),
-            "first_output_ms": _ms(self.first_output_s),
+            "ms": _seconds_to_ms(self.elapsed_s()),
+            "first_byte_ms": _seconds_to_ms(self.first_byte_s),
+            "first_output_ms": _seconds_to_ms(self.first_output_s),
             "bytes": self.sent_bytes,
             "tenant": self.tenant,
-            "model": self.model if _MODEL.fullmatch(self.model) else "",
+            "model": self.model if _MODEL_NAME.fullmatch(self.model) else "",
             "response": self.response_id,
             "outcome": self.outcome,
             "error": self.code,
@@ -144,15 +144,15 @@ class Visit:
         return {name: value for name, value in fields.items() if value not in ("", None)}
 
 
-def _ms(seconds: float) -> float | None:
+def _seconds_to_ms(seconds: float) -> float | None:
     return None if math.isnan(seconds) else round(seconds * 1000, 1)
 
 
-def read_clients_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+def read_client_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The name that the client gave its request, if it is well-formed."""
     for name, value in headers:
         if name == b"x-request-id":
-            return value.decode() if _CLIENTS_ID.fullmatch(value) else ""
+            return value.decode() if _CLIENT_REQUEST_ID.fullmatch(value) else ""
     return ""
 
 
@@ -168,10 +168,10 @@ def read_trace(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
     state = b",".join([value for name, value in given if name == b"tracestate"])
     members = [member for each in state.split(b",") if (member := each.strip(b" \t"))]
     trace = {"traceparent": parents[0].decode()}
-    if not members or len(state) > _MAX_TRACESTATE_BYTES or len(members) > _MAX_MEMBERS:
+    if not members or len(state) > _MAX_TRACESTATE_BYTES or len(members) > _MAX_TRACESTATE_MEMBERS:
         return trace
     if len({member.partition(b"=")[0] for member in members}) < len(members):
         return trace
-    if all(_MEMBER.fullmatch(member) for member in members):
+    if all(_TRACESTATE_MEMBER.fullmatch(member) for member in members):
         trace["tracestate"] = b",".join(members).decode()
     return trace

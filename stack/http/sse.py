@@ -12,27 +12,27 @@ from openai.types.responses import ResponseStreamEvent
 from apis.errors import InvalidRequest
 from apis.events import LoggedEvent
 
-Dialect = Literal["openai", "open-responses"]
+ApiDialect = Literal["openai", "open-responses"]
 DIALECT_HEADER: Final = "x-responses-dialect"
 
-DONE: Final = b"data: [DONE]\n\n"
-KEEP_ALIVE: Final = b": keep-alive\n\n"
+DONE_FRAME: Final = b"data: [DONE]\n\n"
+KEEP_ALIVE_FRAME: Final = b": keep-alive\n\n"
 
 _OPEN_RESPONSES_NAMES: Final = {
     "response.reasoning_text.delta": "response.reasoning.delta",
     "response.reasoning_text.done": "response.reasoning.done",
 }
-_WITH_RESPONSE: Final = frozenset(
+_RESPONSE_EVENT_TYPES: Final = frozenset(
     f"response.{name}" for name in ("created", "queued", "in_progress", "completed", "incomplete", "failed")
 )
-_FLAT: Final = frozenset(
+_FLAT_EVENT_TYPES: Final = frozenset(
     f"response.{name}.delta"
     for name in ("output_text", "reasoning_text", "refusal", "function_call_arguments", "custom_tool_call_input")
 )
-_SECONDS: Final = re.compile(rb'"(created_at|completed_at)":(\d+)\.0(?=[,}])')
+_FLOAT_TIMES: Final = re.compile(rb'"(created_at|completed_at)":(\d+)\.0(?=[,}])')
 
 
-def read_dialect(headers: Mapping[str, str], default: Dialect) -> Dialect:
+def read_dialect(headers: Mapping[str, str], default: ApiDialect) -> ApiDialect:
     """The dialect that a request's headers ask for. Raises InvalidRequest for one that nobody speaks."""
     wanted = headers.get(DIALECT_HEADER, default)
     if wanted not in ("openai", "open-responses"):
@@ -40,7 +40,7 @@ def read_dialect(headers: Mapping[str, str], default: Dialect) -> Dialect:
     return wanted
 
 
-def to_json(model: Any) -> bytes:
+def model_to_json(model: Any) -> bytes:
     """A model of the SDK as the API writes it. Its times are whole seconds: the SDK types them as floats."""
     data: bytes = model.__pydantic_serializer__.to_json(model, by_alias=True, exclude_unset=True)
     return data
@@ -48,54 +48,58 @@ def to_json(model: Any) -> bytes:
 
 def response_to_json(response: Any) -> bytes:
     """The same for what holds a response object."""
-    return _SECONDS.sub(rb'"\1":\2', to_json(response))
+    return _FLOAT_TIMES.sub(rb'"\1":\2', model_to_json(response))
 
 
-def frames(events: Sequence[ResponseStreamEvent | LoggedEvent], dialect: Dialect, *, obfuscate: bool = False) -> bytes:
+def encode_frames(
+    events: Sequence[ResponseStreamEvent | LoggedEvent], dialect: ApiDialect, *, obfuscate: bool = False
+) -> bytes:
     """All of `events` as one piece of the stream."""
     if obfuscate or dialect != "openai":
-        return b"".join([_frame_as(event, dialect, obfuscate=obfuscate) for event in events])
+        return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in events])
     if len(events) == 1:  # a token as it comes
-        return b"%b%b\n\n" % (_head(events[0].type), _data(events[0]))
-    return b"".join([b"%b%b\n\n" % (_head(event.type), _data(event)) for event in events])
+        return b"%b%b\n\n" % (_frame_head(events[0].type), _event_to_json(events[0]))
+    return b"".join([b"%b%b\n\n" % (_frame_head(event.type), _event_to_json(event)) for event in events])
 
 
 @functools.cache
-def _head(name: str | None) -> bytes:
-    return f"event: {name}\ndata: ".encode()
+def _frame_head(event_type: str | None) -> bytes:
+    return f"event: {event_type}\ndata: ".encode()
 
 
-def _data(event: ResponseStreamEvent | LoggedEvent) -> bytes:
+def _event_to_json(event: ResponseStreamEvent | LoggedEvent) -> bytes:
     if isinstance(event, LoggedEvent):
-        return _SECONDS.sub(rb'"\1":\2', event.data) if event.type in _WITH_RESPONSE else event.data
-    if event.type in _FLAT:
+        return _FLOAT_TIMES.sub(rb'"\1":\2', event.data) if event.type in _RESPONSE_EVENT_TYPES else event.data
+    if event.type in _FLAT_EVENT_TYPES:
         # nearly all events are these; as plain fields they cost a third of what the model's serializer takes
-        return orjson.dumps(event.__dict__, _fields)
-    return response_to_json(event) if event.type in _WITH_RESPONSE else to_json(event)
+        return orjson.dumps(event.__dict__, _model_to_fields)
+    return response_to_json(event) if event.type in _RESPONSE_EVENT_TYPES else model_to_json(event)
 
 
-def _fields(model: Any) -> dict[str, Any]:
+def _model_to_fields(model: Any) -> dict[str, Any]:
     return model.to_dict()
 
 
-def message(event: ResponseStreamEvent, dialect: Dialect, lane: str, *, obfuscate: bool = False) -> str:
+def encode_message(event: ResponseStreamEvent, dialect: ApiDialect, stream_id: str, *, obfuscate: bool = False) -> str:
     """An event as a WebSocket's message, which names its lane unless that is the default one, ''."""
     if obfuscate or dialect != "openai":
-        data = orjson.dumps(_fields_as(event, dialect, obfuscate=obfuscate))
+        data = orjson.dumps(_event_to_fields(event, dialect, obfuscate=obfuscate))
     else:
-        data = _data(event)
-    if lane:
-        data = b'%b,"stream_id":"%b"}' % (data[:-1], lane.encode())
+        data = _event_to_json(event)
+    if stream_id:
+        data = b'%b,"stream_id":"%b"}' % (data[:-1], stream_id.encode())
     return data.decode()
 
 
-def _frame_as(event: ResponseStreamEvent | LoggedEvent, dialect: Dialect, *, obfuscate: bool) -> bytes:
-    fields = _fields_as(event, dialect, obfuscate=obfuscate)
-    return _head(fields["type"]) + orjson.dumps(fields) + b"\n\n"
+def _encode_frame(event: ResponseStreamEvent | LoggedEvent, dialect: ApiDialect, *, obfuscate: bool) -> bytes:
+    fields = _event_to_fields(event, dialect, obfuscate=obfuscate)
+    return _frame_head(fields["type"]) + orjson.dumps(fields) + b"\n\n"
 
 
-def _fields_as(event: ResponseStreamEvent | LoggedEvent, dialect: Dialect, *, obfuscate: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = orjson.loads(_data(event))
+def _event_to_fields(
+    event: ResponseStreamEvent | LoggedEvent, dialect: ApiDialect, *, obfuscate: bool
+) -> dict[str, Any]:
+    fields: dict[str, Any] = orjson.loads(_event_to_json(event))
     if obfuscate and isinstance(fields.get("delta"), str):
         # padding to a multiple of 32, so that the length of a frame tells little of the length of a token
         fields["obfuscation"] = secrets.token_urlsafe(24)[: -len(fields["delta"]) % 32]

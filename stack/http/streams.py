@@ -11,28 +11,28 @@ from starlette.types import Message, Receive, Scope, Send
 
 from apis.errors import StackError
 from apis.events import LoggedEvent
-from stack.http.request_record import Visit
-from stack.http.sse import DONE, KEEP_ALIVE
+from stack.http.request_record import RequestRecord
+from stack.http.sse import DONE_FRAME, KEEP_ALIVE_FRAME
 
 _log = logging.getLogger(__name__)
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 _TICK_S: Final = 1.0
-_STALL_S: Final = 60.0
-_BEGINNING: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
-EVENT_STREAM: Final = (b"content-type", b"text/event-stream; charset=utf-8")
-_HEADERS: Final = [
-    EVENT_STREAM,
+_STALL_TIMEOUT_S: Final = 60.0
+_START_EVENT_TYPES: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
+EVENT_STREAM_HEADER: Final = (b"content-type", b"text/event-stream; charset=utf-8")
+_STREAM_HEADERS: Final = [
+    EVENT_STREAM_HEADER,
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client closed its connection before it had its answer."""
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Do `work`, and cancel it as soon as the client leaves. Raises ClientGone then."""
     task = asyncio.current_task()
     assert task is not None  # a coroutine that runs, runs in a task
@@ -44,43 +44,43 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
             gone = True
             task.cancel()
 
-    watcher = asyncio.create_task(_disconnected(receive))
+    watcher = asyncio.create_task(_wait_for_disconnect(receive))
     watcher.add_done_callback(leave)
     try:
         return await work
     except asyncio.CancelledError:
         if gone and task.uncancel() == 0:
-            raise ClientGone from None
+            raise ClientDisconnected from None
         raise
     finally:
         watcher.remove_done_callback(leave)
         watcher.cancel()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-class Pulse:
+class StreamMonitor:
     """One task for all open streams: every second it sends a comment on those that have been silent for
     `keep_alive_s`, and ends those whose client has taken nothing for a minute."""
 
     def __init__(self, keep_alive_s: float) -> None:
         self._keep_alive_s = keep_alive_s
-        self._open: set[_Open] = set()
-        self._comments: set[asyncio.Task[None]] = set()
+        self._open_streams: set[_OpenStream] = set()
+        self._comment_tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, stream: "_Open") -> None:
-        self._open.add(stream)
+    def add(self, stream: "_OpenStream") -> None:
+        self._open_streams.add(stream)
 
-    def discard(self, stream: "_Open") -> None:
-        self._open.discard(stream)
+    def discard(self, stream: "_OpenStream") -> None:
+        self._open_streams.discard(stream)
 
     @property
     def open_streams(self) -> int:
         """How many streams are open now."""
-        return len(self._open)
+        return len(self._open_streams)
 
     async def run(self) -> None:
         """Beat until cancelled."""
@@ -88,20 +88,20 @@ class Pulse:
         while True:
             await asyncio.sleep(min(_TICK_S, self._keep_alive_s / 2))
             now = loop.time()
-            for stream in list(self._open):
-                silent_s = now - stream.wrote_at
-                if stream.writing and silent_s > _STALL_S:
+            for stream in list(self._open_streams):
+                silent_s = now - stream.last_write_at
+                if stream.is_writing and silent_s > _STALL_TIMEOUT_S:
                     stream.task.cancel()
-                elif not stream.writing and silent_s > self._keep_alive_s:
-                    comment = asyncio.create_task(stream.write(KEEP_ALIVE))
-                    self._comments.add(comment)
-                    comment.add_done_callback(self._comments.discard)
+                elif not stream.is_writing and silent_s > self._keep_alive_s:
+                    comment = asyncio.create_task(stream.write(KEEP_ALIVE_FRAME))
+                    self._comment_tasks.add(comment)
+                    comment.add_done_callback(self._comment_tasks.discard)
 
 
-class _Open:
+class _OpenStream:
     """One open stream's connection."""
 
-    __slots__ = ("_send", "_time", "task", "writing", "wrote_at")
+    __slots__ = ("_send", "_time", "is_writing", "last_write_at", "task")
 
     def __init__(self, send: Send) -> None:
         task = asyncio.current_task()
@@ -109,15 +109,15 @@ class _Open:
         self.task = task
         self._send = send
         self._time = asyncio.get_running_loop().time
-        self.wrote_at = self._time()
-        self.writing = False
+        self.last_write_at = self._time()
+        self.is_writing = False
 
-    async def write(self, body: bytes, *, more: bool = True) -> None:
-        self.writing = True
-        self.wrote_at = self._time()
-        message: Message = {"type": "http.response.body", "body": body, "more_body": more}
+    async def write(self, body: bytes, *, more_body: bool = True) -> None:
+        self.is_writing = True
+        self.last_write_at = self._time()
+        message: Message = {"type": "http.response.body", "body": body, "more_body": more_body}
         await self._send(message)
-        self.writing = False
+        self.is_writing = False
 
 
 class EventStream(Response):
@@ -128,35 +128,35 @@ class EventStream(Response):
         self,
         batches: AsyncGenerator[Sequence[Any]],
         frame: Callable[[Sequence[Any]], bytes],
-        pulse: Pulse,
-        visit: Visit | None = None,
+        monitor: StreamMonitor,
+        request_record: RequestRecord | None = None,
     ) -> None:
         super().__init__()
         self._batches = batches
         self._frame = frame
-        self._pulse = pulse
-        self._visit = visit
+        self._monitor = monitor
+        self._request_record = request_record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._run(send))
-        except ClientGone:
+            await run_while_connected(receive, self._run(send))
+        except ClientDisconnected:
             _log.info("a client left its stream early")
 
     async def _run(self, send: Send) -> None:
-        stream: _Open | None = None
+        stream: _OpenStream | None = None
         async with aclosing(self._batches) as batches:
             batch: Sequence[Any] = ()
-            last = DONE
-            waits = self._visit is not None
+            last = DONE_FRAME
+            waits = self._request_record is not None
             try:
                 async for batch in batches:
                     if stream is None:
-                        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-                        stream = _Open(send)
-                        self._pulse.add(stream)
+                        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                        stream = _OpenStream(send)
+                        self._monitor.add(stream)
                     if waits:
-                        waits = self._waits_after(batch)
+                        waits = self._awaits_first_output(batch)
                     await stream.write(self._frame(batch))
             except StackError as exc:
                 if stream is None:
@@ -167,19 +167,19 @@ class EventStream(Response):
                     last = b""  # but for a log, which can be read on elsewhere: it is not done
             finally:
                 if stream is not None:
-                    self._pulse.discard(stream)
-                if self._visit is not None and batch:
-                    self._visit.told(batch[-1])
+                    self._monitor.discard(stream)
+                if self._request_record is not None and batch:
+                    self._request_record.observe(batch[-1])
         if stream is not None:
-            await stream.write(last, more=False)
+            await stream.write(last, more_body=False)
 
-    def _waits_after(self, batch: Sequence[Any]) -> bool:
+    def _awaits_first_output(self, batch: Sequence[Any]) -> bool:
         """Whether the first output is still to come after this batch, the first one or the one after."""
-        assert self._visit is not None
+        assert self._request_record is not None
         if not batch:
             return True
-        if batch[-1].type in _BEGINNING:
-            self._visit.told(batch[-1])
+        if batch[-1].type in _START_EVENT_TYPES:
+            self._request_record.observe(batch[-1])
             return True
-        self._visit.first_output_s = self._visit.passed_s()
+        self._request_record.first_output_s = self._request_record.elapsed_s()
         return False

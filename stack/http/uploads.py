@@ -11,12 +11,12 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from apis.errors import InvalidRequest, PayloadTooLarge
-from stack.http.parsing import Model, explain, read_request
+from stack.http.parsing import ModelT, read_request, to_invalid_request
 
-_PIECE_BYTES: Final = 256 * 1024
-_FORM_BYTES: Final = 64 * 1024
+_CHUNK_BYTES: Final = 256 * 1024
+_MAX_FORM_BYTES: Final = 64 * 1024
 """Of a form beside its file."""
-_MAX_FIELDS: Final = 16
+_MAX_FORM_FIELDS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,33 +28,33 @@ class Upload:
     data: AsyncGenerator[bytes]
 
 
-async def bounded(http: Request, limit: int) -> AsyncGenerator[bytes]:
+async def stream_body(http: Request, max_bytes: int) -> AsyncGenerator[bytes]:
     """The body as it comes. Raises PayloadTooLarge as soon as it is sure to be larger than `limit` bytes."""
     announced = http.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > limit:
-        raise PayloadTooLarge(f"The body is larger than {limit} bytes.")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise PayloadTooLarge(f"The body is larger than {max_bytes} bytes.")
     size = 0
     try:
         async for chunk in http.stream():
             size += len(chunk)
-            if size > limit:
-                raise PayloadTooLarge(f"The body is larger than {limit} bytes.")
+            if size > max_bytes:
+                raise PayloadTooLarge(f"The body is larger than {max_bytes} bytes.")
             yield chunk
     except ClientDisconnect:
         raise InvalidRequest("The client left before its body was whole.") from None
 
 
-async def read_body(http: Request, limit: int) -> bytes:
+async def read_body(http: Request, max_bytes: int) -> bytes:
     """The whole body. Raises PayloadTooLarge."""
-    return b"".join([chunk async for chunk in bounded(http, limit)])
+    return b"".join([chunk async for chunk in stream_body(http, max_bytes)])
 
 
-async def read_model(http: Request, limit: int, model: type[Model]) -> Model:
+async def read_model(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
     """The whole body as one of our models; none is an empty one. Raises PayloadTooLarge and InvalidRequest."""
-    return await read_request(await read_body(http, limit) or b"{}", model)
+    return await read_request(await read_body(http, max_bytes) or b"{}", model)
 
 
-def read_query(http: Request, model: type[Model]) -> Model:
+def read_query(http: Request, model: type[ModelT]) -> ModelT:
     """The query's parameters as one of our models. Raises InvalidRequest."""
     query: dict[str, Any] = {key: http.query_params[key] for key in model.model_fields if key in http.query_params}
     limit = query.get("limit")
@@ -65,14 +65,16 @@ def read_query(http: Request, model: type[Model]) -> Model:
     try:
         return model.model_validate(query)
     except ValidationError as exc:
-        raise explain(exc.errors(include_url=False)[0], query) from None
+        raise to_invalid_request(exc.errors(include_url=False)[0], query) from None
 
 
 @asynccontextmanager
-async def uploaded(http: Request, max_file_bytes: int) -> AsyncGenerator[Upload]:
+async def open_upload(http: Request, max_file_bytes: int) -> AsyncGenerator[Upload]:
     """The form of an upload, on disk where it is large, as long as the context lasts. Raises InvalidRequest."""
-    body = bounded(http, max_file_bytes + _FORM_BYTES)
-    parser = MultiPartParser(http.headers, body, max_files=1, max_fields=_MAX_FIELDS, max_part_size=_FORM_BYTES)
+    body = stream_body(http, max_file_bytes + _MAX_FORM_BYTES)
+    parser = MultiPartParser(
+        http.headers, body, max_files=1, max_fields=_MAX_FORM_FIELDS, max_part_size=_MAX_FORM_BYTES
+    )
     try:
         form = await parser.parse()
     except (MultiPartException, KeyError):
@@ -87,11 +89,11 @@ async def uploaded(http: Request, max_file_bytes: int) -> AsyncGenerator[Upload]
                 code="missing_required_parameter",
             )
         fields = {key: value for key, value in form.multi_items() if isinstance(value, str)}
-        yield Upload(file.filename or "", fields, _pieces(file))
+        yield Upload(file.filename or "", fields, _read_chunks(file))
     finally:
         await form.close()
 
 
-async def _pieces(file: UploadFile) -> AsyncGenerator[bytes]:
-    while piece := await file.read(_PIECE_BYTES):
+async def _read_chunks(file: UploadFile) -> AsyncGenerator[bytes]:
+    while piece := await file.read(_CHUNK_BYTES):
         yield piece

@@ -26,23 +26,25 @@ from apis.errors import (
 )
 from apis.responses import CreateResponse, Session
 from stack.build import Stack
-from stack.config import ServerConfig
-from stack.http.parsing import BLOCKING_BYTES, check, read_object
-from stack.http.request_record import WEBSOCKET, Visit
-from stack.http.sse import Dialect, message, read_dialect
-from stack.serving.socket_connection import DRAIN
+from stack.config import HttpServerConfig
+from stack.http.parsing import BLOCKING_BYTES, read_object, validate_request
+from stack.http.request_record import WEBSOCKET, RequestRecord
+from stack.http.sse import ApiDialect, encode_message, read_dialect
+from stack.serving.socket_connection import DRAIN_MESSAGE_TYPE
 
 _log = logging.getLogger(__name__)
-Salted = Callable[[CreateResponse], CreateResponse]
+_AddSalt = Callable[[CreateResponse], CreateResponse]
 
 _PATHS: Final = ("/v1/responses", "/responses")
-GOING_AWAY: Final = "This server is shutting down. Try again: another one answers, or this one when it is back."
+SHUTTING_DOWN_MESSAGE: Final = (
+    "This server is shutting down. Try again: another one answers, or this one when it is back."
+)
 _MAX_RUNNING: Final = 16
-_MAX_LANES: Final = 32
-_MAX_WAITING: Final = 64
-_LANE: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
-_NORMAL: Final = 1000
-_RESTART: Final = 1012
+_MAX_STREAMS: Final = 32
+_MAX_QUEUED: Final = 64
+_STREAM_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+_CLOSE_NORMAL: Final = 1000
+_CLOSE_SERVICE_RESTART: Final = 1012
 
 
 class WebSocketEndpoint:
@@ -56,12 +58,12 @@ class WebSocketEndpoint:
         config = stack.config.server
         dialect = read_dialect(Headers(scope=scope), config.dialect)
         await receive()
-        session = stack.responses.session(tenant=scope["tenant"])
+        session = stack.responses.open_session(tenant=scope["tenant"])
         try:
             await send({"type": "websocket.accept", "headers": []})
-            salted = partial(routes.salts.salted, tenant=scope["tenant"])
-            socket = _Socket(send, session, salted, dialect, config, scope["request_id"])
-            socket.tell = scope["tell"]
+            salted = partial(routes.cache_salts.add_salt, tenant=scope["tenant"])
+            socket = _SocketHandler(send, session, salted, dialect, config, scope["request_id"])
+            socket.on_response_end = scope["finish_request"]
             await socket.run(receive)
         except OSError:
             _log.info("a client left before its WebSocket was open")
@@ -69,61 +71,69 @@ class WebSocketEndpoint:
             session.close()
 
 
-class _Gone(Exception):
+class _ConnectionClosed(Exception):
     """The client closed its connection before it was told all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Ask:
+class _CreateMessage:
     """One `response.create`; lane '' is the default one."""
 
-    lane: str
+    stream_id: str
     fields: dict[str, Any]
-    size: int
+    size_bytes: int
 
 
-class _Socket:
+class _SocketHandler:
     """One connection. What it is asked in one lane is answered in order, and side by side with other lanes."""
 
     def __init__(
-        self, send: Send, session: Session, salted: Salted, dialect: Dialect, config: ServerConfig, request_id: str
+        self,
+        send: Send,
+        session: Session,
+        add_salt: _AddSalt,
+        dialect: ApiDialect,
+        config: HttpServerConfig,
+        request_id: str,
     ) -> None:
         self._asgi_send = send
         self._session = session
-        self._salted = salted
-        self._dialect: Dialect = dialect
+        self._add_salt = add_salt
+        self._dialect: ApiDialect = dialect
         self._max_bytes = config.max_body_bytes
         self._max_age_s = config.max_websocket_age_s
         self._request_id = request_id
-        self._lanes: set[str] = set()
-        self._waiting: list[_Ask] = []
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self._ending: StackError | None = None
-        self._finishing: set[asyncio.Task[None]] = set()
-        self.tell: Callable[[Visit], None] = lambda _: None
+        self._stream_ids: set[str] = set()
+        self._queue: list[_CreateMessage] = []
+        self._running_tasks: dict[str, asyncio.Task[None]] = {}
+        self._close_reason: StackError | None = None
+        self._closing_tasks: set[asyncio.Task[None]] = set()
+        self.on_response_end: Callable[[RequestRecord], None] = lambda _: None
         """Is told of each response when it is over, as of a visit of its own."""
 
     async def run(self, receive: Receive) -> None:
         """Answer until either side closes, or the connection is too old, or the server is to end."""
-        age = asyncio.get_running_loop().call_later(self._max_age_s, self._end, _too_old(self._max_age_s), _NORMAL)
+        age = asyncio.get_running_loop().call_later(
+            self._max_age_s, self._begin_close, _age_limit_error(self._max_age_s), _CLOSE_NORMAL
+        )
         try:
             while (told := await receive())["type"] != "websocket.disconnect":
-                if told["type"] == DRAIN:
-                    self._end(Overloaded(GOING_AWAY), _RESTART)
+                if told["type"] == DRAIN_MESSAGE_TYPE:
+                    self._begin_close(Overloaded(SHUTTING_DOWN_MESSAGE), _CLOSE_SERVICE_RESTART)
                 else:
-                    await self._take(told.get("text"))
-        except _Gone:
+                    await self._receive_message(told.get("text"))
+        except _ConnectionClosed:
             pass
         finally:
             age.cancel()
-            self._waiting.clear()
-            tasks = {*self._running.values(), *self._finishing}
+            self._queue.clear()
+            tasks = {*self._running_tasks.values(), *self._closing_tasks}
             for task in tasks:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks)
 
-    async def _take(self, text: str | None) -> None:
+    async def _receive_message(self, text: str | None) -> None:
         """One message. It is read at once, so that a client that leaves is seen, and answered when its lane is free."""
         lane = ""
         try:
@@ -131,101 +141,105 @@ class _Socket:
                 raise InvalidRequest("A message is a text frame that holds one JSON object.", code="invalid_type")
             body = text.encode()
             fields = await read_object(body)
-            lane = self._lane(fields.pop("stream_id", None))
+            lane = self._parse_stream_id(fields.pop("stream_id", None))
             _check_type(fields.pop("type", None))
-            if self._ending is not None:
-                raise self._ending
-            if len(self._waiting) >= _MAX_WAITING or self._waiting_bytes() + len(body) > self._max_bytes:
+            if self._close_reason is not None:
+                raise self._close_reason
+            if len(self._queue) >= _MAX_QUEUED or self._queued_bytes() + len(body) > self._max_bytes:
                 raise RateLimited("Too many responses wait on this connection: let some of them end first.")
-            self._waiting.append(_Ask(lane, fields, len(body)))
+            self._queue.append(_CreateMessage(lane, fields, len(body)))
         except StackError as exc:
-            await self._refuse(exc, lane)
-        self._advance()
+            await self._send_error(exc, lane)
+        self._start_queued()
 
-    def _waiting_bytes(self) -> int:
-        return sum(ask.size for ask in self._waiting)
+    def _queued_bytes(self) -> int:
+        return sum(ask.size_bytes for ask in self._queue)
 
-    def _lane(self, name: Any) -> str:
-        if name is None:
+    def _parse_stream_id(self, value: Any) -> str:
+        if value is None:
             return ""
-        if not isinstance(name, str) or not _LANE.fullmatch(name):
+        if not isinstance(value, str) or not _STREAM_ID.fullmatch(value):
             message = "A 'stream_id' is 1 to 256 ASCII letters, digits, underscores, hyphens or periods."
             raise InvalidRequest(message, param="stream_id", code="invalid_stream_id")
-        if name not in self._lanes and len(self._lanes) >= _MAX_LANES:
-            message = f"A connection has at most {_MAX_LANES} values of 'stream_id': use one of them again."
+        if value not in self._stream_ids and len(self._stream_ids) >= _MAX_STREAMS:
+            message = f"A connection has at most {_MAX_STREAMS} values of 'stream_id': use one of them again."
             raise InvalidRequest(message, param="stream_id", code="websocket_stream_limit_reached")
-        self._lanes.add(name)
-        return name
+        self._stream_ids.add(value)
+        return value
 
-    def _advance(self) -> None:
+    def _start_queued(self) -> None:
         """Begin what can begin: the oldest of each lane that is free."""
-        for ask in [*self._waiting]:
-            if len(self._running) >= _MAX_RUNNING:
+        for ask in [*self._queue]:
+            if len(self._running_tasks) >= _MAX_RUNNING:
                 return
-            if ask.lane not in self._running:
-                self._waiting.remove(ask)
-                self._running[ask.lane] = asyncio.create_task(self._answer(ask))
+            if ask.stream_id not in self._running_tasks:
+                self._queue.remove(ask)
+                self._running_tasks[ask.stream_id] = asyncio.create_task(self._respond(ask))
 
-    async def _answer(self, ask: _Ask) -> None:
+    async def _respond(self, create_message: _CreateMessage) -> None:
         told = False
-        visit = Visit(self._request_id, WEBSOCKET, _PATHS[0])
+        visit = RequestRecord(self._request_id, WEBSOCKET, _PATHS[0])
         visit.status = 200
         events: Sequence[ResponseStreamEvent] = ()
         try:
-            request, generate = await _read_create(ask)
+            request, generate = await _parse_create(create_message)
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
-            created = self._session.create(self._salted(request), lane=ask.lane, generate=generate)
-            visit.asked()
+            created = self._session.create(
+                self._add_salt(request), stream_id=create_message.stream_id, generate=generate
+            )
+            visit.expect_response()
             async with aclosing(created) as batches:
                 async for events in batches:
                     if not told:
                         told = True
-                        visit.told(events[-1])
+                        visit.observe(events[-1])
                     for event in events:
-                        await self._send(message(event, self._dialect, ask.lane, obfuscate=obfuscate))
-        except _Gone:
+                        await self._send(
+                            encode_message(event, self._dialect, create_message.stream_id, obfuscate=obfuscate)
+                        )
+        except _ConnectionClosed:
             _log.info("a client left its WebSocket early")
         except Exception as exc:  # noqa: BLE001 - the stream's outer edge
-            before = ask.fields.get("previous_response_id")
+            before = create_message.fields.get("previous_response_id")
             if isinstance(before, str):
-                self._session.forget(before, lane=ask.lane)
-            error = exc if isinstance(exc, StackError) else self._bug(exc)
-            visit.blame(error)
+                self._session.forget(before, stream_id=create_message.stream_id)
+            error = exc if isinstance(exc, StackError) else self._log_bug(exc)
+            visit.record_error(error)
             if told:
                 # the stream has already said so in its own terms
                 _log.info("a stream failed: %s", error.message)
             else:
                 visit.status = error.status
-                await self._refuse(error, ask.lane)
+                await self._send_error(error, create_message.stream_id)
         finally:
             if events:
-                visit.told(events[-1])
-            del self._running[ask.lane]
-            self.tell(visit)
-            self._advance()
+                visit.observe(events[-1])
+            del self._running_tasks[create_message.stream_id]
+            self.on_response_end(visit)
+            self._start_queued()
 
-    def _bug(self, exc: Exception) -> StackError:
+    def _log_bug(self, exc: Exception) -> StackError:
         _log.error("a response on the WebSocket of request %s failed on a bug", self._request_id, exc_info=exc)
         return internal_error(self._request_id)
 
-    def _end(self, why: StackError, code: int) -> None:
+    def _begin_close(self, reason: StackError, code: int) -> None:
         """Begin nothing more, and close when nothing runs any more."""
-        if self._ending is None:
-            self._ending = why
-            self._finishing.add(asyncio.create_task(self._finish(why, code)))
+        if self._close_reason is None:
+            self._close_reason = reason
+            self._closing_tasks.add(asyncio.create_task(self._drain_and_close(reason, code)))
 
-    async def _finish(self, why: StackError, code: int) -> None:
-        waiting, self._waiting = self._waiting, []
+    async def _drain_and_close(self, reason: StackError, code: int) -> None:
+        waiting, self._queue = self._queue, []
         for ask in waiting:
-            await self._refuse(why, ask.lane)
-        while self._running:
-            await asyncio.wait(self._running.values())
-        if code == _NORMAL:
-            await self._refuse(why, "")
+            await self._send_error(reason, ask.stream_id)
+        while self._running_tasks:
+            await asyncio.wait(self._running_tasks.values())
+        if code == _CLOSE_NORMAL:
+            await self._send_error(reason, "")
         with suppress(OSError):
             await self._asgi_send({"type": "websocket.close", "code": code})
 
-    async def _refuse(self, error: StackError, lane: str) -> None:
+    async def _send_error(self, error: StackError, stream_id: str) -> None:
         """Tell of an error that belongs to no response."""
         detail: dict[str, Any] = error_to_body(error)["error"]
         if error.retry_after_s is not None:
@@ -233,16 +247,16 @@ class _Socket:
             detail["message"] += f" Please try again in {error.retry_after_s:g}s."
             detail["headers"] = {"retry-after": f"{max(1, round(error.retry_after_s))}"}
         fields: dict[str, Any] = {"type": "error", "status": error.status, "error": detail}
-        if lane:
-            fields["stream_id"] = lane
-        with suppress(_Gone):
+        if stream_id:
+            fields["stream_id"] = stream_id
+        with suppress(_ConnectionClosed):
             await self._send(orjson.dumps(fields).decode())
 
     async def _send(self, text: str) -> None:
         try:
             await self._asgi_send({"type": "websocket.send", "text": text})
         except OSError:
-            raise _Gone from None
+            raise _ConnectionClosed from None
 
 
 def _check_type(kind: Any) -> None:
@@ -255,9 +269,9 @@ def _check_type(kind: Any) -> None:
     raise InvalidRequest("Invalid value for 'type': expected 'response.create'.", param="type", code="invalid_value")
 
 
-async def _read_create(ask: _Ask) -> tuple[CreateResponse, bool]:
+async def _parse_create(create_message: _CreateMessage) -> tuple[CreateResponse, bool]:
     """The request, and whether a model is to be asked."""
-    fields = {**ask.fields}
+    fields = {**create_message.fields}
     generate = fields.pop("generate", None)
     if not isinstance(generate, bool | None):
         raise InvalidRequest("Invalid type for 'generate': expected a boolean.", param="generate", code="invalid_type")
@@ -265,12 +279,12 @@ async def _read_create(ask: _Ask) -> tuple[CreateResponse, bool]:
         raise Unsupported("A WebSocket makes no background responses: create them by POST.", param="background")
     if isinstance(fields.get("stream"), bool | None):
         fields["stream"] = True  # whatever it says, there is no other way here
-    if ask.size > BLOCKING_BYTES:
-        return await asyncio.to_thread(check, fields, CreateResponse), generate is not False
-    return check(fields, CreateResponse), generate is not False
+    if create_message.size_bytes > BLOCKING_BYTES:
+        return await asyncio.to_thread(validate_request, fields, CreateResponse), generate is not False
+    return validate_request(fields, CreateResponse), generate is not False
 
 
-def _too_old(max_age_s: float) -> InvalidRequest:
+def _age_limit_error(max_age_s: float) -> InvalidRequest:
     return InvalidRequest(
         f"This WebSocket has been open for {max_age_s:g} s, which is the limit. Open a new one to go on.",
         code="websocket_connection_limit_reached",

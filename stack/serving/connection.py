@@ -6,10 +6,12 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_HEADERS_TOO_LARGE_RESPONSE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
 
 
-class Connection(HttpToolsProtocol):
+class HttpServerConnection(HttpToolsProtocol):
     """Closes a connection whose request's head is not whole within `head_s`, or `max_head_bytes` after the read that
     it began in, and one whose body comes slower than `body_bytes_per_s`, as seen every `body_s`."""
 
@@ -29,16 +31,16 @@ class Connection(HttpToolsProtocol):
         self._body_bytes = 0
 
     @property
-    def was_asked(self) -> bool:
+    def has_request(self) -> bool:
         """Whether the head of a request has come."""
         return bool(self.cycle)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
         super().connection_made(transport)
-        self._arm(self.head_s)
+        self._start_timer(self.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
+        self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -46,27 +48,27 @@ class Connection(HttpToolsProtocol):
             self._head_bytes += len(data)
         super().data_received(data)
         if self._in_head and self._head_bytes > self.max_head_bytes and not self.transport.is_closing():
-            self.transport.write(_TOO_LARGE)
+            self.transport.write(_HEADERS_TOO_LARGE_RESPONSE)
             self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
         self._head_bytes = 0
-        self._arm(self.head_s)
+        self._start_timer(self.head_s)
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._in_head = False
         self._body_bytes = 0
-        self._arm(self.body_s)
+        self._start_timer(self.body_s)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._disarm()
+        self._stop_timer()
         super().on_message_complete()
 
     def _should_upgrade(self) -> bool:
@@ -74,11 +76,11 @@ class Connection(HttpToolsProtocol):
         crowded = len(self.connections) >= (self.limit_concurrency or math.inf)
         return self.scope["method"] == "GET" and not crowded and super()._should_upgrade()
 
-    def _arm(self, seconds: float) -> None:
-        self._disarm()
+    def _start_timer(self, seconds: float) -> None:
+        self._stop_timer()
         self._deadline = self.loop.call_later(seconds, self._expire)
 
-    def _disarm(self) -> None:
+    def _stop_timer(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -86,6 +88,6 @@ class Connection(HttpToolsProtocol):
     def _expire(self) -> None:
         if not self._in_head and self._body_bytes >= self.body_s * self.body_bytes_per_s:
             self._body_bytes = 0
-            self._arm(self.body_s)
+            self._start_timer(self.body_s)
         else:
             self.transport.close()

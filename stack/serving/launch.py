@@ -24,9 +24,9 @@ from uvicorn.supervisors.statreload import StatReload
 from apis.errors import ConfigError
 from apis.imports import import_from_string
 from stack.config import find_config, load_config
-from stack.serving.exit_codes import told
-from stack.serving.serve import bind, serve, set_up_logging, url
-from stack.wiring import wire, wiring_lines
+from stack.serving.exit_codes import exit_on_error
+from stack.serving.serve import bind_listener, listener_url, serve, set_up_logging
+from stack.wiring import wire_providers, wiring_lines
 
 try:
     from uvloop import new_event_loop  # an open stream costs a fifth less memory, an event a tenth less time
@@ -34,14 +34,14 @@ except ImportError:  # there is none for Windows
     from asyncio import new_event_loop
 
 _POLL_S = 0.2
-_BETWEEN_STARTS_S = 1.0
+_RESTART_INTERVAL_S = 1.0
 
 _log = logging.getLogger(__name__)
 _spawn = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchOptions:
     """What to serve: a run config by path or name, what overrides its `server` section, and the app's factory."""
 
     file: str
@@ -49,7 +49,7 @@ class Launch:
     app: str = "stack.http.app:create_app"
 
 
-def run(launch: Launch, *, workers: int = 1, reload: bool = False) -> int:
+def run(launch: LaunchOptions, *, workers: int = 1, reload: bool = False) -> int:
     """Serve until a signal ends it; returns the exit code. Says on stdout what is wired to what, then the URL.
 
     Raises ConfigError, or StackError where something that the stack needs is not there.
@@ -60,64 +60,66 @@ def run(launch: Launch, *, workers: int = 1, reload: bool = False) -> int:
             f"{config.source}: kv_store.provider: memory is of one process, and {workers} workers need to share "
             "one store. Choose sqlite, redis or postgres, or run one worker."
         )
-    _say(*wiring_lines(wire(config)))
-    listener = bind(config.server)
+    _print_lines(*wiring_lines(wire_providers(config)))
+    listener = bind_listener(config.server)
     set_up_logging(config.server.log_level)
     if reload or workers > 1:
         gc.enable()
     if reload:
-        _Reload(replace(launch, server={**launch.server, "grace_period_s": 1.0}), listener).run()
+        _Reloader(replace(launch, server={**launch.server, "grace_period_s": 1.0}), listener).run()
         return 0
     if workers > 1:
-        return _Workers(launch, listener, workers).run()
+        return _WorkerPool(launch, listener, workers).run()
     _serve(launch, listener)
     return 0
 
 
-def _say(*lines: str) -> None:
+def _print_lines(*lines: str) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
+class _SharedState:
     """What all workers of one port know together: that one of them listens, and that all of them are to end."""
 
-    listening: multiprocessing.synchronize.Event
-    ending: multiprocessing.synchronize.Event
+    listening_event: multiprocessing.synchronize.Event
+    ending_event: multiprocessing.synchronize.Event
 
-    def is_alone(self) -> bool:
+    def others_keep_serving(self) -> bool:
         """Whether a worker that is to end ends alone."""
         parent = multiprocessing.parent_process()
-        return parent is not None and parent.is_alive() and not self.ending.is_set()
+        return parent is not None and parent.is_alive() and not self.ending_event.is_set()
 
 
-def _serve(launch: Launch, listener: socket.socket, shared: _Shared | None = None) -> None:
+def _serve(launch: LaunchOptions, listener: socket.socket, shared_state: _SharedState | None = None) -> None:
     config = load_config(launch.file, server=launch.server)
     app = import_from_string(launch.app)(config)
 
     def announce() -> None:
-        if shared is None or not shared.listening.is_set():
-            _say(f"listening on {url(listener)}")
-        if shared is not None:
-            shared.listening.set()
+        if shared_state is None or not shared_state.listening_event.is_set():
+            _print_lines(f"listening on {listener_url(listener)}")
+        if shared_state is not None:
+            shared_state.listening_event.set()
 
-    is_alone = shared.is_alone if shared is not None else lambda: False
+    is_alone = shared_state.others_keep_serving if shared_state is not None else lambda: False
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(serve(app, config.server, listener, announce, is_alone))
 
 
-def _work(launch: Launch, sockets: list[socket.socket] | None, shared: _Shared | None = None) -> None:
+def _run_worker(
+    launch: LaunchOptions, sockets: list[socket.socket] | None, shared_state: _SharedState | None = None
+) -> None:
     """What a child process does."""
     assert sockets  # None is what uvicorn's own servers may be given
     # A terminal sends its Ctrl-C to the whole group; the parent alone decides what becomes of it.
     os.setpgrp()
-    with told():
+    with exit_on_error():
         set_up_logging(load_config(launch.file, server=launch.server).server.log_level)
-        _serve(launch, sockets[0], shared)
+        _serve(launch, sockets[0], shared_state)
 
 
-class _Workers:
+class _WorkerPool:
     """Keeps `count` processes serving one port: another for each that dies, none after a signal.
 
     A signal is passed on: the first asks all workers to drain, the second to stop at once. If a worker fails before any
@@ -125,14 +127,14 @@ class _Workers:
     it has drained, and the others serve meanwhile: so all can be restarted with no request failing.
     """
 
-    def __init__(self, launch: Launch, listener: socket.socket, count: int) -> None:
-        self._shared = _Shared(_spawn.Event(), _spawn.Event())
-        self._start = partial(
-            _spawn.Process, target=_work, args=(launch, [listener], self._shared), name="stack-worker"
+    def __init__(self, launch: LaunchOptions, listener: socket.socket, count: int) -> None:
+        self._shared_state = _SharedState(_spawn.Event(), _spawn.Event())
+        self._build_process = partial(
+            _spawn.Process, target=_run_worker, args=(launch, [listener], self._shared_state), name="stack-worker"
         )
         self._count = count
         self._workers: list[SpawnProcess] = []
-        self._signals = 0
+        self._signal_count = 0
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -142,50 +144,50 @@ class _Workers:
         started_at = 0.0
         while True:
             missing = self._count - len(self._workers)
-            if not self._signals and missing and time.monotonic() - started_at >= _BETWEEN_STARTS_S:
+            if not self._signal_count and missing and time.monotonic() - started_at >= _RESTART_INTERVAL_S:
                 started_at = time.monotonic()
                 for _ in range(missing):
-                    self._add()
-            if passed_on < self._signals:
+                    self._start_worker()
+            if passed_on < self._signal_count:
                 passed_on += 1
-                self._shared.ending.set()
+                self._shared_state.ending_event.set()
                 for worker in self._workers:
                     worker.terminate()
             wait([worker.sentinel for worker in self._workers], timeout=_POLL_S)
             for worker in [worker for worker in self._workers if not worker.is_alive()]:
                 self._workers.remove(worker)
-                code = code or self._judge(worker)
-            if self._signals and not self._workers:
+                code = code or self._check_worker_exit(worker)
+            if self._signal_count and not self._workers:
                 return code
 
-    def _add(self) -> None:
-        worker = self._start()
+    def _start_worker(self) -> None:
+        worker = self._build_process()
         worker.start()
         self._workers.append(worker)
 
-    def _judge(self, worker: SpawnProcess) -> int:
+    def _check_worker_exit(self, worker: SpawnProcess) -> int:
         """The exit code that this worker's end means for the whole; its failure to start ends the whole."""
-        if self._signals:
+        if self._signal_count:
             return 0
-        if worker.exitcode and worker.exitcode > 0 and not self._shared.listening.is_set():
-            self._signals = 1
+        if worker.exitcode and worker.exitcode > 0 and not self._shared_state.listening_event.is_set():
+            self._signal_count = 1
             return worker.exitcode
         say = _log.error if worker.exitcode else _log.info
         say("Worker %s ended (exit code %s); another takes its place.", worker.pid, worker.exitcode)
         return 0
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._signals += 1
+        self._signal_count += 1
 
 
-class _Reload(StatReload):
+class _Reloader(StatReload):
     """One child process, started anew when the run config or a Python file below the working directory changes."""
 
-    def __init__(self, launch: Launch, listener: socket.socket) -> None:
+    def __init__(self, launch: LaunchOptions, listener: socket.socket) -> None:
         config = uvicorn.Config(launch.app, reload=True, log_config=None)
-        super().__init__(config, partial(_work, launch), [listener])
-        self._run_config = find_config(launch.file)
+        super().__init__(config, partial(_run_worker, launch), [listener])
+        self._config_path = find_config(launch.file)
 
     def iter_py_files(self) -> Iterator[Path]:
-        yield self._run_config.resolve()
+        yield self._config_path.resolve()
         yield from super().iter_py_files()

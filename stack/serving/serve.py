@@ -18,26 +18,26 @@ import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
 from apis.errors import ConfigError, Overloaded
-from stack.config import ServerConfig
-from stack.http.edge import WATCHED_PATHS, error_response
-from stack.http.websocket import GOING_AWAY
-from stack.serving.connection import Connection
-from stack.serving.socket_connection import SocketConnection
+from stack.config import HttpServerConfig
+from stack.http.edge import PROBE_PATHS, error_response
+from stack.http.websocket import SHUTTING_DOWN_MESSAGE
+from stack.serving.connection import HttpServerConnection
+from stack.serving.socket_connection import WebSocketServerConnection
 
 # An idle connection is kept longer than the load balancers in common use keep theirs (60 s): were it the other way
 # round, they would send a request into a connection that is being closed.
-_IDLE_S = 75
+_IDLE_TIMEOUT_S = 75
 _BACKLOG = 2048
 _POLL_S = 0.1
-_CANCEL_S = 0.3
-_END_S = 0.9
-_UNASKED_S = 1.0
-_WANTED_FILES = 65_536
+_CANCEL_TIMEOUT_S = 0.3
+_EXIT_TIMEOUT_S = 0.9
+_FIRST_REQUEST_WAIT_S = 1.0
+_OPEN_FILES_LIMIT = 65_536
 
 _log = logging.getLogger(__name__)
 
 
-class App(Protocol):
+class ServedApp(Protocol):
     """A Starlette or FastAPI application."""
 
     state: Any
@@ -46,7 +46,7 @@ class App(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """Drains on the first SIGTERM or SIGINT and gives up waiting on the second.
 
     Draining: `app.state.draining` is true at once, running requests get `grace_period_s` to finish, and until they
@@ -58,15 +58,19 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, app: App, config: ServerConfig, on_listening: Callable[[], None], is_alone: Callable[[], bool]
+        self,
+        app: ServedApp,
+        config: HttpServerConfig,
+        on_listening: Callable[[], None],
+        others_keep_serving: Callable[[], bool],
     ) -> None:
-        self._door = _Door(app)
+        self._drain_gate = _DrainGate(app)
         super().__init__(
             uvicorn.Config(
-                self._door,
+                self._drain_gate,
                 loop="asyncio",
-                http=Connection,
-                ws=SocketConnection,
+                http=HttpServerConnection,
+                ws=WebSocketServerConnection,
                 ws_max_size=config.max_body_bytes,
                 ws_ping_interval=config.keep_alive_s,
                 # a client that runs a tool may not read for minutes, and is none the worse for that
@@ -80,34 +84,34 @@ class Server(uvicorn.Server):
                 server_header=False,
                 backlog=_BACKLOG,
                 limit_concurrency=config.max_connections,
-                timeout_keep_alive=_IDLE_S,
+                timeout_keep_alive=_IDLE_TIMEOUT_S,
                 timeout_graceful_shutdown=1,
             )
         )
         self._app = app
         self._grace_s = config.grace_period_s
         self._on_listening = on_listening
-        self._is_alone = is_alone
+        self._others_keep_serving = others_keep_serving
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._drain_with_parent()
+        self._drain_when_parent_exits()
         self._on_listening()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
-        self._door.is_last = self._is_alone()
+        self._drain_gate.closes_after_response = self._others_keep_serving()
         self._app.state.draining = True
-        left_s = _END_S if self.force_exit else self._grace_s + _END_S
+        left_s = _EXIT_TIMEOUT_S if self.force_exit else self._grace_s + _EXIT_TIMEOUT_S
         faulthandler.dump_traceback_later(left_s, exit=True, file=sys.__stderr__ or sys.stderr)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._door.is_last:
-            await self._see_off()
+        if self._drain_gate.closes_after_response:
+            await self._stop_accepting()
         for connection in list(self.server_state.connections):
             # one that has asked nothing yet is about to, and is told to go elsewhere
-            if not isinstance(connection, Connection) or connection.was_asked:
+            if not isinstance(connection, HttpServerConnection) or connection.has_request:
                 connection.shutdown()
         tasks = self.server_state.tasks
         draining = self._drain_app()
@@ -121,19 +125,19 @@ class Server(uvicorn.Server):
             _log.warning("%d requests still ran when the grace period was over and are cut off.", len(tasks))
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(set(tasks), timeout=_CANCEL_S)
+            await asyncio.wait(set(tasks), timeout=_CANCEL_TIMEOUT_S)
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
         await super().shutdown(sockets)
 
-    async def _see_off(self) -> None:
+    async def _stop_accepting(self) -> None:
         """Let nobody in any more, and wait a moment for the requests of those who came in just before."""
         for server in self.servers:
             server.close()
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _UNASKED_S
+        deadline = loop.time() + _FIRST_REQUEST_WAIT_S
         while not self.force_exit and loop.time() < deadline:
-            if all(getattr(each, "was_asked", True) for each in self.server_state.connections):
+            if all(getattr(each, "has_request", True) for each in self.server_state.connections):
                 return
             await asyncio.sleep(_POLL_S)
 
@@ -147,7 +151,7 @@ class Server(uvicorn.Server):
             task.add_done_callback(draining.discard)
         return draining
 
-    def _drain_with_parent(self) -> None:
+    def _drain_when_parent_exits(self) -> None:
         parent = multiprocessing.parent_process()
         if parent is None:
             return
@@ -160,20 +164,20 @@ class Server(uvicorn.Server):
         loop.add_reader(parent.sentinel, orphaned)
 
 
-class _Door:
+class _DrainGate:
     """Refuses new work while the app drains. Where others serve the port (`is_last`), whoever is in is served for the
     last time."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: ServedApp) -> None:
         self._app = app
-        self.is_last = False
+        self.closes_after_response = False
         app.state.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._app.state.draining and self.is_last:
-            send = _saying_goodbye(send)
-        elif self._app.state.draining and scope["path"] not in WATCHED_PATHS:
-            await error_response(Overloaded(GOING_AWAY))(scope, receive, send)
+        if self._app.state.draining and self.closes_after_response:
+            send = _close_after_response(send)
+        elif self._app.state.draining and scope["path"] not in PROBE_PATHS:
+            await error_response(Overloaded(SHUTTING_DOWN_MESSAGE))(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)
@@ -183,7 +187,7 @@ class _Door:
                 raise
 
 
-def _saying_goodbye(send: Send) -> Send:
+def _close_after_response(send: Send) -> Send:
     """The same, with the end of the connection announced: a client that knows of it does not ask into it again."""
 
     async def said(message: Message) -> None:
@@ -195,11 +199,11 @@ def _saying_goodbye(send: Send) -> Send:
 
 
 async def serve(
-    app: App,
-    config: ServerConfig,
+    app: ServedApp,
+    config: HttpServerConfig,
     listener: socket.socket,
     on_listening: Callable[[], None] = lambda: None,
-    is_alone: Callable[[], bool] = lambda: False,
+    others_keep_serving: Callable[[], bool] = lambda: False,
 ) -> None:
     """Serve `app` on a bound socket until a signal ends it. The app's lifespan is entered before anything listens
     and left after the last request, so that what it raises comes out here. `is_alone` says whether others go on
@@ -207,11 +211,11 @@ async def serve(
     _raise_file_limit()
     lifespan: AbstractAsyncContextManager[Any] = app.router.lifespan_context(app)
     async with lifespan:
-        _settle_memory()
-        await Server(app, config, on_listening, is_alone).serve(sockets=[listener])
+        _tune_garbage_collector()
+        await DrainingServer(app, config, on_listening, others_keep_serving).serve(sockets=[listener])
 
 
-def _settle_memory() -> None:
+def _tune_garbage_collector() -> None:
     """What lives now lives as long as the server: the garbage collector need not look at it again, and may wait longer
     between its looks, for nearly all that a request makes is freed without it."""
     gc.freeze()
@@ -219,7 +223,7 @@ def _settle_memory() -> None:
     gc.enable()
 
 
-def bind(config: ServerConfig) -> socket.socket:
+def bind_listener(config: HttpServerConfig) -> socket.socket:
     """A socket bound to the config's host and port, not listening yet. Raises ConfigError."""
     try:
         family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
@@ -239,7 +243,7 @@ def bind(config: ServerConfig) -> socket.socket:
     return listener
 
 
-def url(listener: socket.socket) -> str:
+def listener_url(listener: socket.socket) -> str:
     """Where clients find what listens there."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -255,6 +259,6 @@ def set_up_logging(level: str) -> None:
 def _raise_file_limit() -> None:
     """Every stream holds two connections, and the usual limit of 1,024 files is gone after 500 streams."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(_WANTED_FILES, hard)
+    wanted = _OPEN_FILES_LIMIT if hard == resource.RLIM_INFINITY else min(_OPEN_FILES_LIMIT, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

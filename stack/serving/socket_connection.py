@@ -6,13 +6,13 @@ from typing import Any, ClassVar, Final, cast
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-DRAIN: Final = "websocket.drain"
+DRAIN_MESSAGE_TYPE: Final = "websocket.drain"
 """What the app receives, beside ASGI's own messages, when the server is about to end: it closes when it is done."""
 
-_BAD_HEAD: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_BAD_REQUEST_RESPONSE: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
-class SocketConnection(WebSocketsSansIOProtocol):
+class WebSocketServerConnection(WebSocketsSansIOProtocol):
     """Cuts off a client that takes nothing for `stall_s`, or whose connection is not gone `linger_s` after the app
     is done with it, and refuses a message in more than `max_fragments` frames."""
 
@@ -22,26 +22,26 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._cut: asyncio.TimerHandle | None = None
+        self._abort_timer: asyncio.TimerHandle | None = None
         self._draining = False
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if not self.handshake_initiated and not self.transport.is_closing():
             # the first data is the request's whole head, and it had too much of something
-            self.transport.write(_BAD_HEAD)
+            self.transport.write(_BAD_REQUEST_RESPONSE)
             self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._cut_in(self.stall_s)
+        self._abort_after(self.stall_s)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stay()
+        self._cancel_abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stay()
+        self._cancel_abort()
         super().connection_lost(exc)
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
@@ -49,7 +49,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
         if self._draining:
             self.transport.close()
         if self in self.connections:
-            self._cut_in(self.linger_s)
+            self._abort_after(self.linger_s)
 
     def shutdown(self) -> None:
         if self.transport.is_closing():
@@ -58,7 +58,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
             super().shutdown()
         elif not self._draining:
             self._draining = True
-            self.queue.put_nowait(cast(Any, {"type": DRAIN}))
+            self.queue.put_nowait(cast(Any, {"type": DRAIN_MESSAGE_TYPE}))
 
     def handle_cont(self, event: Any) -> None:
         if len(self.frames) >= self.max_fragments:
@@ -73,11 +73,11 @@ class SocketConnection(WebSocketsSansIOProtocol):
             raise ClientDisconnected  # it broke the protocol, and was told so, while the app had more to say
         await super().send(message)
 
-    def _cut_in(self, seconds: float) -> None:
-        self._stay()
-        self._cut = self.loop.call_later(seconds, self.transport.abort)
+    def _abort_after(self, seconds: float) -> None:
+        self._cancel_abort()
+        self._abort_timer = self.loop.call_later(seconds, self.transport.abort)
 
-    def _stay(self) -> None:
-        if self._cut is not None:
-            self._cut.cancel()
-            self._cut = None
+    def _cancel_abort(self) -> None:
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
+            self._abort_timer = None

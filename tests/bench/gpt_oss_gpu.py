@@ -27,7 +27,7 @@ if "--dry" in sys.argv:
 
 import torch
 
-from providers.inference.gpt_oss.sizing.kv_memory import Wanted
+from providers.inference.gpt_oss.sizing.kv_memory import KvRequest
 from providers.inference.gpt_oss.triton_backend.kernels import device as launching
 from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, TRITON, Kernels
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights
@@ -80,11 +80,11 @@ class Sizes:
     prompt_words: int = 400
     rival_rows: tuple[int, ...] = (1, 32)
     copied: int = 2**30
-    room: Wanted = field(default_factory=lambda: Wanted(128, 40960, None))
+    room: KvRequest = field(default_factory=lambda: KvRequest(128, 40960, None))
     step_tokens: int = 8192
 
 
-DRY: Final = Sizes((2,), (40,), (64,), (5,), (20,), (2,), 6, 20, (1,), 2**12, Wanted(2, 512, None), 256)
+DRY: Final = Sizes((2,), (40,), (64,), (5,), (20,), (2,), 6, 20, (1,), 2**12, KvRequest(2, 512, None), 256)
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _in_steps(asked: Asked, parts: Parts, weights: Weights, top: Ceilings) -> No
 
     def make() -> str:
         made.append(_runner(weights, sizes, asked.kernels))
-        return f"{made[0].page_count} pages, {len(made[0].shapes.all())} shapes"
+        return f"{made[0].page_count} pages, {len(made[0].shapes.all_shapes())} shapes"
 
     if not wanted or not parts.run("runner", make, needs.get("runner", 0)):
         return
@@ -202,7 +202,7 @@ def _served(runner: TritonRunner, sizes: Sizes) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     settings = runner.settings
     for ahead in (True, False):
-        runner.settings = replace(settings, ahead=ahead)
+        runner.settings = replace(settings, launch_ahead=ahead)
         work = server.serve(runner, streams, sizes.stream_tokens, sizes.prompt_words)
         found += [{"ahead": ahead, **row} for row in asyncio.run(work)]
     runner.settings = settings
@@ -237,7 +237,7 @@ def main(arguments: list[str]) -> None:
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     if given.one_by_one:
-        cast("dict[str, Any]", vars(launching))["DEPENDENT_FROM"] = sys.maxsize
+        cast("dict[str, Any]", vars(launching))["MIN_DEPENDENT_CAPABILITY"] = sys.maxsize
     if not given.dry and launching.INTERPRETED:
         parser.error("TRITON_INTERPRET is set: kernels would not run on the card")
     routing = cast('Literal["uniform", "zipf"]', given.routing)

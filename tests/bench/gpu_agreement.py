@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
-    DECODED_ROWS,
+    MAX_DECODE_ROWS,
     PAGE_TOKENS,
-    Room,
-    Step,
+    StepBuffers,
+    TableSizes,
     make_tables,
-    tensors_of,
+    tensors_by_name,
 )
 from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, Kernels, launch_step
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights
@@ -31,24 +31,24 @@ ALIKE: Final = 0.97
 MADE: Final = {
     "embed": ("hidden",),
     "qkv": ("queries", "keys", "values"),
-    "attend_decode": ("attended",),
-    "attend_prefill": ("attended",),
-    "project_out": ("hidden", "normed", "chosen", "shares"),
+    "attend_decode": ("attention_output",),
+    "attend_prefill": ("attention_output",),
+    "project_out": ("hidden", "normed_hidden", "chosen_experts", "shares"),
     "route": ("order", "starts"),
     "experts_up": ("inner",),
     "experts_down": ("hidden",),
     "grouped_up": ("inner",),
     "grouped_down": ("hidden",),
     "unembed": ("logits",),
-    "sample": ("sampled",),
+    "sample": ("sampled_tokens",),
 }
 
 
 NEW: Final = {
     "qkv": ("queries",),
-    "attend_decode": ("attended",),
-    "attend_prefill": ("attended",),
-    "project_out": ("normed", "shares"),
+    "attend_decode": ("attention_output",),
+    "attend_prefill": ("attention_output",),
+    "project_out": ("normed_hidden", "shares"),
     "experts_up": ("inner",),
     "grouped_up": ("inner",),
     "unembed": ("logits",),
@@ -73,7 +73,7 @@ def agreement(weights: Weights, kernels: Kernels, rows: Sequence[int], prompts: 
     slots, context = max(rows), max((CACHED, *prompts))
     pages = max(slots * (CACHED // PAGE_TOKENS + 1), context // PAGE_TOKENS + 1)
     embedding = weights.ends.embedding
-    tables = make_tables(spec, Room(slots, context + 1, pages, embedding.dtype, embedding.device))
+    tables = make_tables(spec, TableSizes(slots, context + 1, pages, embedding.dtype, embedding.device))
     tables.temperatures.copy_(torch.arange(slots) % 2)
     tables.seeds.copy_(torch.arange(slots) - slots // 2)
     table: list[Row] = []
@@ -88,10 +88,10 @@ def agreement(weights: Weights, kernels: Kernels, rows: Sequence[int], prompts: 
     return table
 
 
-def _one_by_one(weights: Weights, step: Step, kernels: Kernels) -> list[Row]:
+def _one_by_one(weights: Weights, step: StepBuffers, kernels: Kernels) -> list[Row]:
     found: dict[str, Worst] = {}
 
-    def beside(name: str) -> Callable[[Any, Step], None]:
+    def beside(name: str) -> Callable[[Any, StepBuffers], None]:
         return lambda given, step: _compare(found.setdefault(name, Worst()), name, kernels, (given, step))
 
     both = Kernels(**{field.name: beside(field.name) for field in fields(Kernels)})
@@ -107,13 +107,13 @@ def _judged(worst: Worst) -> Row:
     return {"ok": worst.error <= BOUND and worst.equal >= ALIKE, "error": worst.error, "equal": worst.equal}
 
 
-def _compare(worst: Worst, name: str, kernels: Kernels, given: tuple[Any, Step]) -> None:
+def _compare(worst: Worst, name: str, kernels: Kernels, given: tuple[Any, StepBuffers]) -> None:
     """Run the reference on the step and the kernel on a copy of it, where what it makes anew is no number before."""
     layer, step = given
     copy = replace(
         step,
-        tables=replace(step.tables, **{key: each.clone() for key, each in tensors_of(step.tables).items()}),
-        **{key: each.clone() for key, each in tensors_of(step).items()},
+        tables=replace(step.tables, **{key: each.clone() for key, each in tensors_by_name(step.tables).items()}),
+        **{key: each.clone() for key, each in tensors_by_name(step).items()},
     )
     getattr(REFERENCE, name)(layer, step)
     written = {memory: _of(copy, memory) != _of(step, memory) for memory in ("keys", "values")}
@@ -128,14 +128,18 @@ def _compare(worst: Worst, name: str, kernels: Kernels, given: tuple[Any, Step])
         for memory, where in written.items():
             assert torch.equal(_of(copy, memory)[~where], _of(step, memory)[~where]), f"{memory} of others were changed"
         assert not copy.arrivals.any(), "its counters are not zero again"
-        if name == "project_out" and len(step.positions) <= DECODED_ROWS and torch.equal(copy.chosen, step.chosen):
+        if (
+            name == "project_out"
+            and len(step.positions) <= MAX_DECODE_ROWS
+            and torch.equal(copy.chosen_experts, step.chosen_experts)
+        ):
             assert torch.equal(copy.order, step.order), "pairs are not in order"
             assert torch.equal(copy.starts, step.starts), "experts begin elsewhere"
     except Exception as exc:  # noqa: BLE001 - the other kernels are to be tried as well
         worst.failed = failed(exc)
 
 
-def _of(step: Step, output: str) -> Tensor:
+def _of(step: StepBuffers, output: str) -> Tensor:
     return getattr(step.tables if output in ("keys", "values") else step, output)
 
 
@@ -153,7 +157,7 @@ def _errors(found: Tensor, expected: Tensor) -> Tensor:
     return ratio.sqrt().nan_to_num(nan=torch.inf)
 
 
-def _whole(weights: Weights, step: Step, kernels: Kernels) -> Row:
+def _whole(weights: Weights, step: StepBuffers, kernels: Kernels) -> Row:
     """Of the logits' rows: in a few of them another expert is chosen, as scores lie near each other; so the median."""
     logits: list[Tensor] = []
     try:

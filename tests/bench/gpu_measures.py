@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from providers.inference.gpt_oss.engine.sampling import RowSampling
-from providers.inference.gpt_oss.triton_backend.batch import Line
+from providers.inference.gpt_oss.triton_backend.batch import SlotTokens
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
-    ALONE_ROWS,
-    DECODED_ROWS,
+    MAX_DECODE_ROWS,
+    MAX_UNGROUPED_ROWS,
     PAGE_TOKENS,
-    Room,
-    Step,
+    StepBuffers,
     Tables,
-    fill,
-    listed,
+    TableSizes,
+    fill_input,
     make_step,
     make_tables,
     query_tiles,
-    tensors_of,
+    tensor_to_list,
+    tensors_by_name,
 )
 from providers.inference.gpt_oss.triton_backend.kernels.step import Kernels, launch_step
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights
@@ -63,7 +63,7 @@ def make_stage(weights: Weights, kernels: Kernels, top: Ceilings, slots: int, co
     """With room for `slots` sequences of 1,024 tokens, or one of `context`; what is cached is numbers."""
     embedding = weights.ends.embedding
     pages = max(slots * (1024 // PAGE_TOKENS + 1), context // PAGE_TOKENS + 1)
-    tables = make_tables(weights.spec, Room(slots, context + 1, pages, embedding.dtype, embedding.device))
+    tables = make_tables(weights.spec, TableSizes(slots, context + 1, pages, embedding.dtype, embedding.device))
     tables.keys.normal_()
     tables.values.normal_()
     return Stage(weights, tables, kernels, top)
@@ -105,26 +105,26 @@ def ceilings(device: torch.device, size: int) -> Ceilings:
     return Ceilings(2 * source.nbytes / copy_s, source.nbytes / read_s, 2.0 * side**3 / product_s)
 
 
-def decoding(weights: Weights, tables: Tables, rows: int, context: int) -> Step:
+def decoding(weights: Weights, tables: Tables, rows: int, context: int) -> StepBuffers:
     """A step of `rows` sequences with `context` cached tokens each, all of which are sampled."""
     slots = list(range(rows))
     step = make_step(weights.spec, tables, rows, rows)
     lay_pages(tables, rows, context)
-    for name, values in (("slots", slots), ("positions", [context] * rows), ("samples", slots)):
-        fill(step, name, values)
-    fill(step, "tokens", [(11 * slot + 5) % weights.spec.vocabulary for slot in slots])
+    for name, values in (("slots", slots), ("positions", [context] * rows), ("sample_rows", slots)):
+        fill_input(step, name, values)
+    fill_input(step, "tokens", [(11 * slot + 5) % weights.spec.vocabulary for slot in slots])
     return step
 
 
-def prompting(weights: Weights, tables: Tables, tokens: int) -> Step:
+def prompting(weights: Weights, tables: Tables, tokens: int) -> StepBuffers:
     """A step of one sequence's first `tokens` tokens, of which the last is sampled."""
     step = make_step(weights.spec, tables, tokens, 1, singles=0)
     lay_pages(tables, 1, tokens - 1)
-    fill(step, "slots", [0] * tokens)
-    fill(step, "positions", list(range(tokens)))
-    fill(step, "tokens", [(13 * place) % weights.spec.vocabulary for place in range(tokens)])
-    fill(step, "samples", [tokens - 1])
-    fill(step, "tiles", query_tiles(0, tokens, 0, 0))
+    fill_input(step, "slots", [0] * tokens)
+    fill_input(step, "positions", list(range(tokens)))
+    fill_input(step, "tokens", [(13 * place) % weights.spec.vocabulary for place in range(tokens)])
+    fill_input(step, "sample_rows", [tokens - 1])
+    fill_input(step, "tiles", query_tiles(0, tokens, 0, 0))
     return step
 
 
@@ -139,7 +139,7 @@ def spreads(stage: Stage) -> Mapping[str, Any]:
     """The residual stream's spread before each layer of one step: random weights must not let it grow without end."""
     found: list[float] = []
 
-    def told(layer: Any, step: Step) -> None:
+    def told(layer: Any, step: StepBuffers) -> None:
         found.append(float(step.hidden.float().std(correction=0)))
         stage.kernels.qkv(layer, step)
 
@@ -150,17 +150,17 @@ def spreads(stage: Stage) -> Mapping[str, Any]:
     return {"spread": [round(each, 3) for each in found]}
 
 
-def touched(weights: Weights, step: Step, kernels: Kernels, context: int) -> Touched:
+def touched(weights: Weights, step: StepBuffers, kernels: Kernels, context: int) -> Touched:
     """Run the step once and count the experts that its layers chose."""
     chosen: list[Tensor] = []
 
-    def counted(layer: Any, step: Step) -> None:
+    def counted(layer: Any, step: StepBuffers) -> None:
         kernels.project_out(layer, step)
-        chosen.append(step.chosen.clone())
+        chosen.append(step.chosen_experts.clone())
 
     launch_step(weights, step, replace(kernels, project_out=counted))
     experts = sum(map(_different, chosen)) / len(chosen)
-    certified = weights.ends.narrow is not None
+    certified = weights.ends.int8_unembedding is not None
     return Touched(weights.spec, len(step.positions), context, experts, prompt=not step.singles, certified=certified)
 
 
@@ -176,11 +176,11 @@ def kernel_table(stage: Stage, rows: Sequence[int], prompts: Sequence[int]) -> l
     return table
 
 
-def _kernels(stage: Stage, step: Step, context: int) -> list[Row]:
+def _kernels(stage: Stage, step: StepBuffers, context: int) -> list[Row]:
     """Of one step. Every launch function finds what it found in the step's last layer."""
     found = touched(stage.weights, step, stage.kernels, context)
-    found = replace(found, experts=_different(step.chosen))
-    state = {name: each.clone() for name, each in tensors_of(step).items() if name != "logits"}
+    found = replace(found, experts=_different(step.chosen_experts))
+    state = {name: each.clone() for name, each in tensors_by_name(step).items() if name != "logits"}
     size, operations = found.kernel_bytes(), found.kernel_operations()
     table: list[Row] = []
     for name in launched(step):
@@ -206,7 +206,7 @@ def _kernels(stage: Stage, step: Step, context: int) -> list[Row]:
     return table
 
 
-def _launch_s(stage: Stage, name: str, step: Step) -> tuple[float, float]:
+def _launch_s(stage: Stage, name: str, step: StepBuffers) -> tuple[float, float]:
     """Seconds of one launch, and their spread."""
     launch = getattr(stage.kernels, name)
     given = (stage.weights.ends,) if name in ENDS else stage.weights.layers
@@ -220,15 +220,15 @@ def _launch_s(stage: Stage, name: str, step: Step) -> tuple[float, float]:
     return seconds / len(given), spread / len(given)
 
 
-def launched(step: Step) -> list[str]:
+def launched(step: StepBuffers) -> list[str]:
     """The launch functions of such a step, in order, as `launch_step` has them."""
     rows = len(step.positions)
     names = ["embed", "qkv"]
     names += ["attend_decode"] if step.singles else []
     names += ["attend_prefill"] if step.singles < rows else []
     names += ["project_out"]
-    names += ["route"] if rows > DECODED_ROWS else []
-    names += ["experts_up", "experts_down"] if rows <= ALONE_ROWS else ["grouped_up", "grouped_down"]
+    names += ["route"] if rows > MAX_DECODE_ROWS else []
+    names += ["experts_up", "experts_down"] if rows <= MAX_UNGROUPED_ROWS else ["grouped_up", "grouped_down"]
     return [*names, "unembed", "sample"]
 
 
@@ -245,8 +245,8 @@ def step_table(
         for slot in range(rows):
             runner.open(slot, RowSampling(temperature=1.0, seed=slot), (), ())
         step = decoding(weights, runner.tables, rows, context)
-        tokens = listed(step.tokens)
-        batch = runner.shapes.batch([Line(slot, context, [tokens[slot]], 1) for slot in range(rows)])
+        tokens = tensor_to_list(step.tokens)
+        batch = runner.shapes.build_batch([SlotTokens(slot, context, [tokens[slot]], 1) for slot in range(rows)])
         found = touched(weights, step, kernels, context)
         times = 10 if device.type == "cuda" else 1
         seconds, spread = timed(lambda batch=batch: runner.steps.launch(batch), device, times)
@@ -277,9 +277,9 @@ def prompt_table(runner: TritonRunner, weights: Weights, sizes: Sequence[int], t
         runner.open(0, RowSampling(temperature=0.0), (), ())
         lay_pages(runner.tables, 1, size - 1)
         tokens = [(13 * place) % weights.spec.vocabulary for place in range(size)]
-        batch = runner.shapes.batch([Line(0, 0, tokens, 1)])
+        batch = runner.shapes.build_batch([SlotTokens(0, 0, tokens, 1)])
         seconds, spread = timed(lambda batch=batch: runner.steps.launch(batch), device)
-        certified = weights.ends.narrow is not None
+        certified = weights.ends.int8_unembedding is not None
         all_of_it = Touched(weights.spec, size, 0, weights.spec.experts, prompt=True, certified=certified)
         limit = all_of_it.limit_s(top.copy, top.products)
         table.append(
@@ -313,4 +313,4 @@ def _run_s(work: Callable[[], object], device: torch.device, times: int) -> floa
 
 
 def _different(chosen: Tensor) -> int:
-    return len({expert for expert in listed(chosen.flatten()) if expert >= 0})
+    return len({expert for expert in tensor_to_list(chosen.flatten()) if expert >= 0})

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from providers.inference.gpt_oss.checkpoint.checkpoint import PackedExperts
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with
 from providers.inference.gpt_oss.torch_backend.attention import rotary_table
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import CERTIFIED_ROWS
-from providers.inference.gpt_oss.triton_backend.kernels.layout import TiledExperts, tile
-from providers.inference.gpt_oss.triton_backend.kernels.narrow import narrowed
-from providers.inference.gpt_oss.triton_backend.kernels.weights import Ends, Layer, Weights
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import MAX_CERTIFIED_ROWS
+from providers.inference.gpt_oss.triton_backend.kernels.layout import TiledExperts, tile_experts
+from providers.inference.gpt_oss.triton_backend.kernels.narrow import quantize_unembedding
+from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights, Layer, Weights
 
 Routing = Literal["uniform", "zipf"]
 
-TRUE: Final = resized(
+TRUE: Final = tiny_spec_with(
     layers=("sliding_attention", "full_attention") * 12,
     hidden=2880,
     intermediate=2880,
@@ -56,7 +56,11 @@ def make_weights(
     # As if trained: some tokens are far likelier than others, so that few of them can be the best.
     lengths = torch.randn(spec.vocabulary, 1, device=device).mul(LENGTHS_SPREAD).exp().to(dtype)
     unembedding = ends[1].mul_(spec.hidden**-0.5).mul_(lengths)
-    return Weights(spec, layers, Ends(spec, ends[0], norm, unembedding, narrowed(unembedding) if certified else None))
+    return Weights(
+        spec,
+        layers,
+        EndWeights(spec, ends[0], norm, unembedding, quantize_unembedding(unembedding) if certified else None),
+    )
 
 
 def _layer(spec: ModelSpec, index: int, like: tuple[Tensor, torch.dtype], routing: Routing) -> Layer:
@@ -101,7 +105,7 @@ def _experts(spec: ModelSpec, rows: int, depth: int, bias: Tensor) -> TiledExper
     shape = (spec.experts, rows, depth // 32)
     blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, device=bias.device)
     scales = torch.randint(centre - 1, centre + 2, shape, dtype=torch.uint8, device=bias.device)
-    return tile(PackedExperts(blocks, scales, bias))
+    return tile_experts(PackedExperts(blocks, scales, bias))
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ class Touched:
     def sampling_bytes(self) -> float:
         """Of the unembedding, to choose tokens."""
         samples = 1 if self.prompt else self.rows
-        if self.certified and samples <= CERTIFIED_ROWS:
+        if self.certified and samples <= MAX_CERTIFIED_ROWS:
             return self.spec.vocabulary * (self.spec.hidden + 12.0)
         return 2.0 * self.spec.vocabulary * self.spec.hidden
 

@@ -75,7 +75,7 @@ def main(name: str, model: str, *rows: str) -> None:
 
 def _transformers(spec: ModelSpec, device: torch.device, rows: tuple[int, ...]) -> Iterator[Row]:
     transformers: Any = importlib.import_module("transformers")
-    config = transformers.GptOssConfig(**transformers_config(spec, packed=False))
+    config = transformers.GptOssConfig(**transformers_config(spec, experts_packed=False))
     with torch.device(device):
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)

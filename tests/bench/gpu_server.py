@@ -12,7 +12,7 @@ import psutil
 
 from providers.inference.gpt_oss.backend import LoadedRunner
 from providers.inference.gpt_oss.engine.runner import Plan
-from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
 from providers.inference.gpt_oss.provider import GptOss
 from tests.bench.gpu_measures import Row
 from tests.support.servers.serving import serving
@@ -43,11 +43,11 @@ class Speaking:
     def close(self, slot: int) -> None:
         self._runner.close(slot)
 
-    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
         found = dict(self._runner.step(plan, masks))
         for slot in found:
             if self._said[slot] < len(HEADER):
-                found[slot] = Sampled(HEADER[self._said[slot]])
+                found[slot] = SampledToken(HEADER[self._said[slot]])
                 self._said[slot] += 1
         return found
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from providers.inference.gpt_oss.checkpoint.synth import TINY, Saved, write_checkpoint
-from providers.inference.gpt_oss.engine.runner import Plan, Row
+from providers.inference.gpt_oss.checkpoint.synth import TINY, SaveFormat, write_checkpoint
+from providers.inference.gpt_oss.engine.runner import Plan, PlanRow
 from providers.inference.gpt_oss.engine.sampling import RowSampling
 from providers.inference.gpt_oss.torch_backend.runner import TorchSettings, load_runner
 from tests.test_readme import stack_run
@@ -53,11 +53,11 @@ def bare(path: str, streams: int) -> float:
     last: dict[int, int] = {}
     for slot in range(streams):
         runner.open(slot, RowSampling(temperature=0), prompt, [])
-        found = runner.step(Plan([Row(slot, 0, prompt, pages[slot], samples=True)]), {})
+        found = runner.step(Plan([PlanRow(slot, 0, prompt, pages[slot], needs_sample=True)]), {})
         last[slot] = found[slot].token
     began = time.perf_counter()
     for at in range(PROMPT_TOKENS, PROMPT_TOKENS + TOKENS):
-        rows = [Row(slot, at, [last[slot]], pages[slot], samples=True) for slot in range(streams)]
+        rows = [PlanRow(slot, at, [last[slot]], pages[slot], needs_sample=True) for slot in range(streams)]
         last = {slot: sampled.token for slot, sampled in runner.step(Plan(rows), {}).items()}
     return streams * TOKENS / (time.perf_counter() - began)
 
@@ -93,7 +93,7 @@ async def served(url: str, streams: int) -> float:
 
 async def test_engine_tax(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
-    write_checkpoint(folder, SPEC, Saved(layout="transformers"))
+    write_checkpoint(folder, SPEC, SaveFormat(layout="transformers"))
     config = tmp_path / "stack.yaml"
     config.write_text(CONFIG.format(path=folder, context=CONTEXT_TOKENS))
     table: list[dict[str, float]] = []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 from tests.bench.gpt_oss_gpu import NEEDS_S, PARTS, SECONDS, main
@@ -66,11 +66,11 @@ def test_all_of_it_runs_and_is_written(tmp_path: Path, capsys: pytest.CaptureFix
 def test_every_kernel_is_held_against_its_reference_alone() -> None:
     """A wrong one is found, one that fails too, and the others are tried all the same."""
 
-    def wrong(layer: Layer, step: Step) -> None:
+    def wrong(layer: Layer, step: StepBuffers) -> None:
         REFERENCE.qkv(layer, step)
         step.tables.values[layer.index] *= 1.01
 
-    def failing(layer: Layer, step: Step) -> None:
+    def failing(layer: Layer, step: StepBuffers) -> None:
         raise RuntimeError("out of shared memory")
 
     weights = make_weights(SMALL, CPU, torch.float32, "uniform")
@@ -87,7 +87,7 @@ def test_a_kernel_that_fails_costs_its_own_figures_alone() -> None:
     weights = make_weights(SMALL, CPU, torch.float32, "uniform")
     launched = 0
 
-    def failing(layer: Layer, step: Step) -> None:
+    def failing(layer: Layer, step: StepBuffers) -> None:
         """Not in the step that counts experts."""
         nonlocal launched
         launched += 1

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from apis.errors import InvalidRequest, NotFound, PayloadTooLarge
-from apis.files import Files, FilesPage, NewFile
+from apis.files import CreateFile, FileListParams, Files
 
 MAX_BYTES = 1_000_000
-NEW = NewFile(filename="a.txt", purpose="user_data")
+NEW = CreateFile(filename="a.txt", purpose="user_data")
 
 
 async def pieces(*data: bytes) -> AsyncGenerator[bytes]:
@@ -44,7 +44,7 @@ class FilesPromises:
                 await files.read(made.id, tenant=tenant)
             with pytest.raises(NotFound):
                 await files.delete(made.id, tenant=tenant)
-            assert (await files.list(FilesPage.model_validate({}), tenant=tenant)).data == []
+            assert (await files.list(FileListParams.model_validate({}), tenant=tenant)).data == []
 
     @pytest.mark.parametrize("name", ["", "file-", "file-x", "../x", "\0", "file-" + "0" * 44, "x" * 5000, "\ud800"])
     async def test_what_is_no_id_is_unknown(self, files: Files, name: str) -> None:
@@ -82,7 +82,7 @@ class FilesPromises:
             upload.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await upload
-        assert (await files.list(FilesPage.model_validate({}), tenant="t")).data == []
+        assert (await files.list(FileListParams.model_validate({}), tenant="t")).data == []
         await self.nothing_is_left(files)
 
     async def test_deleted_is_gone(self, files: Files) -> None:

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 import pytest
 
 from apis.chat import ChatRequest
-from apis.deltas import Delta, Finish, Reasoning, Refusal, Step, Text, ToolArguments, ToolCallStart
+from apis.deltas import (
+    Delta,
+    DeltaBatch,
+    Finish,
+    ReasoningDelta,
+    RefusalDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+)
 from apis.errors import ModelNotFound, Unsupported
 from apis.inference import Inference
 
@@ -30,7 +39,7 @@ class Subject:
     stopped: asyncio.Event | None = None
 
 
-def check_steps(steps: Sequence[Step]) -> list[Delta]:
+def check_steps(steps: Sequence[DeltaBatch]) -> list[Delta]:
     """The deltas of a whole chat, once they are found to keep the laws of `Inference.chat`."""
     assert all(steps), "a step is empty"
     deltas = [delta for step in steps for delta in step]
@@ -45,10 +54,10 @@ def check_steps(steps: Sequence[Step]) -> list[Delta]:
                 assert call_id
                 assert name
                 begun.add(call_id)
-            case ToolArguments(call_id, text):
+            case ToolArgumentsDelta(call_id, text):
                 assert call_id in begun, f"arguments for {call_id}, which has not begun"
                 text.encode()
-            case Text(text) | Reasoning(text) | Refusal(text):
+            case TextDelta(text) | ReasoningDelta(text) | RefusalDelta(text):
                 text.encode()
             case Finish(reason, usage):
                 assert reason != "tool_calls" or begun, "tool_calls without a call"
@@ -59,7 +68,7 @@ def check_steps(steps: Sequence[Step]) -> list[Delta]:
 
 async def drain(inference: Inference, request: ChatRequest) -> list[Delta]:
     """The deltas of a whole chat, checked."""
-    steps: list[Step] = []
+    steps: list[DeltaBatch] = []
     async with asyncio.timeout(PATIENCE_S), aclosing(inference.chat(request)) as chat:
         async for step in chat:
             steps.append(step)  # noqa: PERF401 - what came before a failure is worth seeing
@@ -80,7 +89,7 @@ async def its_models_are_listed(subject: Subject) -> None:
 
 async def text_is_answered(subject: Subject) -> None:
     deltas = await drain(subject.inference, subject.text)
-    assert any(isinstance(delta, Text) and delta.text for delta in deltas)
+    assert any(isinstance(delta, TextDelta) and delta.text for delta in deltas)
 
 
 async def a_call_is_made(subject: Subject) -> None:

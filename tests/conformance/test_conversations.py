@@ -7,12 +7,12 @@ from typing import Any
 import orjson
 import pytest
 
-from apis.conversations import AddItems, CreateConversation, ItemsPage, UpdateConversation
+from apis.conversations import AddItems, CreateConversation, ItemListParams, UpdateConversation
 from apis.errors import ConversationLocked, NotFound, StackError
 from apis.responses import CreateResponse
 from apis.storage.kv_store import KVStore
 from providers.responses.context.conversations import StoredConversations
-from providers.responses.store.conversation_lock import LEASE_S, Floor, release_floor
+from providers.responses.store.conversation_lock import LEASE_S, ConversationLock, release_lock
 from providers.responses.store.history import History
 from tests.conformance.kv_store import Backend
 
@@ -42,15 +42,17 @@ def over(store: KVStore) -> StoredConversations:
     return StoredConversations(store, history, background_s=3600)
 
 
-async def begin(conversations: StoredConversations, conversation_id: str, response_id: str, **fields: Any) -> Floor:
-    floor = await conversations.take_floor(turn(conversation_id, **fields), response_id, tenant=TENANT)
+async def begin(
+    conversations: StoredConversations, conversation_id: str, response_id: str, **fields: Any
+) -> ConversationLock:
+    floor = await conversations.acquire_lock(turn(conversation_id, **fields), response_id, tenant=TENANT)
     assert floor is not None
     return floor
 
 
 async def texts(conversations: StoredConversations, conversation_id: str) -> list[str]:
-    page = ItemsPage.model_validate({"order": "asc", "limit": 100})
-    found = await conversations.list(conversation_id, page, tenant=TENANT)
+    page = ItemListParams.model_validate({"order": "asc", "limit": 100})
+    found = await conversations.list_items(conversation_id, page, tenant=TENANT)
     assert not found.has_more
     return [item["content"][0]["text"] for item in found.data]
 
@@ -88,7 +90,7 @@ class ConversationPromises:
         self, conversations: StoredConversations, elsewhere: StoredConversations, made: str
     ) -> None:
         both = (conversations, elsewhere)
-        await asyncio.gather(*(both[n % 2].add(made, items(f"{n}a", f"{n}b"), tenant=TENANT) for n in range(16)))
+        await asyncio.gather(*(both[n % 2].add_items(made, items(f"{n}a", f"{n}b"), tenant=TENANT) for n in range(16)))
         found = await texts(elsewhere, made)
         assert sorted(found[::2]) == sorted(f"{n}a" for n in range(16))
         assert [each[:-1] for each in found[::2]] == [each[:-1] for each in found[1::2]]
@@ -97,35 +99,35 @@ class ConversationPromises:
         self, conversations: StoredConversations, elsewhere: StoredConversations, made: str
     ) -> None:
         asked = [
-            each.take_floor(turn(made), f"resp_{n}", tenant=TENANT)
+            each.acquire_lock(turn(made), f"resp_{n}", tenant=TENANT)
             for n, each in enumerate((conversations, elsewhere) * 4)
         ]
         told = await settled(*asked)
-        assert sum(isinstance(each, Floor) for each in told) == 1
-        assert {type(each) for each in told} == {Floor, ConversationLocked}
+        assert sum(isinstance(each, ConversationLock) for each in told) == 1
+        assert {type(each) for each in told} == {ConversationLock, ConversationLocked}
 
     async def test_nobody_else_changes_items_during_a_turn(
         self, conversations: StoredConversations, elsewhere: StoredConversations, made: str
     ) -> None:
-        (item,) = await conversations.add(made, items("a"), tenant=TENANT)
+        (item,) = await conversations.add_items(made, items("a"), tenant=TENANT)
         floor = await begin(conversations, made, "resp_1")
         for ask in (
-            elsewhere.add(made, items("b"), tenant=TENANT),
+            elsewhere.add_items(made, items("b"), tenant=TENANT),
             elsewhere.delete_item(made, item["id"], tenant=TENANT),
-            elsewhere.take_floor(turn(made), "resp_2", tenant=TENANT),
+            elsewhere.acquire_lock(turn(made), "resp_2", tenant=TENANT),
         ):
             with pytest.raises(ConversationLocked):
                 await ask
         await elsewhere.update(made, UpdateConversation(metadata={"a": "b"}), tenant=TENANT)
         await floor.release()
-        await elsewhere.add(made, items("b"), tenant=TENANT)
+        await elsewhere.add_items(made, items("b"), tenant=TENANT)
         assert await texts(conversations, made) == ["a", "b"]
 
     async def test_a_turn_is_added_once_and_ends(
         self, store: KVStore, conversations: StoredConversations, made: str
     ) -> None:
         floor = await begin(conversations, made, "resp_1")
-        ops = await floor.ending(given("q"), given("a"), {})
+        ops = await floor.build_append_and_release_ops(given("q"), given("a"), {})
         assert await store.write(ops) is not None
         assert await store.write(ops) is None
         assert await texts(conversations, made) == ["q", "a"]
@@ -135,44 +137,44 @@ class ConversationPromises:
         self, store: KVStore, conversations: StoredConversations, made: str
     ) -> None:
         floor = await begin(conversations, made, "resp_1")
-        ops = await floor.ending(given("q"), given("a"), {})
-        await release_floor(store, TENANT, made, "resp_1")
+        ops = await floor.build_append_and_release_ops(given("q"), given("a"), {})
+        await release_lock(store, TENANT, made, "resp_1")
         assert await store.write(ops) is None
-        assert not await floor.holds()
+        assert not await floor.is_held()
         assert await texts(conversations, made) == []
 
     async def test_only_its_own_response_gives_a_turn_up(
         self, store: KVStore, conversations: StoredConversations, made: str
     ) -> None:
         floor = await begin(conversations, made, "resp_1")
-        await release_floor(store, TENANT, made, "resp_2")
-        assert await floor.holds()
+        await release_lock(store, TENANT, made, "resp_2")
+        assert await floor.is_held()
 
     async def test_another_worker_goes_on_with_a_turn_of_the_background(
         self, store: KVStore, conversations: StoredConversations, elsewhere: StoredConversations, made: str
     ) -> None:
         first = await begin(conversations, made, "resp_1", background=True)
-        async with first.handing_over() as ops:
+        async with first.hand_over() as ops:
             assert await store.write(ops) is not None
         second = await begin(elsewhere, made, "resp_1", background=True)
         third = await begin(conversations, made, "resp_1", background=True)
-        assert await store.write(await second.ending(given("q"), given("a"), {})) is None
-        assert await store.write(await third.ending(given("q"), given("a"), {})) is not None
+        assert await store.write(await second.build_append_and_release_ops(given("q"), given("a"), {})) is None
+        assert await store.write(await third.build_append_and_release_ops(given("q"), given("a"), {})) is not None
         assert await texts(conversations, made) == ["q", "a"]
 
     async def test_a_turn_does_not_end_in_a_conversation_that_is_deleted(
         self, store: KVStore, conversations: StoredConversations, elsewhere: StoredConversations, made: str
     ) -> None:
-        await conversations.add(made, items("a", "b"), tenant=TENANT)
+        await conversations.add_items(made, items("a", "b"), tenant=TENANT)
         floor = await begin(conversations, made, "resp_1")
         await elsewhere.delete(made, tenant=TENANT)
-        assert await store.write(await floor.ending(given("q"), given("a"), {})) is None
+        assert await store.write(await floor.build_append_and_release_ops(given("q"), given("a"), {})) is None
         assert await store.scan("") == []
 
     async def test_deleting_while_others_add_leaves_nothing(
         self, store: KVStore, conversations: StoredConversations, elsewhere: StoredConversations, made: str
     ) -> None:
-        added = [elsewhere.add(made, items(str(n)), tenant=TENANT) for n in range(10)]
+        added = [elsewhere.add_items(made, items(str(n)), tenant=TENANT) for n in range(10)]
         told = await settled(*added[:5], conversations.delete(made, tenant=TENANT), *added[5:])
         assert {type(each) for each in told if isinstance(each, StackError)} <= {NotFound}
         assert await store.scan("") == []
@@ -180,7 +182,7 @@ class ConversationPromises:
     async def test_two_that_delete_leave_nothing(
         self, store: KVStore, conversations: StoredConversations, elsewhere: StoredConversations, made: str
     ) -> None:
-        await conversations.add(made, items(*"abcdefgh"), tenant=TENANT)
+        await conversations.add_items(made, items(*"abcdefgh"), tenant=TENANT)
         told = await settled(*(each.delete(made, tenant=TENANT) for each in (conversations, elsewhere)))
         assert None in told
         assert await store.scan("") == []
@@ -197,9 +199,9 @@ class ConversationPromises:
     async def test_a_deletion_that_was_cut_off_can_be_asked_for_again(
         self, store: KVStore, conversations: StoredConversations, made: str
     ) -> None:
-        await conversations.add(made, items("a"), tenant=TENANT)
+        await conversations.add_items(made, items("a"), tenant=TENANT)
         await store.put(f"{TENANT}/conversation/{made}", b'{"created_at":1,"metadata":{},"gone":true}')
-        for ask in (conversations.get(made, tenant=TENANT), conversations.add(made, items("b"), tenant=TENANT)):
+        for ask in (conversations.get(made, tenant=TENANT), conversations.add_items(made, items("b"), tenant=TENANT)):
             with pytest.raises(NotFound):
                 await ask
         await conversations.delete(made, tenant=TENANT)
@@ -221,13 +223,13 @@ class TestOverMemory(ConversationPromises):
             await begin(conversations, made, "resp_2")
         await backend.elapse(LEASE_S)
         await begin(conversations, made, "resp_2")
-        assert await store.write(await dead.ending(given("q"), given("a"), {})) is None
+        assert await store.write(await dead.build_append_and_release_ops(given("q"), given("a"), {})) is None
 
     async def test_a_turn_of_the_background_lives_as_long_as_such_a_response_can(
         self, backend: Backend, store: KVStore, conversations: StoredConversations, made: str
     ) -> None:
         floor = await begin(conversations, made, "resp_1", background=True)
-        async with floor.handing_over() as ops:
+        async with floor.hand_over() as ops:
             assert await store.write(ops) is not None
         await backend.elapse(3599)
         with pytest.raises(ConversationLocked):

@@ -7,13 +7,13 @@ import pytest
 
 from apis.errors import RateLimited
 from apis.storage.kv_store import KVStore, Put
-from providers.responses.background.runs import Asked, Claimed, LeaseLost, Ref, Runs
-from providers.responses.events.ids import Ids
+from providers.responses.background.runs import ClaimedRun, LeaseLost, ResponseRef, Runs, StoredRequest
+from providers.responses.events.ids import ResponseIds
 from tests.conformance.kv_store import Backend
 
 LEASE_S = 0.4
 MAX_WAITING = 12
-ASKED = Asked(msgspec.Raw(b"{}"), msgspec.Raw(b"[]"), 0, 1)
+ASKED = StoredRequest(msgspec.Raw(b"{}"), msgspec.Raw(b"[]"), 0, 1)
 
 
 class Two:
@@ -35,13 +35,13 @@ class Two:
         at_once: bool = False,
         runs: Runs | None = None,
         also: Put | None = None,
-    ) -> Ref:
-        ref = Ref(tenant, Ids().response)
+    ) -> ResponseRef:
+        ref = ResponseRef(tenant, ResponseIds().response_id)
         events = also or Put(f"{tenant}/event/{ref.id}/00000000", b"x y\n")
-        await (runs or self.one).add(ref, rank, ASKED, [events], portable=not at_once, at_once=at_once)
+        await (runs or self.one).add(ref, rank, ASKED, [events], is_portable=not at_once, start_now=at_once)
         return ref
 
-    async def claimed(self, runs: Runs, ref: Ref) -> Claimed:
+    async def claimed(self, runs: Runs, ref: ResponseRef) -> ClaimedRun:
         claimed = await runs.claim(ref, "known")
         assert claimed is not None
         return claimed
@@ -65,25 +65,25 @@ async def test_of_two_that_claim_one_gets_it(two: Two) -> None:
         ref = await two.add()
         claims = await asyncio.gather(*(runs.claim(ref, "known") for runs in (two.one, two.other) * 3))
         assert sum(claim is not None for claim in claims) == 1
-    assert await two.one.waiting(100) == []
-    assert not await two.other.some_wait("t")
-    assert (await two.other.count("t", 100), await two.other.count("t", 5)) == (10, 5)
+    assert await two.one.list_waiting(100) == []
+    assert not await two.other.has_waiting("t")
+    assert (await two.other.count_running("t", 100), await two.other.count_running("t", 5)) == (10, 5)
 
 
 async def test_those_that_wait_are_served_by_rank_and_then_by_age(two: Two) -> None:
     refs = [await two.add(rank=rank) for rank in (5, 9, 5, 1)]
-    assert [ref for _, ref in await two.other.waiting(100)] == [refs[each] for each in (3, 0, 2, 1)]
-    assert (await two.other.some_wait("t"), await two.other.count("t", 100)) == (True, 0)
-    assert (await two.other.some_wait("another"), await two.other.count("another", 100)) == (False, 0)
+    assert [ref for _, ref in await two.other.list_waiting(100)] == [refs[each] for each in (3, 0, 2, 1)]
+    assert (await two.other.has_waiting("t"), await two.other.count_running("t", 100)) == (True, 0)
+    assert (await two.other.has_waiting("another"), await two.other.count_running("another", 100)) == (False, 0)
 
 
 async def test_no_more_wait_than_may_however_many_come_together(two: Two) -> None:
     both = (two.one, two.other)
     told = await asyncio.gather(*(two.add(runs=both[n % 2]) for n in range(3 * MAX_WAITING)), return_exceptions=True)
     assert sum(isinstance(each, RateLimited) for each in told) == 2 * MAX_WAITING
-    assert sum(isinstance(each, Ref) for each in told) == len(await two.one.waiting(100)) == MAX_WAITING
+    assert sum(isinstance(each, ResponseRef) for each in told) == len(await two.one.list_waiting(100)) == MAX_WAITING
     await two.add("another")
-    [*_, (key, ref)] = [each for each in await two.one.waiting(100) if each[1].tenant == "t"]
+    [*_, (key, ref)] = [each for each in await two.one.list_waiting(100) if each[1].tenant == "t"]
     assert await two.one.claim(ref, key) is not None
     await two.add(runs=two.other)
     with pytest.raises(RateLimited):
@@ -104,7 +104,7 @@ async def test_who_writes_keeps_its_lease(two: Two) -> None:
     for number in range(4):
         await two.backend.elapse(LEASE_S * 0.6)
         await claimed.lease.write([Put(f"x{number}", b"")])
-    assert await two.other.left() == []
+    assert await two.other.list_orphaned() == []
     assert len(await two.store.scan("x")) == 4
 
 
@@ -114,10 +114,10 @@ async def test_who_was_silent_for_too_long_can_write_nothing(two: Two) -> None:
     await two.elapse()
     with pytest.raises(LeaseLost):
         await late.lease.write([Put("x", b"late")])
-    assert await two.other.left() == [ref]
+    assert await two.other.list_orphaned() == [ref]
     taken = await two.other.claim(ref)
     assert taken is not None
-    assert (taken.run.attempts, taken.late) == (2, False)
+    assert (taken.run.attempts, taken.is_late) == (2, False)
     with pytest.raises(LeaseLost):
         await late.lease.write([Put("x", b"late")])
     assert await two.store.write([Put("x", b"late"), *late.lease.end_ops()]) is None
@@ -130,47 +130,52 @@ async def test_who_was_silent_for_too_long_can_write_nothing(two: Two) -> None:
 async def test_a_run_can_be_wrested_from_its_worker(two: Two) -> None:
     ref = await two.add()
     claimed = await two.claimed(two.one, ref)
-    wrested = await two.other.wrest(ref)
+    wrested = await two.other.take_over(ref)
     assert wrested is not None
     with pytest.raises(LeaseLost):
         await claimed.lease.write()
     assert await two.store.write(wrested.lease.end_ops()) is not None
-    assert await two.one.wrest(ref) is None
+    assert await two.one.take_over(ref) is None
     assert await two.one.get(ref) is None
 
 
 async def test_what_is_given_back_is_claimed_again(two: Two) -> None:
     ref = await two.add()
     claimed = await two.claimed(two.one, ref)
-    await claimed.lease.give_back(claimed.run)
-    [(key, found)] = await two.other.waiting(10)
+    await claimed.lease.release(claimed.run)
+    [(key, found)] = await two.other.list_waiting(10)
     again = await two.other.claim(found, key)
     assert again is not None
-    assert (again.ref, again.run.attempts, again.run.handed) == (ref, 2, 1)
-    await claimed.lease.give_back(claimed.run)
-    assert await two.one.waiting(10) == []
+    assert (again.ref, again.run.attempts, again.run.handover_count) == (ref, 2, 1)
+    await claimed.lease.release(claimed.run)
+    assert await two.one.list_waiting(10) == []
 
 
 async def test_what_waited_for_too_long_is_claimed_as_late(two: Two) -> None:
     ref = await two.add()
     await two.backend.elapse(LEASE_S * 3.3)
-    assert await two.one.waiting(10) == []
-    assert await two.one.left() == [ref]
+    assert await two.one.list_waiting(10) == []
+    assert await two.one.list_orphaned() == [ref]
     claimed = await two.one.claim(ref)
     assert claimed is not None
-    assert claimed.late
+    assert claimed.is_late
 
 
 async def test_what_is_claimed_at_once_never_waits(two: Two) -> None:
     ref = await two.add(at_once=True)
-    assert await two.other.waiting(10) == []
+    assert await two.other.list_waiting(10) == []
     assert await two.other.claim(ref) is None
-    assert (await two.other.some_wait("t"), await two.other.count("t", 100)) == (False, 1)
+    assert (await two.other.has_waiting("t"), await two.other.count_running("t", 100)) == (False, 1)
 
 
 async def test_another_tenants_run_is_not_found(two: Two) -> None:
     ref = await two.add()
-    for stranger in (Ref("u", ref.id), Ref("t/x", ref.id), Ref("t", f"{ref.id}/.."), Ref("", f"t/{ref.id}")):
+    for stranger in (
+        ResponseRef("u", ref.id),
+        ResponseRef("t/x", ref.id),
+        ResponseRef("t", f"{ref.id}/.."),
+        ResponseRef("", f"t/{ref.id}"),
+    ):
         assert await two.other.get(stranger) is None
-        assert await two.other.wrest(stranger) is None
+        assert await two.other.take_over(stranger) is None
     assert await two.other.get(ref) is not None

@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from apis.errors import StoreUnavailable
-from apis.vector_index import Chunk, Found, Search, Value, VectorIndex
+from apis.vector_index import AttributeValue, Chunk, ScoredChunk, Search, VectorIndex
 from apis.wire.tools import FileFilter
 
 BOUND_S = 60
@@ -20,7 +20,7 @@ Opening = Callable[[], Awaitable[VectorIndex]]
 
 
 def chunk(
-    file: str, number: int = 0, text: str = "", vector: tuple[float, ...] = (1.0, 0.0), **attributes: Value
+    file: str, number: int = 0, text: str = "", vector: tuple[float, ...] = (1.0, 0.0), **attributes: AttributeValue
 ) -> Chunk:
     return Chunk(file, number, text, attributes, vector)
 
@@ -29,7 +29,7 @@ def where(filters: Mapping[str, Any], store: str = "s") -> Search:
     return Search(store, 100, FILTER.validate_python(filters))
 
 
-def files(found: list[Found]) -> list[str]:
+def files(found: list[ScoredChunk]) -> list[str]:
     return [each.file for each in found]
 
 
@@ -38,7 +38,7 @@ def cosine(left: "array[float]", right: "array[float]") -> float:
     return sum(a * b for a, b in zip(left, right, strict=True)) / norm if norm else 0.0
 
 
-ATTRIBUTES: dict[str, dict[str, Value]] = {
+ATTRIBUTES: dict[str, dict[str, AttributeValue]] = {
     "a": {"year": 1999, "lang": "en", "free": True},
     "b": {"year": 2001.5, "lang": "de", "free": False},
     "c": {"year": "1999", "lang": "É"},

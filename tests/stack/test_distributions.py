@@ -7,13 +7,13 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from stack.config import PACKAGED, StackConfig, load_config
+from stack.config import PACKAGED_CONFIGS_DIR, StackConfig, load_config
 from stack.http.edge import OPEN_PATHS
-from stack.wiring import wire
+from stack.wiring import wire_providers
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = sorted(path.parent for path in (ROOT / "distributions").glob("*/run.yaml"))
-CONFIGS = sorted(PACKAGED.glob("*.yaml"))
+CONFIGS = sorted(PACKAGED_CONFIGS_DIR.glob("*.yaml"))
 SECRETS = {"STACK_API_KEY": "sk-stack", "VLLM_API_KEY": "sk-vllm"}
 each_folder = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 
@@ -52,7 +52,7 @@ def instructions(folder: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
 def test_a_packaged_config_works_without_any_environment(file: Path) -> None:
     config = load_config(file.stem, env={})
-    assert set(wire(config)) >= {"inference", "responses", "kv_store"}
+    assert set(wire_providers(config)) >= {"inference", "responses", "kv_store"}
     assert config.server.host == "127.0.0.1"
 
 
@@ -66,7 +66,7 @@ def test_a_packaged_config_explains_itself(file: Path) -> None:
 @each_folder
 def test_a_distributions_run_config_loads_and_asks_callers_for_a_key(folder: Path) -> None:
     config = run_config(folder)
-    assert set(wire(config)) >= {"inference", "responses", "kv_store"}
+    assert set(wire_providers(config)) >= {"inference", "responses", "kv_store"}
     assert config.server.host == "0.0.0.0"
     assert [entry.key.get_secret_value() for entry in config.server.api_keys] == ["sk-stack"]
 

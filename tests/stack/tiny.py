@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from apis.chat import ChatRequest
-from apis.deltas import Step
+from apis.deltas import DeltaBatch
 from apis.errors import ConfigError, StoreUnavailable, UpstreamError
 from apis.inference import Inference, Model
 from apis.responses import Responses
@@ -58,7 +58,7 @@ class Silent(Inference):
             raise UpstreamError("Nobody serves here.")
         return [Model(self.config.model, "tests")]
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         raise NotImplementedError
         yield ()
 

@@ -8,26 +8,26 @@ from typing import Any, Final, Literal, cast
 import orjson
 
 from apis.chat import (
-    OWN_SALT,
-    AllowedTools,
+    TENANT_SALT_PREFIX,
+    ChatAllowedTools,
+    ChatCustomTool,
+    ChatFunctionTool,
     ChatRequest,
+    ContentPart,
     CustomCall,
-    CustomTool,
     FilePart,
-    FunctionTool,
     ImagePart,
     Message,
     NamedFunction,
-    Part,
     RefusalPart,
     TextPart,
 )
 from apis.errors import Unsupported
 from providers.inference.chat_completions.custom_tools import custom_call_to_function_call, custom_to_function
-from providers.inference.chat_completions.plain_tools import plain_tools
-from providers.inference.chat_completions.text_repair import encodable
+from providers.inference.chat_completions.plain_tools import require_plain_tools
+from providers.inference.chat_completions.text_repair import repair_surrogates
 
-Engine = Literal["vllm", "openai"]
+UpstreamEngine = Literal["vllm", "openai"]
 
 ENGINE_FIELDS: Final = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "cache_salt", "priority")
 """Fields of a request that OpenAI's API does not have."""
@@ -41,36 +41,36 @@ SPLIT_CONTROL: Final = "<\u200b|".encode()
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ChatDialect:
     """How a server differs from the others. `reasoning_field` names where it takes an assistant's earlier thought.
 
     `neutralize_control_tokens` breaks up every `<|` of the prompt's texts, so that no text can forge the model's own
     markup; None does so for gpt-oss models. `extra_body` is merged over the body.
     """
 
-    engine: Engine = "vllm"
+    engine: UpstreamEngine = "vllm"
     developer_role: Literal["system", "developer"] = "system"
     reasoning_field: Literal["reasoning", "reasoning_content", "none"] = "reasoning"
     neutralize_control_tokens: bool | None = None
     extra_body: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def request_to_body(request: ChatRequest, dialect: Dialect) -> bytes:
+def request_to_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
     """The body of a streamed chat. Raises Unsupported for a field that the server has not."""
     if request.all_reasoning:
         message = "What this model is shown of its earlier reasoning is for its server's template to say."
         raise Unsupported(message, param="reasoning.context")
-    body = _prompt(request, dialect)
+    body = _build_prompt(request, dialect)
     for name in COPIED_FIELDS:
         value = getattr(request, name)
         if value is None:
             continue
         if name in ENGINE_FIELDS and dialect.engine == "openai":
-            if name == "cache_salt" and value.startswith(OWN_SALT):
+            if name == "cache_salt" and value.startswith(TENANT_SALT_PREFIX):
                 continue
             raise Unsupported(f"'{name}' is not supported by this model's server.", param=name)
         body[name] = value
-    body |= _tool_options(request)
+    body |= _build_tool_options(request)
     if request.response_format is not None and request.response_format.type != "text":
         body["response_format"] = request.response_format.model_dump(by_alias=True, exclude_none=True)
     body["stream"] = True
@@ -78,24 +78,24 @@ def request_to_body(request: ChatRequest, dialect: Dialect) -> bytes:
     return body_to_json({**body, **dialect.extra_body})
 
 
-def request_to_tokenize_body(request: ChatRequest, dialect: Dialect) -> bytes:
+def request_to_tokenize_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
     """The body of vLLM's POST /tokenize for the same prompt."""
-    body = _prompt(request, dialect)
+    body = _build_prompt(request, dialect)
     if "chat_template_kwargs" in dialect.extra_body:
         body["chat_template_kwargs"] = dialect.extra_body["chat_template_kwargs"]
     return body_to_json(body)
 
 
-def _prompt(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
+def _build_prompt(request: ChatRequest, dialect: ChatDialect) -> dict[str, Any]:
     body: dict[str, Any] = {"model": request.model}
-    texts: dict[str, Any] = {"messages": _messages(request.messages, dialect)}
-    if tools := _tools(request, dialect):
+    texts: dict[str, Any] = {"messages": _build_messages(request.messages, dialect)}
+    if tools := _build_tools(request, dialect):
         texts["tools"] = tools
     neutralize = dialect.neutralize_control_tokens
     if neutralize is None:
         neutralize = request.model.rsplit("/", 1)[-1].lower().startswith("gpt-oss")
     if neutralize:
-        _part_tokens(texts["messages"])
+        _split_tokens_across_parts(texts["messages"])
     for name, value in texts.items():
         body[name] = orjson.Fragment(body_to_json(value).replace(b"<|", SPLIT_CONTROL)) if neutralize else value
     return body
@@ -104,15 +104,15 @@ def _prompt(request: ChatRequest, dialect: Dialect) -> dict[str, Any]:
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-def _messages(messages: Sequence[Message], dialect: Dialect) -> list[dict[str, Any]]:
+def _build_messages(messages: Sequence[Message], dialect: ChatDialect) -> list[dict[str, Any]]:
     """Many chat templates demand one system message, first: the leading ones become one."""
     leading = 0
     while leading < len(messages) and _is_instruction(messages[leading]):
         leading += 1
-    out = [_message(message, index, dialect) for index, message in enumerate(messages)]
+    out = [_build_message(message, index, dialect) for index, message in enumerate(messages)]
     if leading < 2:
         return out
-    texts = [_joined_text(message) for message in messages[:leading]]
+    texts = [_join_text_parts(message) for message in messages[:leading]]
     return [{"role": out[0]["role"], "content": "\n\n".join(text for text in texts if text)}, *out[leading:]]
 
 
@@ -120,15 +120,15 @@ def _is_instruction(message: Message) -> bool:
     return message.role in ("system", "developer")
 
 
-def _joined_text(message: Message) -> str:
+def _join_text_parts(message: Message) -> str:
     if not isinstance(message.content, list):
         return message.content or ""
     return "\n".join(part.text for part in message.content if isinstance(part, TextPart))
 
 
-def _message(message: Message, index: int, dialect: Dialect) -> dict[str, Any]:
+def _build_message(message: Message, index: int, dialect: ChatDialect) -> dict[str, Any]:
     role = dialect.developer_role if message.role == "developer" else message.role
-    out: dict[str, Any] = {"role": role, "content": _content(message, index, dialect)}
+    out: dict[str, Any] = {"role": role, "content": _build_content(message, index, dialect)}
     if message.name is not None:
         out["name"] = message.name
     if message.tool_call_id is not None:
@@ -144,17 +144,17 @@ def _message(message: Message, index: int, dialect: Dialect) -> dict[str, Any]:
     return out
 
 
-def _content(message: Message, index: int, dialect: Dialect) -> str | list[dict[str, Any]] | None:
+def _build_content(message: Message, index: int, dialect: ChatDialect) -> str | list[dict[str, Any]] | None:
     content = message.content
     if not content:
         # An assistant message of nothing but thought still needs a content, and a refusal is its text.
         return message.refusal or ""
     if isinstance(content, str):
         return content
-    return [_part(part, f"messages[{index}].content[{at}]", dialect) for at, part in enumerate(content)]
+    return [_build_part(part, f"messages[{index}].content[{at}]", dialect) for at, part in enumerate(content)]
 
 
-def _part(part: Part, path: str, dialect: Dialect) -> dict[str, Any]:
+def _build_part(part: ContentPart, path: str, dialect: ChatDialect) -> dict[str, Any]:
     match part:
         case TextPart():
             return {"type": "text", "text": part.text}
@@ -171,7 +171,7 @@ def _part(part: Part, path: str, dialect: Dialect) -> dict[str, Any]:
             return part.model_dump(exclude_none=True)
 
 
-def _part_tokens(messages: Sequence[dict[str, Any]]) -> None:
+def _split_tokens_across_parts(messages: Sequence[dict[str, Any]]) -> None:
     """Break up control tokens that begin in one part of a content and go on in the next."""
     for message in messages:
         before = ""
@@ -185,39 +185,39 @@ def _part_tokens(messages: Sequence[dict[str, Any]]) -> None:
 # --- tools -----------------------------------------------------------------------------------------------------------
 
 
-def _tools(request: ChatRequest, dialect: Dialect) -> list[dict[str, Any]]:
+def _build_tools(request: ChatRequest, dialect: ChatDialect) -> list[dict[str, Any]]:
     """The tools as functions; of `allowed_tools` only the allowed, because no server but OpenAI's knows that choice.
 
     A forced call is to fit its schema, and vLLM forces no more than some JSON unless the function is strict: where the
     request leaves that open, it is.
     """
-    tools = plain_tools(request.tools)
-    if isinstance(request.tool_choice, AllowedTools):
+    tools = require_plain_tools(request.tools)
+    if isinstance(request.tool_choice, ChatAllowedTools):
         allowed = {tool.name for tool in request.tool_choice.allowed_tools.tools}
         tools = [tool for tool in tools if tool.name in allowed]
     choice = request.tool_choice
-    mode = choice.allowed_tools.mode if isinstance(choice, AllowedTools) else choice
+    mode = choice.allowed_tools.mode if isinstance(choice, ChatAllowedTools) else choice
     forced = mode == "required" or isinstance(mode, NamedFunction)
     strict = forced and dialect.engine == "vllm"
     return [
-        custom_to_function(tool.custom) if isinstance(tool, CustomTool) else _function(tool, strict=strict)
+        custom_to_function(tool.custom) if isinstance(tool, ChatCustomTool) else _build_function(tool, strict=strict)
         for tool in tools
     ]
 
 
-def _function(tool: FunctionTool, *, strict: bool) -> dict[str, Any]:
+def _build_function(tool: ChatFunctionTool, *, strict: bool) -> dict[str, Any]:
     fields = tool.model_dump(exclude_none=True)
     if strict and tool.function.strict is None and tool.function.parameters is not None:
         fields["function"]["strict"] = True
     return fields
 
 
-def _tool_options(request: ChatRequest) -> dict[str, Any]:
+def _build_tool_options(request: ChatRequest) -> dict[str, Any]:
     choice = request.tool_choice
     if not request.tools and choice in (None, "auto", "none"):
         return {}
     options: dict[str, Any] = {}
-    if isinstance(choice, AllowedTools):
+    if isinstance(choice, ChatAllowedTools):
         options["tool_choice"] = choice.allowed_tools.mode
     elif isinstance(choice, str):
         options["tool_choice"] = choice
@@ -235,4 +235,4 @@ def body_to_json(value: Any) -> bytes:
     except orjson.JSONEncodeError:
         # Lone surrogates and integers of more than 64 bits: rare, legal in what a client may send, not for orjson.
         text = json.dumps(value, ensure_ascii=False, default=lambda fragment: json.loads(orjson.dumps(fragment)))
-        return encodable(text).encode()
+        return repair_surrogates(text).encode()

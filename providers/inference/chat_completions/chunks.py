@@ -10,16 +10,26 @@ from typing import Any, Final, Literal
 import msgspec
 
 from apis.chat import ChatRequest
-from apis.deltas import Delta, Finish, FinishReason, Reasoning, Refusal, Text, TokenLogprob, TopLogprob, Usage
+from apis.deltas import (
+    Delta,
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    RefusalDelta,
+    TextDelta,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 from apis.errors import StackError, UpstreamError
 from providers.inference.chat_completions.errors import failure_to_error
 from providers.inference.chat_completions.streamed_calls import StreamedCalls
-from providers.inference.chat_completions.text_repair import SurrogateJoiner, encodable
+from providers.inference.chat_completions.text_repair import SurrogateJoiner, repair_surrogates
 from providers.inference.http.event_stream import EventReader
 
-DONE: Final = b"[DONE]"
-LOGPROB_FLOOR: Final = -9999.0
-UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+DONE_PAYLOAD: Final = b"[DONE]"
+MIN_LOGPROB: Final = -9999.0
+DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 FINISH_REASONS: Final[dict[str, FinishReason]] = {
     "stop": "stop",
     "length": "length",
@@ -28,10 +38,10 @@ FINISH_REASONS: Final[dict[str, FinishReason]] = {
     "content_filter": "content_filter",
 }
 
-Prose = Literal["text", "reasoning", "refusal"]
+ProseKind = Literal["text", "reasoning", "refusal"]
 
 
-class _Function(msgspec.Struct, gc=False):
+class _FunctionDelta(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | None = None
 
@@ -39,7 +49,7 @@ class _Function(msgspec.Struct, gc=False):
 class _CallDelta(msgspec.Struct, gc=False):
     index: int | None = 0
     id: str | None = None
-    function: _Function | None = None
+    function: _FunctionDelta | None = None
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -50,18 +60,18 @@ class _Delta(msgspec.Struct, gc=False):
     tool_calls: list[_CallDelta] | None = None
 
 
-class _Top(msgspec.Struct, gc=False):
+class _TopLogprob(msgspec.Struct, gc=False):
     token: str
     logprob: float | None = None
     bytes: list[int] | None = None
 
 
-class _Token(_Top, gc=False):
-    top_logprobs: list[_Top] | None = None
+class _TokenLogprob(_TopLogprob, gc=False):
+    top_logprobs: list[_TopLogprob] | None = None
 
 
 class _Logprobs(msgspec.Struct, gc=False):
-    content: list[_Token] | None = None
+    content: list[_TokenLogprob] | None = None
 
 
 class _Choice(msgspec.Struct, gc=False):
@@ -98,7 +108,7 @@ class _Chunk(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
-class ChatChunks:
+class ChatChunkReader:
     """Feed it what the socket gives; then `end` it when the body ended as it should.
 
     `failure` is set once the stream is known to be bad; the deltas returned with it were still good. `finished` is
@@ -108,65 +118,65 @@ class ChatChunks:
 
     def __init__(self, request: ChatRequest) -> None:
         self.failure: StackError | None = None
-        self.finished = False
-        self.alive = False
+        self.is_finished = False
+        self.saw_activity = False
         self._model = request.model
-        self._reader = EventReader()
-        self._reason: str | None = None
+        self._event_reader = EventReader()
+        self._finish_reason: str | None = None
         self._usage: _Usage | None = None
-        self._out: list[Delta] = []
+        self._deltas: list[Delta] = []
         self._logprobs: list[TokenLogprob] = []
-        self._prose: Prose | None = None
-        self._joiner = SurrogateJoiner()
+        self._prose_kind: ProseKind | None = None
+        self._surrogate_joiner = SurrogateJoiner()
         self._calls = StreamedCalls(request)
-        self._plain = True
+        self._on_fast_path = True
 
-    def feed(self, read: bytes) -> list[Delta]:
+    def feed(self, data: bytes) -> list[Delta]:
         """The deltas that `read` completed, none after the Finish."""
         out: list[Delta] = []
-        self._out = out
-        if self.finished or self.failure is not None:
+        self._deltas = out
+        if self.is_finished or self.failure is not None:
             return out
         try:
-            payloads = self._reader.feed(read)
+            payloads = self._event_reader.feed(data)
             if payloads:
-                self._take(payloads)
+                self._handle_payloads(payloads)
         except StackError as exc:
             self.failure = exc
         return out
 
     def end(self) -> list[Delta]:
         """The last deltas, when the body ended cleanly. Sets `failure` where no finish was announced."""
-        out = self._out = list[Delta]()
-        if not self.finished and self.failure is None:
+        out = self._deltas = list[Delta]()
+        if not self.is_finished and self.failure is None:
             try:
                 self._finish()
             except StackError as exc:
                 self.failure = exc
         return out
 
-    def _take(self, payloads: list[bytes]) -> None:
-        append, decode = self._out.append, _decode
+    def _handle_payloads(self, payloads: list[bytes]) -> None:
+        append, decode = self._deltas.append, _decode
         for payload in payloads:
             try:
                 chunk = decode(payload)
-            except UNDECODABLE:
-                if payload.strip() == DONE:
+            except DECODE_ERRORS:
+                if payload.strip() == DONE_PAYLOAD:
                     self._finish()
                     return
                 chunk = _decode_leniently(payload)
-                self._plain = False
+                self._on_fast_path = False
             if chunk.error is not None or not chunk.choices:
-                self._take_bare(chunk)
+                self._handle_chunk_without_choices(chunk)
                 continue
             if chunk.usage is not None:
                 self._usage = chunk.usage
             for choice in chunk.choices:
                 delta = choice.delta
-                if choice.index or self._reason is not None:
+                if choice.index or self._finish_reason is not None:
                     continue
                 if (
-                    self._plain
+                    self._on_fast_path
                     and delta is not None
                     and (content := delta.content)
                     and choice.logprobs is None
@@ -175,13 +185,13 @@ class ChatChunks:
                     and delta.reasoning_content is None
                     and delta.refusal is None
                 ):
-                    append(Text(content))
+                    append(TextDelta(content))
                 elif delta is not None:
-                    self._take_delta(delta, choice.logprobs)
+                    self._handle_delta(delta, choice.logprobs)
                 if choice.finish_reason is not None:
-                    self._reason = choice.finish_reason
+                    self._finish_reason = choice.finish_reason
 
-    def _take_bare(self, chunk: _Chunk) -> None:
+    def _handle_chunk_without_choices(self, chunk: _Chunk) -> None:
         if chunk.error is not None:
             raise failure_to_error(chunk.error, self._model)
         if chunk.object == "error":
@@ -189,16 +199,16 @@ class ChatChunks:
         if chunk.usage is not None:
             self._usage = chunk.usage
 
-    def _take_delta(self, delta: _Delta, logprobs: _Logprobs | None) -> None:
+    def _handle_delta(self, delta: _Delta, logprobs: _Logprobs | None) -> None:
         if thought := delta.reasoning or delta.reasoning_content:
             self._add_prose("reasoning", thought)
         if delta.content is not None:
             if logprobs is not None and logprobs.content:
-                self._logprobs += [_logprob(token) for token in logprobs.content]
+                self._logprobs += [_build_logprob(token) for token in logprobs.content]
             if delta.content:
                 self._add_prose("text", delta.content)
             elif self._logprobs:
-                self.alive = True
+                self.saw_activity = True
         if delta.refusal:
             self._add_prose("refusal", delta.refusal)
         for call in delta.tool_calls or ():
@@ -206,63 +216,63 @@ class ChatChunks:
 
     # --- text, reasoning, refusal ------------------------------------------------------------------------------------
 
-    def _add_prose(self, prose: Prose, text: str) -> None:
-        if prose != self._prose:
+    def _add_prose(self, kind: ProseKind, text: str) -> None:
+        if kind != self._prose_kind:
             self._end_prose()
-            self._prose = prose
-        text = self._joiner.feed(text)
-        self._plain = not self._joiner.half and not self._logprobs
+            self._prose_kind = kind
+        text = self._surrogate_joiner.feed(text)
+        self._on_fast_path = not self._surrogate_joiner.pending_half and not self._logprobs
         if text:
-            self._emit(prose, text)
+            self._emit(kind, text)
         else:
-            self.alive = True
+            self.saw_activity = True
 
     def _end_prose(self) -> None:
         """Let go of what was held back, before something else comes."""
-        if self._prose is not None and (rest := self._joiner.flush()):
-            self._emit(self._prose, rest)
-        if self._logprobs and self._prose == "text":
+        if self._prose_kind is not None and (rest := self._surrogate_joiner.flush()):
+            self._emit(self._prose_kind, rest)
+        if self._logprobs and self._prose_kind == "text":
             self._emit("text", "")
-        self._prose = None
-        self._plain = True
+        self._prose_kind = None
+        self._on_fast_path = True
 
-    def _emit(self, prose: Prose, text: str) -> None:
-        if prose == "reasoning":
-            self._out.append(Reasoning(text))
-        elif prose == "refusal":
-            self._out.append(Refusal(text))
+    def _emit(self, kind: ProseKind, text: str) -> None:
+        if kind == "reasoning":
+            self._deltas.append(ReasoningDelta(text))
+        elif kind == "refusal":
+            self._deltas.append(RefusalDelta(text))
         else:
-            self._out.append(Text(text, tuple(self._logprobs)))
+            self._deltas.append(TextDelta(text, tuple(self._logprobs)))
             self._logprobs.clear()
 
     # --- calls and the end -------------------------------------------------------------------------------------------
 
     def _add_call(self, call: _CallDelta) -> None:
         self._end_prose()
-        self.alive = True
-        said = call.function or _Function()
-        self._out += self._calls.add(call.index or 0, call.id or "", said.name or "", said.arguments or "")
+        self.saw_activity = True
+        said = call.function or _FunctionDelta()
+        self._deltas += self._calls.add_delta(call.index or 0, call.id or "", said.name or "", said.arguments or "")
 
     def _finish(self) -> None:
-        if self._reason is None:
+        if self._finish_reason is None:
             raise UpstreamError("The inference server's stream ended before the answer did.")
-        reason = FINISH_REASONS.get(self._reason)
+        reason = FINISH_REASONS.get(self._finish_reason)
         if reason is None:
             raise UpstreamError("The inference server broke the generation off.")
         self._end_prose()
-        self._out += self._calls.finish()
+        self._deltas += self._calls.finish()
         # A named tool choice makes servers say "stop" although there is a call to answer.
         if reason in ("stop", "tool_calls"):
             reason = "tool_calls" if self._calls else "stop"
-        self._out.append(Finish(reason, _usage(self._usage)))
-        self.finished = True
+        self._deltas.append(Finish(reason, _build_usage(self._usage)))
+        self.is_finished = True
 
 
 def _decode_leniently(payload: bytes) -> _Chunk:
     """One chunk, with what the strict decoder refuses and still has a meaning: lone surrogates and wrong UTF-8."""
     try:
         return _decode(payload)
-    except UNDECODABLE:
+    except DECODE_ERRORS:
         pass
     try:
         value = json.loads(payload.decode("utf-8", "replace"), parse_constant=_refuse_constant)
@@ -275,7 +285,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
-def _usage(usage: _Usage | None) -> Usage:
+def _build_usage(usage: _Usage | None) -> Usage:
     if usage is None:
         return Usage()
     prompt, output = usage.prompt_tokens_details, usage.completion_tokens_details
@@ -288,14 +298,17 @@ def _usage(usage: _Usage | None) -> Usage:
     return Usage(*(max(count or 0, 0) for count in counts))
 
 
-def _logprob(token: _Token) -> TokenLogprob:
-    top = (TopLogprob(encodable(one.token), _floored(one.logprob), _bytes(one)) for one in token.top_logprobs or ())
-    return TokenLogprob(encodable(token.token), _floored(token.logprob), _bytes(token), tuple(top))
+def _build_logprob(token: _TokenLogprob) -> TokenLogprob:
+    top = (
+        TopLogprob(repair_surrogates(one.token), _clamp_logprob(one.logprob), _token_bytes(one))
+        for one in token.top_logprobs or ()
+    )
+    return TokenLogprob(repair_surrogates(token.token), _clamp_logprob(token.logprob), _token_bytes(token), tuple(top))
 
 
-def _floored(logprob: float | None) -> float:
-    return LOGPROB_FLOOR if logprob is None else max(logprob, LOGPROB_FLOOR)
+def _clamp_logprob(logprob: float | None) -> float:
+    return MIN_LOGPROB if logprob is None else max(logprob, MIN_LOGPROB)
 
 
-def _bytes(token: _Top) -> Sequence[int]:
-    return token.bytes if token.bytes is not None else list(encodable(token.token).encode())
+def _token_bytes(token: _TopLogprob) -> Sequence[int]:
+    return token.bytes if token.bytes is not None else list(repair_surrogates(token.token).encode())

@@ -8,22 +8,22 @@ from typing import Any, Final
 
 import msgspec
 
-from apis.chat import CalledFunction, Custom, CustomCall, FunctionCall
+from apis.chat import CalledFunction, CustomCall, CustomToolDefinition, FunctionCall
 from providers.inference.chat_completions.text_repair import SurrogateJoiner
 
-INPUT: Final = "input"
+INPUT_FIELD: Final = "input"
 ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
 
 _OPENING: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_BEGUN_OPENING: Final = re.compile(r'\s*(?:$|\{\s*(?:$|"(?:$|i$|in$|inp$|inpu$|input$|input"\s*(?:$|:\s*$))))')
+_PARTIAL_OPENING: Final = re.compile(r'\s*(?:$|\{\s*(?:$|"(?:$|i$|in$|inp$|inpu$|input$|input"\s*(?:$|:\s*$))))')
 # A quote ends the input when the object ends behind it, or when another key of it follows. A model that forgot to
 # escape a quote goes on with anything else, and then the quote was part of its text.
-_END_OR_NOT_YET: Final = re.compile(r'"\s{0,64}(?:$|\}\s*$|,\s{0,64}(?:$|"[^"\\]{0,64}(?:$|"\s{0,64}$)))')
+_POSSIBLE_END: Final = re.compile(r'"\s{0,64}(?:$|\}\s*$|,\s{0,64}(?:$|"[^"\\]{0,64}(?:$|"\s{0,64}$)))')
 _NEXT_KEY: Final = re.compile(r'"\s{0,64},\s{0,64}"[^"\\]{0,64}"\s{0,64}:')
-_PLAIN: Final = re.compile(r'[^"\\]*')
+_UNESCAPED_TEXT: Final = re.compile(r'[^"\\]*')
 
 
-def custom_to_function(tool: Custom) -> dict[str, Any]:
+def custom_to_function(tool: CustomToolDefinition) -> dict[str, Any]:
     """A custom tool as the function tool it is declared as."""
     lines = [tool.description] if tool.description else []
     what = "The tool's whole input, as plain text."
@@ -33,8 +33,8 @@ def custom_to_function(tool: Custom) -> dict[str, Any]:
         lines.append(f"The input must match this {kind}:\n{grammar.definition}")
     schema = {
         "type": "object",
-        "properties": {INPUT: {"type": "string", "description": what}},
-        "required": [INPUT],
+        "properties": {INPUT_FIELD: {"type": "string", "description": what}},
+        "required": [INPUT_FIELD],
         "additionalProperties": False,
     }
     # Without `strict`, vLLM holds even a forced call to some JSON only: a bare string in place of the object.
@@ -46,91 +46,91 @@ def custom_to_function(tool: Custom) -> dict[str, Any]:
 
 def custom_call_to_function_call(call: CustomCall) -> FunctionCall:
     """A custom call of the history as the function call that the model made."""
-    arguments = msgspec.json.encode({INPUT: call.custom.input}).decode()
+    arguments = msgspec.json.encode({INPUT_FIELD: call.custom.input}).decode()
     return FunctionCall(id=call.id, function=CalledFunction(name=call.custom.name, arguments=arguments))
 
 
-class CustomInput:
+class CustomInputReader:
     """Arguments JSON in, piece by piece; the text of its `input` out, as soon as it is certain.
 
     Where the model's JSON is not what was asked for, what it wrote is the input as it stands.
     """
 
-    __slots__ = ("_held", "_joiner", "_state")
+    __slots__ = ("_buffer", "_state", "_surrogate_joiner")
 
     def __init__(self) -> None:
-        self._held = ""
-        self._joiner = SurrogateJoiner()
+        self._buffer = ""
+        self._surrogate_joiner = SurrogateJoiner()
         self._state = "before"
 
     def feed(self, text: str) -> str:
         """What more of the input `text` makes certain."""
         if self._state == "after":
             return ""
-        self._held += text
+        self._buffer += text
         if self._state == "before":
-            self._open()
-        return self._joiner.feed(self._take()) if self._state == "inside" else ""
+            self._match_opening()
+        return self._surrogate_joiner.feed(self._read_certain_text()) if self._state == "inside" else ""
 
     def finish(self) -> str:
         """What is left when the arguments are over."""
-        held, self._held = self._held, ""
+        held, self._buffer = self._buffer, ""
         if self._state in ("before", "odd"):
-            return _salvage(held)
-        if self._state == "inside" and held and not _END_OR_NOT_YET.match(held):
-            return self._joiner.feed(held) + self._joiner.flush()
-        return self._joiner.flush()
+            return _recover_input(held)
+        if self._state == "inside" and held and not _POSSIBLE_END.match(held):
+            return self._surrogate_joiner.feed(held) + self._surrogate_joiner.flush()
+        return self._surrogate_joiner.flush()
 
-    def _open(self) -> None:
-        if opening := _OPENING.match(self._held):
-            self._held = self._held[opening.end() :]
+    def _match_opening(self) -> None:
+        if opening := _OPENING.match(self._buffer):
+            self._buffer = self._buffer[opening.end() :]
             self._state = "inside"
-        elif not _BEGUN_OPENING.match(self._held):
+        elif not _PARTIAL_OPENING.match(self._buffer):
             self._state = "odd"
 
-    def _take(self) -> str:
+    def _read_certain_text(self) -> str:
         """Everything of what is held that is certain by now, unescaped; the rest stays held."""
-        held, at, out = self._held, 0, list[str]()
+        held, at, out = self._buffer, 0, list[str]()
         while at < len(held):
-            plain = _PLAIN.match(held, at)
+            plain = _UNESCAPED_TEXT.match(held, at)
             assert plain is not None  # it matches the empty text too
             out.append(plain[0])
             at = plain.end()
             if at == len(held):
                 break
             if held[at] == "\\":
-                if (escape := _escape(held, at)) is None:
+                if (escape := _parse_escape(held, at)) is None:
                     break
                 out.append(escape[0])
                 at = escape[1]
             elif _NEXT_KEY.match(held, at):
                 self._state, at = "after", len(held)
-            elif _END_OR_NOT_YET.match(held, at):
+            elif _POSSIBLE_END.match(held, at):
                 break
             else:
                 out.append('"')
                 at += 1
-        self._held = held[at:]
+        self._buffer = held[at:]
         return "".join(out)
 
 
-def _escape(text: str, at: int) -> tuple[str, int] | None:
+def _parse_escape(text: str, offset: int) -> tuple[str, int] | None:
     """The character of the escape at `at` and where it ends; None while it is not whole. A wrong one is itself."""
-    if at + 1 == len(text):
+    if offset + 1 == len(text):
         return None
-    kind = text[at + 1]
+    kind = text[offset + 1]
     if kind != "u":
-        return ESCAPES.get(kind, text[at : at + 2]), at + 2
-    digits = text[at + 2 : at + 6]
+        return ESCAPES.get(kind, text[offset : offset + 2]), offset + 2
+    digits = text[offset + 2 : offset + 6]
     if any(digit not in "0123456789abcdefABCDEF" for digit in digits):
-        return "\\u", at + 2
-    return (chr(int(digits, 16)), at + 6) if len(digits) == 4 else None
+        return "\\u", offset + 2
+    return (chr(int(digits, 16)), offset + 6) if len(digits) == 4 else None
 
 
-def _salvage(text: str) -> str:
+def _recover_input(text: str) -> str:
     try:
         value = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return text
-    found = value.get(INPUT)
+    found = value.get(INPUT_FIELD)
     return found if isinstance(found, str) else text

@@ -13,7 +13,7 @@ from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import UpstreamError
 from providers.inference.chat_completions.body import body_to_json
 
-PART_INPUTS: Final = 32
+MAX_INPUTS_PER_REQUEST: Final = 32
 """So few that the longest vectors there are fit into what is read of an answer."""
 
 
@@ -26,18 +26,18 @@ class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
 
 
-class _Answer(msgspec.Struct):
+class _EmbeddingResponse(msgspec.Struct):
     data: list[_Vector]
     usage: _Usage | None = None
 
 
-def request_to_parts(request: EmbeddingRequest) -> Sequence[EmbeddingRequest]:
+def split_request(request: EmbeddingRequest) -> Sequence[EmbeddingRequest]:
     """The same request for a few of its inputs at a time."""
-    if len(request.inputs) <= PART_INPUTS:
+    if len(request.inputs) <= MAX_INPUTS_PER_REQUEST:
         return [request]
     inputs = request.inputs
-    starts = range(0, len(inputs), PART_INPUTS)
-    return [request.model_copy(update={"input": inputs[start : start + PART_INPUTS]}) for start in starts]
+    starts = range(0, len(inputs), MAX_INPUTS_PER_REQUEST)
+    return [request.model_copy(update={"input": inputs[start : start + MAX_INPUTS_PER_REQUEST]}) for start in starts]
 
 
 def request_to_embedding_body(request: EmbeddingRequest) -> bytes:
@@ -46,11 +46,11 @@ def request_to_embedding_body(request: EmbeddingRequest) -> bytes:
     return body_to_json({**body, "encoding_format": "base64"})
 
 
-def answer_to_embeddings(answer: bytes, request: EmbeddingRequest) -> Embeddings:
+def parse_embeddings(body: bytes, request: EmbeddingRequest) -> Embeddings:
     """Raises UpstreamError for everything but one finite vector per input, all of the length that was asked for."""
     try:
-        found = msgspec.json.decode(answer, type=_Answer)
-        vectors = {each.index: _vector(each.embedding) for each in found.data}
+        found = msgspec.json.decode(body, type=_EmbeddingResponse)
+        vectors = {each.index: _parse_vector(each.embedding) for each in found.data}
     except (
         msgspec.DecodeError,
         UnicodeDecodeError,
@@ -72,16 +72,16 @@ def answer_to_embeddings(answer: bytes, request: EmbeddingRequest) -> Embeddings
     return Embeddings([vectors[index] for index in range(count)], found.usage.prompt_tokens if found.usage else 0)
 
 
-def join(parts: Sequence[Embeddings]) -> Embeddings:
+def join_embeddings(results: Sequence[Embeddings]) -> Embeddings:
     """The answers to the parts of one request, as the answer to the whole. Raises UpstreamError where they differ."""
-    vectors = [vector for part in parts for vector in part.vectors]
+    vectors = [vector for part in results for vector in part.vectors]
     if len({len(vector) for vector in vectors}) > 1:
         raise UpstreamError("The inference server sent embeddings of different lengths.")
-    return Embeddings(vectors, sum(part.input_tokens for part in parts))
+    return Embeddings(vectors, sum(part.input_tokens for part in results))
 
 
-def _vector(given: str | list[float]) -> "array[float]":
-    if isinstance(given, list):
-        return array("f", given)
-    raw = binascii.a2b_base64(given, strict_mode=True)
+def _parse_vector(embedding: str | list[float]) -> "array[float]":
+    if isinstance(embedding, list):
+        return array("f", embedding)
+    raw = binascii.a2b_base64(embedding, strict_mode=True)
     return array("f", struct.unpack(f"<{len(raw) // 4}f", raw))

@@ -10,23 +10,23 @@ import msgspec
 from pydantic import SecretStr
 
 from apis.chat import ChatRequest
-from apis.deltas import Delta, Step
+from apis.deltas import Delta, DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
 from apis.inference import Modality, Model
-from apis.telemetry import TRACE
-from providers.inference.chat_completions.body import Dialect, request_to_body, request_to_tokenize_body
-from providers.inference.chat_completions.chunks import ChatChunks
-from providers.inference.chat_completions.embeddings import answer_to_embeddings, request_to_embedding_body
-from providers.inference.chat_completions.errors import Unavailable, response_to_error
-from providers.inference.http.client import ConnectTimedOut, HttpClient, headers_to_bytes
-from providers.inference.http.connection import Answer, HttpFailed
+from apis.telemetry import TRACE_HEADERS
+from providers.inference.chat_completions.body import ChatDialect, request_to_body, request_to_tokenize_body
+from providers.inference.chat_completions.chunks import ChatChunkReader
+from providers.inference.chat_completions.embeddings import parse_embeddings, request_to_embedding_body
+from providers.inference.chat_completions.errors import UpstreamUnavailable, response_to_error
+from providers.inference.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
+from providers.inference.http.connection import HttpConnection, HttpError
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 MAX_ERROR_BYTES: Final = 64 * 1024
 DRAIN_TIMEOUT_S: Final = 0.1
-CANNOT_COUNT: Final = "cannot count tokens"
-TOKENIZE: Final = "/tokenize"
+COUNTING_UNSUPPORTED: Final = "cannot count tokens"
+TOKENIZE_PATH: Final = "/tokenize"
 """vLLM has it beside `/v1`, not in it."""
 
 
@@ -44,14 +44,14 @@ class Timeouts:
     token_gap_s: float = 60
 
 
-class Chunks(Protocol):
+class ChunkReader(Protocol):
     """Reads an answer as ChatChunks does: see there."""
 
     failure: StackError | None
-    finished: bool
-    alive: bool
+    is_finished: bool
+    saw_activity: bool
 
-    def feed(self, read: bytes) -> list[Delta]:
+    def feed(self, data: bytes) -> list[Delta]:
         """The deltas that `read` completed."""
         ...
 
@@ -60,12 +60,12 @@ class Chunks(Protocol):
         ...
 
 
-class Template(Protocol):
+class PromptTemplate(Protocol):
     """Who makes the prompt of the messages: how a chat is put to a server, and how its answer is to be read."""
 
-    async def ask(
+    async def build_request(
         self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
-    ) -> tuple[str, bytes, Chunks]:
+    ) -> tuple[str, bytes, ChunkReader]:
         """The path behind `base_url`, the body to POST and what reads the answer to it.
 
         `context_tokens` is what the server says of the model's context. Raises InvalidRequest for what cannot be put.
@@ -73,17 +73,17 @@ class Template(Protocol):
         ...
 
 
-class ServersTemplate:
+class ServerPromptTemplate:
     """The server makes the prompt: chat completions."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: ChatDialect) -> None:
         self._dialect = dialect
 
-    async def ask(
+    async def build_request(
         self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
-    ) -> tuple[str, bytes, Chunks]:
+    ) -> tuple[str, bytes, ChunkReader]:
         """See Template."""
-        return "/chat/completions", request_to_body(request, self._dialect), ChatChunks(request)
+        return "/chat/completions", request_to_body(request, self._dialect), ChatChunkReader(request)
 
 
 class _Model(msgspec.Struct):
@@ -94,7 +94,7 @@ class _Model(msgspec.Struct):
     context_length: int | None = None
 
 
-class _Models(msgspec.Struct):
+class _ModelList(msgspec.Struct):
     data: list[_Model]
 
 
@@ -102,7 +102,7 @@ class _TokenCount(msgspec.Struct):
     count: int
 
 
-_Told = TypeVar("_Told", _Models, _TokenCount)
+_Response = TypeVar("_Response", _ModelList, _TokenCount)
 
 
 class ChatCompletions:
@@ -119,26 +119,28 @@ class ChatCompletions:
         http: HttpClient,
         *,
         api_key: SecretStr | None = None,
-        dialect: Dialect | None = None,
-        template: Template | None = None,
+        dialect: ChatDialect | None = None,
+        template: PromptTemplate | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._http = http
-        self._dialect = dialect or Dialect()
-        self._template = template or ServersTemplate(self._dialect)
+        self._dialect = dialect or ChatDialect()
+        self._template = template or ServerPromptTemplate(self._dialect)
         self._context_tokens: dict[str, int | None] = {}
         self._timeouts = timeouts or Timeouts()
-        self._key = api_key.get_secret_value() if api_key is not None else ""
+        self._api_key = api_key.get_secret_value() if api_key is not None else ""
         headers = {"Accept": "*/*", "Accept-Encoding": "identity", "Content-Type": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
+        if self._api_key:
+            headers["Authorization"] = f"Bearer {self._api_key}"
         self._headers = headers_to_bytes(headers)
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """As `Inference.chat`, tried once. Before the first step, Unavailable, ConnectTimeout and RateLimited mean
         that another try is safe."""
-        path, asked, chunks = await self._template.ask(request, lambda: self._context(request.model))
+        path, asked, chunks = await self._template.build_request(
+            request, lambda: self._find_context_tokens(request.model)
+        )
         body = [asked]
         del asked
         now, limits = asyncio.get_running_loop().time, self._timeouts
@@ -147,33 +149,33 @@ class ChatCompletions:
         # popped, and let go once sent: a long prompt's bytes are not to be kept for as long as the answer takes
         answer = await self._send("POST", path, body.pop())
         try:
-            await self._check_stream(answer, request.model)
-            while not chunks.finished:
+            await self._check_response(answer, request.model)
+            while not chunks.is_finished:
                 try:
-                    if not answer.ready:
-                        await answer.more(deadline)
-                    read = answer.take()
+                    if not answer.is_ready:
+                        await answer.wait_for_data(deadline)
+                    read = answer.read_available()
                 except TimeoutError as exc:
-                    raise self._no_token(started=started) from exc
-                except HttpFailed as exc:
-                    error = UpstreamError if started else Unavailable
+                    raise self._token_timeout_error(has_started=started) from exc
+                except HttpError as exc:
+                    error = UpstreamError if started else UpstreamUnavailable
                     raise error("The connection to the inference server broke before the answer ended.") from exc
                 step = chunks.feed(read) if read else chunks.end()
                 if step:
                     yield step
                 if chunks.failure is not None:
-                    raise chunks.failure if started or step else _retryable(chunks.failure)
-                if step or chunks.alive:
+                    raise chunks.failure if started or step else _to_retryable_error(chunks.failure)
+                if step or chunks.saw_activity:
                     started = True
-                    chunks.alive = False
+                    chunks.saw_activity = False
                     deadline = now() + limits.token_gap_s
-            await _drain(answer)
+            await _drain_body(answer)
         finally:
             self._http.release(answer)
 
     async def models(self, modalities: frozenset[Modality] | None = None) -> Sequence[Model]:
         """What the server lists. Raises UpstreamError when it does not."""
-        found = _decoded(await self._ask("GET", "/models", None), _Models)
+        found = _decode_response(await self._request_json("GET", "/models", None), _ModelList)
         return [
             Model(
                 id=model.id,
@@ -185,7 +187,7 @@ class ChatCompletions:
             for model in found.data
         ]
 
-    async def _context(self, model: str) -> int | None:
+    async def _find_context_tokens(self, model: str) -> int | None:
         """The model's context as the server lists it, asked once, and again after a failure."""
         if model not in self._context_tokens:
             self._context_tokens |= {each.id: each.context_tokens for each in await self.models()}
@@ -194,102 +196,106 @@ class ChatCompletions:
     async def count_tokens(self, request: ChatRequest) -> int:
         """The prompt's length by vLLM's /tokenize. Raises Unsupported where the server has none."""
         if self._dialect.engine != "vllm":
-            raise Unsupported(f"This model's server {CANNOT_COUNT}.", param="model")
+            raise Unsupported(f"This model's server {COUNTING_UNSUPPORTED}.", param="model")
         body = request_to_tokenize_body(request, self._dialect)
-        return _decoded(await self._ask("POST", TOKENIZE, body, request.model, CANNOT_COUNT), _TokenCount).count
+        return _decode_response(
+            await self._request_json("POST", TOKENIZE_PATH, body, request.model, COUNTING_UNSUPPORTED), _TokenCount
+        ).count
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """As `Inference.embed`, tried once. What it takes is to be of a fit size: see `request_to_parts`."""
         body, lacking = request_to_embedding_body(request), "makes no embeddings"
-        answer = await self._ask("POST", "/embeddings", body, request.model, lacking)
-        return await asyncio.to_thread(answer_to_embeddings, answer, request)
+        answer = await self._request_json("POST", "/embeddings", body, request.model, lacking)
+        return await asyncio.to_thread(parse_embeddings, answer, request)
 
-    async def _ask(self, method: str, path: str, body: bytes | None, model: str = "", lacking: str = "") -> bytes:
+    async def _request_json(
+        self, method: str, path: str, body: bytes | None, model: str = "", unsupported_feature: str = ""
+    ) -> bytes:
         """A question with a short answer of JSON. `lacking` says of a server that does not know the path what it
         cannot do."""
         answer = await self._send(method, path, body)
         try:
-            if lacking and answer.status in (404, 405, 501):
-                error = await self._error(answer, model)
+            if unsupported_feature and answer.status in (404, 405, 501):
+                error = await self._read_error(answer, model)
                 if not isinstance(error, ModelNotFound):
-                    error = Unsupported(f"This model's server {lacking}.", param="model")
+                    error = Unsupported(f"This model's server {unsupported_feature}.", param="model")
                 raise error
             if answer.status != 200:
-                raise await self._error(answer, model)
+                raise await self._read_error(answer, model)
             return await self._read_body(answer, MAX_BODY_BYTES)
         finally:
             self._http.release(answer)
 
-    async def _send(self, method: str, path: str, body: bytes | None) -> Answer:
+    async def _send(self, method: str, path: str, body: bytes | None) -> HttpConnection:
         """Send; wait for the headers. Releasing the answer closes its connection, or keeps it where all was read."""
         limits = self._timeouts
-        headers = self._headers + headers_to_bytes(TRACE.get())
-        url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE else self.base_url}{path}"
+        headers = self._headers + headers_to_bytes(TRACE_HEADERS.get())
+        url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE_PATH else self.base_url}{path}"
         try:
             async with asyncio.timeout(limits.headers_s):
                 return await self._http.send(method, url, headers, body, limits.connect_s)
-        except ConnectTimedOut as exc:
+        except HttpConnectTimeout as exc:
             what = f"connect_timeout_s ({limits.connect_s:g} s)"
             raise ConnectTimeout(f"The inference server could not be reached within {what}.") from exc
         except TimeoutError as exc:
-            raise self._too_slow() from exc
-        except HttpFailed as exc:
-            raise Unavailable("The inference server could not be reached.") from exc
+            raise self._response_timeout_error() from exc
+        except HttpError as exc:
+            raise UpstreamUnavailable("The inference server could not be reached.") from exc
 
-    def _no_token(self, *, started: bool) -> UpstreamTimeout:
+    def _token_timeout_error(self, *, has_started: bool) -> UpstreamTimeout:
         limits = self._timeouts
-        name, limit_s = ("token_gap", limits.token_gap_s) if started else ("first_token", limits.first_token_s)
+        name, limit_s = ("token_gap", limits.token_gap_s) if has_started else ("first_token", limits.first_token_s)
         return UpstreamTimeout(f"The inference server sent no token within {name}_timeout_s ({limit_s:g} s).")
 
-    def _too_slow(self) -> UpstreamTimeout:
+    def _response_timeout_error(self) -> UpstreamTimeout:
         what = f"headers_timeout_s ({self._timeouts.headers_s:g} s)"
         return UpstreamTimeout(f"The inference server did not answer within {what}.")
 
-    async def _check_stream(self, answer: Answer, model: str) -> None:
-        if answer.status != 200:
-            raise await self._error(answer, model)
-        kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    async def _check_response(self, connection: HttpConnection, model: str) -> None:
+        if connection.status != 200:
+            raise await self._read_error(connection, model)
+        kind = connection.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "text/event-stream":
             raise UpstreamError("The inference server did not answer with an event stream.")
-        if answer.headers.get("content-encoding", "identity").lower() != "identity":
+        if connection.headers.get("content-encoding", "identity").lower() != "identity":
             raise UpstreamError("The inference server sent a compressed stream, which was not asked for.")
 
-    async def _error(self, answer: Answer, model: str) -> StackError:
+    async def _read_error(self, connection: HttpConnection, model: str) -> StackError:
         self._context_tokens.clear()
-        body = await self._read_body(answer, MAX_ERROR_BYTES)
-        if self._key:
-            body = body.replace(self._key.encode(), b"[key]")
-        return response_to_error(answer.status, body, answer.headers, model)
+        body = await self._read_body(connection, MAX_ERROR_BYTES)
+        if self._api_key:
+            body = body.replace(self._api_key.encode(), b"[key]")
+        return response_to_error(connection.status, body, connection.headers, model)
 
-    async def _read_body(self, answer: Answer, limit: int) -> bytes:
+    async def _read_body(self, connection: HttpConnection, limit_bytes: int) -> bytes:
         """The body up to `limit` bytes; the rest of a longer one is left unread."""
         until = asyncio.get_running_loop().time() + self._timeouts.headers_s
         try:
-            return await answer.body(limit, until)
+            return await connection.read_body(limit_bytes, until)
         except TimeoutError as exc:
-            raise self._too_slow() from exc
-        except HttpFailed as exc:
-            raise Unavailable("The connection to the inference server broke.") from exc
+            raise self._response_timeout_error() from exc
+        except HttpError as exc:
+            raise UpstreamUnavailable("The connection to the inference server broke.") from exc
 
 
-def _decoded(answer: bytes, kind: type[_Told]) -> _Told:
+def _decode_response(body: bytes, response_type: type[_Response]) -> _Response:
     try:
-        return msgspec.json.decode(answer, type=kind)
+        return msgspec.json.decode(body, type=response_type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise UpstreamError("The inference server sent an answer that is not valid.") from exc
 
 
-async def _drain(answer: Answer) -> None:
+async def _drain_body(connection: HttpConnection) -> None:
     """Take the end of the body that comes right behind the answer's, so that the connection can serve again."""
     now = asyncio.get_running_loop().time
     until = now() + DRAIN_TIMEOUT_S
-    with suppress(TimeoutError, HttpFailed):
-        while not answer.over and now() < until:
-            if not answer.ready:
-                await answer.more(until)
-            answer.take()
+    with suppress(TimeoutError, HttpError):
+        while not connection.is_complete and now() < until:
+            if not connection.is_ready:
+                await connection.wait_for_data(until)
+            connection.read_available()
 
 
-def _retryable(failure: StackError) -> StackError:
+def _to_retryable_error(failure: StackError) -> StackError:
     """A stream that broke off before it said anything may be asked for again."""
-    return Unavailable(failure.message) if type(failure) is UpstreamError else failure
+    return UpstreamUnavailable(failure.message) if type(failure) is UpstreamError else failure

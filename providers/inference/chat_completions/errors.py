@@ -20,30 +20,30 @@ from apis.errors import (
 MAX_MESSAGE_CHARS: Final = 1024
 MAX_RETRY_AFTER_S: Final = 3600.0
 
-_TOO_LONG: Final = re.compile(
+_CONTEXT_LENGTH_WORDS: Final = re.compile(
     r"context_length_exceeded|exceed_context_size|context[ _](?:length|window|size)|max_model_len"
     r"|(?:prompt|input) is too long|longer than the (?:maximum|max) model",
     re.IGNORECASE,
 )
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
-class Unavailable(UpstreamError):
+class UpstreamUnavailable(UpstreamError):
     """The upstream could not be reached, or gave up before it generated anything: another try is safe."""
 
 
 def response_to_error(status: int, body: bytes, headers: Mapping[str, str], model: str) -> StackError:
     """The error for an answer that is not 200. The names of `headers` are in lower case."""
-    detail = _detail(body)
-    wait_s = retry_after_s(headers.get("retry-after"))
+    detail = _parse_error_object(body)
+    wait_s = parse_retry_after(headers.get("retry-after"))
     if status == 429:
         return RateLimited("The inference server is at its limit. Try again later.", retry_after_s=wait_s)
-    if status == 404 and "model" in _words(detail).lower():
+    if status == 404 and "model" in _join_error_fields(detail).lower():
         return ModelNotFound(model)
     if status in (400, 413, 422) and detail:
-        return _invalid(detail)
+        return _build_invalid_request(detail)
     if status >= 500 or status in (408, 425):
-        return Unavailable(f"The inference server failed with HTTP status {status}.", retry_after_s=wait_s)
+        return UpstreamUnavailable(f"The inference server failed with HTTP status {status}.", retry_after_s=wait_s)
     hint = " Its api_key may be wrong." if status in (401, 403) else ""
     return UpstreamError(f"The inference server answered with HTTP status {status}.{hint}")
 
@@ -52,16 +52,16 @@ def failure_to_error(failure: object, model: str) -> StackError:
     """The error for an `error` in the middle of a stream, whatever its shape."""
     detail = cast(dict[str, Any], failure) if isinstance(failure, dict) else {"message": failure}
     code = detail.get("code")
-    if code in (400, 422, "400", "context_length_exceeded", "invalid_request_error") or _too_long(detail):
-        return _invalid(detail)
-    if code in (404, "model_not_found") and "model" in _words(detail).lower():
+    if code in (400, 422, "400", "context_length_exceeded", "invalid_request_error") or _is_context_too_long(detail):
+        return _build_invalid_request(detail)
+    if code in (404, "model_not_found") and "model" in _join_error_fields(detail).lower():
         return ModelNotFound(model)
     if code in (429, "rate_limit_exceeded"):
         return RateLimited("The inference server is at its limit. Try again later.")
     return UpstreamError("The inference server reported a failure while it generated.")
 
 
-def retry_after_s(value: str | None) -> float | None:
+def parse_retry_after(value: str | None) -> float | None:
     """Seconds of a Retry-After header, a number or a date, between 0 and an hour; None when it is neither."""
     if value is None:
         return None
@@ -76,21 +76,21 @@ def retry_after_s(value: str | None) -> float | None:
     return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if seconds == seconds else None  # noqa: PLR0124 - not for NaN
 
 
-def _invalid(detail: dict[str, Any]) -> InvalidRequest:
-    message = _CONTROL.sub(" ", str(detail.get("message") or "The inference server refused the request."))
-    kind = ContextLengthExceeded if _too_long(detail) else InvalidRequest
+def _build_invalid_request(detail: dict[str, Any]) -> InvalidRequest:
+    message = _CONTROL_CHARS.sub(" ", str(detail.get("message") or "The inference server refused the request."))
+    kind = ContextLengthExceeded if _is_context_too_long(detail) else InvalidRequest
     return kind(message[:MAX_MESSAGE_CHARS])
 
 
-def _too_long(detail: dict[str, Any]) -> bool:
-    return _TOO_LONG.search(_words(detail)) is not None
+def _is_context_too_long(detail: dict[str, Any]) -> bool:
+    return _CONTEXT_LENGTH_WORDS.search(_join_error_fields(detail)) is not None
 
 
-def _words(detail: dict[str, Any]) -> str:
+def _join_error_fields(detail: dict[str, Any]) -> str:
     return " ".join(str(detail.get(key, ""))[:4096] for key in ("code", "type", "param", "message"))
 
 
-def _detail(body: bytes) -> dict[str, Any]:
+def _parse_error_object(body: bytes) -> dict[str, Any]:
     """The error object of a body: OpenAI's, vLLM's older flat one, FastAPI's; empty when it is none of them."""
     try:
         value = msgspec.json.decode(body)

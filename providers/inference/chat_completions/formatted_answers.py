@@ -10,22 +10,22 @@ from contextlib import aclosing, suppress
 
 import orjson
 
-from apis.chat import AllowedTools, ChatRequest
-from apis.deltas import Delta, Finish, Refusal, Step, Text, ToolCallStart, Usage
+from apis.chat import ChatAllowedTools, ChatRequest
+from apis.deltas import Delta, DeltaBatch, Finish, RefusalDelta, TextDelta, ToolCallStart, Usage
 from apis.wire.text_format import JsonObjectFormat
 
-Chat = Callable[[ChatRequest], AsyncGenerator[Step]]
+ChatFunction = Callable[[ChatRequest], AsyncGenerator[DeltaBatch]]
 
 
-def wants_both(request: ChatRequest) -> bool:
+def needs_two_passes(request: ChatRequest) -> bool:
     """Whether the model may call tools, and its text is to have a format."""
-    choice = request.tool_choice.allowed_tools.mode if isinstance(request.tool_choice, AllowedTools) else None
+    choice = request.tool_choice.allowed_tools.mode if isinstance(request.tool_choice, ChatAllowedTools) else None
     is_free = request.tool_choice in (None, "auto") or choice == "auto"
     form = request.response_format
     return bool(request.tools) and is_free and form is not None and form.type != "text"
 
 
-async def in_two(chat: Chat, request: ChatRequest) -> AsyncGenerator[Step]:
+async def chat_in_two_passes(chat: ChatFunction, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
     """The answer to a request that `wants_both`. Text of the first is held back until it is known to stay."""
     held: list[Delta] = []
     settled = False
@@ -36,9 +36,9 @@ async def in_two(chat: Chat, request: ChatRequest) -> AsyncGenerator[Step]:
             for delta in step:
                 if isinstance(delta, Finish):
                     finish = delta
-                elif isinstance(delta, Text) and not settled:
+                elif isinstance(delta, TextDelta) and not settled:
                     held.append(delta)
-                elif isinstance(delta, ToolCallStart | Refusal) and not settled:
+                elif isinstance(delta, ToolCallStart | RefusalDelta) and not settled:
                     settled = True
                     told += [*held, delta]
                     held = []
@@ -48,38 +48,39 @@ async def in_two(chat: Chat, request: ChatRequest) -> AsyncGenerator[Step]:
                 yield tuple(told)
     if finish is None:
         return
-    if settled or finish.reason != "stop" or _stays(held, request):
+    if settled or finish.reason != "stop" or _has_format(held, request):
         yield (*held, finish)
         return
-    async with aclosing(chat(_bound(request, finish.usage))) as steps:
+    async with aclosing(chat(_build_second_request(request, finish.usage))) as steps:
         async for step in steps:
-            yield tuple(_added(delta, finish.usage) for delta in step)
+            yield tuple(_add_usage(delta, finish.usage) for delta in step)
 
 
-def _stays(held: list[Delta], request: ChatRequest) -> bool:
+def _has_format(held_deltas: list[Delta], request: ChatRequest) -> bool:
     """Whether the text has the format as it is. Only what needs no schema is looked at."""
     if not isinstance(request.response_format, JsonObjectFormat):
         return False
-    text = "".join(delta.text for delta in held if isinstance(delta, Text))
+    text = "".join(delta.text for delta in held_deltas if isinstance(delta, TextDelta))
     with suppress(orjson.JSONDecodeError):
         return isinstance(orjson.loads(text), dict)
     return False
 
 
-def _bound(request: ChatRequest, spent: Usage) -> ChatRequest:
+def _build_second_request(request: ChatRequest, first_usage: Usage) -> ChatRequest:
     left = request.max_completion_tokens
     if left is not None:
-        left = max(1, left - spent.output_tokens)
+        left = max(1, left - first_usage.output_tokens)
     return request.model_copy(update={"tool_choice": "none", "max_completion_tokens": left})
 
 
-def _added(delta: Delta, spent: Usage) -> Delta:
+def _add_usage(delta: Delta, first_usage: Usage) -> Delta:
     """What was said twice was paid for twice; the prompt counts once."""
     if not isinstance(delta, Finish):
         return delta
     usage = delta.usage
-    output = usage.output_tokens + spent.output_tokens
-    reasoning = usage.reasoning_tokens + spent.reasoning_tokens
+    output = usage.output_tokens + first_usage.output_tokens
+    reasoning = usage.reasoning_tokens + first_usage.reasoning_tokens
     return Finish(
-        delta.reason, Usage(spent.input_tokens, output, cached_tokens=spent.cached_tokens, reasoning_tokens=reasoning)
+        delta.reason,
+        Usage(first_usage.input_tokens, output, cached_tokens=first_usage.cached_tokens, reasoning_tokens=reasoning),
     )

@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 
-from apis.chat import CustomTool, FunctionTool, NativeTool, Tool
+from apis.chat import ChatCustomTool, ChatFunctionTool, ChatTool, NativeTool
 from apis.errors import Unsupported
 
-PlainTool = FunctionTool | CustomTool
+PlainTool = ChatFunctionTool | ChatCustomTool
 
 
-def plain_tools(tools: Sequence[Tool] | None) -> list[PlainTool]:
+def require_plain_tools(tools: Sequence[ChatTool] | None) -> list[PlainTool]:
     """The tools as they are. Raises Unsupported naming the first that takes a model trained on it."""
     plain: list[PlainTool] = []
     for index, tool in enumerate(tools or ()):
         if isinstance(tool, NativeTool):
             raise Unsupported(f"This model was not trained on the tool '{tool.type}'.", param=f"tools[{index}].type")
-        if isinstance(tool, FunctionTool) and tool.function.namespace is not None:
+        if isinstance(tool, ChatFunctionTool) and tool.function.namespace is not None:
             raise Unsupported(
                 "This model knows no namespaces of functions.", param=f"tools[{index}].function.namespace"
             )

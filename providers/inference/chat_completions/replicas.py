@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from apis.chat import ChatRequest
-from apis.deltas import Step
+from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import RateLimited, StackError, UpstreamError
 from providers.inference.chat_completions.endpoint import ChatCompletions, ConnectTimeout
-from providers.inference.chat_completions.errors import Unavailable
+from providers.inference.chat_completions.errors import UpstreamUnavailable
 
-RETRYABLE: Final = (Unavailable, ConnectTimeout, RateLimited)
+RETRYABLE: Final = (UpstreamUnavailable, ConnectTimeout, RateLimited)
 JITTER: Final = 0.25
 BUDGET_RESERVE: Final = 100.0
 BUDGET_REFILL_PER_S: Final = 10.0
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ReplicaPolicy:
     """`budget` bounds retries to that share of the requests, beyond a few per second that are always free. A breaker
     opens after `breaker_failures` within `breaker_window_s`, and lets one probe through after as long again."""
 
@@ -45,96 +45,96 @@ class RetryBudget:
     def __init__(self, share: float, clock: Clock = time.monotonic) -> None:
         self._share = share
         self._clock = clock
-        self._left = BUDGET_RESERVE
-        self._at = clock()
+        self._balance = BUDGET_RESERVE
+        self._refilled_at = clock()
 
     def deposit(self) -> None:
         """A request began."""
-        self._left += self._share
+        self._balance += self._share
 
     def withdraw(self) -> bool:
         """Whether one more retry may be made; then it is paid for."""
         now = self._clock()
-        self._left = min(BUDGET_RESERVE, self._left + (now - self._at) * BUDGET_REFILL_PER_S)
-        self._at = now
-        if self._left < 1:
+        self._balance = min(BUDGET_RESERVE, self._balance + (now - self._refilled_at) * BUDGET_REFILL_PER_S)
+        self._refilled_at = now
+        if self._balance < 1:
             return False
-        self._left -= 1
+        self._balance -= 1
         return True
 
 
-class Breaker:
+class CircuitBreaker:
     """Closed: all may pass. Open: none, for a while. Half open: one probe, whose success closes it."""
 
     def __init__(self, failures: int, window_s: float, clock: Clock = time.monotonic) -> None:
         self._window_s = window_s
         self._clock = clock
-        self._failed_at: deque[float] = deque(maxlen=failures)
+        self._failure_times: deque[float] = deque(maxlen=failures)
         self._opened_at: float | None = None
-        self._probing = False
+        self._is_probing = False
 
-    def allows(self) -> bool:
+    def allows_request(self) -> bool:
         """Whether a request may be made now."""
         if self._opened_at is None:
             return True
-        return not self._probing and self._clock() - self._opened_at >= self._window_s
+        return not self._is_probing and self._clock() - self._opened_at >= self._window_s
 
-    def begin(self) -> bool:
+    def begin_request(self) -> bool:
         """A request that was allowed is made; returns whether it is the probe, which `end` must be told."""
-        self._probing = self._opened_at is not None
-        return self._probing
+        self._is_probing = self._opened_at is not None
+        return self._is_probing
 
-    def succeed(self) -> None:
+    def record_success(self) -> None:
         """The server did its work."""
-        self._failed_at.clear()
+        self._failure_times.clear()
         self._opened_at = None
-        self._probing = False
+        self._is_probing = False
 
-    def fail(self) -> None:
+    def record_failure(self) -> None:
         """The server failed."""
         now = self._clock()
-        self._failed_at.append(now)
-        full = len(self._failed_at) == self._failed_at.maxlen
-        if self._opened_at is not None or (full and now - self._failed_at[0] <= self._window_s):
+        self._failure_times.append(now)
+        full = len(self._failure_times) == self._failure_times.maxlen
+        if self._opened_at is not None or (full and now - self._failure_times[0] <= self._window_s):
             self._opened_at = now
 
-    def end(self, *, probe: bool) -> None:
+    def end_request(self, *, is_probe: bool) -> None:
         """The request is over, also when nothing was learnt from it."""
-        if probe:
-            self._probing = False
+        if is_probe:
+            self._is_probing = False
 
 
 class Upstream:
     """One server with what is known of its health."""
 
-    def __init__(self, endpoint: ChatCompletions, policy: Policy) -> None:
+    def __init__(self, endpoint: ChatCompletions, policy: ReplicaPolicy) -> None:
         self.endpoint = endpoint
-        self.breaker = Breaker(policy.breaker_failures, policy.breaker_window_s)
-        self.healthy = True
+        self.breaker = CircuitBreaker(policy.breaker_failures, policy.breaker_window_s)
+        self.is_healthy = True
 
-    async def check(self, timeout_s: float) -> None:
+    async def check_health(self, timeout_s: float) -> None:
         """Ask for its models, and remember whether it answered."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.endpoint.models()
         except (StackError, TimeoutError):
-            self.healthy = False
+            self.is_healthy = False
         else:
-            self.healthy = True
+            self.is_healthy = True
 
 
 class Upstreams:
     """Round robin over the servers that are well. Another try is made only while nothing was generated."""
 
-    def __init__(self, endpoints: Sequence[ChatCompletions], policy: Policy) -> None:
+    def __init__(self, endpoints: Sequence[ChatCompletions], policy: ReplicaPolicy) -> None:
         self._upstreams = [Upstream(endpoint, policy) for endpoint in endpoints]
         self._policy = policy
         self._budget = RetryBudget(policy.budget)
-        self._turn = itertools.count()
+        self._rotation = itertools.count()
 
-    def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """As `Inference.chat`."""
-        return self._tried(lambda endpoint: endpoint.chat(request))
+        return self._stream_with_retries(lambda endpoint: endpoint.chat(request))
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """As `Inference.embed`; all inputs in one request."""
@@ -142,75 +142,77 @@ class Upstreams:
         async def answer(endpoint: ChatCompletions) -> AsyncGenerator[Embeddings]:
             yield await endpoint.embed(request)
 
-        async with aclosing(self._tried(answer)) as answers:
+        async with aclosing(self._stream_with_retries(answer)) as answers:
             return await anext(answers)
 
-    async def _tried(self, make: Callable[[ChatCompletions], AsyncGenerator[T]]) -> AsyncGenerator[T]:
+    async def _stream_with_retries(
+        self, open_stream: Callable[[ChatCompletions], AsyncGenerator[T]]
+    ) -> AsyncGenerator[T]:
         """What one server makes, or another where that one failed before it made anything."""
         self._budget.deposit()
         tried: list[Upstream] = []
         while True:
-            upstream = self._choose(tried)
+            upstream = self._choose_upstream(tried)
             started = False
-            probe = upstream.breaker.begin()
+            probe = upstream.breaker.begin_request()
             try:
-                async with aclosing(make(upstream.endpoint)) as steps:
+                async with aclosing(open_stream(upstream.endpoint)) as steps:
                     async for step in steps:
                         if not started:
                             started = True
-                            upstream.breaker.succeed()
+                            upstream.breaker.record_success()
                         yield step
                 return
             except StackError as exc:
                 if isinstance(exc, UpstreamError):
-                    upstream.breaker.fail()
+                    upstream.breaker.record_failure()
                 tried.append(upstream)
-                delay_s = None if started else self._delay_s(exc, tried)
+                delay_s = None if started else self._retry_delay_s(exc, tried)
                 if delay_s is None:
                     raise
             finally:
-                upstream.breaker.end(probe=probe)
+                upstream.breaker.end_request(is_probe=probe)
             await asyncio.sleep(delay_s)
 
-    async def ask(self, question: Callable[[ChatCompletions], Awaitable[T]]) -> T:
+    async def query_any(self, query: Callable[[ChatCompletions], Awaitable[T]]) -> T:
         """The first answer that any server gives. Raises what the last one raised."""
         error: UpstreamError | None = None
-        for upstream in self._in_turn():
+        for upstream in self._rotate_upstreams():
             try:
-                return await question(upstream.endpoint)
+                return await query(upstream.endpoint)
             except UpstreamError as exc:
                 error = exc
         assert error is not None  # there is at least one upstream
         raise error
 
-    async def watch(self, interval_s: float) -> None:
+    async def watch_health(self, interval_s: float) -> None:
         """Check all servers again and again, for as long as the stack runs."""
         while True:
-            await asyncio.gather(*(upstream.check(interval_s) for upstream in self._upstreams))
+            await asyncio.gather(*(upstream.check_health(interval_s) for upstream in self._upstreams))
             await asyncio.sleep(interval_s)
 
-    def _in_turn(self) -> list[Upstream]:
-        at = next(self._turn) % len(self._upstreams)
+    def _rotate_upstreams(self) -> list[Upstream]:
+        at = next(self._rotation) % len(self._upstreams)
         return self._upstreams[at:] + self._upstreams[:at]
 
-    def _choose(self, tried: Sequence[Upstream]) -> Upstream:
+    def _choose_upstream(self, tried_upstreams: Sequence[Upstream]) -> Upstream:
         """Prefers servers not yet tried, then those that answered their last check."""
-        allowed = [upstream for upstream in self._in_turn() if upstream.breaker.allows()]
+        allowed = [upstream for upstream in self._rotate_upstreams() if upstream.breaker.allows_request()]
         if not allowed:
             raise UpstreamError("The inference server failed too often just now. Try again in a few seconds.")
-        return min(allowed, key=lambda upstream: (upstream in tried, not upstream.healthy))
+        return min(allowed, key=lambda upstream: (upstream in tried_upstreams, not upstream.is_healthy))
 
-    def _delay_s(self, error: StackError, tried: Sequence[Upstream]) -> float | None:
+    def _retry_delay_s(self, error: StackError, tried_upstreams: Sequence[Upstream]) -> float | None:
         """How long to wait before another try; None when there shall be none."""
         policy = self._policy
-        if not isinstance(error, RETRYABLE) or len(tried) > policy.max_retries:
+        if not isinstance(error, RETRYABLE) or len(tried_upstreams) > policy.max_retries:
             return None
-        if (error.retry_after_s or 0) > policy.max_retry_delay_s and len(set(tried)) == len(self._upstreams):
+        if (error.retry_after_s or 0) > policy.max_retry_delay_s and len(set(tried_upstreams)) == len(self._upstreams):
             return None
         if not self._budget.withdraw():
             return None
-        if any(upstream not in tried and upstream.breaker.allows() for upstream in self._upstreams):
+        if any(upstream not in tried_upstreams and upstream.breaker.allows_request() for upstream in self._upstreams):
             return 0.0
-        backoff_s = min(policy.retry_delay_s * 2 ** (len(tried) - 1), policy.max_retry_delay_s)
+        backoff_s = min(policy.retry_delay_s * 2 ** (len(tried_upstreams) - 1), policy.max_retry_delay_s)
         jittered_s = backoff_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - spreads load, guards nothing
         return max(error.retry_after_s or 0.0, jittered_s)

@@ -3,28 +3,28 @@
 import secrets
 from typing import Final
 
-from apis.chat import ChatRequest, CustomTool
-from apis.deltas import ToolArguments, ToolCallStart
+from apis.chat import ChatCustomTool, ChatRequest
+from apis.deltas import ToolArgumentsDelta, ToolCallStart
 from apis.errors import UpstreamError
-from providers.inference.chat_completions.custom_tools import CustomInput
+from providers.inference.chat_completions.custom_tools import CustomInputReader
 from providers.inference.chat_completions.text_repair import SurrogateJoiner
 
 MAX_CALLS: Final = 1024
 MAX_ID_CHARS: Final = 256
 MAX_NAME_CHARS: Final = 256
 
-CallDelta = ToolCallStart | ToolArguments
+ToolCallDelta = ToolCallStart | ToolArgumentsDelta
 
 
-class _Call:
-    __slots__ = ("custom", "held", "id", "joiner", "name", "started", "upstream_id")
+class _StreamedCall:
+    __slots__ = ("custom_input", "id", "is_started", "name", "pending_arguments", "surrogate_joiner", "upstream_id")
 
     def __init__(self, upstream_id: str) -> None:
         self.upstream_id = upstream_id
-        self.id = self.name = self.held = ""
-        self.started = False
-        self.custom: CustomInput | None = None
-        self.joiner = SurrogateJoiner()
+        self.id = self.name = self.pending_arguments = ""
+        self.is_started = False
+        self.custom_input: CustomInputReader | None = None
+        self.surrogate_joiner = SurrogateJoiner()
 
 
 class StreamedCalls:
@@ -35,64 +35,66 @@ class StreamedCalls:
 
     def __init__(self, request: ChatRequest) -> None:
         tools = request.tools or ()
-        self._custom = frozenset(tool.name for tool in tools if isinstance(tool, CustomTool))
-        self._names = self._custom | {tool.name for tool in tools if not isinstance(tool, CustomTool)}
+        self._custom_names = frozenset(tool.name for tool in tools if isinstance(tool, ChatCustomTool))
+        self._tool_names = self._custom_names | {tool.name for tool in tools if not isinstance(tool, ChatCustomTool)}
         self._used_ids = {call.id for message in request.messages for call in message.tool_calls or ()}
-        self._only_one = request.parallel_tool_calls is False
-        self._by_index: dict[int, _Call] = {}
-        self._calls: list[_Call] = []
+        self._allows_one_call = request.parallel_tool_calls is False
+        self._calls_by_index: dict[int, _StreamedCall] = {}
+        self._calls: list[_StreamedCall] = []
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def add(self, index: int, call_id: str, name: str, arguments: str) -> list[CallDelta]:
+    def add_delta(self, index: int, call_id: str, name: str, arguments: str) -> list[ToolCallDelta]:
         """What one upstream delta means; empty strings where it said nothing."""
-        call = self._by_index.get(index)
+        call = self._calls_by_index.get(index)
         # Some servers number every call 0: a new id beside a name is a new call.
         if call is None or (name and call_id and call.upstream_id and call_id != call.upstream_id):
-            if self._only_one and self._calls:
-                self._by_index.pop(index, None)
+            if self._allows_one_call and self._calls:
+                self._calls_by_index.pop(index, None)
                 return []
-            call = self._by_index[index] = self._open(call_id)
-        out: list[CallDelta] = []
-        if not call.started:
+            call = self._calls_by_index[index] = self._open_call(call_id)
+        out: list[ToolCallDelta] = []
+        if not call.is_started:
             call.upstream_id = call.upstream_id or call_id
             call.name += name
-            call.held += arguments
-            if not call.name or not (call.held or self._is_whole(call.name)):
+            call.pending_arguments += arguments
+            if not call.name or not (call.pending_arguments or self._is_complete_name(call.name)):
                 return out
-            out.append(self._start(call))
-            arguments, call.held = call.held, ""
+            out.append(self._start_call(call))
+            arguments, call.pending_arguments = call.pending_arguments, ""
         if arguments:
-            self._append(out, call, arguments)
+            self._append_arguments(out, call, arguments)
         return out
 
-    def finish(self) -> list[CallDelta]:
+    def finish(self) -> list[ToolCallDelta]:
         """What was held back till the end. Raises UpstreamError for a call that never got a name."""
-        out: list[CallDelta] = []
+        out: list[ToolCallDelta] = []
         for call in self._calls:
-            if not call.started:
+            if not call.is_started:
                 if not call.name:
                     raise UpstreamError("The inference server sent a tool call without a name.")
-                out.append(self._start(call))
-            rest = call.joiner.flush()
-            if call.custom is not None:
-                rest = call.custom.feed(rest) + call.custom.finish()
+                out.append(self._start_call(call))
+            rest = call.surrogate_joiner.flush()
+            if call.custom_input is not None:
+                rest = call.custom_input.feed(rest) + call.custom_input.finish()
             if rest:
-                out.append(ToolArguments(call.id, rest))
+                out.append(ToolArgumentsDelta(call.id, rest))
         return out
 
-    def _open(self, upstream_id: str) -> _Call:
+    def _open_call(self, upstream_id: str) -> _StreamedCall:
         if len(self._calls) >= MAX_CALLS:
             raise UpstreamError(f"The inference server sent more than {MAX_CALLS} tool calls.")
-        call = _Call(upstream_id)
+        call = _StreamedCall(upstream_id)
         self._calls.append(call)
         return call
 
-    def _is_whole(self, name: str) -> bool:
-        return name in self._names and not any(other != name and other.startswith(name) for other in self._names)
+    def _is_complete_name(self, name: str) -> bool:
+        return name in self._tool_names and not any(
+            other != name and other.startswith(name) for other in self._tool_names
+        )
 
-    def _start(self, call: _Call) -> ToolCallStart:
+    def _start_call(self, call: _StreamedCall) -> ToolCallStart:
         if len(call.name) > MAX_NAME_CHARS:
             raise UpstreamError("The inference server sent a tool name that is longer than allowed.")
         usable = (
@@ -102,14 +104,18 @@ class StreamedCalls:
             call.upstream_id if usable and call.upstream_id not in self._used_ids else f"call_{secrets.token_hex(16)}"
         )
         self._used_ids.add(call.id)
-        call.started = True
-        if call.name in self._custom:
-            call.custom = CustomInput()
-        return ToolCallStart(call.id, call.joiner.feed(call.name) + call.joiner.flush(), call.custom is not None)
+        call.is_started = True
+        if call.name in self._custom_names:
+            call.custom_input = CustomInputReader()
+        return ToolCallStart(
+            call.id,
+            call.surrogate_joiner.feed(call.name) + call.surrogate_joiner.flush(),
+            call.custom_input is not None,
+        )
 
-    def _append(self, out: list[CallDelta], call: _Call, arguments: str) -> None:
-        text = call.joiner.feed(arguments)
-        if call.custom is not None:
-            text = call.custom.feed(text)
+    def _append_arguments(self, deltas: list[ToolCallDelta], call: _StreamedCall, arguments: str) -> None:
+        text = call.surrogate_joiner.feed(arguments)
+        if call.custom_input is not None:
+            text = call.custom_input.feed(text)
         if text:
-            out.append(ToolArguments(call.id, text))
+            deltas.append(ToolArgumentsDelta(call.id, text))

@@ -12,16 +12,16 @@ from typing import Any, Final, Literal, Protocol, cast
 import torch
 
 from apis.errors import ConfigError
-from providers.inference.gpt_oss.checkpoint.checkpoint import Checkpoint, Progress, open_checkpoint
+from providers.inference.gpt_oss.checkpoint.checkpoint import ModelCheckpoint, Progress, open_checkpoint
 from providers.inference.gpt_oss.engine.runner import Runner
-from providers.inference.gpt_oss.sizing.fit import LEAST_CONTEXT_TOKENS, Precision, weight_bytes
-from providers.inference.gpt_oss.sizing.kv_memory import KV_SHARE, narrow_bytes
+from providers.inference.gpt_oss.sizing.fit import MIN_CONTEXT_TOKENS, Precision, weight_bytes
+from providers.inference.gpt_oss.sizing.kv_memory import KV_SHARE, int8_unembedding_bytes
 from providers.inference.gpt_oss.torch_backend.machine import free_bytes
 from providers.inference.gpt_oss.torch_backend.runner import DTYPES, TorchSettings, find_device, load_runner
 
 Backend = Literal["auto", "torch", "triton"]
 
-LEAST_CAPABILITY: Final = 80
+MIN_CAPABILITY: Final = 80
 _GIB: Final = 2**30
 
 logger = logging.getLogger(__name__)
@@ -39,10 +39,10 @@ class BackendSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GpuInfo:
     """What there is to run kernels on: `capability` 90 stands for 9.0, None for no CUDA device."""
 
-    triton: bool
+    has_triton: bool
     capability: int | None
     free_bytes: int
 
@@ -68,10 +68,12 @@ def load_backend(
         return load_runner(path, settings.torch, progress)
     device = find_device(settings.torch.device)
     checkpoint = open_checkpoint(path)
-    refusal = why_not_triton(checkpoint, settings.torch, card(device), certified_head=settings.certified_head)
+    refusal = find_triton_obstacle(
+        checkpoint, settings.torch, detect_gpu(device), certified_head=settings.certified_head
+    )
     if refusal is None:
         os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton's default, which it warns of changing
-        refusal = cast("Any", importlib.import_module("providers.inference.gpt_oss.triton_backend.probe")).why_not(
+        refusal = cast("Any", importlib.import_module("providers.inference.gpt_oss.triton_backend.probe")).probe_triton(
             device
         )
     if refusal is None:
@@ -85,35 +87,35 @@ def load_backend(
     return load_runner(path, settings.torch, progress)
 
 
-def card(device: torch.device) -> Card:
+def detect_gpu(device: torch.device) -> GpuInfo:
     """What `device` is, without starting anything on it."""
     triton = importlib.util.find_spec("triton") is not None
     if device.type != "cuda" or torch.version.cuda is None:
-        return Card(triton, None, 0)
+        return GpuInfo(triton, None, 0)
     major, minor = torch.cuda.get_device_capability(device)
-    return Card(triton, 10 * major + minor, free_bytes(device))
+    return GpuInfo(triton, 10 * major + minor, free_bytes(device))
 
 
-def why_not_triton(
-    checkpoint: Checkpoint, settings: TorchSettings, card: Card, *, certified_head: bool = False
+def find_triton_obstacle(
+    checkpoint: ModelCheckpoint, settings: TorchSettings, gpu: GpuInfo, *, certified_head: bool = False
 ) -> str | None:
     """What keeps the kernels from running here, and what to do about it; None where nothing does."""
     spec, dtype = checkpoint.spec, DTYPES[settings.dtype]
-    context = min(settings.context_tokens or LEAST_CONTEXT_TOKENS, spec.context_tokens)
+    context = min(settings.context_tokens or MIN_CONTEXT_TOKENS, spec.context_tokens)
     given = settings.kv_memory_gib
     cached = context * spec.kv_bytes(dtype.itemsize) / KV_SHARE if given is None else given * _GIB
-    needed = weight_bytes(spec, Precision(dtype.itemsize, packed=True)) + cached
-    needed += narrow_bytes(spec) if certified_head else 0
-    if not card.triton:
+    needed = weight_bytes(spec, Precision(dtype.itemsize, experts_packed=True)) + cached
+    needed += int8_unembedding_bytes(spec) if certified_head else 0
+    if not gpu.has_triton:
         return "the package triton is not installed (pip install triton)."
-    if card.capability is None:
+    if gpu.capability is None:
         return f"device {settings.device} is no GPU with a CUDA driver."
-    if card.capability < LEAST_CAPABILITY:
-        return f"the GPU's compute capability is {card.capability / 10:.1f}, and 8.0 is the least."
+    if gpu.capability < MIN_CAPABILITY:
+        return f"the GPU's compute capability is {gpu.capability / 10:.1f}, and 8.0 is the least."
     if settings.dtype != "bfloat16":
         return f"dtype is {settings.dtype}, and the kernels compute in bfloat16."
-    if needed > card.free_bytes:
-        return f"it needs about {needed / _GIB:.1f} GiB and {card.free_bytes / _GIB:.1f} GiB are free."
-    if not checkpoint.packed:
+    if needed > gpu.free_bytes:
+        return f"it needs about {needed / _GIB:.1f} GiB and {gpu.free_bytes / _GIB:.1f} GiB are free."
+    if not checkpoint.experts_packed:
         return "its experts are not in MXFP4, which is all that the kernels read."
     return None

@@ -10,20 +10,20 @@ from typing import Final
 from pydantic import Field
 
 from apis.chat import ChatRequest
-from apis.deltas import Step, TokenLogprob
+from apis.deltas import DeltaBatch, TokenLogprob
 from apis.errors import InvalidRequest, ModelNotFound
 from apis.inference import Inference, Model
 from apis.provider import Provider
 from providers.inference.gpt_oss.backend import Backend, BackendSettings, LoadedRunner, load_backend
 from providers.inference.gpt_oss.checkpoint.loading import GIB, LoadingReport
 from providers.inference.gpt_oss.engine.engine import Engine, EngineMetrics, EngineRequest, EngineSettings
-from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
-from providers.inference.gpt_oss.torch_backend.runner import Precise, TorchSettings
+from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
+from providers.inference.gpt_oss.torch_backend.runner import DtypeName, TorchSettings
 from providers.inference.harmony.harmony import Harmony
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.harmony.vocabulary import NATIVE_TOOLS, STOP_IDS, VOCABULARY_SIZE
 
-MAX_BIAS: Final = 100.0
+MAX_LOGIT_BIAS: Final = 100.0
 
 
 class GptOss(Inference):
@@ -43,7 +43,7 @@ class GptOss(Inference):
         backend: Backend = "torch"
         certified_head: bool = False
         device: str = "auto"
-        dtype: Precise = "bfloat16"
+        dtype: DtypeName = "bfloat16"
         threads: int | None = Field(default=None, ge=1, le=1024)
         slots: int = Field(default=32, ge=1, le=1024)
         context_tokens: int | None = Field(default=None, ge=256)
@@ -70,7 +70,7 @@ class GptOss(Inference):
         """Loads the checkpoint, with progress on stderr. Raises ConfigError for one that is damaged or does not fit."""
         config = self._config
         self._harmony = harmony = await Harmony.load(config.harmony)
-        runner, _ = await asyncio.gather(asyncio.to_thread(self._load), harmony.prepare_matchers())
+        runner, _ = await asyncio.gather(asyncio.to_thread(self._load), harmony.prepare_grammar_compiler())
         self._model = Model(
             id=self._model.id,
             owned_by=self._model.owned_by,
@@ -91,14 +91,14 @@ class GptOss(Inference):
         """The one model."""
         return [self._model]
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`. What the request demands of its tools and its format is enforced, not hoped for."""
-        engine, harmony = self._live(request)
+        engine, harmony = self._require_started(request)
         sampling = request_to_sampling(request, self._config)
-        prompt = await harmony.prompt(request)
-        matcher = None if prompt.grammar is None else await harmony.matcher(prompt.grammar)
+        prompt = await harmony.render_prompt(request)
+        matcher = None if prompt.grammar is None else await harmony.build_matcher(prompt.grammar)
         asked = EngineRequest(
-            ids=prompt.ids,
+            ids=prompt.token_ids,
             sampling=sampling,
             max_tokens=request.max_completion_tokens,
             stop_ids=(*STOP_IDS, *(request.stop_token_ids or ())),
@@ -107,13 +107,13 @@ class GptOss(Inference):
             priority=request.priority or 0,
             salt=request.cache_salt,
         )
-        reader = harmony.reader(request)
+        reader = harmony.build_reader(request)
         async with aclosing(engine.submit(asked)) as steps:
             async for step in steps:
-                deltas = reader.feed(step.ids, _logprobs(harmony, step.logprobs))
-                end = "stop" if reader.stopped else step.finish
+                deltas = reader.feed(step.ids, _render_token_logprobs(harmony, step.logprobs))
+                end = "stop" if reader.is_stopped else step.finish_reason
                 if end is not None:
-                    deltas += reader.finish(end, input_tokens=len(prompt.ids), cached_tokens=step.cached_tokens)
+                    deltas += reader.finish(end, input_tokens=len(prompt.token_ids), cached_tokens=step.cached_tokens)
                 if deltas:
                     yield deltas
                 if end is not None:
@@ -121,8 +121,8 @@ class GptOss(Inference):
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Of the very prompt that the model would read."""
-        _, harmony = self._live(request)
-        return len((await harmony.prompt(request)).ids)
+        _, harmony = self._require_started(request)
+        return len((await harmony.render_prompt(request)).token_ids)
 
     def metrics(self) -> EngineMetrics:
         """What the engine does and has done."""
@@ -130,7 +130,7 @@ class GptOss(Inference):
             raise RuntimeError("GptOss is used before start or after close")
         return self._engine.metrics()
 
-    def _live(self, request: ChatRequest) -> tuple[Engine, Harmony]:
+    def _require_started(self, request: ChatRequest) -> tuple[Engine, Harmony]:
         if self._engine is None or self._harmony is None:
             raise RuntimeError("GptOss is used before start or after close")
         if request.model != self._model.id:
@@ -151,7 +151,7 @@ class GptOss(Inference):
         )
         backend = BackendSettings(config.backend, config.step_tokens, config.certified_head, settings)
         runner = load_backend(config.path, backend, report.show)
-        report.end(_summary(runner))
+        report.finish(_summary(runner))
         return runner
 
 
@@ -167,27 +167,30 @@ def request_to_sampling(request: ChatRequest, config: GptOss.Config) -> RowSampl
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=request.repetition_penalty or 1.0,
-        logit_bias=_biases(request.logit_bias or {}),
+        logit_bias=_parse_logit_bias(request.logit_bias or {}),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
 
 
-def _biases(given: Mapping[str, float]) -> dict[int, float]:
+def _parse_logit_bias(logit_bias: Mapping[str, float]) -> dict[int, float]:
     biases: dict[int, float] = {}
-    for token, bias in given.items():
+    for token, bias in logit_bias.items():
         if not (token.isascii() and token.isdecimal() and int(token) < VOCABULARY_SIZE):
             raise InvalidRequest(f"'{token}' is no token of this model.", param="logit_bias", code="invalid_value")
-        if not -MAX_BIAS <= bias <= MAX_BIAS:
+        if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
             raise InvalidRequest(
-                f"A bias lies between {-MAX_BIAS:g} and {MAX_BIAS:g}.", param="logit_bias", code="invalid_value"
+                f"A bias lies between {-MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}.",
+                param="logit_bias",
+                code="invalid_value",
             )
         biases[int(token)] = bias
     return biases
 
 
-def _logprobs(harmony: Harmony, sampled: Sequence[Sampled]) -> list[TokenLogprob | None]:
+def _render_token_logprobs(harmony: Harmony, sampled_tokens: Sequence[SampledToken]) -> list[TokenLogprob | None]:
     return [
-        None if each.logprob is None else harmony.token_logprob(each.token, each.logprob, each.top) for each in sampled
+        None if each.logprob is None else harmony.build_token_logprob(each.token, each.logprob, each.top_logprobs)
+        for each in sampled_tokens
     ]
 
 

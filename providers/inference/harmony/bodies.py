@@ -5,172 +5,178 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from apis.chat import CustomTool, GrammarFormat, Native, NativeTool, Tool
-from apis.deltas import Delta, Reasoning, Text, TokenLogprob, ToolArguments, ToolCallStart
+from apis.chat import ChatCustomTool, ChatGrammarFormat, ChatTool, NativeTool, NativeToolName
+from apis.deltas import Delta, ReasoningDelta, TextDelta, TokenLogprob, ToolArgumentsDelta, ToolCallStart
 from apis.wire.base import Phase
-from providers.inference.chat_completions.custom_tools import CustomInput
+from providers.inference.chat_completions.custom_tools import CustomInputReader
 from providers.inference.harmony.header import Callee, Channel
-from providers.inference.harmony.token_cache import MessageKey, call_to_key, name_to_recipient, said_to_key
+from providers.inference.harmony.token_cache import MessageKey, call_to_key, name_to_recipient, text_to_key
 from providers.inference.harmony.vocabulary import CALL, END
 
-WRAPPING: Final = '{"input":"'
-MAX_WRAPPING_CHARS: Final = 64
+WRAPPED_INPUT_PREFIX: Final = '{"input":"'
+MAX_WRAPPED_PREFIX_CHARS: Final = 64
 PHASES: Final[dict[Channel, Phase]] = {"commentary": "commentary", "final": "final_answer"}
 
 _Decoder: Final = getincrementaldecoder("utf-8")
-_Kind = tuple[Literal["said", "called"], str]
+_TextTarget = tuple[Literal["said", "called"], str]
 
 
-class Outlet:
+class DeltaBuffer:
     """Deltas in the making: what is added to the same message before it is taken becomes one."""
 
     def __init__(self) -> None:
-        self._done: list[Delta] = []
-        self._kind: _Kind | None = None
+        self._deltas: list[Delta] = []
+        self._target: _TextTarget | None = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
-        self._last: _Kind | None = None
+        self._last_target: _TextTarget | None = None
 
-    def start(self, delta: ToolCallStart) -> None:
-        self._settle()
-        self._done.append(delta)
-        self._last = ("called", delta.id)
+    def start_call(self, call_start: ToolCallStart) -> None:
+        self._flush()
+        self._deltas.append(call_start)
+        self._last_target = ("called", call_start.id)
 
-    def add(self, kind: _Kind, text: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
-        if kind != self._kind:
-            self._settle()
-        self._kind = self._last = kind
+    def add_text(self, target: _TextTarget, text: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
+        if target != self._target:
+            self._flush()
+        self._target = self._last_target = target
         self._texts.append(text)
         self._logprobs += logprobs
 
-    def part(self, kind: _Kind) -> None:
+    def begin_message(self, target: _TextTarget) -> None:
         """A message begins: if it will be read on from the one before, then in a new line."""
-        if kind == self._last:
-            self.add(kind, "\n")
+        if target == self._last_target:
+            self.add_text(target, "\n")
 
-    def take(self) -> list[Delta]:
-        self._settle()
-        done, self._done = self._done, []
+    def take_deltas(self) -> list[Delta]:
+        self._flush()
+        done, self._deltas = self._deltas, []
         return done
 
-    def _settle(self) -> None:
+    def _flush(self) -> None:
         text, logprobs = "".join(self._texts), tuple(self._logprobs)
-        match self._kind:
+        match self._target:
             case None:
                 pass
             case ("called", id_):
-                self._done.append(ToolArguments(id_, text))
+                self._deltas.append(ToolArgumentsDelta(id_, text))
             case (_, "analysis"):
-                self._done.append(Reasoning(text))
+                self._deltas.append(ReasoningDelta(text))
             case (_, channel):
-                self._done.append(Text(text, logprobs, PHASES["commentary" if channel == "commentary" else "final"]))
-        self._kind, self._texts, self._logprobs = None, [], []
+                self._deltas.append(
+                    TextDelta(text, logprobs, PHASES["commentary" if channel == "commentary" else "final"])
+                )
+        self._target, self._texts, self._logprobs = None, [], []
 
 
-class Ignored:
+class IgnoredBody:
     """The model speaks for a user or a tool."""
 
-    mark_wanted: Final = END
-    stopped: Final = False
+    end_token: Final = END
+    is_stopped: Final = False
 
-    def feed(self, data: bytes, out: Outlet, logprob: TokenLogprob | None = None) -> None:
+    def feed(self, data: bytes, buffer: DeltaBuffer, logprob: TokenLogprob | None = None) -> None:
         pass
 
-    def finish(self, out: Outlet) -> None:
+    def finish(self, buffer: DeltaBuffer) -> None:
         pass
 
-    def key(self) -> MessageKey | None:
+    def message_key(self) -> MessageKey | None:
         return None
 
 
-class Said:
+class TextBody:
     """A thought, a preamble or the answer. An answer is `stopped` where the first of the stop strings begins."""
 
-    mark_wanted: Final = END
+    end_token: Final = END
 
-    def __init__(self, channel: Channel, stops: Sequence[str]) -> None:
+    def __init__(self, channel: Channel, stop_strings: Sequence[str]) -> None:
         self.channel: Channel = channel
-        self.stopped = False
-        self._stops = stops if channel == "final" else ()
+        self.is_stopped = False
+        self._stop_strings = stop_strings if channel == "final" else ()
         self._decoder = _Decoder("replace")
-        self._held = ""
+        self._pending_text = ""
         self._texts: list[str] = []
-        self._released = 0
-        self._marks: deque[tuple[int, TokenLogprob]] = deque()
+        self._released_chars = 0
+        self._pending_logprobs: deque[tuple[int, TokenLogprob]] = deque()
 
-    def feed(self, data: bytes, out: Outlet, logprob: TokenLogprob | None = None) -> None:
+    def feed(self, data: bytes, buffer: DeltaBuffer, logprob: TokenLogprob | None = None) -> None:
         if logprob is not None and self.channel == "final":
-            self._marks.append((self._released + len(self._held), logprob))
-        self._held += self._decoder.decode(data)
-        found = min((at for stop in self._stops if stop and (at := self._held.find(stop)) >= 0), default=-1)
-        self.stopped = found >= 0
-        self._release(found if self.stopped else self._certain(), out)
+            self._pending_logprobs.append((self._released_chars + len(self._pending_text), logprob))
+        self._pending_text += self._decoder.decode(data)
+        found = min(
+            (at for stop in self._stop_strings if stop and (at := self._pending_text.find(stop)) >= 0), default=-1
+        )
+        self.is_stopped = found >= 0
+        self._release(found if self.is_stopped else self._certain_chars(), buffer)
 
-    def finish(self, out: Outlet) -> None:
-        self._held += self._decoder.decode(b"", final=True)
-        self._release(len(self._held), out)
+    def finish(self, buffer: DeltaBuffer) -> None:
+        self._pending_text += self._decoder.decode(b"", final=True)
+        self._release(len(self._pending_text), buffer)
 
-    def key(self) -> MessageKey | None:
-        return said_to_key(self.channel, "".join(self._texts))
+    def message_key(self) -> MessageKey | None:
+        return text_to_key(self.channel, "".join(self._texts))
 
-    def _certain(self) -> int:
+    def _certain_chars(self) -> int:
         """Up to where no stop string may have begun."""
-        held = self._held
+        held = self._pending_text
         for at in range(len(held)):
-            if any(stop.startswith(held[at:]) for stop in self._stops):
+            if any(stop.startswith(held[at:]) for stop in self._stop_strings):
                 return at
         return len(held)
 
-    def _release(self, count: int, out: Outlet) -> None:
+    def _release(self, count: int, buffer: DeltaBuffer) -> None:
         if not count:
             return
-        text, self._held = self._held[:count], self._held[count:]
-        self._released += count
+        text, self._pending_text = self._pending_text[:count], self._pending_text[count:]
+        self._released_chars += count
         logprobs: list[TokenLogprob] = []
-        while self._marks and self._marks[0][0] < self._released:
-            logprobs.append(self._marks.popleft()[1])
+        while self._pending_logprobs and self._pending_logprobs[0][0] < self._released_chars:
+            logprobs.append(self._pending_logprobs.popleft()[1])
         if not self._texts:
-            out.part(("said", self.channel))
+            buffer.begin_message(("said", self.channel))
         self._texts.append(text)
-        out.add(("said", self.channel), text, logprobs)
+        buffer.add_text(("said", self.channel), text, logprobs)
 
 
-class Called:
+class CallBody:
     """A call. What a custom tool is given is raw text, also where the model wrapped it up as JSON."""
 
-    mark_wanted: Final = CALL
-    stopped: Final = False
+    end_token: Final = CALL
+    is_stopped: Final = False
 
-    def __init__(self, id_: str, callee: Callee, content_type: str | None, out: Outlet) -> None:
+    def __init__(self, id_: str, callee: Callee, content_type: str | None, buffer: DeltaBuffer) -> None:
         self._id = id_
         self._callee = callee
-        self._input = _raw_input(callee.tool, content_type)
+        self._input_reader = _build_input_reader(callee.tool, content_type)
         self._decoder = _Decoder("replace")
         self._texts: list[str] = []
-        out.start(ToolCallStart(id_, callee.name, callee.custom))
+        buffer.start_call(ToolCallStart(id_, callee.name, callee.custom))
 
-    def feed(self, data: bytes, out: Outlet, logprob: TokenLogprob | None = None) -> None:
-        self._add(self._input.feed(self._decoder.decode(data)), out)
+    def feed(self, data: bytes, buffer: DeltaBuffer, logprob: TokenLogprob | None = None) -> None:
+        self._add_text(self._input_reader.feed(self._decoder.decode(data)), buffer)
 
-    def finish(self, out: Outlet) -> None:
-        self._add(self._input.feed(self._decoder.decode(b"", final=True)), out)
-        self._add(self._input.finish(), out)
+    def finish(self, buffer: DeltaBuffer) -> None:
+        self._add_text(self._input_reader.feed(self._decoder.decode(b"", final=True)), buffer)
+        self._add_text(self._input_reader.finish(), buffer)
 
-    def key(self) -> MessageKey | None:
+    def message_key(self) -> MessageKey | None:
         tool = self._callee.tool
-        recipient = name_to_recipient(self._callee.name, {tool.type} if isinstance(tool, NativeTool) else set[Native]())
+        recipient = name_to_recipient(
+            self._callee.name, {tool.type} if isinstance(tool, NativeTool) else set[NativeToolName]()
+        )
         return call_to_key(recipient, "".join(self._texts), custom=self._callee.custom)
 
-    def _add(self, text: str, out: Outlet) -> None:
+    def _add_text(self, text: str, buffer: DeltaBuffer) -> None:
         if text:
             self._texts.append(text)
-            out.add(("called", self._id), text)
+            buffer.add_text(("called", self._id), text)
 
 
-Body = Said | Called | Ignored
+MessageBody = TextBody | CallBody | IgnoredBody
 
 
-class _Plain:
+class _PlainInputReader:
     def feed(self, text: str) -> str:
         return text
 
@@ -178,31 +184,33 @@ class _Plain:
         return ""
 
 
-class _MaybeWrapped:
+class _MaybeWrappedInputReader:
     """Text as it is, unless it turns out to be JSON with the text in it."""
 
     def __init__(self) -> None:
-        self._held = ""
-        self._input: CustomInput | _Plain | None = None
+        self._buffer = ""
+        self._input_reader: CustomInputReader | _PlainInputReader | None = None
 
     def feed(self, text: str) -> str:
-        if self._input is not None:
-            return self._input.feed(text)
-        self._held += text
-        start = "".join(self._held[:MAX_WRAPPING_CHARS].split())
-        if WRAPPING.startswith(start) and len(self._held) < MAX_WRAPPING_CHARS:
+        if self._input_reader is not None:
+            return self._input_reader.feed(text)
+        self._buffer += text
+        start = "".join(self._buffer[:MAX_WRAPPED_PREFIX_CHARS].split())
+        if WRAPPED_INPUT_PREFIX.startswith(start) and len(self._buffer) < MAX_WRAPPED_PREFIX_CHARS:
             return ""
-        self._input = CustomInput() if start.startswith(WRAPPING) else _Plain()
-        held, self._held = self._held, ""
-        return self._input.feed(held)
+        self._input_reader = CustomInputReader() if start.startswith(WRAPPED_INPUT_PREFIX) else _PlainInputReader()
+        held, self._buffer = self._buffer, ""
+        return self._input_reader.feed(held)
 
     def finish(self) -> str:
-        return self._held if self._input is None else self._input.finish()
+        return self._buffer if self._input_reader is None else self._input_reader.finish()
 
 
-def _raw_input(tool: Tool | None, content_type: str | None) -> CustomInput | _MaybeWrapped | _Plain:
-    if not isinstance(tool, CustomTool):
-        return _Plain()
+def _build_input_reader(
+    tool: ChatTool | None, content_type: str | None
+) -> CustomInputReader | _MaybeWrappedInputReader | _PlainInputReader:
+    if not isinstance(tool, ChatCustomTool):
+        return _PlainInputReader()
     if content_type == "json":
-        return CustomInput()
-    return _Plain() if isinstance(tool.custom.format, GrammarFormat) else _MaybeWrapped()
+        return CustomInputReader()
+    return _PlainInputReader() if isinstance(tool.custom.format, ChatGrammarFormat) else _MaybeWrappedInputReader()

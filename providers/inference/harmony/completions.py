@@ -6,18 +6,18 @@ from typing import Any, Final, Self
 from apis.chat import ChatRequest
 from apis.errors import Unsupported
 from providers.inference.chat_completions.body import ENGINE_FIELDS, body_to_json
-from providers.inference.chat_completions.endpoint import Chunks
-from providers.inference.harmony.chunks import Enforced, HarmonyChunks
+from providers.inference.chat_completions.endpoint import ChunkReader
+from providers.inference.harmony.chunks import EnforcedGrammar, HarmonyChunkReader
 from providers.inference.harmony.grammar import TurnGrammar
-from providers.inference.harmony.harmony import Harmony, Prompt
+from providers.inference.harmony.harmony import Harmony, HarmonyPrompt
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.harmony.vocabulary import NATIVE_TOOLS, STOP_IDS
 
-COPIED_FIELDS: Final = (
+COMPLETION_FIELDS: Final = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias"),
     *(name for name in ENGINE_FIELDS if name != "stop_token_ids"),
 )
-UNKNOWN_CONTEXT_TOKENS: Final = 131_072
+DEFAULT_CONTEXT_TOKENS: Final = 131_072
 """Of a model whose server does not list it: gpt-oss's own."""
 
 
@@ -29,7 +29,7 @@ class HarmonyTemplate:
 
     def __init__(self, harmony: Harmony, *, grammars: bool, extra_body: Mapping[str, Any]) -> None:
         self._harmony = harmony
-        self._grammars = grammars
+        self._enforces_grammars = grammars
         self._extra_body = extra_body
 
     @classmethod
@@ -37,39 +37,41 @@ class HarmonyTemplate:
         """Raises ConfigError where the vocabulary cannot be had, naming the remedy."""
         return cls(await Harmony.load(options), grammars=grammars, extra_body=extra_body)
 
-    async def ask(
+    async def build_request(
         self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
-    ) -> tuple[str, bytes, Chunks]:
+    ) -> tuple[str, bytes, ChunkReader]:
         """See Template."""
-        prompt, enforced = await self._prompt(request), None
+        prompt, enforced = await self._render_prompt(request), None
         if prompt.grammar is not None:
             # compiled here too: what is wrong with it is told in our words, and what the server lets pass is seen
-            await self._harmony.prepare_matchers()
-            matcher = await self._harmony.matcher(prompt.grammar)
-            enforced = Enforced(_demanding(request, prompt.grammar), matcher.accept)
-        context = await context_tokens() or UNKNOWN_CONTEXT_TOKENS
-        chunks = HarmonyChunks(self._harmony, request, prompt_tokens=len(prompt.ids), enforced=enforced)
-        return "/completions", body_to_json({**_body(request, prompt, context), **self._extra_body}), chunks
+            await self._harmony.prepare_grammar_compiler()
+            matcher = await self._harmony.build_matcher(prompt.grammar)
+            enforced = EnforcedGrammar(_grammar_param(request, prompt.grammar), matcher.accept)
+        context = await context_tokens() or DEFAULT_CONTEXT_TOKENS
+        chunks = HarmonyChunkReader(
+            self._harmony, request, prompt_tokens=len(prompt.token_ids), enforced_grammar=enforced
+        )
+        return "/completions", body_to_json({**_build_body(request, prompt, context), **self._extra_body}), chunks
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """The prompt's length."""
-        return len((await self._prompt(request)).ids)
+        return len((await self._render_prompt(request)).token_ids)
 
-    async def _prompt(self, request: ChatRequest) -> Prompt:
-        if self._grammars:
-            return await self._harmony.prompt(request)
+    async def _render_prompt(self, request: ChatRequest) -> HarmonyPrompt:
+        if self._enforces_grammars:
+            return await self._harmony.render_prompt(request)
         if request.tool_choice == "none":
             # a model that cannot be kept from calling is not told what there is to call
             request = request.model_copy(update={"tools": None, "tool_choice": None})
-        prompt = await self._harmony.prompt(request)
+        prompt = await self._harmony.render_prompt(request)
         if prompt.grammar is not None:
-            param = _demanding(request, prompt.grammar)
+            param = _grammar_param(request, prompt.grammar)
             message = f"'{param}' is not supported by this model's server, which was not started to enforce grammars."
             raise Unsupported(message, param=param)
         return prompt
 
 
-def _demanding(request: ChatRequest, grammar: TurnGrammar) -> str:
+def _grammar_param(request: ChatRequest, grammar: TurnGrammar) -> str:
     """The field of the request for whose sake there is a grammar."""
     if grammar.parts:
         return grammar.parts[0].param
@@ -77,9 +79,9 @@ def _demanding(request: ChatRequest, grammar: TurnGrammar) -> str:
     return "text.format" if form is not None and form.type != "text" else "tool_choice"
 
 
-def _body(request: ChatRequest, prompt: Prompt, context_tokens: int) -> dict[str, Any]:
-    body = {name: value for name in COPIED_FIELDS if (value := getattr(request, name)) is not None}
-    body |= {"model": request.model, "prompt": prompt.ids, "return_token_ids": True, "skip_special_tokens": False}
+def _build_body(request: ChatRequest, prompt: HarmonyPrompt, context_tokens: int) -> dict[str, Any]:
+    body = {name: value for name in COMPLETION_FIELDS if (value := getattr(request, name)) is not None}
+    body |= {"model": request.model, "prompt": prompt.token_ids, "return_token_ids": True, "skip_special_tokens": False}
     body["stop_token_ids"] = [*STOP_IDS, *(request.stop_token_ids or ())]
     # vLLM ends with its context by itself, but refuses a limit beyond it, and takes none at all for 16
     body["max_tokens"] = min(request.max_completion_tokens or context_tokens, context_tokens)

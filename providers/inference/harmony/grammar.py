@@ -15,16 +15,16 @@ from typing import Final
 from pydantic import JsonValue
 
 from apis.chat import (
-    AllowedTools,
+    ChatAllowedTools,
+    ChatCustomTool,
+    ChatFunctionTool,
+    ChatGrammarFormat,
+    ChatJsonSchemaFormat,
     ChatRequest,
-    CustomTool,
-    FunctionTool,
-    GrammarFormat,
-    JsonSchemaFormat,
-    NamedCustom,
+    ChatTool,
+    NamedCustomTool,
     NamedFunction,
     NativeTool,
-    Tool,
 )
 from apis.errors import InvalidRequest
 from apis.wire.text_format import JsonObjectFormat
@@ -32,8 +32,8 @@ from providers.inference.harmony.header import BROWSER_CALLS
 from providers.inference.harmony.token_cache import name_to_recipient
 
 MAX_SOURCE_BYTES: Final = 256 * 1024
-MAX_DEPTH: Final = 128
-MAX_AT_LEAST: Final = 100_000
+MAX_SCHEMA_DEPTH: Final = 128
+MAX_MINIMUM: Final = 100_000
 MAX_MULTIPLE_OF: Final = 10_000
 """In units of its last digit: divisibility is an automaton with a state for each remainder."""
 MAX_FORCED_CHARS: Final = 16_384
@@ -41,11 +41,13 @@ MAX_MESSAGES_BEFORE: Final = 8
 
 ANY_OBJECT: Final = '%json {"type": "object"}'
 NO_PARAMETERS: Final[dict[str, JsonValue]] = {"type": "object", "properties": {}, "additionalProperties": False}
-FREE: Final = "TEXT"
-_AT_LEAST: Final = frozenset({"minLength", "minItems", "minProperties", "minContains"})
-_REPEATS: Final = frozenset({"$ref", "$dynamicRef", "pattern", "patternProperties", "minItems", "minProperties"})
+FREE_TEXT: Final = "TEXT"
+_MINIMUM_KEYWORDS: Final = frozenset({"minLength", "minItems", "minProperties", "minContains"})
+_REPEATING_KEYWORDS: Final = frozenset(
+    {"$ref", "$dynamicRef", "pattern", "patternProperties", "minItems", "minProperties"}
+)
 _LARK_TOKEN: Final = re.compile(r'"(?:\\.|[^"\\])*"|/(?!/)(?:\\.|[^/\\])+/|(?:\#|//)[^\n]*|(?P<foreign><[^<>\s]+>|@)')
-_RULES: Final = f"""\
+_COMMON_RULES: Final = f"""\
 before: <|channel|> ("analysis" | "commentary") <|message|> TEXT <|end|> <|start|> "assistant"
 as_json: (" "? <|constrain|> "json" | " json")?
 as_code: (" code" | " "? <|constrain|> "json" | " json")?
@@ -55,15 +57,15 @@ start: before{{0,{MAX_MESSAGES_BEFORE}}} last
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GrammarPart:
     """What a client gave to hold the model to. `rule` is a Lark expression for it, `alone` a whole grammar of it, by
     which it is to be judged before it is trusted inside another one. `param` is the field it came from."""
 
     rule: str
-    alone: str
+    standalone_grammar: str
     param: str
     code: str | None = None
-    forces_little: bool = False
+    is_cheap_to_force: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,32 +73,32 @@ class TurnGrammar:
     """`text` is the whole. Its `parts` are to be compiled alone before: what is wrong is then known by its field."""
 
     text: str
-    parts: Sequence[Part]
+    parts: Sequence[GrammarPart]
 
 
 def request_to_grammar(request: ChatRequest) -> TurnGrammar | None:
     """None where any turn is right. Raises InvalidRequest naming the field that cannot be enforced."""
-    tools, may_answer = _chosen(request)
-    bodies = {at: _input(tool, f"tools[{at}]") for at, tool in tools.items()}
-    answer = _answer(request)
-    parts = [body for body in (answer, *bodies.values()) if isinstance(body, Part)]
-    if may_answer and answer == FREE and not parts and len(tools) == len(request.tools or ()):
+    tools, may_answer = _choose_tools(request)
+    bodies = {at: _build_input_rule(tool, f"tools[{at}]") for at, tool in tools.items()}
+    answer = _build_answer_rule(request)
+    parts = [body for body in (answer, *bodies.values()) if isinstance(body, GrammarPart)]
+    if may_answer and answer == FREE_TEXT and not parts and len(tools) == len(request.tools or ()):
         return None
     lasts: list[str] = []
     rules: list[str] = []
     if may_answer:
         lasts.append("answer")
-        mark = "" if answer == FREE else " as_json"
+        mark = "" if answer == FREE_TEXT else " as_json"
         rules.append(f'answer: <|channel|> "final"{mark} <|message|> answer_body <|return|>')
-        rules.append(f"answer_body: {_rule(answer)}")
+        rules.append(f"answer_body: {_rule_text(answer)}")
     for at, tool in tools.items():
         lasts.append(f"call_{at}")
-        rules += _call_rules(f"call_{at}", tool, _rule(bodies[at]))
-    options = "{}" if all(part.forces_little for part in parts) else '{"no_forcing": true}'
-    return TurnGrammar(f"%llguidance {options}\n{_RULES}last: {' | '.join(lasts)}\n{_lines(rules)}", parts)
+        rules += _build_call_rules(f"call_{at}", tool, _rule_text(bodies[at]))
+    options = "{}" if all(part.is_cheap_to_force for part in parts) else '{"no_forcing": true}'
+    return TurnGrammar(f"%llguidance {options}\n{_COMMON_RULES}last: {' | '.join(lasts)}\n{_join_lines(rules)}", parts)
 
 
-def _chosen(request: ChatRequest) -> tuple[Mapping[int, Tool], bool]:
+def _choose_tools(request: ChatRequest) -> tuple[Mapping[int, ChatTool], bool]:
     """The tools that may be called, by their place in the request, and whether the model may answer instead."""
     tools, choice = dict(enumerate(request.tools or ())), request.tool_choice
     may_answer = choice in (None, "auto", "none")
@@ -105,58 +107,62 @@ def _chosen(request: ChatRequest) -> tuple[Mapping[int, Tool], bool]:
             return {}, True
         case "required" if not tools:
             raise InvalidRequest("tool_choice demands a tool, and the request has none.", param="tool_choice")
-        case NamedFunction() | NamedCustom():
-            tools = _named(tools, [choice])
-        case AllowedTools(allowed_tools=allowed):
-            tools, may_answer = _named(tools, allowed.tools), allowed.mode == "auto"
+        case NamedFunction() | NamedCustomTool():
+            tools = _filter_named_tools(tools, [choice])
+        case ChatAllowedTools(allowed_tools=allowed):
+            tools, may_answer = _filter_named_tools(tools, allowed.tools), allowed.mode == "auto"
         case _:
             pass
     return tools, may_answer
 
 
-def _named(tools: Mapping[int, Tool], named: Sequence[NamedFunction | NamedCustom]) -> dict[int, Tool]:
-    names = {one.name for one in named}
+def _filter_named_tools(
+    tools: Mapping[int, ChatTool], choices: Sequence[NamedFunction | NamedCustomTool]
+) -> dict[int, ChatTool]:
+    names = {one.name for one in choices}
     if missing := names - {tool.name for tool in tools.values()}:
         what = ", ".join(sorted(missing))
         raise InvalidRequest(f"tool_choice names tools that the request does not have: {what}.", param="tool_choice")
     return {at: tool for at, tool in tools.items() if tool.name in names}
 
 
-def _answer(request: ChatRequest) -> Part | str:
+def _build_answer_rule(request: ChatRequest) -> GrammarPart | str:
     match request.response_format:
-        case JsonSchemaFormat(json_schema=given):
-            return _schema(given.schema_, "text.format.schema", "invalid_json_schema", strict=bool(given.strict))
+        case ChatJsonSchemaFormat(json_schema=given):
+            return _schema_to_part(
+                given.schema_, "text.format.schema", "invalid_json_schema", strict=bool(given.strict)
+            )
         case JsonObjectFormat():
             return ANY_OBJECT
         case _:
-            return FREE
+            return FREE_TEXT
 
 
-def _input(tool: Tool, path: str) -> Part | str:
+def _build_input_rule(tool: ChatTool, path: str) -> GrammarPart | str:
     match tool:
-        case FunctionTool(function=function) if function.strict:
+        case ChatFunctionTool(function=function) if function.strict:
             schema = NO_PARAMETERS if function.parameters is None else function.parameters
-            return _schema(schema, f"{path}.parameters", "invalid_function_parameters", strict=True)
-        case FunctionTool():
+            return _schema_to_part(schema, f"{path}.parameters", "invalid_function_parameters", strict=True)
+        case ChatFunctionTool():
             return ANY_OBJECT
-        case CustomTool(custom=custom) if isinstance(custom.format, GrammarFormat):
+        case ChatCustomTool(custom=custom) if isinstance(custom.format, ChatGrammarFormat):
             grammar = custom.format.grammar
-            convert = _lark if grammar.syntax == "lark" else _regex
+            convert = _lark_to_part if grammar.syntax == "lark" else _regex_to_part
             return convert(grammar.definition, f"{path}.format.definition")
         case _:
-            return FREE
+            return FREE_TEXT
 
 
-def _call_rules(rule: str, tool: Tool, body: str) -> list[str]:
+def _build_call_rules(rule: str, tool: ChatTool, body: str) -> list[str]:
     """Models name the recipient before the channel, as in the prompt, or behind it."""
     match tool:
         case NativeTool(type="browser"):
             names, channel, mark = sorted(BROWSER_CALLS), '("analysis" | "commentary")', " as_code"
         case NativeTool():
             names, channel, mark = [tool.name], '("analysis" | "commentary")', " as_code"
-        case FunctionTool():
+        case ChatFunctionTool():
             names, channel, mark = [name_to_recipient(tool.name, frozenset())], '"commentary"', " as_json"
-        case CustomTool():
+        case ChatCustomTool():
             names, channel, mark = [name_to_recipient(tool.name, frozenset())], '"commentary"', ""
     to = " | ".join(json.dumps(f" to={name}") for name in names)
     header = f"({rule}_to <|channel|> {channel} | <|channel|> {channel} {rule}_to){mark}"
@@ -167,41 +173,43 @@ def _call_rules(rule: str, tool: Tool, body: str) -> list[str]:
     ]
 
 
-def _rule(body: Part | str) -> str:
+def _rule_text(body: GrammarPart | str) -> str:
     return body if isinstance(body, str) else body.rule
 
 
-def _lines(rules: Sequence[str]) -> str:
+def _join_lines(rules: Sequence[str]) -> str:
     return "".join(f"{rule}\n" for rule in rules)
 
 
 # --- what clients give -----------------------------------------------------------------------------------------------
 
 
-def _schema(schema: Mapping[str, JsonValue], param: str, code: str, *, strict: bool) -> Part:
+def _schema_to_part(schema: Mapping[str, JsonValue], param: str, code: str, *, strict: bool) -> GrammarPart:
     """Compact JSON of the schema. Unless `strict`, keywords that cannot be enforced are passed over."""
-    for key, value in _pairs(schema, param, code):
+    for key, value in _walk_schema(schema, param, code):
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
-        if key in _AT_LEAST and value > MAX_AT_LEAST:
-            raise InvalidRequest(f"'{key}' in {param} is more than {MAX_AT_LEAST}.", param=param, code=code)
-        if key == "multipleOf" and (not isfinite(value) or _units(value) > MAX_MULTIPLE_OF):
+        if key in _MINIMUM_KEYWORDS and value > MAX_MINIMUM:
+            raise InvalidRequest(f"'{key}' in {param} is more than {MAX_MINIMUM}.", param=param, code=code)
+        if key == "multipleOf" and (not isfinite(value) or _count_last_digit_units(value) > MAX_MULTIPLE_OF):
             raise InvalidRequest(f"'multipleOf' in {param} has too many digits to be enforced.", param=param, code=code)
     options = {"lenient": not strict, "coerce_one_of": not strict, "whitespace_flexible": False}
     text = json.dumps({**schema, "x-guidance": options})
     if len(text) > MAX_SOURCE_BYTES:
         raise InvalidRequest(f"The schema in {param} is larger than {MAX_SOURCE_BYTES} bytes.", param=param, code=code)
-    short = len(text) <= MAX_FORCED_CHARS and not any(key in _REPEATS for key, _ in _pairs(schema, param, code))
+    short = len(text) <= MAX_FORCED_CHARS and not any(
+        key in _REPEATING_KEYWORDS for key, _ in _walk_schema(schema, param, code)
+    )
     options_line = "{}" if short else '{"no_forcing": true}'
-    return Part(f"%json {text}", f"%llguidance {options_line}\nstart: %json {text}\n", param, code, short)
+    return GrammarPart(f"%json {text}", f"%llguidance {options_line}\nstart: %json {text}\n", param, code, short)
 
 
-def _pairs(schema: Mapping[str, JsonValue], param: str, code: str) -> Iterator[tuple[str, JsonValue]]:
+def _walk_schema(schema: Mapping[str, JsonValue], param: str, code: str) -> Iterator[tuple[str, JsonValue]]:
     """Every key in the schema, at any depth, with its value."""
     waiting: list[tuple[JsonValue | Mapping[str, JsonValue], int]] = [(schema, 0)]
     while waiting:
         value, depth = waiting.pop()
-        if depth > MAX_DEPTH:
+        if depth > MAX_SCHEMA_DEPTH:
             raise InvalidRequest(f"The schema in {param} is nested too deeply.", param=param, code=code)
         if isinstance(value, Mapping):
             yield from value.items()
@@ -210,12 +218,12 @@ def _pairs(schema: Mapping[str, JsonValue], param: str, code: str) -> Iterator[t
             waiting += [(inner, depth + 1) for inner in value]
 
 
-def _units(number: float) -> int:
+def _count_last_digit_units(number: float) -> int:
     digits = Decimal(repr(number)).normalize()
     return int(digits.scaleb(-min(int(digits.as_tuple().exponent), 0)))
 
 
-def _lark(definition: str, param: str) -> Part:
+def _lark_to_part(definition: str, param: str) -> GrammarPart:
     """Text of the grammar's own `start`. It may neither end the message itself nor reach out of its own rules."""
     _check_size(definition, param)
     for token in _LARK_TOKEN.finditer(definition):
@@ -223,10 +231,10 @@ def _lark(definition: str, param: str) -> Part:
             what = "a special token" if token["foreign"] != "@" else "another grammar"
             raise InvalidRequest(f"The grammar in {param} refers to {what}.", param=param)
     alone = f'%llguidance {{"no_forcing": true}}\n{definition}\n'
-    return Part(f"%lark {{\n{definition}\n}}", alone, param)
+    return GrammarPart(f"%lark {{\n{definition}\n}}", alone, param)
 
 
-def _regex(pattern: str, param: str) -> Part:
+def _regex_to_part(pattern: str, param: str) -> GrammarPart:
     """Text that matches the whole pattern."""
     _check_size(pattern, param)
     if not re.fullmatch(r"(?:\\.|[^\\])*", pattern, re.DOTALL):
@@ -234,7 +242,7 @@ def _regex(pattern: str, param: str) -> Part:
     escapes = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
     escaped = re.sub(r"\\.|/|\n", lambda found: escapes.get(found[0], found[0]), pattern, flags=re.DOTALL)
     alone = f'%llguidance {{"no_forcing": true}}\nstart: /{escaped}/\n'
-    return Part(f"%lark {{\nstart: /{escaped}/\n}}", alone, param)
+    return GrammarPart(f"%lark {{\nstart: /{escaped}/\n}}", alone, param)
 
 
 def _check_size(definition: str, param: str) -> None:

@@ -8,11 +8,11 @@ from typing import Final, Self
 from apis.chat import ChatRequest
 from apis.deltas import TokenLogprob, TopLogprob
 from providers.inference.harmony.grammar import TurnGrammar, request_to_grammar
-from providers.inference.harmony.matcher import Matcher, Matchers
+from providers.inference.harmony.matcher import GrammarCompiler, GrammarMatcher
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.harmony.read import HarmonyReader
 from providers.inference.harmony.render import Renderer
-from providers.inference.harmony.token_cache import Memo
+from providers.inference.harmony.token_cache import TokenCache
 from providers.inference.harmony.vocabulary import Vocabulary, load_vocabulary
 
 INLINE_CHARS: Final = 20_000
@@ -20,10 +20,10 @@ INLINE_CHARS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class HarmonyPrompt:
     """`ids` end with `<|start|>assistant`. `grammar` is what the answer must match; None where anything may come."""
 
-    ids: Sequence[int]
+    token_ids: Sequence[int]
     grammar: TurnGrammar | None
 
 
@@ -32,55 +32,55 @@ class Harmony:
 
     def __init__(self, vocabulary: Vocabulary, options: HarmonyOptions) -> None:
         self._vocabulary = vocabulary
-        self._memo = Memo()
-        self._renderer = Renderer(vocabulary, options, self._memo)
-        self._matchers: Matchers | None = None
+        self._token_cache = TokenCache()
+        self._renderer = Renderer(vocabulary, options, self._token_cache)
+        self._grammar_compiler: GrammarCompiler | None = None
 
     @classmethod
     async def load(cls, options: HarmonyOptions) -> Self:
         """Raises ConfigError where the vocabulary cannot be had, naming the remedy."""
         return cls(await asyncio.to_thread(load_vocabulary), options)
 
-    async def prepare_matchers(self) -> None:
+    async def prepare_grammar_compiler(self) -> None:
         """What `matcher` needs: about a second, once."""
-        if self._matchers is None:
-            self._matchers = await asyncio.to_thread(Matchers, self._vocabulary)
+        if self._grammar_compiler is None:
+            self._grammar_compiler = await asyncio.to_thread(GrammarCompiler, self._vocabulary)
 
-    async def prompt(self, request: ChatRequest) -> Prompt:
+    async def render_prompt(self, request: ChatRequest) -> HarmonyPrompt:
         """Raises InvalidRequest or Unsupported naming the field that cannot be rendered or enforced."""
-        if _chars(request) < INLINE_CHARS:
-            return self._prompt(request)
-        return await asyncio.to_thread(self._prompt, request)
+        if _estimate_chars(request) < INLINE_CHARS:
+            return self._render_prompt(request)
+        return await asyncio.to_thread(self._render_prompt, request)
 
-    async def matcher(self, grammar: TurnGrammar) -> Matcher:
+    async def build_matcher(self, grammar: TurnGrammar) -> GrammarMatcher:
         """At the start of a turn. Raises InvalidRequest naming the field that cannot be compiled."""
-        assert self._matchers is not None  # prepare_matchers comes first
-        return await asyncio.to_thread(self._matchers.matcher, grammar)
+        assert self._grammar_compiler is not None  # prepare_matchers comes first
+        return await asyncio.to_thread(self._grammar_compiler.build_matcher, grammar)
 
-    def reader(self, request: ChatRequest) -> HarmonyReader:
+    def build_reader(self, request: ChatRequest) -> HarmonyReader:
         """Of one answer to the request."""
-        return HarmonyReader(self._vocabulary, request, self._memo)
+        return HarmonyReader(self._vocabulary, request, self._token_cache)
 
-    def token_logprob(self, token: int, logprob: float, top: Sequence[tuple[int, float]] = ()) -> TokenLogprob:
+    def build_token_logprob(self, token: int, logprob: float, top: Sequence[tuple[int, float]] = ()) -> TokenLogprob:
         """A token and its likeliest alternatives, as clients know them."""
-        text, data = self._spelled(token)
-        alternatives = [TopLogprob(*self._named(other, value)) for other, value in top]
+        text, data = self._decode_token(token)
+        alternatives = [TopLogprob(*self._build_alternative(other, value)) for other, value in top]
         return TokenLogprob(text, logprob, list(data), alternatives)
 
-    def _named(self, token: int, logprob: float) -> tuple[str, float, list[int]]:
-        text, data = self._spelled(token)
+    def _build_alternative(self, token: int, logprob: float) -> tuple[str, float, list[int]]:
+        text, data = self._decode_token(token)
         return text, logprob, list(data)
 
-    def _spelled(self, token: int) -> tuple[str, bytes]:
+    def _decode_token(self, token: int) -> tuple[str, bytes]:
         data = self._vocabulary.decode_bytes(token)
         return data.decode("utf-8", "replace"), data
 
-    def _prompt(self, request: ChatRequest) -> Prompt:
+    def _render_prompt(self, request: ChatRequest) -> HarmonyPrompt:
         grammar = request_to_grammar(request)
-        return Prompt(self._renderer.render(request), grammar)
+        return HarmonyPrompt(self._renderer.render(request), grammar)
 
 
-def _chars(request: ChatRequest) -> int:
+def _estimate_chars(request: ChatRequest) -> int:
     """About how much there is to render: long requests are told from short ones, not more."""
     found = 200 * len(request.messages) + 2_000 * len(request.tools or ())
     for message in request.messages:

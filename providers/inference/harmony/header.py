@@ -5,33 +5,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from apis.chat import CustomTool, NativeTool, Tool
+from apis.chat import ChatCustomTool, ChatTool, NativeTool
 from providers.inference.harmony.token_cache import name_to_recipient
 from providers.inference.harmony.vocabulary import CHANNEL, CONSTRAIN, Vocabulary
 
 Channel = Literal["analysis", "commentary", "final"]
 
 BROWSER_CALLS: Final = frozenset({"browser.search", "browser.open", "browser.find"})
-FUNCTIONS: Final = "functions."
+FUNCTIONS_PREFIX: Final = "functions."
 
-_TOOLS: Final = (FUNCTIONS, "browser.", "python")
-_OTHERS: Final = ("user", "system", "developer", "tool", *_TOOLS)
-_NOBODY: Final = frozenset({"assistant", "user", "all"})
-_TO: Final = re.compile(r"to=\s*(\S*)")
-_CONTENT_TYPE: Final = re.compile(r"json|code|text", re.IGNORECASE)
+_TOOL_PREFIXES: Final = (FUNCTIONS_PREFIX, "browser.", "python")
+_OTHER_AUTHORS: Final = ("user", "system", "developer", "tool", *_TOOL_PREFIXES)
+_NON_TOOL_RECIPIENTS: Final = frozenset({"assistant", "user", "all"})
+_RECIPIENT_PATTERN: Final = re.compile(r"to=\s*(\S*)")
+_CONTENT_TYPE_PATTERN: Final = re.compile(r"json|code|text", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class HarmonyHeader:
     """`text` is what stood in the header and is no part of one; `odd` says that the model strayed from what it was
     taught. A header that is not `ours` begins what a user or a tool would say: the model plays their part."""
 
     channel: Channel | None
     recipient: str | None
     content_type: str | None
-    text: str
-    ours: bool
-    odd: bool
+    extra_text: str
+    is_assistant: bool
+    is_malformed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,36 +40,40 @@ class Callee:
 
     name: str
     custom: bool
-    tool: Tool | None
-    odd: bool
+    tool: ChatTool | None
+    is_malformed: bool
 
 
-def ids_to_header(vocabulary: Vocabulary, ids: Sequence[int], *, has_role: bool) -> Header:
+def ids_to_header(vocabulary: Vocabulary, ids: Sequence[int], *, has_role: bool) -> HarmonyHeader:
     """Read what stands between `<|start|>` and `<|message|>`; without `has_role` the role has been said already.
 
     Takes any ids at all. The parts may come in any order: models write them in more than the one of the prompt.
     """
-    before, channel, constrain = _sections(vocabulary, ids)
+    before, channel, constrain = _split_sections(vocabulary, ids)
     role, before = _split_role(before) if has_role else ("assistant", before)
-    recipient = next((found for found in _TO.findall(f"{before} {channel or ''} {constrain}") if found), None)
-    spare = [*_words(channel), *_words(before)]
+    recipient = next(
+        (found for found in _RECIPIENT_PATTERN.findall(f"{before} {channel or ''} {constrain}") if found), None
+    )
+    spare = [*_split_words(channel), *_split_words(before)]
     named = _word_to_channel(spare[0]) if spare else None
     rest = spare[1:] if named else spare
-    content_type = next(iter(_words(constrain)), None) or next(filter(_CONTENT_TYPE.fullmatch, rest), None)
+    content_type = next(iter(_split_words(constrain)), None) or next(
+        filter(_CONTENT_TYPE_PATTERN.fullmatch, rest), None
+    )
     if recipient is None:
-        recipient = next((word for word in rest if word.startswith(_TOOLS)), None)
+        recipient = next((word for word in rest if word.startswith(_TOOL_PREFIXES)), None)
     left = [word for word in rest if word not in (content_type, recipient)]
-    return Header(
+    return HarmonyHeader(
         named,
-        None if recipient in _NOBODY else recipient,
+        None if recipient in _NON_TOOL_RECIPIENTS else recipient,
         content_type,
         before if channel is None and "to=" not in before else " ".join(left),
-        ours=not role.startswith(_OTHERS),
-        odd=bool(left) or channel is None or spare[:1] != [named] or role != "assistant",
+        is_assistant=not role.startswith(_OTHER_AUTHORS),
+        is_malformed=bool(left) or channel is None or spare[:1] != [named] or role != "assistant",
     )
 
 
-def _sections(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[str, str | None, str]:
+def _split_sections(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[str, str | None, str]:
     """The text before the channel token, after it, and after the constrain token; the last of each counts."""
     found: dict[int, bytearray] = {0: bytearray()}
     at = 0
@@ -90,11 +94,11 @@ def _split_role(text: str) -> tuple[str, str]:
     role, _, rest = text.lstrip().partition(" ")
     if role.startswith("assistant"):
         return "assistant", f"{role.removeprefix('assistant')} {rest}"
-    return (role, rest) if role.startswith(_OTHERS) else ("", text)
+    return (role, rest) if role.startswith(_OTHER_AUTHORS) else ("", text)
 
 
-def _words(text: str | None) -> list[str]:
-    return _TO.sub(" ", text or "").split()
+def _split_words(text: str | None) -> list[str]:
+    return _RECIPIENT_PATTERN.sub(" ", text or "").split()
 
 
 def _word_to_channel(word: str) -> Channel | None:
@@ -105,18 +109,18 @@ def _word_to_channel(word: str) -> Channel | None:
     return "analysis" if word.startswith("analysis") else None
 
 
-def recipient_to_callee(recipient: str, tools: Sequence[Tool]) -> Callee:
+def recipient_to_callee(recipient: str, tools: Sequence[ChatTool]) -> Callee:
     """The tool that is meant. A name that is wrong in a way the models are known for is put right; a tool that does
     not exist keeps its name, so that the model can be told."""
     declared = {tool.name: tool for tool in tools if not isinstance(tool, NativeTool)}
     native = {tool.type: tool for tool in tools if isinstance(tool, NativeTool)}
-    bare = recipient.removeprefix(FUNCTIONS)
+    bare = recipient.removeprefix(FUNCTIONS_PREFIX)
     tool = declared.get(recipient) or declared.get(bare)
     if tool is not None:
         odd = recipient != name_to_recipient(tool.name, frozenset())
-        return Callee(tool.name, isinstance(tool, CustomTool), tool, odd)
+        return Callee(tool.name, isinstance(tool, ChatCustomTool), tool, odd)
     if bare == "python" and bare in native:
-        return Callee(bare, custom=True, tool=native["python"], odd=bare != recipient)
+        return Callee(bare, custom=True, tool=native["python"], is_malformed=bare != recipient)
     if bare in BROWSER_CALLS and "browser" in native:
-        return Callee(bare, custom=False, tool=native["browser"], odd=bare != recipient)
-    return Callee(bare or recipient, custom=False, tool=None, odd=True)
+        return Callee(bare, custom=False, tool=native["browser"], is_malformed=bare != recipient)
+    return Callee(bare or recipient, custom=False, tool=None, is_malformed=True)

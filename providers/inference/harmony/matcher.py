@@ -8,7 +8,7 @@ from typing import Final
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from apis.errors import InvalidRequest, UpstreamError
-from providers.inference.harmony.grammar import Part, TurnGrammar
+from providers.inference.harmony.grammar import GrammarPart, TurnGrammar
 from providers.inference.harmony.vocabulary import (
     CALL,
     CHANNEL,
@@ -23,10 +23,10 @@ from providers.inference.harmony.vocabulary import (
 )
 
 MASK_BYTES: Final = VOCABULARY_SIZE // 8
-KEPT_GRAMMARS: Final = 64
-KEPT_VERDICTS: Final = 1024
+MAX_CACHED_GRAMMARS: Final = 64
+MAX_CACHED_VERDICTS: Final = 1024
 END_OF_TEXT: Final = 199999
-NAMED: Final = {
+SPECIAL_TOKEN_IDS: Final = {
     "<|endoftext|>": END_OF_TEXT,
     "<|start|>": START,
     "<|end|>": END,
@@ -39,87 +39,91 @@ NAMED: Final = {
 MAX_PROBLEM_CHARS: Final = 200
 
 
-class Matcher:
+class GrammarMatcher:
     """One turn being made. Not safe in threads."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, ll_matcher: LLMatcher) -> None:
+        self._ll_matcher = ll_matcher
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """The turn is whole: nothing may follow."""
-        return self._matcher.is_stopped()
+        return self._ll_matcher.is_stopped()
 
     def mask(self) -> bytes:
         """A bit for each token that may come next: little-endian words, VOCABULARY_SIZE bits. Of a turn that is done
         only the end of text is left. Raises UpstreamError where the grammar has become too complex to go on."""
-        mask = self._matcher.compute_bitmask()
-        self._check()
+        mask = self._ll_matcher.compute_bitmask()
+        self._raise_if_failed()
         return mask[:MASK_BYTES]
 
     def accept(self, token: int) -> bool:
         """Whether the token was allowed; it is then taken. One that was not changes nothing. Raises as `mask` does."""
-        taken = not self.done and self._matcher.try_consume_tokens([token]) == 1
-        self._check()
+        taken = not self.is_done and self._ll_matcher.try_consume_tokens([token]) == 1
+        self._raise_if_failed()
         return taken
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         """The tokens that must come next, if nothing else may; they are still to be accepted."""
-        return self._matcher.compute_ff_tokens()
+        return self._ll_matcher.compute_ff_tokens()
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
+    def _raise_if_failed(self) -> None:
+        if self._ll_matcher.is_error():
             raise UpstreamError("The model cannot be held to this request: its schema or grammar is too complex.")
 
 
-class Matchers:
+class GrammarCompiler:
     """Compiles grammars, each one once. Safe in threads; compiling lets other threads run."""
 
     def __init__(
-        self, vocabulary: Vocabulary, *, kept_grammars: int = KEPT_GRAMMARS, kept_verdicts: int = KEPT_VERDICTS
+        self,
+        vocabulary: Vocabulary,
+        *,
+        max_grammars: int = MAX_CACHED_GRAMMARS,
+        max_verdicts: int = MAX_CACHED_VERDICTS,
     ) -> None:
-        self._kept_grammars = kept_grammars
-        self._kept_verdicts = kept_verdicts
-        self._tokenizer = LLTokenizer(TokenizerWrapper(_Tokens(vocabulary)), n_vocab=VOCABULARY_SIZE)
+        self._max_grammars = max_grammars
+        self._max_verdicts = max_verdicts
+        self._tokenizer = LLTokenizer(TokenizerWrapper(_GuidanceTokenizer(vocabulary)), n_vocab=VOCABULARY_SIZE)
         self._limits = LLParserLimits(max_items_in_row=20_000, max_grammar_size=60_000, verbose_errors=False)
         self._grammars: OrderedDict[bytes, LLMatcher] = OrderedDict()
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def matcher(self, grammar: TurnGrammar) -> Matcher:
+    def build_matcher(self, grammar: TurnGrammar) -> GrammarMatcher:
         """At the start of a turn. Raises InvalidRequest naming the field that cannot be compiled."""
         key = _digest(grammar.text)
         with self._lock:
             compiled = self._grammars.get(key)
             if compiled is not None:
                 self._grammars.move_to_end(key)
-                return Matcher(compiled.deep_copy())
+                return GrammarMatcher(compiled.deep_copy())
         for part in grammar.parts:
-            self._judge(part)
+            self._check_part(part)
         compiled = self._compile(grammar.text)
-        if problem := _problem(compiled):
+        if problem := _find_problem(compiled):
             param = grammar.parts[0].param if grammar.parts else None
             raise InvalidRequest(f"The request's schemas and grammars cannot be enforced: {problem}", param=param)
         with self._lock:
             self._grammars[key] = compiled
-            while len(self._grammars) > self._kept_grammars:
+            while len(self._grammars) > self._max_grammars:
                 self._grammars.popitem(last=False)
-            return Matcher(compiled.deep_copy())
+            return GrammarMatcher(compiled.deep_copy())
 
     @property
-    def sizes(self) -> tuple[int, int]:
+    def cache_sizes(self) -> tuple[int, int]:
         """How many compiled grammars, and how many verdicts on parts of grammars, are kept now."""
         return len(self._grammars), len(self._verdicts)
 
-    def _judge(self, part: Part) -> None:
-        key = _digest(part.alone)
+    def _check_part(self, part: GrammarPart) -> None:
+        key = _digest(part.standalone_grammar)
         with self._lock:
             problem = self._verdicts.get(key)
         if problem is None:
-            problem = _problem(self._compile(part.alone))
+            problem = _find_problem(self._compile(part.standalone_grammar))
             with self._lock:
                 self._verdicts[key] = problem
-                while len(self._verdicts) > self._kept_verdicts:
+                while len(self._verdicts) > self._max_verdicts:
                     self._verdicts.popitem(last=False)
         if problem:
             what = "schema" if part.code else "grammar"
@@ -130,7 +134,7 @@ class Matchers:
         return LLMatcher(self._tokenizer, text, log_level=0, limits=self._limits)
 
 
-class _Tokens:
+class _GuidanceTokenizer:
     """The vocabulary as llguidance wants to see it. It asks for ids to write forced text as the model would."""
 
     eos_token_id = END_OF_TEXT
@@ -138,7 +142,7 @@ class _Tokens:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        named = {token: name for name, token in NAMED.items()}
+        named = {token: name for name, token in SPECIAL_TOKEN_IDS.items()}
         ordinary = [vocabulary.decode_bytes(token) for token in range(FIRST_SPECIAL)]
         special = [named.get(token, f"<|reserved_{token}|>") for token in range(FIRST_SPECIAL, VOCABULARY_SIZE)]
         self.tokens = [*ordinary, *(name.encode() for name in special)]
@@ -148,15 +152,15 @@ class _Tokens:
         return self._vocabulary.encode(text)
 
 
-def _problem(compiled: LLMatcher) -> str:
+def _find_problem(ll_matcher: LLMatcher) -> str:
     """What is wrong, on one line; nothing where a turn can begin. That a grammar allows no text shows in its mask."""
-    if not compiled.is_error():
-        compiled = compiled.deep_copy()
-        compiled.compute_bitmask()
-    if not compiled.is_error():
+    if not ll_matcher.is_error():
+        ll_matcher = ll_matcher.deep_copy()
+        ll_matcher.compute_bitmask()
+    if not ll_matcher.is_error():
         return ""
-    first = compiled.get_error().partition("\n")[0].removesuffix(" <state>")
-    return "nothing matches it" if "NoExtension" in compiled.stop_reason() or not first else first[:MAX_PROBLEM_CHARS]
+    first = ll_matcher.get_error().partition("\n")[0].removesuffix(" <state>")
+    return "nothing matches it" if "NoExtension" in ll_matcher.stop_reason() or not first else first[:MAX_PROBLEM_CHARS]
 
 
 def _digest(text: str) -> bytes:

@@ -10,9 +10,9 @@ from typing import Final, Literal
 
 from apis.chat import ChatRequest
 from apis.deltas import Delta, Finish, FinishReason, TokenLogprob, Usage
-from providers.inference.harmony.bodies import Body, Called, Ignored, Outlet, Said
-from providers.inference.harmony.header import Header, ids_to_header, recipient_to_callee
-from providers.inference.harmony.token_cache import Memo
+from providers.inference.harmony.bodies import CallBody, DeltaBuffer, IgnoredBody, MessageBody, TextBody
+from providers.inference.harmony.header import HarmonyHeader, ids_to_header, recipient_to_callee
+from providers.inference.harmony.token_cache import TokenCache
 from providers.inference.harmony.vocabulary import (
     CALL,
     CHANNEL,
@@ -45,44 +45,44 @@ class HarmonyReader:
         self,
         vocabulary: Vocabulary,
         request: ChatRequest,
-        memo: Memo | None = None,
+        token_cache: TokenCache | None = None,
         *,
-        call_ids: Callable[[], str] = new_call_id,
+        make_call_id: Callable[[], str] = new_call_id,
     ) -> None:
-        self.stopped = False
+        self.is_stopped = False
         self.output_tokens = 0
         self.reasoning_tokens = 0
-        self.repairs = 0
+        self.repair_count = 0
         self._vocabulary = vocabulary
         self._tools = request.tools or []
-        self._stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
-        self._memo = memo
-        self._call_ids = call_ids
-        self._opening = (START, *vocabulary.encode("assistant"))
-        self._ids = [*self._opening]
-        self._header: list[int] | None = []
+        self._stop_strings = [request.stop] if isinstance(request.stop, str) else request.stop or []
+        self._token_cache = token_cache
+        self._make_call_id = make_call_id
+        self._assistant_start = (START, *vocabulary.encode("assistant"))
+        self._message_ids = [*self._assistant_start]
+        self._header_ids: list[int] | None = []
         self._has_role = False
-        self._body: Body | None = None
-        self._well_formed = True
-        self._called = False
-        self._cut = False
-        self._finished = False
-        self._out = Outlet()
+        self._body: MessageBody | None = None
+        self._is_well_formed = True
+        self._has_call = False
+        self._was_cut_off = False
+        self._is_finished = False
+        self._delta_buffer = DeltaBuffer()
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> list[Delta]:
         """What these tokens make certain. The token that ends the generation is to be fed too: it tells a whole call
         from one that was cut off. `logprobs`, where given, are those of the ids."""
         for index, token in enumerate(ids):
-            if self.stopped or self._finished:
+            if self.is_stopped or self._is_finished:
                 break
             self.output_tokens += 1
             if not 0 <= token < FIRST_SPECIAL:
-                self._control(token)
+                self._handle_control_token(token)
             elif self._body is None:
-                self._header_token(token)
+                self._handle_header_token(token)
             else:
-                self._body_token(self._body, token, logprobs[index] if index < len(logprobs) else None)
-        return self._out.take()
+                self._handle_body_token(self._body, token, logprobs[index] if index < len(logprobs) else None)
+        return self._delta_buffer.take_deltas()
 
     def finish(self, reason: Literal["stop", "length"], *, input_tokens: int, cached_tokens: int) -> list[Delta]:
         """What is still held back, and the Finish; nothing at a second call.
@@ -90,116 +90,122 @@ class HarmonyReader:
         It is `tool_calls` if there was a call, and `length` if one did not end in its own token, whatever else ended
         it: only that token says that the call is meant as it stands.
         """
-        if self._finished:
+        if self._is_finished:
             return []
-        self._finished = True
+        self._is_finished = True
         self._interrupt(at_end=True)
         usage = Usage(input_tokens, self.output_tokens, cached_tokens, self.reasoning_tokens)
-        reason_: FinishReason = "length" if self._cut else "tool_calls" if self._called and reason == "stop" else reason
-        return [*self._out.take(), Finish(reason_, usage)]
+        reason_: FinishReason = (
+            "length" if self._was_cut_off else "tool_calls" if self._has_call and reason == "stop" else reason
+        )
+        return [*self._delta_buffer.take_deltas(), Finish(reason_, usage)]
 
-    def _control(self, token: int) -> None:
-        self._ids.append(token)
+    def _handle_control_token(self, token: int) -> None:
+        self._message_ids.append(token)
         if token == START:
             self._interrupt()
-            self._ids, self._well_formed = [START], True
-            self._header, self._has_role = [], True
+            self._message_ids, self._is_well_formed = [START], True
+            self._header_ids, self._has_role = [], True
         elif token == MESSAGE and self._body is None:
-            self._open(self._read_header())
+            self._open_body(self._read_header())
         elif token in (END, CALL, RETURN):
-            self._salvage(ended=True)
-            self._close(token)
-        elif token in (CHANNEL, CONSTRAIN) and self._header is not None:
-            self._repair(token in self._header)
-            self._header.append(token)
+            self._recover_header(is_ended=True)
+            self._close_body(token)
+        elif token in (CHANNEL, CONSTRAIN) and self._header_ids is not None:
+            self._count_repair(token in self._header_ids)
+            self._header_ids.append(token)
         elif token == CHANNEL:
             self._interrupt()
-            self._begin(token)
+            self._begin_header(token)
         else:
-            self._repair()
+            self._count_repair()
 
     def _interrupt(self, *, at_end: bool = False) -> None:
         """Something else begins, or nothing follows, where the message should have gone on."""
-        self._repair(not at_end and (bool(self._header) or self._body is not None))
-        self._salvage(ended=False)
-        self._close(None)
+        self._count_repair(not at_end and (bool(self._header_ids) or self._body is not None))
+        self._recover_header(is_ended=False)
+        self._close_body(None)
 
-    def _begin(self, token: int) -> None:
+    def _begin_header(self, token: int) -> None:
         """A header that no `<|start|>` announced."""
-        self._ids = [*self._opening, token]
-        self._header, self._has_role = [token], False
-        self._repair()
+        self._message_ids = [*self._assistant_start, token]
+        self._header_ids, self._has_role = [token], False
+        self._count_repair()
 
-    def _header_token(self, token: int) -> None:
-        if self._header is None:
-            self._begin(token)
+    def _handle_header_token(self, token: int) -> None:
+        if self._header_ids is None:
+            self._begin_header(token)
             return
-        self._ids.append(token)
-        self._header.append(token)
-        if len(self._header) > MAX_HEADER_TOKENS or (CHANNEL not in self._header and self._is_text(self._header)):
-            self._salvage(ended=True)
+        self._message_ids.append(token)
+        self._header_ids.append(token)
+        if len(self._header_ids) > MAX_HEADER_TOKENS or (
+            CHANNEL not in self._header_ids and self._is_text(self._header_ids)
+        ):
+            self._recover_header(is_ended=True)
 
     def _is_text(self, header: list[int]) -> bool:
         text = b"".join(map(self._vocabulary.decode_bytes, header))
         return len(text) > MAX_UNMARKED_BYTES[self._has_role] and b"to=" not in text
 
-    def _read_header(self) -> Header:
-        header = ids_to_header(self._vocabulary, self._header or [], has_role=self._has_role)
-        self._header = None
+    def _read_header(self) -> HarmonyHeader:
+        header = ids_to_header(self._vocabulary, self._header_ids or [], has_role=self._has_role)
+        self._header_ids = None
         return header
 
-    def _salvage(self, *, ended: bool) -> None:
+    def _recover_header(self, *, is_ended: bool) -> None:
         """A header that no `<|message|>` ends: text, or a call without arguments. One that was cut off is only text if
         it has more than a word: one may have been about to become a role, a channel or a recipient."""
-        if not self._header:
-            self._header = None
+        if not self._header_ids:
+            self._header_ids = None
             return
         header = self._read_header()
-        self._repair(ended)
-        if len(header.text.split()) > (not ended) or (header.recipient is not None and ended):
-            self._open(header)
+        self._count_repair(is_ended)
+        if len(header.extra_text.split()) > (not is_ended) or (header.recipient is not None and is_ended):
+            self._open_body(header)
             if self._body is not None and header.recipient is None:
-                self._body.feed(header.text.encode(), self._out)
+                self._body.feed(header.extra_text.encode(), self._delta_buffer)
                 self._check_stop(self._body)
 
-    def _open(self, header: Header) -> None:
-        self._repair(header.odd)
-        if not header.ours:
-            self._body = Ignored()
+    def _open_body(self, header: HarmonyHeader) -> None:
+        self._count_repair(header.is_malformed)
+        if not header.is_assistant:
+            self._body = IgnoredBody()
         elif header.recipient is None:
-            self._body = Said(header.channel or "final", self._stops)
+            self._body = TextBody(header.channel or "final", self._stop_strings)
         else:
             callee = recipient_to_callee(header.recipient, self._tools)
-            self._repair(callee.odd)
-            self._body = Called(self._call_ids(), callee, header.content_type, self._out)
+            self._count_repair(callee.is_malformed)
+            self._body = CallBody(self._make_call_id(), callee, header.content_type, self._delta_buffer)
 
-    def _body_token(self, body: Body, token: int, logprob: TokenLogprob | None) -> None:
-        self._ids.append(token)
-        self.reasoning_tokens += isinstance(body, Said) and body.channel == "analysis"
-        body.feed(self._vocabulary.decode_bytes(token), self._out, logprob)
+    def _handle_body_token(self, body: MessageBody, token: int, logprob: TokenLogprob | None) -> None:
+        self._message_ids.append(token)
+        self.reasoning_tokens += isinstance(body, TextBody) and body.channel == "analysis"
+        body.feed(self._vocabulary.decode_bytes(token), self._delta_buffer, logprob)
         self._check_stop(body)
 
-    def _check_stop(self, body: Body) -> None:
-        if body.stopped:
-            self.stopped = True
+    def _check_stop(self, body: MessageBody) -> None:
+        if body.is_stopped:
+            self.is_stopped = True
             self._body = None
 
-    def _close(self, mark: int | None) -> None:
+    def _close_body(self, end_token: int | None) -> None:
         """The body ends, by a mark or for want of one."""
         body, self._body = self._body, None
         if body is None:
             return
-        body.finish(self._out)
-        if isinstance(body, Called):
-            whole = mark == CALL
-            self._called = self._called or whole
-            self._cut = self.stopped = self._cut or not whole
-            self._repair(not whole)
-        key = body.key()
-        ends_well = mark == body.mark_wanted or (mark == RETURN and isinstance(body, Said) and body.channel == "final")
-        if self._memo is not None and key is not None and self._well_formed and ends_well:
-            self._memo.put(key, [*self._ids[:-1], body.mark_wanted])
+        body.finish(self._delta_buffer)
+        if isinstance(body, CallBody):
+            whole = end_token == CALL
+            self._has_call = self._has_call or whole
+            self._was_cut_off = self.is_stopped = self._was_cut_off or not whole
+            self._count_repair(not whole)
+        key = body.message_key()
+        ends_well = end_token == body.end_token or (
+            end_token == RETURN and isinstance(body, TextBody) and body.channel == "final"
+        )
+        if self._token_cache is not None and key is not None and self._is_well_formed and ends_well:
+            self._token_cache.put(key, [*self._message_ids[:-1], body.end_token])
 
-    def _repair(self, needed: bool = True) -> None:  # noqa: FBT001 - a condition, not a mode
-        self.repairs += needed
-        self._well_formed = self._well_formed and not needed
+    def _count_repair(self, is_needed: bool = True) -> None:  # noqa: FBT001 - a condition, not a mode
+        self.repair_count += is_needed
+        self._is_well_formed = self._is_well_formed and not is_needed

@@ -6,30 +6,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 
 from apis.chat import (
-    Call,
+    ChatCustomTool,
+    ChatFunctionTool,
+    ChatJsonSchemaFormat,
     ChatRequest,
+    ChatTool,
+    ChatToolCall,
+    ContentPart,
     CustomCall,
-    CustomTool,
     FilePart,
     FunctionCall,
-    FunctionTool,
     ImagePart,
-    JsonSchemaFormat,
     Message,
-    Native,
     NativeTool,
-    Part,
+    NativeToolName,
     RefusalPart,
     ResponseFormat,
     TextPart,
-    Tool,
 )
 from apis.errors import InvalidRequest, Unsupported
 from apis.wire.base import Effort
 from apis.wire.text_format import JsonObjectFormat, TextFormat
 from providers.inference.chat_completions.verbosity import VERBOSITY
 from providers.inference.harmony.options import HarmonyOptions
-from providers.inference.harmony.token_cache import JSON, Memo, MessageKey, call_to_key, name_to_recipient, said_to_key
+from providers.inference.harmony.token_cache import (
+    JSON_CONTENT_TYPE,
+    MessageKey,
+    TokenCache,
+    call_to_key,
+    name_to_recipient,
+    text_to_key,
+)
 from providers.inference.harmony.tools import declared_tools_to_text, native_tools_to_text
 from providers.inference.harmony.vocabulary import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, Vocabulary
 
@@ -42,18 +49,18 @@ EFFORTS: dict[Effort, str] = {
     "xhigh": "high",
     "max": "high",
 }
-CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
-FUNCTIONS_GO_TO = "Calls to these tools must go to the commentary channel: 'functions'."
+CHANNELS_NOTE = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+FUNCTIONS_CHANNEL_NOTE = "Calls to these tools must go to the commentary channel: 'functions'."
 
 
 class Renderer:
     """Requests to prompts. A message is encoded once, as long as the memo remembers it. Safe in threads."""
 
-    def __init__(self, vocabulary: Vocabulary, options: HarmonyOptions, memo: Memo) -> None:
+    def __init__(self, vocabulary: Vocabulary, options: HarmonyOptions, token_cache: TokenCache) -> None:
         self._vocabulary = vocabulary
         self._options = options
-        self._memo = memo
-        self._opening = [START, *vocabulary.encode("assistant")]
+        self._token_cache = token_cache
+        self._assistant_start = [START, *vocabulary.encode("assistant")]
 
     def render(self, request: ChatRequest, *, show_tools: bool = True) -> list[int]:
         """The prompt's ids, which end with `<|start|>assistant`: what the model says begins with its channel.
@@ -62,24 +69,24 @@ class Renderer:
         and files, InvalidRequest for a result of no call.
         """
         ids: list[int] = []
-        for key in [*self._preface(request, show_tools=show_tools), *conversation_to_keys(request)]:
-            ids += self._encode(key)
-        return ids + self._opening
+        for key in [*self._preface_keys(request, show_tools=show_tools), *conversation_to_keys(request)]:
+            ids += self._encode_message(key)
+        return ids + self._assistant_start
 
-    def _preface(self, request: ChatRequest, *, show_tools: bool) -> Iterator[MessageKey]:
+    def _preface_keys(self, request: ChatRequest, *, show_tools: bool) -> Iterator[MessageKey]:
         tools = (request.tools or []) if show_tools else []
-        yield _key("system", self._system_text(request, tools))
-        leading = request.messages[: _leading(request.messages)]
+        yield _plain_key("system", self._render_system_text(request, tools))
+        leading = request.messages[: _count_instructions(request.messages)]
         texts = [content_to_text(message, index) for index, message in enumerate(leading)]
         instructions = "\n\n".join(filter(None, [*texts, VERBOSITY.get(request.verbosity)]))
         sections = [f"# Instructions\n\n{instructions}"] if instructions else []
         declared = declared_tools_to_text(tools)
         sections += [declared] if declared else []
-        sections += _format_sections(request.response_format)
+        sections += _render_format_sections(request.response_format)
         if sections:
-            yield _key("developer", "\n\n".join(sections))
+            yield _plain_key("developer", "\n\n".join(sections))
 
-    def _system_text(self, request: ChatRequest, tools: Sequence[Tool]) -> str:
+    def _render_system_text(self, request: ChatRequest, tools: Sequence[ChatTool]) -> str:
         options = self._options
         day = datetime.now(UTC).date() if options.current_date == "today" else options.current_date
         about = [
@@ -88,12 +95,12 @@ class Renderer:
             *([f"Current date: {day.isoformat()}"] if isinstance(day, date) else []),
         ]
         effort = f"Reasoning: {EFFORTS[request.reasoning_effort or options.reasoning_effort]}"
-        channels = f"{CHANNELS}\n{FUNCTIONS_GO_TO}" if any(map(_is_function, tools)) else CHANNELS
-        sections = ("\n".join(about), effort, native_tools_to_text(_native(tools)), channels)
+        channels = f"{CHANNELS_NOTE}\n{FUNCTIONS_CHANNEL_NOTE}" if any(map(_is_function, tools)) else CHANNELS_NOTE
+        sections = ("\n".join(about), effort, native_tools_to_text(_native_tools(tools)), channels)
         return "\n\n".join(section for section in sections if section)
 
-    def _encode(self, key: MessageKey) -> Sequence[int]:
-        known = self._memo.get(key)
+    def _encode_message(self, key: MessageKey) -> Sequence[int]:
+        known = self._token_cache.get(key)
         if known is not None:
             return known
         encode = self._vocabulary.encode
@@ -102,13 +109,13 @@ class Renderer:
             ids += encode(f" to={key.recipient}")
         if key.channel is not None:
             ids += [CHANNEL, *encode(key.channel)]
-        if key.content_type == JSON:
+        if key.content_type == JSON_CONTENT_TYPE:
             ids += [*encode(" "), CONSTRAIN, *encode("json")]
         elif key.content_type is not None:
             ids += encode(f" {key.content_type}")
         called = key.author == "assistant" and key.recipient is not None
         ids += [MESSAGE, *encode(key.text), CALL if called else END]
-        self._memo.put(key, ids)
+        self._token_cache.put(key, ids)
         return ids
 
 
@@ -122,28 +129,28 @@ def conversation_to_keys(request: ChatRequest) -> list[MessageKey]:
     and not beyond; it is shown all of it where the request says so.
     """
     messages = request.messages
-    native = _native(request.tools or [])
-    preambles = _preambles(messages)
+    native = _native_tools(request.tools or [])
+    preambles = _find_preambles(messages)
     called: dict[str, MessageKey] = {}
     keys: list[MessageKey] = []
     answered = 0
-    for index in range(_leading(messages), len(messages)):
+    for index in range(_count_instructions(messages), len(messages)):
         message = messages[index]
         match message.role:
             case "assistant":
-                said = _said(message, index, preamble=index in preambles)
+                said = _text_keys(message, index, is_preamble=index in preambles)
                 answered = len(keys) + len(said) if any(key.channel == "final" for key in said) else answered
                 calls = [(call.id, _call_key(call, native)) for call in message.tool_calls or []]
                 called.update(calls)
                 keys += [*said, *(key for _, key in calls)]
             case "tool":
-                keys.append(_result(message, index, called))
+                keys.append(_result_key(message, index, called))
             case "user":
-                author = f"user:{_header_word(message.name)}" if message.name else "user"
-                keys.append(_key(author, content_to_text(message, index)))
+                author = f"user:{_escape_header_word(message.name)}" if message.name else "user"
+                keys.append(_plain_key(author, content_to_text(message, index)))
             case "system" | "developer":
                 text = content_to_text(message, index)
-                keys += [_key("developer", f"# Instructions\n\n{text}")] if text else []
+                keys += [_plain_key("developer", f"# Instructions\n\n{text}")] if text else []
     if request.all_reasoning:
         return keys
     return [key for at, key in enumerate(keys) if at >= answered or key.channel != "analysis"]
@@ -160,7 +167,7 @@ def content_to_text(message: Message, index: int) -> str:
     return ("" if message.role == "assistant" else "\n").join(texts)
 
 
-def _part_text(part: Part, path: str) -> str:
+def _part_text(part: ContentPart, path: str) -> str:
     match part:
         case TextPart():
             return part.text
@@ -172,16 +179,16 @@ def _part_text(part: Part, path: str) -> str:
             raise Unsupported("Files are not supported by this model, which reads text only.", param=path)
 
 
-def _said(message: Message, index: int, *, preamble: bool) -> list[MessageKey]:
-    keys = [said_to_key("analysis", message.reasoning)] if message.reasoning else []
+def _text_keys(message: Message, index: int, *, is_preamble: bool) -> list[MessageKey]:
+    keys = [text_to_key("analysis", message.reasoning)] if message.reasoning else []
     text = content_to_text(message, index)
     if text:
-        spoken = message.phase == "commentary" or (message.phase is None and preamble)
-        keys.append(said_to_key("commentary" if spoken else "final", text))
+        spoken = message.phase == "commentary" or (message.phase is None and is_preamble)
+        keys.append(text_to_key("commentary" if spoken else "final", text))
     return keys
 
 
-def _call_key(call: Call, native: frozenset[Native]) -> MessageKey:
+def _call_key(call: ChatToolCall, native: frozenset[NativeToolName]) -> MessageKey:
     match call:
         case FunctionCall(function=function):
             return call_to_key(name_to_recipient(function.name, native), function.arguments, custom=False)
@@ -189,8 +196,8 @@ def _call_key(call: Call, native: frozenset[Native]) -> MessageKey:
             return call_to_key(name_to_recipient(custom.name, native), custom.input, custom=True)
 
 
-def _result(message: Message, index: int, called: Mapping[str, MessageKey]) -> MessageKey:
-    call = called.get(message.tool_call_id or "")
+def _result_key(message: Message, index: int, call_keys: Mapping[str, MessageKey]) -> MessageKey:
+    call = call_keys.get(message.tool_call_id or "")
     if call is None or call.recipient is None:
         raise InvalidRequest(
             f"No tool call with the id '{message.tool_call_id}' comes before its result.",
@@ -199,18 +206,18 @@ def _result(message: Message, index: int, called: Mapping[str, MessageKey]) -> M
     return MessageKey(call.recipient, call.channel, "assistant", None, content_to_text(message, index))
 
 
-def _key(author: str, text: str) -> MessageKey:
+def _plain_key(author: str, text: str) -> MessageKey:
     return MessageKey(author, None, None, None, text)
 
 
-def _leading(messages: Sequence[Message]) -> int:
+def _count_instructions(messages: Sequence[Message]) -> int:
     """How many system and developer messages come before anything else: they are the instructions."""
     return next(
         (at for at, message in enumerate(messages) if message.role not in {"system", "developer"}), len(messages)
     )
 
 
-def _preambles(messages: Sequence[Message]) -> set[int]:
+def _find_preambles(messages: Sequence[Message]) -> set[int]:
     """Assistant messages that call a tool, or after which the assistant goes on to call one.
 
     Clients that know no phases send the words before a call without one: as an answer they would end the turn.
@@ -225,28 +232,28 @@ def _preambles(messages: Sequence[Message]) -> set[int]:
     return found
 
 
-def _native(tools: Sequence[Tool]) -> frozenset[Native]:
+def _native_tools(tools: Sequence[ChatTool]) -> frozenset[NativeToolName]:
     return frozenset(tool.type for tool in tools if isinstance(tool, NativeTool))
 
 
-def _is_function(tool: Tool) -> bool:
+def _is_function(tool: ChatTool) -> bool:
     match tool:
-        case FunctionTool(function=function):
+        case ChatFunctionTool(function=function):
             return function.namespace in {None, "functions"}
-        case CustomTool():
+        case ChatCustomTool():
             return True
         case NativeTool():
             return False
 
 
-def _header_word(text: str) -> str:
+def _escape_header_word(text: str) -> str:
     """A header is split at blanks: a name with one could name another recipient."""
     return re.sub(r"\s", "_", text)
 
 
-def _format_sections(wanted: ResponseFormat | None) -> list[str]:
-    match wanted:
-        case JsonSchemaFormat(json_schema=form):
+def _render_format_sections(response_format: ResponseFormat | None) -> list[str]:
+    match response_format:
+        case ChatJsonSchemaFormat(json_schema=form):
             about = "".join(f"// {line}\n" for line in (form.description or "").splitlines())
             schema = json.dumps(form.schema_, ensure_ascii=False, separators=(",", ":"))
             return ["# Response Formats", f"## {form.name}\n\n{about}{schema}"]

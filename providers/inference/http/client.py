@@ -16,14 +16,14 @@ from aiohappyeyeballs import (
     start_connection,  # pyright: ignore[reportUnknownVariableType]  # of the sockets' addresses, which are of many kinds
 )
 
-from providers.inference.http.connection import Answer, HttpFailed
+from providers.inference.http.connection import HttpConnection, HttpError
 
 HAPPY_EYEBALLS_DELAY_S: Final = 0.25
-_TURNS_TO_CLOSE: Final = 10
+_CLOSE_LOOP_ITERATIONS: Final = 10
 """Of the loop, until every transport has told that it is closed."""
 
 
-class ConnectTimedOut(HttpFailed):
+class HttpConnectTimeout(HttpError):
     """No connection within the limit."""
 
 
@@ -41,106 +41,110 @@ class HttpClient:
     def __init__(self, *, idle_s: float = 4) -> None:
         # Given up before uvicorn's five seconds, lest a request meets a connection that is just being closed.
         self._idle_s = idle_s
-        self._idle: dict[Origin, dict[Answer, float]] = {}
-        self._open: dict[Answer, Origin] = {}
-        self._sweeping: asyncio.TimerHandle | None = None
-        self._tls: ssl.SSLContext | None = None
-        self._closed = False
+        self._idle_connections: dict[Origin, dict[HttpConnection, float]] = {}
+        self._origins: dict[HttpConnection, Origin] = {}
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._ssl_context: ssl.SSLContext | None = None
+        self._is_closed = False
 
-    async def send(self, method: str, url: str, headers: bytes, body: bytes | None, connect_s: float) -> Answer:
+    async def send(
+        self, method: str, url: str, headers: bytes, body: bytes | None, connect_timeout_s: float
+    ) -> HttpConnection:
         """Ask, and wait for the answer's status and headers; then it is to be released. `headers` are whole lines.
 
         Raises ConnectTimedOut, HttpFailed. Bounds no time but `connect_s`, for a new connection.
         """
-        origin, host, target = read_url(url)
+        origin, host, target = parse_url(url)
         length = b"" if body is None else b"Content-Length: %d\r\n" % len(body)
         close = b"" if self._idle_s else b"Connection: close\r\n"
         head = b"%b %b HTTP/1.1\r\nHost: %b\r\n%b%b%b\r\n" % (method.encode(), target, host, headers, length, close)
-        answer = self._kept(origin) or await self._connect(origin, connect_s)
+        answer = self._take_idle_connection(origin) or await self._connect(origin, connect_timeout_s)
         try:
-            await answer.begin(head, body or b"")
+            await answer.send_request(head, body or b"")
             del body
             while not answer.status:
-                answer.check()
-                await answer.more(math.inf)
+                answer.raise_if_failed()
+                await answer.wait_for_data(math.inf)
         except BaseException:
             answer.abort()
             raise
         return answer
 
-    def release(self, answer: Answer) -> None:
+    def release(self, connection: HttpConnection) -> None:
         """Keep its connection where the answer was read to its end; else close it at once."""
-        if not (answer.reusable and self._idle_s) or self._closed:
-            answer.abort()
+        if not (connection.is_reusable and self._idle_s) or self._is_closed:
+            connection.abort()
             return
         loop = asyncio.get_running_loop()
-        answer.rest()
-        self._idle.setdefault(self._open[answer], {})[answer] = loop.time()
-        if self._sweeping is None:
-            self._sweeping = loop.call_later(self._idle_s, self._sweep)
+        connection.reset()
+        self._idle_connections.setdefault(self._origins[connection], {})[connection] = loop.time()
+        if self._sweep_timer is None:
+            self._sweep_timer = loop.call_later(self._idle_s, self._close_idle_connections)
 
     async def close(self) -> None:
         """Close every connection; who still reads from one gets HttpFailed."""
-        self._closed = True
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-        for answer in tuple(self._open):
+        self._is_closed = True
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        for answer in tuple(self._origins):
             answer.abort()
-        for _ in range(_TURNS_TO_CLOSE):
-            if not self._open:
+        for _ in range(_CLOSE_LOOP_ITERATIONS):
+            if not self._origins:
                 break
             await asyncio.sleep(0)
 
-    def _kept(self, origin: Origin) -> Answer | None:
-        kept = self._idle.get(origin)
+    def _take_idle_connection(self, origin: Origin) -> HttpConnection | None:
+        kept = self._idle_connections.get(origin)
         now = asyncio.get_running_loop().time()
         while kept:
             answer, since = kept.popitem()
-            if now - since < self._idle_s and not answer.closing:
+            if now - since < self._idle_s and not answer.is_closing:
                 return answer
             answer.abort()
         return None
 
-    def _sweep(self) -> None:
+    def _close_idle_connections(self) -> None:
         loop = asyncio.get_running_loop()
         old = loop.time() - self._idle_s
-        for kept in self._idle.values():
+        for kept in self._idle_connections.values():
             for answer in [answer for answer, since in kept.items() if since <= old]:
                 del kept[answer]
                 answer.abort()
-        self._idle = {origin: kept for origin, kept in self._idle.items() if kept}
-        self._sweeping = loop.call_later(self._idle_s, self._sweep) if self._idle else None
+        self._idle_connections = {origin: kept for origin, kept in self._idle_connections.items() if kept}
+        self._sweep_timer = (
+            loop.call_later(self._idle_s, self._close_idle_connections) if self._idle_connections else None
+        )
 
-    def _forget(self, answer: Answer) -> None:
+    def _forget_connection(self, connection: HttpConnection) -> None:
         """Its connection is lost."""
-        origin = self._open.pop(answer, None)
+        origin = self._origins.pop(connection, None)
         if origin is not None:
-            self._idle.get(origin, {}).pop(answer, None)
+            self._idle_connections.get(origin, {}).pop(connection, None)
 
-    async def _connect(self, origin: Origin, connect_s: float) -> Answer:
-        if self._closed:
-            raise HttpFailed("The client is closed.")
+    async def _connect(self, origin: Origin, connect_timeout_s: float) -> HttpConnection:
+        if self._is_closed:
+            raise HttpError("The client is closed.")
         try:
-            async with asyncio.timeout(connect_s):
-                answer = await self._connected(origin)
+            async with asyncio.timeout(connect_timeout_s):
+                answer = await self._open_connection(origin)
         except TimeoutError as exc:
-            raise ConnectTimedOut(f"{origin.host} could not be reached in time.") from exc
+            raise HttpConnectTimeout(f"{origin.host} could not be reached in time.") from exc
         except (OSError, ValueError) as exc:  # a ValueError is a host that is no name
-            raise HttpFailed(f"{origin.host} could not be reached.") from exc
-        self._open[answer] = origin
+            raise HttpError(f"{origin.host} could not be reached.") from exc
+        self._origins[answer] = origin
         return answer
 
-    async def _connected(self, origin: Origin) -> Answer:
+    async def _open_connection(self, origin: Origin) -> HttpConnection:
         loop = asyncio.get_running_loop()
-        if origin.tls and self._tls is None:
-            self._tls = await asyncio.to_thread(ssl.create_default_context)
+        if origin.tls and self._ssl_context is None:
+            self._ssl_context = await asyncio.to_thread(ssl.create_default_context)
         found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
         sock = await start_connection(found, happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY_S, interleave=1, loop=loop)
         try:
             _, answer = await loop.create_connection(
-                lambda: Answer(self._forget),
+                lambda: HttpConnection(self._forget_connection),
                 sock=sock,
-                ssl=self._tls if origin.tls else None,
+                ssl=self._ssl_context if origin.tls else None,
                 server_hostname=origin.host if origin.tls else None,
             )
         except BaseException:
@@ -158,7 +162,7 @@ def headers_to_bytes(headers: Mapping[str, str]) -> bytes:
 
 
 @functools.lru_cache(maxsize=256)
-def read_url(url: str) -> tuple[Origin, bytes, bytes]:
+def parse_url(url: str) -> tuple[Origin, bytes, bytes]:
     """Where it points, and what stands in the request for its host and for the rest. Raises ValueError."""
     parts = urlsplit(url)
     tls = parts.scheme == "https"

@@ -13,160 +13,160 @@ import httptools
 
 HIGH_WATER_BYTES: Final = 256 * 1024
 """Of what has come and is not taken; then the server has to wait."""
-MAX_BARREN_BYTES: Final = 64 * 1024
+MAX_NON_BODY_BYTES: Final = 64 * 1024
 """Of headers, trailers and the like between two pieces of a body."""
-PIECE_BYTES: Final = 64 * 1024
+WRITE_CHUNK_BYTES: Final = 64 * 1024
 """Larger bodies go out in such pieces, so that sending one does not hold up the streams of others."""
 
 
-class HttpFailed(OSError):
+class HttpError(OSError):
     """No connection, or one that broke, or over which came what is no HTTP."""
 
 
-class Answer(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """A connection, and the answer that comes over it. Wait for `more` unless it is `ready`, then `take` what is there.
 
     `status` is 0 until the headers are there, whose names are in lower case. `over` says that the body ended cleanly.
     """
 
     __slots__ = (
-        "_barren_bytes",
-        "_due",
-        "_end",
+        "_body_chunk_count",
+        "_buffered_bytes",
+        "_chunks",
+        "_deadline",
+        "_drain_waiter",
         "_failure",
+        "_is_paused",
+        "_is_request_sent",
         "_loop",
-        "_on_lost",
+        "_non_body_bytes",
+        "_on_closed",
         "_parser",
-        "_paused",
-        "_pieces",
-        "_room",
-        "_sent",
-        "_size",
         "_timer",
+        "_timer_at",
         "_transport",
-        "_until",
         "_waiter",
-        "closing",
         "headers",
+        "is_closing",
+        "is_complete",
+        "is_ready",
+        "is_reusable",
         "on_body",
-        "over",
-        "ready",
-        "reusable",
         "status",
     )
     _transport: asyncio.Transport
 
-    def __init__(self, on_lost: "Callable[[Answer], None]") -> None:
+    def __init__(self, on_closed: "Callable[[HttpConnection], None]") -> None:
         """`on_lost` is told when the connection is gone."""
-        self.closing = False
-        self._on_lost = on_lost
+        self.is_closing = False
+        self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
-        self._pieces: list[bytes] = []
-        self.on_body = self._pieces.append
+        self._chunks: list[bytes] = []
+        self.on_body = self._chunks.append
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
+        self._drain_waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._due = self._until = math.inf
-        self._paused = False
-        self.rest()
+        self._timer_at = self._deadline = math.inf
+        self._is_paused = False
+        self.reset()
 
-    def rest(self) -> None:
+    def reset(self) -> None:
         """Between two answers."""
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.over = self.ready = True
-        self.reusable = self._sent = False
-        self._failure: HttpFailed | None = None
-        self._size = self._barren_bytes = self._end = 0
-        self._pieces.clear()
+        self.is_complete = self.is_ready = True
+        self.is_reusable = self._is_request_sent = False
+        self._failure: HttpError | None = None
+        self._buffered_bytes = self._non_body_bytes = self._body_chunk_count = 0
+        self._chunks.clear()
         self._stop_timer()
-        self._resume()
+        self._resume_reading()
 
-    async def begin(self, head: bytes, body: bytes) -> None:
+    async def send_request(self, head: bytes, body: bytes) -> None:
         """Send a request. Returns early when the server answers before it has all of it. Raises HttpFailed."""
-        self.over = self.ready = False
-        if len(body) <= PIECE_BYTES:
+        self.is_complete = self.is_ready = False
+        if len(body) <= WRITE_CHUNK_BYTES:
             self._transport.write(head + body)
         else:
             self._transport.write(head)
-            for start in range(0, len(body), PIECE_BYTES):
-                while self._room is not None:
-                    await self._room
-                self.check()
+            for start in range(0, len(body), WRITE_CHUNK_BYTES):
+                while self._drain_waiter is not None:
+                    await self._drain_waiter
+                self.raise_if_failed()
                 if self.status:
                     return
-                self._transport.write(body[start : start + PIECE_BYTES])
-        self._sent = True
+                self._transport.write(body[start : start + WRITE_CHUNK_BYTES])
+        self._is_request_sent = True
 
-    def more(self, until: float) -> "asyncio.Future[None]":
+    def wait_for_data(self, deadline: float) -> "asyncio.Future[None]":
         """To be awaited: something has come, or there is an end. Raises TimeoutError at the loop's time `until`."""
         waiter = self._waiter = self._loop.create_future()
-        self._until = until
-        if until < self._due:
+        self._deadline = deadline
+        if deadline < self._timer_at:
             self._stop_timer()
-            self._due = until
-            self._timer = self._loop.call_at(until, self._fire)
+            self._timer_at = deadline
+            self._timer = self._loop.call_at(deadline, self._on_timer)
         return waiter
 
-    def take(self) -> bytes:
+    def read_available(self) -> bytes:
         """What has come of the body; nothing means the end when it was `ready`. Raises HttpFailed."""
-        pieces = self._pieces
+        pieces = self._chunks
         if not pieces:
-            self.check()
+            self.raise_if_failed()
             return b""
         read = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
-        self._size = 0
-        self.ready = self.over or self._failure is not None
-        if self._paused:
-            self._resume()
+        self._buffered_bytes = 0
+        self.is_ready = self.is_complete or self._failure is not None
+        if self._is_paused:
+            self._resume_reading()
         return read
 
-    async def body(self, limit: int, until: float) -> bytes:
+    async def read_body(self, limit_bytes: int, deadline: float) -> bytes:
         """The body up to `limit` bytes. Raises HttpFailed, and TimeoutError at the loop's time `until`."""
         body = bytearray()
-        while len(body) < limit:
-            if not self.ready:
-                await self.more(until)
-            body += self.take()
-            if self.over:  # whose last bytes were taken with the rest
+        while len(body) < limit_bytes:
+            if not self.is_ready:
+                await self.wait_for_data(deadline)
+            body += self.read_available()
+            if self.is_complete:  # whose last bytes were taken with the rest
                 break
-        return bytes(body[:limit])
+        return bytes(body[:limit_bytes])
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raises HttpFailed when the connection broke in the middle of the answer."""
         if self._failure is not None:
             raise self._failure
 
     def abort(self) -> None:
         """Close the connection at once."""
-        self.closing = True
+        self.is_closing = True
         self._stop_timer()
         self._transport.abort()
 
-    def _fire(self) -> None:
+    def _on_timer(self) -> None:
         """One timer for the whole answer, because one for each wait costs as much as the wait."""
-        self._due, self._timer = math.inf, None
+        self._timer_at, self._timer = math.inf, None
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
-        if self._loop.time() < self._until:
-            self._due = self._until
-            self._timer = self._loop.call_at(self._until, self._fire)
+        if self._loop.time() < self._deadline:
+            self._timer_at = self._deadline
+            self._timer = self._loop.call_at(self._deadline, self._on_timer)
         else:
             waiter.set_exception(TimeoutError())
 
-    def _resume(self) -> None:
-        if self._paused:
-            self._paused = False
+    def _resume_reading(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
             self._transport.resume_reading()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._due = math.inf
+        self._timer_at = math.inf
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -174,10 +174,10 @@ class Answer(asyncio.Protocol):
             waiter.set_result(None)
 
     def _fail(self, message: str) -> None:
-        if not self.over and self._failure is None:
-            self._failure = HttpFailed(message)
-            self.ready = True
-        self.closing = True
+        if not self.is_complete and self._failure is None:
+            self._failure = HttpError(message)
+            self.is_ready = True
+        self.is_closing = True
         self._transport.abort()
         self._wake()
 
@@ -187,62 +187,62 @@ class Answer(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]  # that of a stream protocol is a Transport
 
     def data_received(self, data: bytes) -> None:
-        if self.over:  # nobody asked
-            self.reusable = False
+        if self.is_complete:  # nobody asked
+            self.is_reusable = False
             self.abort()
             return
-        pieces = self._pieces
+        pieces = self._chunks
         had = len(pieces)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._drop_excess()
-            self.reusable = False
+            self.is_reusable = False
             self._fail("What came is no HTTP.")
             return
         if len(pieces) > had:
-            self.ready = True
-            self._barren_bytes = 0
-            self._size += len(data)
-            if self._size > HIGH_WATER_BYTES and not self._paused:
-                self._paused = True
+            self.is_ready = True
+            self._non_body_bytes = 0
+            self._buffered_bytes += len(data)
+            if self._buffered_bytes > HIGH_WATER_BYTES and not self._is_paused:
+                self._is_paused = True
                 self._transport.pause_reading()
         else:
-            self._barren_bytes += len(data)
-            if self._barren_bytes > MAX_BARREN_BYTES:
+            self._non_body_bytes += len(data)
+            if self._non_body_bytes > MAX_NON_BODY_BYTES:
                 self._fail("The headers are too large.")
                 return
-        if self.over:
+        if self.is_complete:
             self._drop_excess()
-        if self.ready:
+        if self.is_ready:
             self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.status and exc is None and not self.closing and not self._framed():
-            self.over = self.ready = True
-        self.closing = True
-        self.reusable = False
+        if self.status and exc is None and not self.is_closing and not self._has_framed_body():
+            self.is_complete = self.is_ready = True
+        self.is_closing = True
+        self.is_reusable = False
         self._fail("The connection broke.")
         self.resume_writing()
-        self._on_lost(self)
+        self._on_closed(self)
         # else it and the parser hold one another until the garbage collector comes
         del self._parser
 
     def pause_writing(self) -> None:
-        self._room = self._loop.create_future()
+        self._drain_waiter = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        room, self._room = self._room, None
+        room, self._drain_waiter = self._drain_waiter, None
         if room is not None and not room.done():
             room.set_result(None)
 
     def _drop_excess(self) -> None:
         """What came behind the end is no part of the answer, and whoever sends it is not to be asked again."""
-        if self.closing:
-            self.reusable = False
-            del self._pieces[self._end :]
+        if self.is_closing:
+            self.is_reusable = False
+            del self._chunks[self._body_chunk_count :]
 
-    def _framed(self) -> bool:
+    def _has_framed_body(self) -> bool:
         """Whether the body has an end of its own; else the closing of the connection is its end."""
         return "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "")
 
@@ -254,7 +254,7 @@ class Answer(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self.over:
+        if self.is_complete:
             return
         if status < 200:  # an interim answer: the real one is to come
             self.headers = {}
@@ -263,11 +263,11 @@ class Answer(asyncio.Protocol):
             self._wake()
 
     def on_message_begin(self) -> None:
-        if self.over:  # two answers to one question
-            self.closing = True
+        if self.is_complete:  # two answers to one question
+            self.is_closing = True
 
     def on_message_complete(self) -> None:
-        if self.status and not self.over:
-            self._end = len(self._pieces)
-            self.over = self.ready = True
-            self.reusable = self._sent and self._parser.should_keep_alive()
+        if self.status and not self.is_complete:
+            self._body_chunk_count = len(self._chunks)
+            self.is_complete = self.is_ready = True
+            self.is_reusable = self._is_request_sent and self._parser.should_keep_alive()

@@ -16,119 +16,119 @@ class EventReader:
 
     __slots__ = (
         "_at_start",
-        "_data",
         "_data_bytes",
+        "_data_lines",
         "_lines_end_in_cr",
         "_max_bytes",
-        "_rest",
-        "_rest_bytes",
+        "_pending",
+        "_pending_bytes",
         "_skip_lf",
     )
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_bytes = max_event_bytes
-        self._rest: list[bytes] = []
-        self._rest_bytes = 0
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
         self._at_start = True
         self._lines_end_in_cr = False
         self._skip_lf = False
-        self._data: list[bytes] = []
+        self._data_lines: list[bytes] = []
         self._data_bytes = 0
 
-    def feed(self, read: bytes) -> list[bytes]:
+    def feed(self, chunk: bytes) -> list[bytes]:
         """The data of every event that `read` completed. Raises UpstreamError for an event over the limit."""
         # what nearly all reads are while a model generates: one event of one line
         if (
             not self._at_start
             and not self._lines_end_in_cr
-            and not self._rest
-            and read.find(b"\n") == len(read) - 2
-            and read.startswith(b"data: ")
-            and len(read) > len(b"data: \n\n")
-            and read.endswith(b"\n\n")
-            and b"\r" not in read
+            and not self._pending
+            and chunk.find(b"\n") == len(chunk) - 2
+            and chunk.startswith(b"data: ")
+            and len(chunk) > len(b"data: \n\n")
+            and chunk.endswith(b"\n\n")
+            and b"\r" not in chunk
         ):
-            return [read[6:-2]]
-        if self._rest:
-            read = self._join(read)
+            return [chunk[6:-2]]
+        if self._pending:
+            chunk = self._join_pending(chunk)
         if self._at_start:
-            read = self._without_bom(read)
-        if not read:
+            chunk = self._strip_bom(chunk)
+        if not chunk:
             return []
-        if self._lines_end_in_cr or b"\r" in read:
-            return self._feed_lines(read)
-        end = read.rfind(b"\n\n")
+        if self._lines_end_in_cr or b"\r" in chunk:
+            return self._feed_lines(chunk)
+        end = chunk.rfind(b"\n\n")
         if end < 0:
-            self._keep(read)
+            self._add_pending(chunk)
             return []
-        if end + 2 < len(read):
-            self._keep(read[end + 2 :])
+        if end + 2 < len(chunk):
+            self._add_pending(chunk[end + 2 :])
         # What nearly all servers send, and worth being quick for: events of one `data: ` line each.
-        if read.startswith(b"data: "):
-            events = read[6:end].split(b"\n\ndata: ")
-            if read.count(b"\n", 0, end) == 2 * len(events) - 2 and all(events):
+        if chunk.startswith(b"data: "):
+            events = chunk[6:end].split(b"\n\ndata: ")
+            if chunk.count(b"\n", 0, end) == 2 * len(events) - 2 and all(events):
                 return events
-        return [data for block in read[:end].split(b"\n\n") if (data := _block_data(block))]
+        return [data for block in chunk[:end].split(b"\n\n") if (data := _parse_block(block))]
 
-    def _keep(self, rest: bytes) -> None:
-        self._rest.append(rest)
-        self._rest_bytes += len(rest)
-        if self._rest_bytes > self._max_bytes:
+    def _add_pending(self, chunk: bytes) -> None:
+        self._pending.append(chunk)
+        self._pending_bytes += len(chunk)
+        if self._pending_bytes > self._max_bytes:
             raise UpstreamError("The inference server sent an event that is larger than allowed.")
 
-    def _join(self, read: bytes) -> bytes:
+    def _join_pending(self, chunk: bytes) -> bytes:
         """What was left over before `read`, or nothing while no line can have ended: keeps long lines linear."""
-        if b"\n" not in read and b"\r" not in read and not self._at_start:
-            self._keep(read)
+        if b"\n" not in chunk and b"\r" not in chunk and not self._at_start:
+            self._add_pending(chunk)
             return b""
-        read = b"".join((*self._rest, read))
-        self._rest.clear()
-        self._rest_bytes = 0
-        return read
+        chunk = b"".join((*self._pending, chunk))
+        self._pending.clear()
+        self._pending_bytes = 0
+        return chunk
 
-    def _without_bom(self, read: bytes) -> bytes:
-        if len(read) < len(BOM) and BOM.startswith(read):
-            self._keep(read)
+    def _strip_bom(self, chunk: bytes) -> bytes:
+        if len(chunk) < len(BOM) and BOM.startswith(chunk):
+            self._add_pending(chunk)
             return b""
         self._at_start = False
-        return read.removeprefix(BOM)
+        return chunk.removeprefix(BOM)
 
-    def _feed_lines(self, read: bytes) -> list[bytes]:
+    def _feed_lines(self, chunk: bytes) -> list[bytes]:
         """The standard to the letter, for streams where a carriage return was seen: CR, LF and CRLF all end lines."""
         self._lines_end_in_cr = True
         if self._skip_lf:
-            read = read.removeprefix(b"\n")
-        self._skip_lf = read.endswith(b"\r")
-        *lines, rest = read.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+            chunk = chunk.removeprefix(b"\n")
+        self._skip_lf = chunk.endswith(b"\r")
+        *lines, rest = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         if rest:
-            self._keep(rest)
+            self._add_pending(rest)
         events: list[bytes] = []
         for line in lines:
             if line:
-                self._add(line)
-            elif self._data:
-                if data := b"\n".join(self._data):
+                self._add_line(line)
+            elif self._data_lines:
+                if data := b"\n".join(self._data_lines):
                     events.append(data)
-                self._data.clear()
+                self._data_lines.clear()
                 self._data_bytes = 0
         return events
 
-    def _add(self, line: bytes) -> None:
-        data = _line_data(line)
+    def _add_line(self, line: bytes) -> None:
+        data = _parse_data_line(line)
         if data is None:
             return
-        self._data.append(data)
+        self._data_lines.append(data)
         self._data_bytes += len(data)
         if self._data_bytes > self._max_bytes:
             raise UpstreamError("The inference server sent an event that is larger than allowed.")
 
 
-def _line_data(line: bytes) -> bytes | None:
+def _parse_data_line(line: bytes) -> bytes | None:
     """The value of a `data` field; None for every other field and for comments."""
     if line[:5] == b"data:":
         return line[6:] if line[5:6] == b" " else line[5:]
     return b"" if line == b"data" else None
 
 
-def _block_data(block: bytes) -> bytes:
-    return b"\n".join(data for line in block.split(b"\n") if (data := _line_data(line)) is not None)
+def _parse_block(block: bytes) -> bytes:
+    return b"\n".join(data for line in block.split(b"\n") if (data := _parse_data_line(line)) is not None)

@@ -23,28 +23,28 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     settings = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=serve, args=(settings, answer), daemon=True).start()
+    threading.Thread(target=serve_model, args=(settings, answer), daemon=True).start()
     while sys.stdin.buffer.read(4096):
         pass
     os._exit(0)
 
 
-def serve(settings: dict[str, Any], answer: Any) -> None:
+def serve_model(settings: dict[str, Any], output: Any) -> None:
     """Load the model and tell the parent where it is served; the engine's own threads do the rest."""
     try:
-        server = start(settings)
+        server = start_server(settings)
         outcome = {"address": server.listening_address}
     except (ImportError, OSError, RuntimeError, ValueError, AttributeError, TypeError) as exc:
         server, outcome = None, {"error": f"{type(exc).__name__}: {exc}"}
         # The engine logs the cause from a thread of its own, and our end is near.
         time.sleep(LOG_FLUSH_S)
-    answer.write(json.dumps(outcome) + "\n")
-    answer.flush()
+    output.write(json.dumps(outcome) + "\n")
+    output.flush()
     threading.Event().wait()  # the engine lives as long as `server` does
     del server
 
 
-def start(settings: dict[str, Any]) -> Any:
+def start_server(settings: dict[str, Any]) -> Any:
     # Untyped, and its import may fail: a failure that the parent must hear of.
     xllamacpp: Any = importlib.import_module("xllamacpp")
     params = xllamacpp.CommonParams()

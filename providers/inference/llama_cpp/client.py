@@ -13,26 +13,26 @@ from typing import Any, Final
 from pydantic import SecretStr
 
 from apis.chat import ChatRequest
-from apis.deltas import Step
+from apis.deltas import DeltaBatch
 from apis.errors import InvalidRequest, UpstreamError
-from providers.inference.chat_completions.body import Dialect, request_to_body
+from providers.inference.chat_completions.body import ChatDialect, request_to_body
 from providers.inference.chat_completions.endpoint import MAX_BODY_BYTES, ChatCompletions, Timeouts
 from providers.inference.chat_completions.errors import response_to_error
 from providers.inference.http.client import HttpClient, headers_to_bytes
-from providers.inference.llama_cpp.engine import Address
+from providers.inference.llama_cpp.engine import EngineAddress
 
-MARK: Final = "@#@"
+PROBE_MARK: Final = "@#@"
 SCHEMA_RULE: Final = "start: %json "
 SEED_RANGE: Final = 2**32 - 1
-KEPT_VERDICTS: Final = 256
-COMPOSED: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties"})
-NOT_SENT: Final[dict[str, None]] = dict.fromkeys(
+MAX_CONSTRAINT_VERDICTS: Final = 256
+COMPOSITION_KEYWORDS: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties"})
+UNSENT_FIELDS: Final[dict[str, None]] = dict.fromkeys(
     (
         *("tools", "tool_choice", "parallel_tool_calls", "response_format", "stop_token_ids", "repetition_penalty"),
         *("prompt_cache_key", "cache_salt", "priority", "verbosity", "seed"),
     )
 )
-BREAKS_LOOPS: Final[Mapping[str, Any]] = {"dry_multiplier": 0.8, "dry_base": 1.75, "dry_allowed_length": 12}
+LOOP_PENALTIES: Final[Mapping[str, Any]] = {"dry_multiplier": 0.8, "dry_base": 1.75, "dry_allowed_length": 12}
 """Makes repeating a passage of more than 12 tokens ever less likely: small models otherwise fill whole contexts."""
 
 
@@ -58,7 +58,7 @@ def schema_to_constraint(
 ) -> Constraint:
     """Compact JSON of the schema. Unless `strict`, keywords that the engine does not know are passed over."""
     closed = dict(schema)
-    if "properties" in closed and not COMPOSED & closed.keys():
+    if "properties" in closed and not COMPOSITION_KEYWORDS & closed.keys():
         # Narrower than what was asked, so still right; a small model let free makes up properties without end.
         closed.setdefault("additionalProperties", False)
     closed["x-guidance"] = {"lenient": not strict, "whitespace_flexible": False}
@@ -80,7 +80,7 @@ class EngineClient:
     """Speaks to one start of the engine. `http` is the caller's."""
 
     def __init__(
-        self, address: Address, http: HttpClient, timeout_s: float, verdicts: OrderedDict[bytes, bool]
+        self, address: EngineAddress, http: HttpClient, timeout_s: float, verdicts: OrderedDict[bytes, bool]
     ) -> None:
         self._address = address
         self._http = http
@@ -89,7 +89,7 @@ class EngineClient:
 
     def chat(
         self, request: ChatRequest, constraint: Constraint | None = None, **engine_fields: Any
-    ) -> AsyncGenerator[Step]:
+    ) -> AsyncGenerator[DeltaBatch]:
         """A chat of messages only: its tools and response format are not looked at. The constraint must have been
         checked: what the engine cannot compile it does not enforce."""
         if constraint is not None:
@@ -103,34 +103,34 @@ class EngineClient:
             f"{self._address.url}/v1",
             self._http,
             api_key=SecretStr(self._address.api_key),
-            dialect=_dialect(engine_fields),
+            dialect=_build_dialect(engine_fields),
             timeouts=Timeouts(headers_s=self._timeout_s, first_token_s=self._timeout_s, token_gap_s=self._timeout_s),
         )
-        return wire.chat(request.model_copy(update=NOT_SENT))
+        return wire.chat(request.model_copy(update=UNSENT_FIELDS))
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """The prompt's length with the model's own template around the messages."""
-        body = request_to_body(request.model_copy(update=NOT_SENT), _dialect({}))
+        body = request_to_body(request.model_copy(update=UNSENT_FIELDS), _build_dialect({}))
         return int((await self._post("/v1/chat/completions/input_tokens", body, request.model))["input_tokens"])
 
     async def context_tokens(self) -> int:
         """How much fits into one slot: what was configured, or less where the model was made for less."""
-        props = await self._answer("GET", "/props", None, "")
+        props = await self._request_json("GET", "/props", None, "")
         return int(props["default_generation_settings"]["n_ctx"])
 
-    async def check(self, constraints: Sequence[Constraint]) -> None:
+    async def check_constraints(self, constraints: Sequence[Constraint]) -> None:
         """Raises InvalidRequest naming the field of the first one that the engine cannot enforce."""
         schemas = [one for one in constraints if one.is_schema and _digest(one) not in self._verdicts]
-        if len(schemas) > 1 and await self._compiles(_either(schemas)):
+        if len(schemas) > 1 and await self._compiles(_join_schemas(schemas)):
             for one in schemas:
-                self._remember(one, good=True)
+                self._store_verdict(one, is_valid=True)
         for one in constraints:
             good = self._verdicts.get(_digest(one))
             if good is None:
                 good = await self._compiles(one.rules)
-                self._remember(one, good=good)
+                self._store_verdict(one, is_valid=good)
             if not good:
-                raise _refusal(one)
+                raise _build_refusal(one)
 
     async def _compiles(self, rules: str) -> bool:
         """The engine drops a grammar that it cannot compile and generates without; so see whether one is obeyed that
@@ -138,24 +138,24 @@ class EngineClient:
         marked = re.sub(r"\bstart\b", "probed_start", rules)
         probe = {
             "prompt": "Hello",
-            "n_predict": len(MARK),
+            "n_predict": len(PROBE_MARK),
             "temperature": 0,
             "cache_prompt": False,
-            "grammar": f'%llguidance {{}}\nstart: "{MARK}" probed_start\n{marked}',
+            "grammar": f'%llguidance {{}}\nstart: "{PROBE_MARK}" probed_start\n{marked}',
         }
         answer = await self._post("/completion", json.dumps(probe).encode(), "")
         content = str(answer.get("content", ""))
-        return bool(content) and content.startswith(MARK[: len(content)])
+        return bool(content) and content.startswith(PROBE_MARK[: len(content)])
 
-    def _remember(self, constraint: Constraint, *, good: bool) -> None:
-        self._verdicts[_digest(constraint)] = good
-        while len(self._verdicts) > KEPT_VERDICTS:
+    def _store_verdict(self, constraint: Constraint, *, is_valid: bool) -> None:
+        self._verdicts[_digest(constraint)] = is_valid
+        while len(self._verdicts) > MAX_CONSTRAINT_VERDICTS:
             self._verdicts.popitem(last=False)
 
     async def _post(self, path: str, body: bytes, model: str) -> dict[str, Any]:
-        return await self._answer("POST", path, body, model)
+        return await self._request_json("POST", path, body, model)
 
-    async def _answer(self, method: str, path: str, body: bytes | None, model: str) -> dict[str, Any]:
+    async def _request_json(self, method: str, path: str, body: bytes | None, model: str) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self._address.api_key}", "Content-Type": "application/json"}
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -163,7 +163,7 @@ class EngineClient:
                     method, self._address.url + path, headers_to_bytes(headers), body, self._timeout_s
                 )
                 try:
-                    told = await answer.body(MAX_BODY_BYTES, math.inf)
+                    told = await answer.read_body(MAX_BODY_BYTES, math.inf)
                     if answer.status != 200:
                         raise response_to_error(answer.status, told, answer.headers, model)
                 finally:
@@ -173,9 +173,9 @@ class EngineClient:
             raise UpstreamError("The local engine (llama.cpp) did not answer.") from exc
 
 
-def _dialect(engine_fields: Mapping[str, Any]) -> Dialect:
+def _build_dialect(engine_fields: Mapping[str, Any]) -> ChatDialect:
     # The engine tokenizes the finished prompt, so that markup in a text would be the model's own markup.
-    return Dialect(
+    return ChatDialect(
         engine="vllm",
         reasoning_field="reasoning_content",
         neutralize_control_tokens=True,
@@ -183,7 +183,7 @@ def _dialect(engine_fields: Mapping[str, Any]) -> Dialect:
     )
 
 
-def _either(schemas: Sequence[Constraint]) -> str:
+def _join_schemas(schemas: Sequence[Constraint]) -> str:
     return "start: " + " | ".join(one.rules.removeprefix("start: ") for one in schemas)
 
 
@@ -191,7 +191,7 @@ def _digest(constraint: Constraint) -> bytes:
     return hashlib.sha256(constraint.rules.encode("utf-8", "surrogatepass")).digest()
 
 
-def _refusal(constraint: Constraint) -> InvalidRequest:
+def _build_refusal(constraint: Constraint) -> InvalidRequest:
     what = "The schema" if constraint.code else "The grammar"
     return InvalidRequest(
         f"{what} in {constraint.param} is not valid, or uses what the local engine cannot enforce.",

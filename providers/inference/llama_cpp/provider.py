@@ -1,6 +1,6 @@
 """LlamaCpp: a small model on this machine, with nothing to install beside a wheel: the default that always works.
 
-llama.cpp runs in a child process (llama_cpp_engine.py) and is spoken to as a chat-completions server on loopback.
+llama.cpp runs in a child process (engine.py) and is spoken to as a chat-completions server on loopback.
 """
 
 import asyncio
@@ -13,17 +13,22 @@ from pathlib import Path
 
 from pydantic import Field
 
-from apis.chat import ChatRequest, JsonSchemaFormat
-from apis.deltas import Step
+from apis.chat import ChatJsonSchemaFormat, ChatRequest
+from apis.deltas import DeltaBatch
 from apis.errors import ConfigError, ModelNotFound, Unsupported, UpstreamError, UpstreamTimeout
 from apis.inference import Inference, Model
 from apis.provider import Provider
 from apis.wire.text_format import JsonObjectFormat
 from providers.inference.http.client import HttpClient
 from providers.inference.llama_cpp.client import Constraint, EngineClient, schema_to_constraint
-from providers.inference.llama_cpp.engine import Engine, Settings
-from providers.inference.llama_cpp.model import PACKAGED, REMEDY, fetched, models_dir
-from providers.inference.llama_cpp.prompts import answer_messages, check_texts, decision_messages, with_verbosity
+from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
+from providers.inference.llama_cpp.model import MODEL_REMEDY, PACKAGED_MODELS, fetch_model, models_dir
+from providers.inference.llama_cpp.prompts import (
+    add_verbosity,
+    build_answer_messages,
+    build_decision_messages,
+    check_text_only,
+)
 from providers.inference.llama_cpp.tools import ToolTurn, request_to_choices, tool_to_constraint
 
 
@@ -48,7 +53,7 @@ class LlamaCpp(Inference):
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._engine: Engine | None = None
+        self._engine: LlamaCppEngine | None = None
         self._http: HttpClient | None = None
         self._verdicts = OrderedDict[bytes, bool]()
         self._model = Model(id=_model_id(config), owned_by="llama.cpp", modalities=frozenset())
@@ -60,21 +65,23 @@ class LlamaCpp(Inference):
             raise ConfigError("The llama_cpp provider needs its engine: pip install 'responses-stack[local]'.")
         path, sampling = config.model_path, dict[str, float]()
         if path is None:
-            packaged = PACKAGED.get(config.model)
+            packaged = PACKAGED_MODELS.get(config.model)
             if packaged is None:
-                known = ", ".join(PACKAGED)
-                raise ConfigError(f"There is no model '{config.model}' to fetch, only: {known}. {REMEDY}")
-            path, sampling = await fetched(packaged, models_dir(), config.fetch_timeout_s), dict(packaged.sampling)
+                known = ", ".join(PACKAGED_MODELS)
+                raise ConfigError(f"There is no model '{config.model}' to fetch, only: {known}. {MODEL_REMEDY}")
+            path, sampling = await fetch_model(packaged, models_dir(), config.fetch_timeout_s), dict(packaged.sampling)
         elif not await asyncio.to_thread(path.is_file):
             raise ConfigError(f"model_path: there is no file {path}.")
         threads = config.threads or max((os.cpu_count() or 2) - 1, 1)
-        settings = Settings(self._model.id, str(path), config.context_tokens, config.parallel, threads, sampling)
-        self._engine = Engine(settings, config.start_timeout_s)
+        settings = LlamaCppSettings(
+            self._model.id, str(path), config.context_tokens, config.parallel, threads, sampling
+        )
+        self._engine = LlamaCppEngine(settings, config.start_timeout_s)
         await self._engine.start()
         # The engine closes connections when it likes, and a new one to this machine costs nothing.
         self._http = HttpClient(idle_s=0)
         try:
-            context_tokens = await self._client().context_tokens()
+            context_tokens = await self._get_client().context_tokens()
         except UpstreamError as exc:
             await self.close()
             raise ConfigError(f"The local engine ended right after it had started: {exc.message}") from exc
@@ -91,15 +98,15 @@ class LlamaCpp(Inference):
 
     async def models(self) -> Sequence[Model]:
         """The one model. Raises UpstreamError while the engine is down."""
-        self._client()
+        self._get_client()
         return [self._model]
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`. With tools, one call per turn at most, and the usage counts the deciding too."""
-        self._check(request)
-        request = with_verbosity(request)
+        self._check_request(request)
+        request = add_verbosity(request)
         try:
-            async with aclosing(self._steps(self._client(), request)) as steps:
+            async with aclosing(self._generate(self._get_client(), request)) as steps:
                 async for step in steps:
                     yield step
         except UpstreamTimeout as exc:
@@ -110,39 +117,39 @@ class LlamaCpp(Inference):
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Of the prompt that the model reads first; with tools, that is the one to decide by."""
-        self._check(request)
-        request = with_verbosity(request)
+        self._check_request(request)
+        request = add_verbosity(request)
         choices = request_to_choices(request)
         if choices.tools:
-            messages = decision_messages(request.messages, choices.tools, may_answer=choices.may_answer)
+            messages = build_decision_messages(request.messages, choices.tools, may_answer=choices.may_answer)
         else:
-            messages = answer_messages(request.messages)
-        return await self._client().count_tokens(request.model_copy(update={"messages": messages}))
+            messages = build_answer_messages(request.messages)
+        return await self._get_client().count_tokens(request.model_copy(update={"messages": messages}))
 
-    async def _steps(self, client: EngineClient, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def _generate(self, client: EngineClient, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         choices = request_to_choices(request)
         named = {tool: f"tools[{index}]" for index, tool in enumerate(tool.name for tool in request.tools or ())}
         constraints = {tool.name: tool_to_constraint(tool, named[tool.name]) for tool in choices.tools}
-        shape = _answer_constraint(request)
-        await client.check([one for one in (*constraints.values(), shape) if one is not None])
+        shape = _build_answer_constraint(request)
+        await client.check_constraints([one for one in (*constraints.values(), shape) if one is not None])
         bound = min(request.max_completion_tokens or self._config.max_output_tokens, 2**31 - 1)
         request = request.model_copy(update={"max_completion_tokens": bound})
         if choices.tools:
-            steps = ToolTurn(client, request, choices, constraints).steps(shape)
+            steps = ToolTurn(client, request, choices, constraints).generate(shape)
         else:
-            steps = client.chat(request.model_copy(update={"messages": answer_messages(request.messages)}), shape)
+            steps = client.chat(request.model_copy(update={"messages": build_answer_messages(request.messages)}), shape)
         async with aclosing(steps):
             async for step in steps:
                 yield step
 
-    def _check(self, request: ChatRequest) -> None:
+    def _check_request(self, request: ChatRequest) -> None:
         if request.model != self._model.id:
             raise ModelNotFound(request.model)
         if request.stop_token_ids:
             raise Unsupported("'stop_token_ids' is not supported by the local engine.", param="stop_token_ids")
-        check_texts(request.messages)
+        check_text_only(request.messages)
 
-    def _client(self) -> EngineClient:
+    def _get_client(self) -> EngineClient:
         if self._engine is None or self._http is None:
             raise RuntimeError("LlamaCpp is used before start or after close")
         return EngineClient(self._engine.address(), self._http, self._config.token_timeout_s, self._verdicts)
@@ -154,9 +161,9 @@ def _model_id(config: LlamaCpp.Config) -> str:
     return config.model_path.stem
 
 
-def _answer_constraint(request: ChatRequest) -> Constraint | None:
+def _build_answer_constraint(request: ChatRequest) -> Constraint | None:
     match request.response_format:
-        case JsonSchemaFormat(json_schema=given):
+        case ChatJsonSchemaFormat(json_schema=given):
             return schema_to_constraint(given.schema_, "text.format.schema", strict=bool(given.strict))
         case JsonObjectFormat():
             return schema_to_constraint({"type": "object"}, "text.format", strict=False)

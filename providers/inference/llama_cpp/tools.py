@@ -11,12 +11,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from apis.chat import AllowedTools, ChatRequest, CustomTool, FunctionTool, NamedCustom, NamedFunction
-from apis.deltas import Delta, Finish, Step, Text, ToolArguments, ToolCallStart, Usage
+from apis.chat import ChatAllowedTools, ChatCustomTool, ChatFunctionTool, ChatRequest, NamedCustomTool, NamedFunction
+from apis.deltas import Delta, DeltaBatch, Finish, TextDelta, ToolArgumentsDelta, ToolCallStart, Usage
 from apis.errors import InvalidRequest, UpstreamError
-from providers.inference.chat_completions.plain_tools import PlainTool, plain_tools
+from providers.inference.chat_completions.plain_tools import PlainTool, require_plain_tools
 from providers.inference.llama_cpp.client import (
-    BREAKS_LOOPS,
+    LOOP_PENALTIES,
     Constraint,
     EngineClient,
     lark_to_constraint,
@@ -24,17 +24,17 @@ from providers.inference.llama_cpp.client import (
     schema_to_constraint,
 )
 from providers.inference.llama_cpp.prompts import (
-    answer_messages,
-    answer_name,
-    argument_messages,
+    answer_choice_name,
+    build_answer_messages,
+    build_argument_messages,
+    build_decision_messages,
     calls_since_user,
-    choice_text,
-    decision_messages,
-    normal_json,
+    normalize_json,
+    render_choice,
 )
 
 MAX_DECISION_TOKENS: Final = 128
-PLAIN: Final[dict[str, None]] = dict.fromkeys(
+RESET_SAMPLING: Final[dict[str, None]] = dict.fromkeys(
     (
         *("stop", "logit_bias", "logprobs", "top_logprobs", "presence_penalty", "frequency_penalty"),
         *("repetition_penalty", "top_p", "top_k", "min_p"),
@@ -43,35 +43,37 @@ PLAIN: Final[dict[str, None]] = dict.fromkeys(
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class ToolChoices:
     """What the model may do: call one of `tools`, or else answer if it may."""
 
     tools: Sequence[PlainTool]
     may_answer: bool
 
 
-def request_to_choices(request: ChatRequest) -> Choices:
+def request_to_choices(request: ChatRequest) -> ToolChoices:
     """Raises InvalidRequest for a tool choice that names no tool of the request."""
-    tools, choice = plain_tools(request.tools), request.tool_choice
+    tools, choice = require_plain_tools(request.tools), request.tool_choice
     match choice:
         case "none":
-            return Choices((), may_answer=True)
+            return ToolChoices((), may_answer=True)
         case "required":
-            chosen = Choices(tools, may_answer=False)
-        case NamedFunction() | NamedCustom():
-            chosen = Choices(_named(tools, [choice]), may_answer=False)
-        case AllowedTools():
+            chosen = ToolChoices(tools, may_answer=False)
+        case NamedFunction() | NamedCustomTool():
+            chosen = ToolChoices(_filter_named_tools(tools, [choice]), may_answer=False)
+        case ChatAllowedTools():
             allowed = choice.allowed_tools
-            chosen = Choices(_named(tools, allowed.tools), may_answer=allowed.mode == "auto")
+            chosen = ToolChoices(_filter_named_tools(tools, allowed.tools), may_answer=allowed.mode == "auto")
         case _:
-            return Choices(tools, may_answer=True)
+            return ToolChoices(tools, may_answer=True)
     if not chosen.tools:
         raise InvalidRequest("tool_choice demands a tool that is not among the tools.", param="tool_choice")
     return chosen
 
 
-def _named(tools: Sequence[PlainTool], named: Sequence[NamedFunction | NamedCustom]) -> list[PlainTool]:
-    names = {one.name for one in named}
+def _filter_named_tools(
+    tools: Sequence[PlainTool], choices: Sequence[NamedFunction | NamedCustomTool]
+) -> list[PlainTool]:
+    names = {one.name for one in choices}
     if missing := names - {tool.name for tool in tools}:
         what = ", ".join(sorted(missing))
         raise InvalidRequest(f"tool_choice names tools that the request does not have: {what}.", param="tool_choice")
@@ -80,10 +82,13 @@ def _named(tools: Sequence[PlainTool], named: Sequence[NamedFunction | NamedCust
 
 def tool_to_constraint(tool: PlainTool, param: str) -> Constraint | None:
     """What the tool's input must match; None for free text."""
-    if isinstance(tool, FunctionTool):
+    if isinstance(tool, ChatFunctionTool):
         function = tool.function
         return schema_to_constraint(
-            _parameters(tool), f"{param}.parameters", strict=bool(function.strict), code="invalid_function_parameters"
+            _object_schema(tool),
+            f"{param}.parameters",
+            strict=bool(function.strict),
+            code="invalid_function_parameters",
         )
     form = tool.custom.format
     if form is None or form.type == "text":
@@ -92,7 +97,7 @@ def tool_to_constraint(tool: PlainTool, param: str) -> Constraint | None:
     return convert(form.grammar.definition, f"{param}.format.definition")
 
 
-def _parameters(tool: FunctionTool) -> dict[str, Any]:
+def _object_schema(tool: ChatFunctionTool) -> dict[str, Any]:
     return {"type": "object", "properties": {}, **(tool.function.parameters or {})}
 
 
@@ -103,7 +108,7 @@ class ToolTurn:
         self,
         client: EngineClient,
         request: ChatRequest,
-        choices: Choices,
+        choices: ToolChoices,
         constraints: dict[str, Constraint | None],
     ) -> None:
         self._client = client
@@ -112,37 +117,39 @@ class ToolTurn:
         self._constraints = constraints
         self._usage = Usage()
 
-    async def steps(self, answer_constraint: Constraint | None) -> AsyncGenerator[Step]:
+    async def generate(self, answer_constraint: Constraint | None) -> AsyncGenerator[DeltaBatch]:
         """As `Inference.chat`. The usage is that of all that was generated for the turn."""
         tool: PlainTool | None = self._choices.tools[0]
         if self._choices.may_answer or len(self._choices.tools) > 1:
-            decided = await self._decide()
+            decided = await self._choose_tool()
             if decided is None:
                 yield (Finish("length", self._usage),)
                 return
             tool = decided[0]
         if tool is not None:
-            async with aclosing(self._call(tool)) as steps:
+            async with aclosing(self._generate_call(tool)) as steps:
                 async for step in steps:
                     yield step
                     if isinstance(step[-1], Finish):
                         return
-        async with aclosing(self._answer(answer_constraint)) as steps:
+        async with aclosing(self._generate_answer(answer_constraint)) as steps:
             async for step in steps:
                 yield step
 
-    async def _decide(self) -> tuple[PlainTool | None] | None:
+    async def _choose_tool(self) -> tuple[PlainTool | None] | None:
         """The tool, or None in it to answer; None where the request's bound on tokens came first."""
-        by_text = {choice_text(tool.name): tool for tool in self._choices.tools}
+        by_text = {render_choice(tool.name): tool for tool in self._choices.tools}
         texts = list(by_text)
         if self._choices.may_answer:
-            texts.insert(0, choice_text(answer_name(self._choices.tools)))
+            texts.insert(0, render_choice(answer_choice_name(self._choices.tools)))
         rules = "start: " + " | ".join(json.dumps(text) for text in texts)
-        messages = decision_messages(self._request.messages, self._choices.tools, may_answer=self._choices.may_answer)
-        left = self._left()
+        messages = build_decision_messages(
+            self._request.messages, self._choices.tools, may_answer=self._choices.may_answer
+        )
+        left = self._remaining_tokens()
         request = self._request.model_copy(
             update={
-                **PLAIN,
+                **RESET_SAMPLING,
                 "messages": messages,
                 "temperature": 0.0,
                 "max_completion_tokens": min(left or MAX_DECISION_TOKENS, MAX_DECISION_TOKENS),
@@ -151,9 +158,9 @@ class ToolTurn:
         text, reason = "", ""
         async with aclosing(self._client.chat(request, Constraint(rules, "tools"))) as steps:
             async for step in steps:
-                text += "".join(delta.text for delta in step if isinstance(delta, Text))
+                text += "".join(delta.text for delta in step if isinstance(delta, TextDelta))
                 if isinstance(finish := step[-1], Finish):
-                    self._count(finish)
+                    self._add_usage(finish)
                     reason = finish.reason
         if text in texts:
             return (by_text.get(text),)
@@ -161,37 +168,37 @@ class ToolTurn:
             return None
         raise UpstreamError("The local engine (llama.cpp) did not keep to the choices it was given.")
 
-    async def _call(self, tool: PlainTool) -> AsyncGenerator[Step]:
+    async def _generate_call(self, tool: PlainTool) -> AsyncGenerator[DeltaBatch]:
         """Write a call. Ends without a Finish, and with no step, where it would be the same call over again."""
         name, constraint = tool.name, self._constraints[tool.name]
-        schema = _parameters(tool) if isinstance(tool, FunctionTool) else None
+        schema = _object_schema(tool) if isinstance(tool, ChatFunctionTool) else None
         request = self._request.model_copy(
             update={
-                "messages": argument_messages(self._request.messages, tool, schema),
+                "messages": build_argument_messages(self._request.messages, tool, schema),
                 "temperature": self._request.temperature or 0.0,
                 "logprobs": None,
                 "top_logprobs": None,
                 "stop": None,
-                "max_completion_tokens": self._left(),
+                "max_completion_tokens": self._remaining_tokens(),
             }
         )
         made = calls_since_user(self._request.messages) if self._choices.may_answer else []
         call_id = f"call_{secrets.token_hex(12)}"
-        held: list[Delta] = [ToolCallStart(call_id, name, custom=isinstance(tool, CustomTool))]
+        held: list[Delta] = [ToolCallStart(call_id, name, custom=isinstance(tool, ChatCustomTool))]
         # A tool just called is called again only for something else, or small models would ask for ever.
         holding = name in (called for called, _ in made)
-        if self._spent():
+        if self._is_limit_reached():
             yield (Finish("length", self._usage),)
             return
-        async with aclosing(self._client.chat(request, constraint, **BREAKS_LOOPS)) as steps:
+        async with aclosing(self._client.chat(request, constraint, **LOOP_PENALTIES)) as steps:
             async for step in steps:
                 for delta in step:
-                    if isinstance(delta, Text) and delta.text:
-                        held.append(ToolArguments(call_id, delta.text))
+                    if isinstance(delta, TextDelta) and delta.text:
+                        held.append(ToolArgumentsDelta(call_id, delta.text))
                     elif isinstance(delta, Finish):
-                        self._count(delta)
-                        text = "".join(one.text for one in held if isinstance(one, ToolArguments))
-                        if holding and (name, normal_json(text)) in made:
+                        self._add_usage(delta)
+                        text = "".join(one.text for one in held if isinstance(one, ToolArgumentsDelta))
+                        if holding and (name, normalize_json(text)) in made:
                             return
                         holding = False
                         held.append(Finish("tool_calls" if delta.reason == "stop" else delta.reason, self._usage))
@@ -199,31 +206,34 @@ class ToolTurn:
                     yield held
                     held = []
 
-    async def _answer(self, constraint: Constraint | None) -> AsyncGenerator[Step]:
-        if self._spent():
+    async def _generate_answer(self, constraint: Constraint | None) -> AsyncGenerator[DeltaBatch]:
+        if self._is_limit_reached():
             yield (Finish("length", self._usage),)
             return
         request = self._request.model_copy(
-            update={"messages": answer_messages(self._request.messages), "max_completion_tokens": self._left()}
+            update={
+                "messages": build_answer_messages(self._request.messages),
+                "max_completion_tokens": self._remaining_tokens(),
+            }
         )
         async with aclosing(self._client.chat(request, constraint)) as steps:
             async for step in steps:
                 if isinstance(finish := step[-1], Finish):
-                    self._count(finish)
+                    self._add_usage(finish)
                     yield [*step[:-1], replace(finish, usage=self._usage)]
                 else:
                     yield step
 
-    def _left(self) -> int | None:
+    def _remaining_tokens(self) -> int | None:
         """Tokens that may still be generated; None without a bound."""
         bound = self._request.max_completion_tokens
         return None if bound is None else max(bound - self._usage.output_tokens, 1)
 
-    def _spent(self) -> bool:
+    def _is_limit_reached(self) -> bool:
         bound = self._request.max_completion_tokens
         return bound is not None and self._usage.output_tokens >= bound
 
-    def _count(self, finish: Finish) -> None:
+    def _add_usage(self, finish: Finish) -> None:
         one, two = self._usage, finish.usage
         self._usage = Usage(
             one.input_tokens + two.input_tokens,

@@ -20,18 +20,18 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-Floats = npt.NDArray[np.float32]
+FloatTensor = npt.NDArray[np.float32]
 
 WINDOW_TOKENS = 256
 """What all-MiniLM-L6-v2 was trained for, its two special tokens included."""
 MAX_TOKENS = 8192
-STEP_TOKENS = 1024
+BATCH_TOKENS = 1024
 """So many tokens go through the layers together: more is no faster, and takes more memory."""
 HEAD_WIDTH = 32
 EPSILON = np.float32(1e-12)
 
 
-class TooLong(Exception):
+class TextTooLong(Exception):
     """The text at `position` has more than MAX_TOKENS."""
 
     def __init__(self, position: int, tokens: int) -> None:
@@ -39,12 +39,12 @@ class TooLong(Exception):
         self.position, self.tokens = position, tokens
 
 
-def read_safetensors(path: Path) -> dict[str, Floats]:
+def read_safetensors(path: Path) -> dict[str, FloatTensor]:
     """The float32 tensors of a file of https://github.com/huggingface/safetensors: a JSON header, then their bytes."""
     raw = np.memmap(path, dtype=np.uint8, mode="r")
     start = 8 + int(raw[:8].view("<u8")[0])
     header: dict[str, Any] = json.loads(raw[8:start].tobytes())
-    tensors: dict[str, Floats] = {}
+    tensors: dict[str, FloatTensor] = {}
     for name, about in header.items():
         if name != "__metadata__" and about["dtype"] == "F32":
             first, last = about["data_offsets"]
@@ -56,12 +56,12 @@ def read_safetensors(path: Path) -> dict[str, Floats]:
 class Bert:
     """The weights, and the way through them."""
 
-    def __init__(self, tensors: dict[str, Floats]) -> None:
+    def __init__(self, tensors: dict[str, FloatTensor]) -> None:
         self._tensors = tensors
         self._layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("encoder.layer."))
         self.dimensions = int(tensors["embeddings.LayerNorm.weight"].shape[0])
 
-    def token_vectors(self, sequences: Sequence[Sequence[int]]) -> list[Floats]:
+    def token_vectors(self, sequences: Sequence[Sequence[int]]) -> list[FloatTensor]:
         """The last layer's vectors of each sequence's tokens.
 
         The sequences lie end to end, not padded to one length: only attention has to know where each of them begins.
@@ -82,9 +82,9 @@ class Bert:
             x = self._normalise(x, f"{layer}.output.LayerNorm")
         return np.split(x, cuts)
 
-    def _attend(self, x: Floats, cuts: npt.NDArray[np.int64], name: str) -> Floats:
+    def _attend(self, x: FloatTensor, cuts: npt.NDArray[np.int64], name: str) -> FloatTensor:
         query, key, value = (
-            [_heads(part) for part in np.split(self._linear(x, f"{name}.self.{what}"), cuts)]
+            [_split_heads(part) for part in np.split(self._linear(x, f"{name}.self.{what}"), cuts)]
             for what in ("query", "key", "value")
         )
         mixed = [
@@ -94,29 +94,29 @@ class Bert:
         joined = np.concatenate([each.transpose(1, 0, 2).reshape(-1, x.shape[1]) for each in mixed])
         return self._linear(joined, f"{name}.output.dense")
 
-    def _linear(self, x: Floats, name: str) -> Floats:
-        y: Floats = x @ self._tensors[f"{name}.weight"].T
+    def _linear(self, x: FloatTensor, name: str) -> FloatTensor:
+        y: FloatTensor = x @ self._tensors[f"{name}.weight"].T
         y += self._tensors[f"{name}.bias"]
         return y
 
-    def _normalise(self, x: Floats, name: str) -> Floats:
+    def _normalise(self, x: FloatTensor, name: str) -> FloatTensor:
         x = x - x.mean(axis=-1, keepdims=True)
         x /= np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + EPSILON)
         return x * self._tensors[f"{name}.weight"] + self._tensors[f"{name}.bias"]
 
 
-def _heads(x: Floats) -> Floats:
+def _split_heads(x: FloatTensor) -> FloatTensor:
     return x.reshape(x.shape[0], -1, HEAD_WIDTH).transpose(1, 0, 2)
 
 
-def _softmax(x: Floats) -> Floats:
+def _softmax(x: FloatTensor) -> FloatTensor:
     x -= x.max(axis=-1, keepdims=True)
     np.exp(x, out=x)
     x /= x.sum(axis=-1, keepdims=True)
     return x
 
 
-def gelu(x: Floats) -> Floats:
+def gelu(x: FloatTensor) -> FloatTensor:
     """x * P(N(0, 1) < x), by 7.1.26 of Abramowitz and Stegun (error below 1.5e-7): numpy has no error function."""
     z = np.abs(x)
     z *= np.float32(0.5**0.5)
@@ -140,7 +140,7 @@ class Embedder:
         self._tokenizer.enable_truncation(WINDOW_TOKENS)  # pyright: ignore[reportUnknownMemberType] - untyped kwargs
         self.dimensions = self._bert.dimensions
 
-    def embed(self, texts: Sequence[str]) -> tuple[list[int], Floats]:
+    def embed(self, texts: Sequence[str]) -> tuple[list[int], FloatTensor]:
         """How many tokens each text has, and their vectors as rows. Raises TooLong."""
         windows: list[list[int]] = []
         owners: list[int] = []
@@ -149,22 +149,22 @@ class Embedder:
             own = [first.ids, *(more.ids for more in first.overflowing)]
             tokens.append(sum(map(len, own)))
             if tokens[-1] > MAX_TOKENS:
-                raise TooLong(position, tokens[-1])
+                raise TextTooLong(position, tokens[-1])
             windows += own
             owners += [position] * len(own)
         sums = np.zeros((len(texts), self.dimensions), dtype=np.float32)
-        for start, end in steps(windows):
+        for start, end in split_batches(windows):
             for owner, vectors in zip(owners[start:end], self._bert.token_vectors(windows[start:end]), strict=True):
                 sums[owner] += vectors.sum(axis=0)
         return tokens, sums / np.linalg.norm(sums, axis=1, keepdims=True)
 
 
-def steps(windows: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+def split_batches(windows: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
     """Where to cut the windows into runs of at most STEP_TOKENS."""
     cuts: list[tuple[int, int]] = []
     start = size = 0
     for position, window in enumerate(windows):
-        if size and size + len(window) > STEP_TOKENS:
+        if size and size + len(window) > BATCH_TOKENS:
             cuts.append((start, position))
             start, size = position, 0
         size += len(window)
@@ -188,7 +188,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         try:
             tokens, vectors = embedder.embed(json.loads(line))
-        except TooLong as exc:
+        except TextTooLong as exc:
             tell({"too_long": [exc.position, exc.tokens]})
         else:
             tell({"tokens": tokens}, vectors.astype("<f4").tobytes())

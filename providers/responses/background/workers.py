@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext, suppres
 from pydantic import BaseModel, ConfigDict, Field
 
 from apis.errors import StackError
-from providers.responses.background.runs import Claimed, Ref, Runs
+from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs
 
 _log = logging.getLogger(__name__)
-_LOOK_AT_MOST = 1000
-_LEAVE_S = 0.4
+_SCAN_LIMIT = 1000
+_CLOSE_TIMEOUT_S = 0.4
 
 
 class BackgroundConfig(BaseModel):
@@ -35,66 +35,66 @@ class BackgroundConfig(BaseModel):
     event_retention_s: float = Field(default=3600, gt=0)
 
     @property
-    def longest_s(self) -> float:
+    def max_duration_s(self) -> float:
         """More than a response can take from its first moment to its end, with a worker lost on the way."""
         return self.queue_timeout_s + self.timeout_s + 10 * self.lease_s
 
 
-class Workers:
+class BackgroundWorkers:
     """Claims what waits and what others left, and has `play` bring each to its end."""
 
-    def __init__(self, runs: Runs, play: Callable[[Claimed], Awaitable[None]], config: BackgroundConfig) -> None:
+    def __init__(self, runs: Runs, execute: Callable[[ClaimedRun], Awaitable[None]], config: BackgroundConfig) -> None:
         self._runs = runs
-        self._play = play
+        self._execute = execute
         self._config = config
-        self._woken = asyncio.Event()
-        self._tasks: dict[Ref, asyncio.Task[None]] = {}
-        self._coming: Counter[str] = Counter()
+        self._wakeup = asyncio.Event()
+        self._tasks: dict[ResponseRef, asyncio.Task[None]] = {}
+        self._reserved_slots: Counter[str] = Counter()
         self._watcher: asyncio.Task[None] | None = None
-        self.draining = False
+        self.is_draining = False
         """Once true, what comes to the end of a step is left to others."""
 
     def start(self) -> None:
         self._watcher = asyncio.create_task(self._watch())
 
     @asynccontextmanager
-    async def room(self, tenant: str) -> AsyncGenerator[bool]:
+    async def reserve_slot(self, tenant: str) -> AsyncGenerator[bool]:
         """Whether one more of the tenant's can begin here at once, kept for it within the context; else it waits."""
         limit = self._config.max_tenant_running
-        others_wait = await self._runs.some_wait(tenant)
-        running = await self._runs.count(tenant, limit)
+        others_wait = await self._runs.has_waiting(tenant)
+        running = await self._runs.count_running(tenant, limit)
         # from here to the reservation nobody else in this process comes between
         here = sum(ref.tenant == tenant for ref in self._tasks)
-        is_room = not (self.draining or others_wait or self._is_full)
-        is_room = is_room and max(running, here) + self._coming[tenant] < limit
-        with self._kept_for(tenant) if is_room else nullcontext():
+        is_room = not (self.is_draining or others_wait or self._is_full)
+        is_room = is_room and max(running, here) + self._reserved_slots[tenant] < limit
+        with self._hold_slot(tenant) if is_room else nullcontext():
             yield is_room
 
     @contextmanager
-    def _kept_for(self, tenant: str) -> Generator[None]:
+    def _hold_slot(self, tenant: str) -> Generator[None]:
         """Nobody else gets the room of one that is about to begin."""
-        self._coming[tenant] += 1
+        self._reserved_slots[tenant] += 1
         try:
             yield
         finally:
-            self._coming[tenant] -= 1
-            if not self._coming[tenant]:
-                del self._coming[tenant]
+            self._reserved_slots[tenant] -= 1
+            if not self._reserved_slots[tenant]:
+                del self._reserved_slots[tenant]
 
     @property
     def _is_full(self) -> bool:
-        return len(self._tasks) + self._coming.total() >= self._config.max_running
+        return len(self._tasks) + self._reserved_slots.total() >= self._config.max_running
 
     def wake(self) -> None:
         """Something waits."""
-        self._woken.set()
+        self._wakeup.set()
 
-    def begin(self, claimed: Claimed) -> None:
+    def start_run(self, claimed_run: ClaimedRun) -> None:
         """Play a run that is claimed."""
-        task = asyncio.create_task(self._run(claimed))
-        self._tasks[claimed.ref] = task
+        task = asyncio.create_task(self._run_claimed(claimed_run))
+        self._tasks[claimed_run.ref] = task
 
-    def stop(self, ref: Ref) -> None:
+    def stop_run(self, ref: ResponseRef) -> None:
         """Leave a run, if it is played here."""
         task = self._tasks.get(ref)
         if task is not None:
@@ -102,62 +102,62 @@ class Workers:
 
     async def drain(self) -> None:
         """Claim nothing more, and return when nothing is played any more."""
-        self.draining = True
+        self.is_draining = True
         while self._tasks:
             await asyncio.wait([*self._tasks.values()])
 
     async def close(self) -> None:
         """Leave all runs, so that others can go on with them at once."""
-        self.draining = True
+        self.is_draining = True
         tasks = [*self._tasks.values(), *([self._watcher] if self._watcher else [])]
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=_LEAVE_S)
+            await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
 
     async def _watch(self) -> None:
         poll_s, swept_at = self._config.poll_s, 0.0
-        while not self.draining:
-            self._woken.clear()
+        while not self.is_draining:
+            self._wakeup.clear()
             try:
-                await self._claim_waiting()
+                await self._claim_queued()
                 if time.monotonic() - swept_at > self._config.lease_s / 4:
                     swept_at = time.monotonic()
-                    await self._claim_left()
+                    await self._claim_orphaned()
             except StackError as exc:
                 _log.warning("background responses wait: %s", exc.message)
             with suppress(TimeoutError):
                 async with asyncio.timeout(poll_s):
-                    await self._woken.wait()
+                    await self._wakeup.wait()
 
-    async def _claim_waiting(self) -> None:
+    async def _claim_queued(self) -> None:
         running: dict[str, int] = {}
         if self._is_full:
             return
-        for key, ref in await self._runs.waiting(_LOOK_AT_MOST):
-            if self._is_full or self.draining:
+        for key, ref in await self._runs.list_waiting(_SCAN_LIMIT):
+            if self._is_full or self.is_draining:
                 return
             if ref.tenant not in running:
-                running[ref.tenant] = await self._runs.count(ref.tenant, self._config.max_tenant_running)
+                running[ref.tenant] = await self._runs.count_running(ref.tenant, self._config.max_tenant_running)
             if running[ref.tenant] >= self._config.max_tenant_running:
                 continue
-            with self._kept_for(ref.tenant):
+            with self._hold_slot(ref.tenant):
                 if claimed := await self._runs.claim(ref, key):
                     running[ref.tenant] += 1
-                    self.begin(claimed)
+                    self.start_run(claimed)
 
-    async def _claim_left(self) -> None:
+    async def _claim_orphaned(self) -> None:
         """What was left is taken beyond all bounds: it has begun, and somebody waits for it."""
-        for ref in await self._runs.left():
-            if not self.draining and ref not in self._tasks and (claimed := await self._runs.claim(ref)):
-                self.begin(claimed)
+        for ref in await self._runs.list_orphaned():
+            if not self.is_draining and ref not in self._tasks and (claimed := await self._runs.claim(ref)):
+                self.start_run(claimed)
 
-    async def _run(self, claimed: Claimed) -> None:
+    async def _run_claimed(self, claimed_run: ClaimedRun) -> None:
         try:
-            await self._play(claimed)
+            await self._execute(claimed_run)
         except StackError as exc:
             _log.warning("a background response was left to another worker: %s", exc.message)
         finally:
-            if self._tasks.get(claimed.ref) is asyncio.current_task():
-                del self._tasks[claimed.ref]
-            self._woken.set()
+            if self._tasks.get(claimed_run.ref) is asyncio.current_task():
+                del self._tasks[claimed_run.ref]
+            self._wakeup.set()

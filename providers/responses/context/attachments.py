@@ -15,160 +15,168 @@ from dataclasses import replace
 from mimetypes import guess_type
 from typing import Final
 
-from apis.chat import FileData, FilePart, ImagePart, ImageUrl, Part, TextPart
+from apis.chat import ContentPart, FileData, FilePart, ImagePart, ImageUrl, TextPart
 from apis.errors import FetchFailed, InvalidRequest, NotFound, StackError, Unsupported
 from apis.inference import Modality
-from apis.reader import Document, Reader, Unreadable
+from apis.reader import Document, Reader, UnreadableFile
 from apis.wire.item_parts import InputFile, InputImage
-from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, GivenMessage, Item
+from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessage, Item
 from providers.responses.context.conversation import Conversation
-from providers.responses.context.url_files import Attached, fetched, with_fetched, with_parts
-from providers.responses.tools.models import Natives
+from providers.responses.context.url_files import AttachedPart, attach_fetched_file, decode_fetched_file, replace_parts
+from providers.responses.tools.models import ModelCatalog
 from providers.responses.tools.web_search.pages import one_line
 
 MAX_FILES: Final = 50
-MAX_CHARS: Final = 1_000_000
+MAX_TEXT_CHARS: Final = 1_000_000
 """Of the text of one file, and of all files of a conversation together."""
-_MAX_CHARS_KEPT: Final = 16_000_000
+_MAX_CACHED_CHARS: Final = 16_000_000
 _MAX_FETCHED_BYTES: Final = 16 * 1024 * 1024
 """Of the files that a request names by URL, together."""
-_IMAGES: Final = ((b"\x89PNG\r\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF8", "gif"))
-_REFUSED: Final = (InvalidRequest, Unsupported, NotFound, FetchFailed)
+_IMAGE_SIGNATURES: Final = ((b"\x89PNG\r\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF8", "gif"))
+_FILE_ERRORS: Final = (InvalidRequest, Unsupported, NotFound, FetchFailed)
 
 
 class Attachments:
     """Over one Reader. Texts that were read are kept for later turns, as far as there is room."""
 
-    def __init__(self, reader: Reader, natives: Natives) -> None:
+    def __init__(self, reader: Reader, model_catalog: ModelCatalog) -> None:
         self._reader = reader
-        self._natives = natives
-        self._texts: OrderedDict[bytes, str] = OrderedDict()
-        self._chars = 0
+        self._model_catalog = model_catalog
+        self._text_cache: OrderedDict[bytes, str] = OrderedDict()
+        self._cached_chars = 0
 
-    async def read(self, conversation: Conversation, model: str, *, tenant: str) -> Conversation:
+    async def read_files(self, conversation: Conversation, model: str, *, tenant: str) -> Conversation:
         """The conversation with its files read. Raises InvalidRequest, naming the place, for a file of the request
         that cannot be."""
-        places = _places(conversation)
-        earlier = [part for item in conversation.past.items for part, _ in _parts(item, 0)]
+        places = _part_locations(conversation)
+        earlier = [part for item in conversation.history.items for part, _ in _file_parts(item, 0)]
         if not places and not earlier:
             return conversation
-        if sum(isinstance(part, InputFile) or not _is_data(part) for part in places) > MAX_FILES:
+        if sum(isinstance(part, InputFile) or not _is_inline(part) for part in places) > MAX_FILES:
             raise InvalidRequest(f"A request brings {MAX_FILES} files at most.", param="input", code="invalid_value")
-        takes = await self._natives.modalities(model)
+        takes = await self._model_catalog.modalities(model)
         for part, place in places.items() if takes is not None and "image" not in takes else ():
             if isinstance(part, InputImage):
                 raise InvalidRequest("This model takes no images.", param=place, code="invalid_image")
-        conversation = await self._fetch(conversation, places)
-        places = _places(conversation)
+        conversation = await self._fetch_url_files(conversation, places)
+        places = _part_locations(conversation)
         parts = [*dict.fromkeys((*places, *earlier))]
-        read = await asyncio.gather(*(self._part(part, places.get(part), takes, tenant) for part in parts))
-        if sum(len(part.text) for part in read if isinstance(part, TextPart)) > MAX_CHARS:
-            message = f"The files have more than {MAX_CHARS} characters of text: search in them with `file_search`."
+        read = await asyncio.gather(*(self._part_to_chat(part, places.get(part), takes, tenant) for part in parts))
+        if sum(len(part.text) for part in read if isinstance(part, TextPart)) > MAX_TEXT_CHARS:
+            message = (
+                f"The files have more than {MAX_TEXT_CHARS} characters of text: search in them with `file_search`."
+            )
             raise InvalidRequest(message, param="input", code="context_length_exceeded")
-        return replace(conversation, attached=dict(zip(parts, read, strict=True)))
+        return replace(conversation, attachments=dict(zip(parts, read, strict=True)))
 
-    async def _fetch(self, conversation: Conversation, places: Mapping[Attached, str]) -> Conversation:
+    async def _fetch_url_files(self, conversation: Conversation, locations: Mapping[AttachedPart, str]) -> Conversation:
         """The conversation with the files that its request names by URL."""
-        named = {part: place for part, place in places.items() if _url(part) and fetched(part) is None}
+        named = {
+            part: place for part, place in locations.items() if _remote_url(part) and decode_fetched_file(part) is None
+        }
         if not named:
             return conversation
-        found = dict(zip(named, await asyncio.gather(*(self._fetched(*each) for each in named.items())), strict=True))
+        found = dict(
+            zip(named, await asyncio.gather(*(self._fetch_file(*each) for each in named.items())), strict=True)
+        )
         if sum(len(document.data) for document in found.values()) > _MAX_FETCHED_BYTES:
             message = f"The files at URLs have more than {_MAX_FETCHED_BYTES} bytes together."
             raise InvalidRequest(message, param="input", code="invalid_value")
-        kept = await asyncio.to_thread(lambda: {part: with_fetched(part, found[part]) for part in found})
-        return replace(conversation, given=[with_parts(item, kept) for item in conversation.given])
+        kept = await asyncio.to_thread(lambda: {part: attach_fetched_file(part, found[part]) for part in found})
+        return replace(conversation, input_items=[replace_parts(item, kept) for item in conversation.input_items])
 
-    async def _fetched(self, part: Attached, place: str) -> Document:
+    async def _fetch_file(self, part: AttachedPart, location: str) -> Document:
         try:
-            return await self._reader.fetched(_url(part))
-        except _REFUSED as exc:
-            raise _refused(exc, part, place) from exc
+            return await self._reader.fetch_file(_remote_url(part))
+        except _FILE_ERRORS as exc:
+            raise _invalid_part(exc, part, location) from exc
 
-    async def _part(self, part: Attached, place: str | None, takes: frozenset[Modality] | None, tenant: str) -> Part:
+    async def _part_to_chat(
+        self, part: AttachedPart, location: str | None, modalities: frozenset[Modality] | None, tenant: str
+    ) -> ContentPart:
         try:
             if isinstance(part, InputImage):
-                if takes is not None and "image" not in takes:
+                if modalities is not None and "image" not in modalities:
                     return TextPart(text="[An image of an earlier turn, which this model cannot see.]")
-                url = await self._image(part, tenant, check=place is not None)
+                url = await self._image_to_url(part, tenant, should_validate=location is not None)
                 return ImagePart(image_url=ImageUrl(url=url, detail=part.detail))
-            document = await self._document(part, tenant)
-            if "file" in (takes or ()):
+            document = await self._load_document(part, tenant)
+            if "file" in (modalities or ()):
                 data = await asyncio.to_thread(_data_url, document)
                 return FilePart(file=FileData(file_data=data, filename=document.name or None))
-            return TextPart(text=_told(document.name, await self._text(document, tenant)))
-        except _REFUSED as exc:
-            if place is None:
+            return TextPart(text=_render_file(document.name, await self._extract_text(document, tenant)))
+        except _FILE_ERRORS as exc:
+            if location is None:
                 name = one_line(getattr(part, "filename", None) or part.file_id or "of an earlier turn")
                 return TextPart(text=f"[The file {name} cannot be read any more.]")
-            raise _refused(exc, part, place) from exc
+            raise _invalid_part(exc, part, location) from exc
 
-    async def _image(self, part: InputImage, tenant: str, *, check: bool) -> str:
+    async def _image_to_url(self, part: InputImage, tenant: str, *, should_validate: bool) -> str:
         """Its data URL; one that came as such is only looked at where that is asked for."""
-        if _is_data(part):
-            if check:
-                await asyncio.to_thread(_decoded_image, part.image_url or "")
+        if _is_inline(part):
+            if should_validate:
+                await asyncio.to_thread(_decode_image, part.image_url or "")
             return part.image_url or ""
-        document = await self._elsewhere(part, tenant)
+        document = await self._load_referenced_file(part, tenant)
         return await asyncio.to_thread(_image_url, document)
 
-    async def _document(self, part: InputFile, tenant: str) -> Document:
-        if _is_data(part):
-            document = await asyncio.to_thread(_decoded, part.file_data or "")
+    async def _load_document(self, part: InputFile, tenant: str) -> Document:
+        if _is_inline(part):
+            document = await asyncio.to_thread(_decode_file, part.file_data or "")
         else:
-            document = await self._elsewhere(part, tenant)
+            document = await self._load_referenced_file(part, tenant)
         return replace(document, name=part.filename) if part.filename else document
 
-    async def _elsewhere(self, part: Attached, tenant: str) -> Document:
+    async def _load_referenced_file(self, part: AttachedPart, tenant: str) -> Document:
         if part.file_id:
-            return await self._reader.uploaded(part.file_id, tenant=tenant)
-        return await asyncio.to_thread(fetched, part) or await self._reader.fetched(_url(part))
+            return await self._reader.load_upload(part.file_id, tenant=tenant)
+        return await asyncio.to_thread(decode_fetched_file, part) or await self._reader.fetch_file(_remote_url(part))
 
-    async def _text(self, document: Document, tenant: str) -> str:
+    async def _extract_text(self, document: Document, tenant: str) -> str:
         """The keys are a tenant's: how fast one is answered tells nothing of what another has."""
-        key = await asyncio.to_thread(_key, document, tenant)
-        text = self._texts.pop(key, None)
+        key = await asyncio.to_thread(_text_cache_key, document, tenant)
+        text = self._text_cache.pop(key, None)
         if text is None:
-            text = await self._reader.text(document, MAX_CHARS)
-            if key not in self._texts:  # two may have read it side by side
-                self._chars += len(text)
-        self._texts[key] = text
-        while self._chars > _MAX_CHARS_KEPT:
-            self._chars -= len(self._texts.popitem(last=False)[1])
+            text = await self._reader.extract_text(document, MAX_TEXT_CHARS)
+            if key not in self._text_cache:  # two may have read it side by side
+                self._cached_chars += len(text)
+        self._text_cache[key] = text
+        while self._cached_chars > _MAX_CACHED_CHARS:
+            self._cached_chars -= len(self._text_cache.popitem(last=False)[1])
         return text
 
 
-def _places(conversation: Conversation) -> dict[Attached, str]:
+def _part_locations(conversation: Conversation) -> dict[AttachedPart, str]:
     """The parts of the request's own items that have to be read, and where they are."""
-    return {part: place for at, item in enumerate(conversation.given) for part, place in _parts(item, at)}
+    return {part: place for at, item in enumerate(conversation.input_items) for part, place in _file_parts(item, at)}
 
 
-def _url(part: Attached) -> str:
+def _remote_url(part: AttachedPart) -> str:
     """Where it is to be fetched from; empty where it is not."""
     if isinstance(part, InputFile):
         return part.file_url or ""
     return "" if part.image_url is None or part.image_url.startswith("data:") else part.image_url
 
 
-def _is_data(part: Attached) -> bool:
+def _is_inline(part: AttachedPart) -> bool:
     """Whether the part brings all of itself."""
-    return not part.file_id and not _url(part)
+    return not part.file_id and not _remote_url(part)
 
 
-def _refused(exc: StackError, part: Attached, place: str) -> InvalidRequest:
+def _invalid_part(exc: StackError, part: AttachedPart, location: str) -> InvalidRequest:
     if part.file_id:
         field, code = "file_id", "invalid_value"
     elif isinstance(part, InputImage):
         field, code = "image_url", "failed_to_download_image"
     else:
         field, code = "file_url" if part.file_url else "file_data", "invalid_value"
-    return InvalidRequest(exc.message, param=f"{place}.{field}", code=exc.code or code)
+    return InvalidRequest(exc.message, param=f"{location}.{field}", code=exc.code or code)
 
 
-def _parts(item: Item, at: int) -> Iterator[tuple[Attached, str]]:
+def _file_parts(item: Item, item_index: int) -> Iterator[tuple[AttachedPart, str]]:
     """The item's parts that have to be read, and their places in the request."""
     match item:
-        case GivenMessage(content=list() as parts):
+        case InputMessage(content=list() as parts):
             field, found = "content", parts
         case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
             field, found = "output", parts
@@ -176,29 +184,29 @@ def _parts(item: Item, at: int) -> Iterator[tuple[Attached, str]]:
             return
     for index, part in enumerate(found):
         if isinstance(part, InputFile | InputImage):
-            yield part, f"input[{at}].{field}[{index}]"
+            yield part, f"input[{item_index}].{field}[{index}]"
 
 
-def _told(name: str, text: str) -> str:
+def _render_file(name: str, text: str) -> str:
     return f'<file name="{one_line(name).replace(chr(34), chr(39))}">\n{text}\n</file>'
 
 
-def _decoded(file_data: str) -> Document:
+def _decode_file(file_data: str) -> Document:
     head, comma, rest = file_data.partition(",")
     if head.startswith("data:") and not (comma and head.endswith(";base64")):
-        raise Unreadable("invalid_file", "File data is base64, or a data URL like data:TYPE;base64,DATA.")
+        raise UnreadableFile("invalid_file", "File data is base64, or a data URL like data:TYPE;base64,DATA.")
     try:
         data = base64.b64decode(rest if head.startswith("data:") else file_data, validate=True)
     except (binascii.Error, ValueError):
-        raise Unreadable("invalid_file", "The file's data is not base64.") from None
+        raise UnreadableFile("invalid_file", "The file's data is not base64.") from None
     return Document("file", data)
 
 
-def _decoded_image(url: str) -> bytes:
+def _decode_image(url: str) -> bytes:
     try:
         return base64.b64decode(url.partition(",")[2], validate=True)
     except (binascii.Error, ValueError):
-        raise Unreadable("invalid_base64_image", "The image's data is not base64.") from None
+        raise UnreadableFile("invalid_base64_image", "The image's data is not base64.") from None
 
 
 def _data_url(document: Document) -> str:
@@ -207,14 +215,14 @@ def _data_url(document: Document) -> str:
 
 
 def _image_url(document: Document) -> str:
-    kind = next((name for begins, name in _IMAGES if document.data.startswith(begins)), None)
+    kind = next((name for begins, name in _IMAGE_SIGNATURES if document.data.startswith(begins)), None)
     if document.data[:4] == b"RIFF" and document.data[8:12] == b"WEBP":
         kind = "webp"
     if kind is None:
-        raise Unreadable("unsupported_file", "The file is no image: PNG, JPEG, GIF and WebP are taken.")
+        raise UnreadableFile("unsupported_file", "The file is no image: PNG, JPEG, GIF and WebP are taken.")
     return f"data:image/{kind};base64,{base64.b64encode(document.data).decode()}"
 
 
-def _key(document: Document, tenant: str) -> bytes:
+def _text_cache_key(document: Document, tenant: str) -> bytes:
     head = f"{len(tenant)}:{tenant}{len(document.name)}:{document.name}"
     return hashlib.sha256(head.encode("utf-8", "surrogatepass") + document.data).digest()

@@ -11,35 +11,35 @@ from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCo
 from openai.types.responses.response import InputTransformation
 
 from apis.chat import ChatRequest, Message
-from apis.deltas import Finish, Step, Text, Usage
+from apis.deltas import DeltaBatch, Finish, TextDelta, Usage
 from apis.errors import ContextLengthExceeded, InvalidRequest, UpstreamError
 from apis.inference import Inference
 from apis.responses import CompactedConversation, ContextManagement, CreateResponse
-from apis.wire.items import CompactionItem, GivenMessage
-from providers.responses.context.conversation import Conversation, kept_item
-from providers.responses.context.sealed_reasoning import KeptReasoning
-from providers.responses.context.sealing import CannotOpen
-from providers.responses.context.truncation import fitting
-from providers.responses.context.url_files import as_given
-from providers.responses.context.window import Compacted
-from providers.responses.events.ids import Ids
-from providers.responses.events.open_items import item_added, item_done
-from providers.responses.events.output import Output
+from apis.wire.items import CompactionItem, InputMessage
+from providers.responses.context.conversation import Conversation, stored_item
+from providers.responses.context.sealed_reasoning import SealedReasoning
+from providers.responses.context.sealing import UnsealError
+from providers.responses.context.truncation import with_truncation
+from providers.responses.context.url_files import public_item
+from providers.responses.context.window import CompactionContent
+from providers.responses.events.ids import ResponseIds
+from providers.responses.events.open_items import item_added_event, item_done_event
+from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import usage_to_wire
-from providers.responses.store.history import ITEMS, items_to_json
+from providers.responses.store.history import ITEM_LIST_ADAPTER, items_to_json
 
 _log = logging.getLogger(__name__)
 
-Events = Sequence[ResponseStreamEvent]
+EventBatch = Sequence[ResponseStreamEvent]
 Seal = Callable[[str], str]
 _ANY_MODEL: Final = ""
 """A summary is plain text, which one model may write and another go on from."""
-_SAME: Final = (
+_COPIED_FIELDS: Final = (
     *("model", "reasoning_effort", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("prompt_cache_key", "cache_salt", "priority"),
 )
-_WORDS: Final = 1500
-_MAX_TOKENS: Final = 8192
+_MAX_SUMMARY_WORDS: Final = 1500
+_MAX_SUMMARY_TOKENS: Final = 8192
 """Of a summary, its reasoning included; fewer where the model's context ends before."""
 _PROMPT: Final = """\
 Stop here and sum up the conversation above, for a model that will go on with it and sees your summary in its place.
@@ -53,68 +53,72 @@ Do not answer the user, do not call tools and do nothing else that the conversat
 nothing else, in the conversation's own language, with at most {words} words."""
 
 
-class Compactions:
+class Compactor:
     """Over one Inference; `keys` seal the items."""
 
-    def __init__(self, inference: Inference, keys: KeptReasoning) -> None:
+    def __init__(self, inference: Inference, sealed_reasoning: SealedReasoning) -> None:
         self._inference = inference
-        self._keys = keys
+        self._sealed_reasoning = sealed_reasoning
 
-    async def open(self, conversation: Conversation, tenant: str) -> Sequence[InputTransformation]:
+    async def open_latest_compaction(self, conversation: Conversation, tenant: str) -> Sequence[InputTransformation]:
         """Let the conversation begin with its newest compaction that can be opened; returns those that cannot, which
         no model is shown."""
         sealed = [item for item in conversation.items if isinstance(item, CompactionItem) and item.encrypted_content]
-        sealer = await self._keys.sealer()
+        sealer = await self._sealed_reasoning.load_sealer()
         removed: list[InputTransformation] = []
         for item in reversed(sealed):
             try:
-                text = sealer.open(item.encrypted_content, tenant=tenant, model=_ANY_MODEL)
-            except CannotOpen as exc:
+                text = sealer.unseal(item.encrypted_content, tenant=tenant, model=_ANY_MODEL)
+            except UnsealError as exc:
                 # the API's only word for what is sealed; the id says what it was
                 kind = "reasoning"
                 removed.append(InputTransformation(id=item.id or "", action="removed", reason=exc.reason, type=kind))
             else:
-                conversation.compacted[item.encrypted_content] = Compacted.model_validate_json(text)
+                conversation.compactions_by_token[item.encrypted_content] = CompactionContent.model_validate_json(text)
                 break
         return removed
 
-    async def during(
+    async def create_automatic_compaction(
         self,
-        managed: ContextManagement,
+        context_management: ContextManagement,
         request: CreateResponse,
         conversation: Conversation,
-        output: Output,
+        output: ResponseOutput,
         tenant: str,
-    ) -> "Compacting":
+    ) -> "ResponseCompaction":
         """What compacts while the request's response is made. Raises InvalidRequest where it is not said when, and
         nobody knows the model's context."""
-        threshold = managed.compact_threshold or await self._usual_threshold(request.model)
-        inference = fitting(self._inference, request)
-        return Compacting(inference, conversation, output, threshold, await self._sealing(tenant))
+        threshold = context_management.compact_threshold or await self._default_threshold(request.model)
+        inference = with_truncation(self._inference, request)
+        return ResponseCompaction(inference, conversation, output, threshold, await self._build_seal(tenant))
 
-    async def instead(
-        self, request: CreateResponse, conversation: Conversation, output: Output, tenant: str
-    ) -> "Compacting":
+    async def create_triggered_compaction(
+        self, request: CreateResponse, conversation: Conversation, output: ResponseOutput, tenant: str
+    ) -> "ResponseCompaction":
         """What compacts the conversation instead of an answer."""
-        return Compacting(fitting(self._inference, request), conversation, output, None, await self._sealing(tenant))
+        return ResponseCompaction(
+            with_truncation(self._inference, request), conversation, output, None, await self._build_seal(tenant)
+        )
 
     async def compact(
-        self, chat: ChatRequest, conversation: Conversation, ids: Ids, tenant: str
+        self, chat: ChatRequest, conversation: Conversation, ids: ResponseIds, tenant: str
     ) -> CompactedConversation:
         """What the user said as it is, and one item for all the rest of the chat, which is the conversation's. Raises
         as `Inference.chat` does."""
         summary = _Summary()
-        async with aclosing(summary.write(self._inference, chat, _WORDS)) as writing:
+        async with aclosing(summary.generate(self._inference, chat, _MAX_SUMMARY_WORDS)) as writing:
             async for _ in writing:
                 pass
-        users = [item for item in conversation.window().said_items() if item.role == "user"]
-        token = (await self._sealing(tenant))(_to_json(_beside(users, conversation, summary.text)))
-        output = [as_given(kept_item(item, ids)) for item in users]
-        output.append({"id": ids.item("cmp"), "type": "compaction", "encrypted_content": token})
+        users = [item for item in conversation.window().verbatim_items() if item.role == "user"]
+        token = (await self._build_seal(tenant))(
+            _content_to_json(_build_partial_content(users, conversation, summary.text))
+        )
+        output = [public_item(stored_item(item, ids)) for item in users]
+        output.append({"id": ids.new_item_id("cmp"), "type": "compaction", "encrypted_content": token})
         usage = usage_to_wire(summary.usage)
-        return CompactedConversation(id=ids.response, created_at=int(time.time()), output=output, usage=usage)
+        return CompactedConversation(id=ids.response_id, created_at=int(time.time()), output=output, usage=usage)
 
-    async def _usual_threshold(self, model: str) -> int:
+    async def _default_threshold(self, model: str) -> int:
         context = next((each.context_tokens for each in await self._inference.models() if each.id == model), None)
         if context is None:
             raise InvalidRequest(
@@ -124,13 +128,13 @@ class Compactions:
             )
         return max(1, context * 4 // 5)
 
-    async def _sealing(self, tenant: str) -> Seal:
-        sealer = await self._keys.sealer()
+    async def _build_seal(self, tenant: str) -> Seal:
+        sealer = await self._sealed_reasoning.load_sealer()
         return lambda text: sealer.seal(text, tenant=tenant, model=_ANY_MODEL)
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenCompactionItem:
     """A compaction item that is not done."""
 
     id: str
@@ -140,74 +144,90 @@ class _Open:
         return ResponseCompactionItem(id=self.id, type="compaction", encrypted_content=token)
 
 
-class Compacting:
+class ResponseCompaction:
     """Compacts the conversation of a response that is being made, whenever its chat is longer than `threshold`
     tokens; without one, at once and as all that the response is: what was said then stays beside it. `spent` is what
     the last `run` took; None where it had nothing to do."""
 
     def __init__(
-        self, inference: Inference, conversation: Conversation, output: Output, threshold: int | None, seal: Seal
+        self,
+        inference: Inference,
+        conversation: Conversation,
+        output: ResponseOutput,
+        threshold: int | None,
+        seal: Seal,
     ) -> None:
-        self.spent: Usage | None = None
+        self.last_usage: Usage | None = None
         self._inference = inference
         self._conversation = conversation
         self._output = output
         self._threshold = threshold
         self._seal = seal
-        self._open: _Open | None = None
+        self._open_item: _OpenCompactionItem | None = None
 
     @property
-    def is_all(self) -> bool:
+    def is_whole_response(self) -> bool:
         """Whether the response is to be the compaction alone."""
         return self._threshold is None
 
-    async def run(self, chat: ChatRequest) -> AsyncGenerator[Events]:
+    async def run(self, chat: ChatRequest) -> AsyncGenerator[EventBatch]:
         """The events of a compaction, if there is one; then the conversation begins with it."""
-        self.spent = None
+        self.last_usage = None
         answered = max((at for at, each in enumerate(chat.messages) if each.role in ("assistant", "tool")), default=-1)
         threshold = self._threshold
         if threshold is not None and (answered < 0 or await self._inference.count_tokens(chat) <= threshold):
             return
         summary = _Summary()
-        words = _WORDS if threshold is None else max(50, min(_WORDS, threshold // 4))
-        async with aclosing(summary.write(self._inference, chat, words)) as writing:
+        words = _MAX_SUMMARY_WORDS if threshold is None else max(50, min(_MAX_SUMMARY_WORDS, threshold // 4))
+        async with aclosing(summary.generate(self._inference, chat, words)) as writing:
             async for _ in writing:
-                self._open = opened = _Open(self._output.ids.item("cmp"), self._output.grow())
-                yield [item_added(opened.index, opened.item()), _compacting(opened)]
+                self._open_item = opened = _OpenCompactionItem(
+                    self._output.ids.new_item_id("cmp"), self._output.reserve_index()
+                )
+                yield [item_added_event(opened.index, opened.item()), _build_compacting_event(opened)]
         if threshold is None:
-            compacted = _beside(self._conversation.window().said_items(), self._conversation, summary.text)
+            compacted = _build_partial_content(
+                self._conversation.window().verbatim_items(), self._conversation, summary.text
+            )
         else:
-            compacted = self._compacted(summary.text, len(chat.messages) - 1 - answered, threshold)
-        token = self._seal(_to_json(compacted))
-        self._conversation.compacted[token] = compacted
-        self.spent = summary.usage
-        yield self._close(token)
+            compacted = self._build_content(summary.text, len(chat.messages) - 1 - answered, threshold)
+        token = self._seal(_content_to_json(compacted))
+        self._conversation.compactions_by_token[token] = compacted
+        self.last_usage = summary.usage
+        yield self._close_item(token)
 
-    def break_off(self) -> Events:
+    def close_open_items(self) -> EventBatch:
         """The events that close what is open when the response ends before its end."""
-        return self._close("")
+        return self._close_item("")
 
-    def _close(self, token: str) -> Events:
-        opened, self._open = self._open, None
+    def _close_item(self, token: str) -> EventBatch:
+        opened, self._open_item = self._open_item, None
         if opened is None:
             return ()
         item = self._output.items[opened.index] = opened.item(token)
-        return [item_done(opened.index, item)]
+        return [item_done_event(opened.index, item)]
 
-    def _compacted(self, summary: str, pending: int, threshold: int) -> Compacted:
+    def _build_content(self, summary: str, pending_count: int, threshold: int) -> CompactionContent:
         """`pending` is how many messages came after the last answer."""
-        said = self._conversation.said(ITEMS.validate_json(items_to_json(self._output.finished())))
-        earlier = said[: len(said) - pending]
+        said = self._conversation.verbatim_messages(
+            ITEM_LIST_ADAPTER.validate_json(items_to_json(self._output.finished_items()))
+        )
+        earlier = said[: len(said) - pending_count]
         kept: list[Message] = []
         room = threshold  # in characters, which is about a quarter of it in tokens
         latest = True
         for message in reversed(earlier):
             size = len(message.model_dump_json(exclude_none=True))
-            if message.role != "user" or size <= room or (latest and not pending):
+            if message.role != "user" or size <= room or (latest and not pending_count):
                 kept.append(message)
                 room -= size if message.role == "user" else 0
             latest = latest and message.role != "user"
-        return Compacted(summary=summary, kept=kept[::-1], pending=said[len(said) - pending :], alone=True)
+        return CompactionContent(
+            summary=summary,
+            verbatim_messages=kept[::-1],
+            pending_messages=said[len(said) - pending_count :],
+            replaces_history=True,
+        )
 
 
 class _Summary:
@@ -217,15 +237,15 @@ class _Summary:
         self.text = ""
         self.usage = Usage()
 
-    async def write(self, inference: Inference, chat: ChatRequest, words: int) -> AsyncGenerator[None]:
+    async def generate(self, inference: Inference, chat: ChatRequest, max_words: int) -> AsyncGenerator[None]:
         """Ask for it; yields once, when the model begins. Raises as `Inference.chat` does, and UpstreamError for a
         model that says nothing."""
-        fields = {name: value for name in _SAME if (value := getattr(chat, name)) is not None}
-        prompt = Message(role="user", content=_PROMPT.format(words=words))
+        fields = {name: value for name in _COPIED_FIELDS if (value := getattr(chat, name)) is not None}
+        prompt = Message(role="user", content=_PROMPT.format(words=max_words))
         request = ChatRequest.model_validate({**fields, "messages": [*chat.messages, prompt]})
         begun = False
         # where less than the bound is left of the model's context, that is the bound
-        for bound in (_MAX_TOKENS, None):
+        for bound in (_MAX_SUMMARY_TOKENS, None):
             bounded = request.model_copy(update={"max_completion_tokens": bound})
             try:
                 async with aclosing(inference.chat(bounded)) as steps:
@@ -233,7 +253,7 @@ class _Summary:
                         if not begun:
                             begun = True
                             yield
-                        self._take(step)
+                        self._apply_deltas(step)
                 break
             except ContextLengthExceeded:
                 if begun or bound is None:
@@ -242,9 +262,9 @@ class _Summary:
         if not self.text:
             raise UpstreamError("The model gave no summary of the conversation.")
 
-    def _take(self, step: Step) -> None:
-        for delta in step:
-            if isinstance(delta, Text):
+    def _apply_deltas(self, deltas: DeltaBatch) -> None:
+        for delta in deltas:
+            if isinstance(delta, TextDelta):
                 self.text += delta.text
             elif isinstance(delta, Finish):
                 self.usage = delta.usage
@@ -252,18 +272,20 @@ class _Summary:
                     _log.warning("a summary of a conversation was cut at its limit")
 
 
-def _beside(left: Sequence[GivenMessage], conversation: Conversation, summary: str) -> Compacted:
+def _build_partial_content(
+    retained_items: Sequence[InputMessage], conversation: Conversation, summary: str
+) -> CompactionContent:
     """A compaction that leaves these messages as they are, and keeps what else was said."""
-    shown = conversation.messages_of(left)
-    kept = [message for message in conversation.said() if message not in shown]
-    return Compacted(summary=summary, kept=kept, alone=False)
+    shown = conversation.render_items(retained_items)
+    kept = [message for message in conversation.verbatim_messages() if message not in shown]
+    return CompactionContent(summary=summary, verbatim_messages=kept, replaces_history=False)
 
 
-def _compacting(opened: _Open) -> ResponseCompactionCompactingEvent:
+def _build_compacting_event(open_item: _OpenCompactionItem) -> ResponseCompactionCompactingEvent:
     return ResponseCompactionCompactingEvent(
-        type="response.compaction.compacting", item_id=opened.id, output_index=opened.index, sequence_number=0
+        type="response.compaction.compacting", item_id=open_item.id, output_index=open_item.index, sequence_number=0
     )
 
 
-def _to_json(compacted: Compacted) -> str:
-    return compacted.model_dump_json(exclude_none=True)
+def _content_to_json(content: CompactionContent) -> str:
+    return content.model_dump_json(exclude_none=True, by_alias=True)

@@ -6,7 +6,7 @@ from apis.responses import CreateResponse, ReasoningOptions, TextOptions
 from apis.wire.items import ConfigurationUpdate, Item
 
 
-def with_updates(request: CreateResponse, items: Sequence[Item]) -> CreateResponse:
+def apply_configuration_updates(request: CreateResponse, items: Sequence[Item]) -> CreateResponse:
     """The request with the effort and the text format that its conversation came to."""
     updates = [item for item in items if isinstance(item, ConfigurationUpdate)]
     efforts = [item.reasoning.effort for item in updates if item.reasoning is not None]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import orjson
 from openai.types.responses.response import InputTransformation
 
-from apis.chat import Message, Part
+from apis.chat import ContentPart, Message
 from apis.errors import InvalidRequest, NotFound
 from apis.responses import CreateResponse
 from apis.wire.item_parts import InputFile, InputImage
@@ -16,28 +16,28 @@ from apis.wire.items import (
     AssistantMessage,
     CompactionItem,
     CompactionTrigger,
-    GivenMessage,
+    InputMessage,
     Item,
     ItemReference,
     ReasoningItem,
 )
 from providers.responses.context.messages import check_items, items_to_messages
-from providers.responses.context.replay import HOSTED
+from providers.responses.context.replay import HOSTED_CALL_TYPES
 from providers.responses.context.window import (
-    Compacted,
-    Window,
-    earlier_thoughts,
+    CompactionContent,
+    ContextWindow,
+    drop_earlier_reasoning,
     find_window,
-    without_earlier_thoughts,
+    list_dropped_reasoning,
 )
-from providers.responses.events.ids import Ids
-from providers.responses.events.tool_result import Told
-from providers.responses.store.conversation_items import check_new
-from providers.responses.store.history import FoundItem
-from providers.responses.store.history_cache import Past
-from providers.responses.tools.mcp.approvals import approved_requests
+from providers.responses.events.ids import ResponseIds
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.store.conversation_items import reject_existing_items
+from providers.responses.store.history import ItemWithToolResult
+from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.tools.mcp.approvals import find_approved_calls
 
-_PREFIXES = {
+_ID_PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
     "function_call": "fc",
@@ -63,21 +63,21 @@ _PREFIXES = {
     "configuration_update": "cu",
     "compaction": "cmp",
 }
-_NO_STATUS = frozenset(
+_TYPES_WITHOUT_STATUS = frozenset(
     {
         *("item_reference", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
         *("additional_tools", "configuration_update", "compaction"),
     }
 )
-_KNOWN_BETTER = frozenset({*HOSTED, "mcp_approval_request"})
+_TYPES_WITH_STORED_RESULT = frozenset({*HOSTED_CALL_TYPES, "mcp_approval_request"})
 
 
-class Known(Protocol):
+class HistorySource(Protocol):
     """Where a request finds what it refers to: a History, or a connection's own memory before one."""
 
-    async def past(self, response_id: str, *, tenant: str) -> Past: ...
+    async def load_history(self, response_id: str, *, tenant: str) -> LoadedHistory: ...
 
-    async def item(self, item_id: str, *, tenant: str) -> FoundItem | None: ...
+    async def find_item(self, item_id: str, *, tenant: str) -> ItemWithToolResult | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,98 +86,119 @@ class Conversation:
     `attached` are the files of all items, as the model is to be told them; `compacted` the compactions that could be
     opened, by what they are sealed in."""
 
-    past: Past
-    given: Sequence[Item]
-    told: dict[str, Told]
+    history: LoadedHistory
+    input_items: Sequence[Item]
+    tool_results: dict[str, ToolResultRecord]
     instructions: str | None
-    attached: Mapping[InputFile | InputImage, Part] = field(default_factory=dict[InputFile | InputImage, Part])
-    compacted: dict[str, Compacted] = field(default_factory=dict[str, Compacted])
-    current_turn: bool = False
+    attachments: Mapping[InputFile | InputImage, ContentPart] = field(
+        default_factory=dict[InputFile | InputImage, ContentPart]
+    )
+    compactions_by_token: dict[str, CompactionContent] = field(default_factory=dict[str, CompactionContent])
+    current_turn_only: bool = False
     """Whether the model is shown no thoughts of earlier turns."""
-    to_compact: bool = False
+    must_compact: bool = False
     """Whether it is to be compacted, and not answered."""
 
     @property
     def items(self) -> Sequence[Item]:
         """All that came before the response."""
-        return [*self.past.items, *self.given]
+        return [*self.history.items, *self.input_items]
 
-    def messages(self, made: Sequence[Item | Told] = (), *, grouped: bool = False) -> list[Message]:
+    def messages(
+        self, output_items: Sequence[Item | ToolResultRecord] = (), *, supports_namespaces: bool = False
+    ) -> list[Message]:
         """The conversation as a model is shown it; `made` is what the running response has put out so far."""
-        if self.compacted or self.current_turn:
-            messages = self.window(made).messages(partial(self.messages_of, grouped=grouped))
+        if self.compactions_by_token or self.current_turn_only:
+            messages = self.window(output_items).messages(
+                partial(self.render_items, supports_namespaces=supports_namespaces)
+            )
         else:
-            messages = self.messages_of([*self.past.items, *self.given, *made], grouped=grouped)
+            messages = self.render_items(
+                [*self.history.items, *self.input_items, *output_items], supports_namespaces=supports_namespaces
+            )
         if self.instructions:
             messages.insert(0, Message(role="developer", content=self.instructions))
         return messages
 
-    def window(self, made: Sequence[Item | Told] = ()) -> Window:
+    def window(self, output_items: Sequence[Item | ToolResultRecord] = ()) -> ContextWindow:
         """What of it a model is shown."""
-        items = [*self.past.items, *self.given, *made]
-        return find_window(without_earlier_thoughts(items) if self.current_turn else items, self.compacted)
+        items = [*self.history.items, *self.input_items, *output_items]
+        return find_window(
+            drop_earlier_reasoning(items) if self.current_turn_only else items, self.compactions_by_token
+        )
 
-    def said(self, made: Sequence[Item | Told] = ()) -> list[Message]:
+    def verbatim_messages(self, output_items: Sequence[Item | ToolResultRecord] = ()) -> list[Message]:
         """What a model is shown that was said to it, word for word."""
-        return self.window(made).said(self.messages_of)
+        return self.window(output_items).verbatim_messages(self.render_items)
 
     def is_compacted(self) -> bool:
         """Whether there is a compaction in it."""
-        return CompactionItem in map(type, self.given) or CompactionItem in map(type, self.past.items)
+        return CompactionItem in map(type, self.input_items) or CompactionItem in map(type, self.history.items)
 
-    def left_out(self) -> Sequence[InputTransformation]:
+    def input_transformations(self) -> Sequence[InputTransformation]:
         """What of the request's own input no model is shown."""
-        return earlier_thoughts(self.given) if self.current_turn else ()
+        return list_dropped_reasoning(self.input_items) if self.current_turn_only else ()
 
-    def messages_of(self, items: Sequence[Item | Told], *, grouped: bool = False) -> list[Message]:
+    def render_items(
+        self, items: Sequence[Item | ToolResultRecord], *, supports_namespaces: bool = False
+    ) -> list[Message]:
         """Items of it, by themselves, for a model."""
-        return items_to_messages(items, self.told, grouped=grouped, attached=self.attached)
+        return items_to_messages(
+            items, self.tool_results, supports_namespaces=supports_namespaces, attachments=self.attachments
+        )
 
-    def told_by_given(self) -> dict[str, Told]:
+    def input_tool_results(self) -> dict[str, ToolResultRecord]:
         """What the hosted calls among the request's own items told: it is kept with them."""
-        return {item.id: self.told[item.id] for item in self.given if item.id in self.told}
+        return {item.id: self.tool_results[item.id] for item in self.input_items if item.id in self.tool_results}
 
-    def given_json(self, ids: Ids) -> bytes:
+    def input_items_to_json(self, ids: ResponseIds) -> bytes:
         """The request's items as they are kept and listed: as they came, each with an id and a type."""
-        return orjson.dumps([kept_item(item, ids) for item in self.given])
+        return orjson.dumps([stored_item(item, ids) for item in self.input_items])
 
 
 async def read_conversation(
-    request: CreateResponse, history: Known, ids: Ids, *, tenant: str, kept: Past | None = None
+    request: CreateResponse,
+    history_source: HistorySource,
+    ids: ResponseIds,
+    *,
+    tenant: str,
+    conversation_history: LoadedHistory | None = None,
 ) -> Conversation:
     """`ids` are those of the response; `kept` is what the request's conversation holds, if it is a turn of one. Raises
     InvalidRequest or NotFound where the input, or what it refers to, is wrong."""
-    past = kept or Past()
+    past = conversation_history or LoadedHistory()
     current_turn = request.reasoning is not None and request.reasoning.context == "current_turn"
     if request.previous_response_id is not None:
-        past = await history.past(request.previous_response_id, tenant=tenant)
+        past = await history_source.load_history(request.previous_response_id, tenant=tenant)
     if request.input is None or isinstance(request.input, str):
         text = request.input
-        given: list[Item] = [] if text is None else [GivenMessage(type="message", role="user", content=text)]
-        return Conversation(past, given, dict(past.told), request.instructions, current_turn=current_turn)
+        given: list[Item] = [] if text is None else [InputMessage(type="message", role="user", content=text)]
+        return Conversation(past, given, dict(past.tool_results), request.instructions, current_turn_only=current_turn)
     check_items(request.input)
-    given, told = await read_items(request.input, history, tenant=tenant)
-    check_new(given, past)
-    given = [item if item.id or item.type not in HOSTED else _with_id(item, ids) for item in given]
-    approved_requests(request, [*past.items, *given])
+    given, told = await resolve_items(request.input, history_source, tenant=tenant)
+    reject_existing_items(given, past)
+    given = [item if item.id or item.type not in HOSTED_CALL_TYPES else _assign_id(item, ids) for item in given]
+    find_approved_calls(request, [*past.items, *given])
     to_compact = CompactionTrigger in map(type, request.input)
-    told = {**past.told, **told}
+    told = {**past.tool_results, **told}
     if to_compact and not past.items and not given:
         raise InvalidRequest("There is nothing to compact.", param="input", code="invalid_value")
-    return Conversation(past, given, told, request.instructions, current_turn=current_turn, to_compact=to_compact)
+    return Conversation(
+        past, given, told, request.instructions, current_turn_only=current_turn, must_compact=to_compact
+    )
 
 
-async def read_items(
-    items: Sequence[Item], history: Known, *, tenant: str, field: str = "input"
-) -> tuple[list[Item], dict[str, Told]]:
+async def resolve_items(
+    items: Sequence[Item], history_source: HistorySource, *, tenant: str, field: str = "input"
+) -> tuple[list[Item], dict[str, ToolResultRecord]]:
     """The items with references resolved, and what hosted calls among them told. Raises NotFound."""
     given: list[Item] = []
-    told: dict[str, Told] = {}
+    told: dict[str, ToolResultRecord] = {}
     for index, item in enumerate(items):
         if isinstance(item, CompactionTrigger):
             continue
-        if isinstance(item, ItemReference) or item.type in _KNOWN_BETTER:
-            stored = await history.item(item.id, tenant=tenant) if item.id else None
+        if isinstance(item, ItemReference) or item.type in _TYPES_WITH_STORED_RESULT:
+            stored = await history_source.find_item(item.id, tenant=tenant) if item.id else None
             if isinstance(item, ItemReference) and stored is None:
                 raise NotFound(
                     f"Item with id '{item.id}' not found. Items are not persisted when `store` is set to false.",
@@ -186,37 +207,37 @@ async def read_items(
             if stored is not None and stored[1] is not None and item.id:
                 told[item.id] = stored[1]
             given.append(stored[0] if stored is not None and isinstance(item, ItemReference) else item)
-        elif isinstance(item, ReasoningItem) and item.id and _is_bare(item):
-            stored = await history.item(item.id, tenant=tenant)
+        elif isinstance(item, ReasoningItem) and item.id and _is_id_only(item):
+            stored = await history_source.find_item(item.id, tenant=tenant)
             given.append(stored[0] if stored is not None else item)
         else:
             given.append(item)
     return given, told
 
 
-def _is_bare(item: ReasoningItem) -> bool:
+def _is_id_only(item: ReasoningItem) -> bool:
     """Whether it says nothing itself: a client that sends the id alone means what is stored."""
     return not (item.content or item.summary or item.encrypted_content)
 
 
-def _with_id(item: Item, ids: Ids) -> Item:
+def _assign_id(item: Item, ids: ResponseIds) -> Item:
     """A hosted call that its client keeps without an id: what it told is known by one."""
-    return item.model_copy(update={"id": ids.item(_PREFIXES[item.type or ""])})
+    return item.model_copy(update={"id": ids.new_item_id(_ID_PREFIXES[item.type or ""])})
 
 
-def kept_item(item: Item, ids: Ids) -> dict[str, Any]:
+def stored_item(item: Item, ids: ResponseIds) -> dict[str, Any]:
     """An item as it is kept and listed: as it came, with an id, a type, and a status where it can have one."""
     fields: dict[str, Any] = orjson.loads(item.model_dump_json(exclude_none=True))
     fields.setdefault("type", "message")
     if "id" not in fields:
-        fields["id"] = ids.item(_PREFIXES[fields["type"]])
+        fields["id"] = ids.new_item_id(_ID_PREFIXES[fields["type"]])
     match item:
-        case GivenMessage(content=str() as text):
+        case InputMessage(content=str() as text):
             fields["content"] = [{"type": "input_text", "text": text}]
         case AssistantMessage(content=str() as text):
             fields["content"] = [{"type": "output_text", "text": text, "annotations": []}]
         case _:
             pass
-    if fields["type"] not in _NO_STATUS:
+    if fields["type"] not in _TYPES_WITHOUT_STATUS:
         fields.setdefault("status", "completed")
     return fields

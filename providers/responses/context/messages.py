@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import Final, get_args
 
 from apis.chat import (
-    Call,
-    CalledCustom,
+    CalledCustomTool,
     CalledFunction,
+    ChatToolCall,
+    ContentPart,
     CustomCall,
     FileData,
     FilePart,
@@ -19,13 +20,12 @@ from apis.chat import (
     ImagePart,
     ImageUrl,
     Message,
-    Native,
-    Part,
+    NativeToolName,
     TextPart,
 )
 from apis.errors import InvalidRequest
 from apis.wire.base import Phase
-from apis.wire.item_parts import GivenContent, InputFile, InputImage, InputText, OutputRefusal
+from apis.wire.item_parts import InputContentPart, InputFile, InputImage, InputText, OutputRefusal
 from apis.wire.items import (
     AssistantMessage,
     CompactionTrigger,
@@ -34,18 +34,18 @@ from apis.wire.items import (
     CustomToolCallOutput,
     FunctionCallItem,
     FunctionCallOutput,
-    GivenMessage,
+    InputMessage,
     Item,
     ItemReference,
     ReasoningItem,
 )
 from apis.wire.tool_items import AdditionalTools, LocalShellCallOutput, McpApprovalRequest, McpApprovalResponse
-from providers.responses.context.replay import client_call, client_output, hosted_call
-from providers.responses.events.tool_result import Told
-from providers.responses.tools.names import called_name
+from providers.responses.context.replay import item_to_client_call, item_to_client_output, item_to_tool_result
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.tools.names import qualified_name
 
-_OWN: Final = frozenset[Native](get_args(Native))
-_NOTHING: Final[Mapping[InputFile | InputImage, Part]] = {}
+_ALL_NATIVE_TOOLS: Final = frozenset[NativeToolName](get_args(NativeToolName))
+_NO_ATTACHMENTS: Final[Mapping[InputFile | InputImage, ContentPart]] = {}
 
 
 def check_items(items: Sequence[Item], field: str = "input") -> None:
@@ -65,7 +65,7 @@ def check_items(items: Sequence[Item], field: str = "input") -> None:
         if item.id is not None:
             seen.add(item.id)
         match item:
-            case GivenMessage(content=list() as parts):
+            case InputMessage(content=list() as parts):
                 _check_parts(parts, f"{field}[{index}].content")
             case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
                 _check_parts(parts, f"{field}[{index}].output")
@@ -74,95 +74,104 @@ def check_items(items: Sequence[Item], field: str = "input") -> None:
 
 
 def items_to_messages(
-    items: Iterable[Item | Told],
-    told: Mapping[str, Told],
+    items: Iterable[Item | ToolResultRecord],
+    tool_results: Mapping[str, ToolResultRecord],
     *,
-    grouped: bool = False,
-    attached: Mapping[InputFile | InputImage, Part] = _NOTHING,
+    supports_namespaces: bool = False,
+    attachments: Mapping[InputFile | InputImage, ContentPart] = _NO_ATTACHMENTS,
 ) -> list[Message]:
     """The conversation as a model sees it. `told` holds, by item id, what hosted calls gave; one among the items is a
     call that has no item. `grouped` is for models that know namespaces. `attached` are the items' files, read.
 
     Raises InvalidRequest where a call has no output or an output no call.
     """
-    grouping = _Grouping()
-    typed = _Typed(grouping, told, grouped=grouped)
+    grouping = _MessageBuilder()
+    typed = _TypedItemReader(grouping, tool_results, supports_namespaces=supports_namespaces)
     for item in items:
         match item:
-            case Told():
-                grouping.hosted(item if grouped else replace(item, name=item.name.replace(".", "__")))
-            case GivenMessage(role=role, content=content):
-                grouping.give(Message(role=role, content=_content(content, attached)))
+            case ToolResultRecord():
+                grouping.add_tool_result(
+                    item if supports_namespaces else replace(item, name=item.name.replace(".", "__"))
+                )
+            case InputMessage(role=role, content=content):
+                grouping.add_message(Message(role=role, content=_content_to_chat(content, attachments)))
             case AssistantMessage():
-                grouping.say(item)
+                grouping.add_assistant_message(item)
             case ReasoningItem():
-                grouping.think(item)
+                grouping.add_reasoning(item)
             case FunctionCallItem() | CustomToolCallItem():
                 if item.status != "incomplete":
-                    grouping.call(_call(item, grouped=grouped))
+                    grouping.add_call(_item_to_call(item, supports_namespaces=supports_namespaces))
             case FunctionCallOutput() | CustomToolCallOutput():
-                grouping.answer(item.call_id, _content(item.output, attached))
+                grouping.add_call_output(item.call_id, _content_to_chat(item.output, attachments))
             case AdditionalTools() | ConfigurationUpdate() | CompactionTrigger():
                 pass
             case ItemReference():
                 raise InvalidRequest(f"Item with id '{item.id}' not found.", param="input")
             case _:
-                typed.take(item)
+                typed.read_item(item)
     return grouping.finish()
 
 
-def _call(item: FunctionCallItem | CustomToolCallItem, *, grouped: bool) -> Call:
+def _item_to_call(item: FunctionCallItem | CustomToolCallItem, *, supports_namespaces: bool) -> ChatToolCall:
     if isinstance(item, FunctionCallItem):
-        name = called_name(item.namespace, item.name, grouped=grouped)
+        name = qualified_name(item.namespace, item.name, supports_namespaces=supports_namespaces)
         return FunctionCall(id=item.call_id, function=CalledFunction(name=name, arguments=item.arguments))
-    name = called_name(item.namespace, item.name, grouped=False)
-    return CustomCall(id=item.call_id, custom=CalledCustom(name=name, input=item.input))
+    name = qualified_name(item.namespace, item.name, supports_namespaces=False)
+    return CustomCall(id=item.call_id, custom=CalledCustomTool(name=name, input=item.input))
 
 
-class _Typed:
+class _TypedItemReader:
     """Reads the items of typed tools into a grouping."""
 
-    def __init__(self, grouping: "_Grouping", told: Mapping[str, Told], *, grouped: bool) -> None:
-        self._grouping = grouping
-        self._told = told
-        self._grouped = grouped
-        self._calls: dict[str, str] = {}
-        self._asked: dict[str, McpApprovalRequest] = {}
+    def __init__(
+        self, builder: "_MessageBuilder", tool_results: Mapping[str, ToolResultRecord], *, supports_namespaces: bool
+    ) -> None:
+        self._builder = builder
+        self._tool_results = tool_results
+        self._supports_namespaces = supports_namespaces
+        self._call_ids: dict[str, str] = {}
+        self._approval_requests: dict[str, McpApprovalRequest] = {}
 
-    def take(self, item: Item) -> None:
+    def read_item(self, item: Item) -> None:
         if isinstance(item, McpApprovalRequest):
-            self._asked[item.id] = item
+            self._approval_requests[item.id] = item
         elif isinstance(item, McpApprovalResponse):
-            request = self._asked.get(item.approval_request_id)
+            request = self._approval_requests.get(item.approval_request_id)
             if request is not None and not item.approve:  # one that was approved is told by its call
-                self._grouping.hosted(self._refused(request, item.reason))
-        elif (call := client_call(item)) is not None:
-            self._calls[item.id or ""] = call.id
-            written = self._told.get(item.id or "")
+                self._builder.add_tool_result(self._refused_call_result(request, item.reason))
+        elif (call := item_to_client_call(item)) is not None:
+            self._call_ids[item.id or ""] = call.id
+            written = self._tool_results.get(item.id or "")
             function = CalledFunction(name=written.name, arguments=written.arguments) if written else call.function
-            self._grouping.call(FunctionCall(id=call.id, function=function))
-        elif (output := client_output(item, self._calls)) is not None:
-            self._grouping.answer(*output)
+            self._builder.add_call(FunctionCall(id=call.id, function=function))
+        elif (output := item_to_client_output(item, self._call_ids)) is not None:
+            self._builder.add_call_output(*output)
         else:
-            self._grouping.hosted(
-                self._told.get(item.id or "") or hosted_call(item, _OWN if self._grouped else frozenset())
+            self._builder.add_tool_result(
+                self._tool_results.get(item.id or "")
+                or item_to_tool_result(item, _ALL_NATIVE_TOOLS if self._supports_namespaces else frozenset())
             )
 
-    def _refused(self, request: McpApprovalRequest, reason: str | None) -> Told:
-        before = self._told.get(request.id)
-        name = before.name if before else called_name(request.server_label, request.name, grouped=self._grouped)
+    def _refused_call_result(self, request: McpApprovalRequest, reason: str | None) -> ToolResultRecord:
+        before = self._tool_results.get(request.id)
+        name = (
+            before.name
+            if before
+            else qualified_name(request.server_label, request.name, supports_namespaces=self._supports_namespaces)
+        )
         identity = before.call_id if before else request.id
         why = f" They said: {reason}" if reason else ""
-        return Told(identity, name, request.arguments, f"Not run: the user did not approve this call.{why}")
+        return ToolResultRecord(identity, name, request.arguments, f"Not run: the user did not approve this call.{why}")
 
 
-class _Grouping:
+class _MessageBuilder:
     """The messages so far, and the assistant message being gathered."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self._unanswered: dict[str, None] = {}
-        self._later: list[Message] = []
+        self._unanswered_call_ids: dict[str, None] = {}
+        self._deferred_messages: list[Message] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -170,8 +179,8 @@ class _Grouping:
         self._text: list[str] = []
         self._refusal: list[str] = []
         self._phase: Phase | None = None
-        self._calls: list[Call] = []
-        self._told: list[Message] = []
+        self._calls: list[ChatToolCall] = []
+        self._tool_messages: list[Message] = []
         self._turn = 0
 
     def flush(self) -> None:
@@ -187,18 +196,20 @@ class _Grouping:
                     tool_calls=self._calls or None,
                 )
             )
-            self.messages += self._told
+            self.messages += self._tool_messages
             self._reset()
 
-    def give(self, message: Message) -> None:
-        if self._unanswered:
-            self._later.append(message)  # said while a tool ran: nothing may come between a call and its answer
+    def add_message(self, message: Message) -> None:
+        if self._unanswered_call_ids:
+            self._deferred_messages.append(
+                message
+            )  # said while a tool ran: nothing may come between a call and its answer
         else:
             self.flush()
             self.messages.append(message)
 
-    def say(self, item: AssistantMessage) -> None:
-        if not self._waits() and (self._text or self._refusal or self._calls):
+    def add_assistant_message(self, item: AssistantMessage) -> None:
+        if not self._awaits_output() and (self._text or self._refusal or self._calls):
             self.flush()
         self._phase = item.phase
         if isinstance(item.content, str):
@@ -210,81 +221,81 @@ class _Grouping:
             else:
                 self._text.append(part.text)
 
-    def think(self, item: ReasoningItem) -> None:
-        if not self._waits() and (self._text or self._refusal or self._calls):
+    def add_reasoning(self, item: ReasoningItem) -> None:
+        if not self._awaits_output() and (self._text or self._refusal or self._calls):
             self.flush()
         parts = item.content or item.summary or ()
         thought = "".join(part.text for part in parts)
         if thought:
             self._reasoning.append(thought)
 
-    def call(self, call: Call) -> None:
+    def add_call(self, call: ChatToolCall) -> None:
         self._calls.append(call)
-        self._unanswered[call.id] = None
+        self._unanswered_call_ids[call.id] = None
 
-    def hosted(self, told: Told | None) -> None:
+    def add_tool_result(self, tool_result: ToolResultRecord | None) -> None:
         # without what it told, the call says nothing to a model: a client sent it along, and the store has it no more
-        if told is None:
+        if tool_result is None:
             return
-        if self._told and told.turn != self._turn and not self._waits():
+        if self._tool_messages and tool_result.turn != self._turn and not self._awaits_output():
             self.flush()  # the model had been told of those before when it made this one
-        self._turn = told.turn
-        if told.custom:
-            custom = CalledCustom(name=told.name, input=told.arguments)
-            self._calls.append(CustomCall(id=told.call_id, custom=custom))
+        self._turn = tool_result.turn
+        if tool_result.custom:
+            custom = CalledCustomTool(name=tool_result.name, input=tool_result.arguments)
+            self._calls.append(CustomCall(id=tool_result.call_id, custom=custom))
         else:
-            function = CalledFunction(name=told.name, arguments=told.arguments)
-            self._calls.append(FunctionCall(id=told.call_id, function=function))
-        self._told.append(Message(role="tool", tool_call_id=told.call_id, content=told.output))
+            function = CalledFunction(name=tool_result.name, arguments=tool_result.arguments)
+            self._calls.append(FunctionCall(id=tool_result.call_id, function=function))
+        self._tool_messages.append(Message(role="tool", tool_call_id=tool_result.call_id, content=tool_result.output))
 
-    def answer(self, call_id: str, content: str | list[Part]) -> None:
-        if call_id not in self._unanswered:
+    def add_call_output(self, call_id: str, content: str | list[ContentPart]) -> None:
+        if call_id not in self._unanswered_call_ids:
             raise InvalidRequest(f"No tool call found for function call output with call_id {call_id}.", param="input")
-        del self._unanswered[call_id]
+        del self._unanswered_call_ids[call_id]
         self.flush()
         self.messages.append(Message(role="tool", tool_call_id=call_id, content=content))
-        if not self._unanswered:
-            self.messages += self._later
-            self._later = []
+        if not self._unanswered_call_ids:
+            self.messages += self._deferred_messages
+            self._deferred_messages = []
 
     def finish(self) -> list[Message]:
-        if self._unanswered:
-            missing = next(iter(self._unanswered))
+        if self._unanswered_call_ids:
+            missing = next(iter(self._unanswered_call_ids))
             raise InvalidRequest(f"No tool output found for function call {missing}.", param="input")
         self.flush()
         return self.messages
 
-    def _waits(self) -> bool:
+    def _awaits_output(self) -> bool:
         """Whether a call of the message being gathered still wants its answer: then more joins the same message,
         because nothing may come between a call and its answer."""
-        return any(call.id in self._unanswered for call in self._calls)
+        return any(call.id in self._unanswered_call_ids for call in self._calls)
 
 
-def _content(
-    content: str | Sequence[GivenContent], attached: Mapping[InputFile | InputImage, Part]
-) -> str | list[Part]:
+def _content_to_chat(
+    content: str | Sequence[InputContentPart], attachments: Mapping[InputFile | InputImage, ContentPart]
+) -> str | list[ContentPart]:
     if isinstance(content, str):
         return content
     if len(content) == 1 and isinstance(content[0], InputText):
         return content[0].text
-    return [_part(part, attached) for part in content]
+    return [_part_to_chat(part, attachments) for part in content]
 
 
-def _part(part: GivenContent, attached: Mapping[InputFile | InputImage, Part]) -> Part:
+def _part_to_chat(part: InputContentPart, attachments: Mapping[InputFile | InputImage, ContentPart]) -> ContentPart:
     match part:
         case InputText(text=text):
             return TextPart(text=text)
         case InputImage():
             image = ImagePart(image_url=ImageUrl(url=part.image_url or "", detail=part.detail))
-            return attached.get(part, image)
+            return attachments.get(part, image)
         case InputFile():
             file = FilePart(file=FileData(file_data=part.file_data, filename=part.filename))
-            return attached.get(part, file)
+            return attachments.get(part, file)
 
 
-def _check_parts(parts: Sequence[GivenContent], path: str) -> None:
+def _check_parts(parts: Sequence[InputContentPart], param: str) -> None:
     for index, part in enumerate(parts):
-        where = f"{path}[{index}]"
+        where = f"{param}[{index}]"
         if isinstance(part, InputText):
             continue
         if isinstance(part, InputFile):
@@ -295,21 +306,21 @@ def _check_parts(parts: Sequence[GivenContent], path: str) -> None:
             _check_image_url(part.image_url, where)
 
 
-def _check_one_of(part: InputFile | InputImage, fields: Sequence[str], where: str) -> None:
+def _check_one_of(part: InputFile | InputImage, fields: Sequence[str], param: str) -> None:
     given = [name for name in fields if getattr(part, name)]
     if not given:
         listed = ", ".join(f"`{name}`" for name in fields[:-1])
         message = f"The part needs {listed} or `{fields[-1]}`."
-        raise InvalidRequest(message, param=f"{where}.{fields[0]}", code="missing_required_parameter")
+        raise InvalidRequest(message, param=f"{param}.{fields[0]}", code="missing_required_parameter")
     if len(given) > 1:
         message = f"The part has both `{given[0]}` and `{given[1]}`: give one of them."
-        raise InvalidRequest(message, param=f"{where}.{given[1]}", code="mutually_exclusive_parameters")
+        raise InvalidRequest(message, param=f"{param}.{given[1]}", code="mutually_exclusive_parameters")
 
 
-def _check_image_url(url: str, where: str) -> None:
+def _check_image_url(url: str, param: str) -> None:
     if url.startswith(("https://", "http://")):
         return
     head, comma, _ = url.partition(",")
     if not (head.startswith("data:image/") and head.endswith(";base64") and comma):
         message = "An image URL is https, or data:image/TYPE;base64,DATA."
-        raise InvalidRequest(message, param=f"{where}.image_url", code="invalid_image_url")
+        raise InvalidRequest(message, param=f"{param}.image_url", code="invalid_image_url")

@@ -10,14 +10,14 @@ from pydantic import SecretStr
 from apis.responses import CreateResponse
 from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.wire.items import Item, ReasoningItem, ReasoningText
-from providers.responses.context.sealing import CannotOpen, Sealer, new_key
-from providers.responses.store.history_cache import Past
+from providers.responses.context.sealing import Sealer, UnsealError, generate_key
+from providers.responses.store.history_cache import LoadedHistory
 
-INCLUDED: Final = "reasoning.encrypted_content"
-_KEY: Final = "/reasoning-key"
+ENCRYPTED_CONTENT_INCLUDE: Final = "reasoning.encrypted_content"
+_KEY_RECORD: Final = "/reasoning-key"
 
 
-class KeptReasoning:
+class SealedReasoning:
     """Seals what leaves and opens what comes back. Without `keys`, with one that all workers on this store share: the
     first that needs it makes it."""
 
@@ -25,51 +25,51 @@ class KeptReasoning:
         self._kv = kv
         self._sealer = Sealer([key.get_secret_value().encode() for key in keys]) if keys else None
 
-    async def sealing(self, request: CreateResponse, tenant: str) -> Callable[[str], str] | None:
+    async def build_seal(self, request: CreateResponse, tenant: str) -> Callable[[str], str] | None:
         """What seals the response's reasoning, where the client asks for it or nobody else would keep it."""
-        if INCLUDED not in (request.include or ()) and request.store is not False:
+        if ENCRYPTED_CONTENT_INCLUDE not in (request.include or ()) and request.store is not False:
             return None
-        sealer = await self.sealer()
+        sealer = await self.load_sealer()
         return lambda text: sealer.seal(text, tenant=tenant, model=request.model)
 
-    async def opened(
+    async def unseal_request(
         self, request: CreateResponse, tenant: str
     ) -> tuple[CreateResponse, Sequence[InputTransformation]]:
         """The request with its sealed reasoning opened, and what of it says nothing here, which no model is shown."""
         if not isinstance(request.input, list) or not any(map(_is_sealed, request.input)):
             return request, ()
-        items, removed = _opened(request.input, await self.sealer(), tenant, request.model)
+        items, removed = _unseal_items(request.input, await self.load_sealer(), tenant, request.model)
         return request.model_copy(update={"input": items}), removed
 
-    async def opened_past(self, past: Past, model: str, tenant: str) -> Past:
+    async def unseal_history(self, history: LoadedHistory, model: str, tenant: str) -> LoadedHistory:
         """A conversation with what it was given sealed, opened as far as this model may know it."""
-        if not any(map(_is_sealed, past.items)):
-            return past
-        return replace(past, items=_opened(past.items, await self.sealer(), tenant, model)[0])
+        if not any(map(_is_sealed, history.items)):
+            return history
+        return replace(history, items=_unseal_items(history.items, await self.load_sealer(), tenant, model)[0])
 
-    async def sealer(self) -> Sealer:
+    async def load_sealer(self) -> Sealer:
         """What seals and opens here, whatever it is that clients keep."""
         if self._sealer is None:
-            key = new_key()
-            if await self._kv.write([Put(_KEY, key, None, ABSENT)]) is None:
-                found = await self._kv.get(_KEY)
+            key = generate_key()
+            if await self._kv.write([Put(_KEY_RECORD, key, None, ABSENT)]) is None:
+                found = await self._kv.get(_KEY_RECORD)
                 key = found.value if found is not None else key
             self._sealer = Sealer([key])
         return self._sealer
 
 
-def _opened(
-    given: Sequence[Item], sealer: Sealer, tenant: str, model: str
+def _unseal_items(
+    input_items: Sequence[Item], sealer: Sealer, tenant: str, model: str
 ) -> tuple[list[Item], list[InputTransformation]]:
     items: list[Item] = []
     removed: list[InputTransformation] = []
-    for item in given:
+    for item in input_items:
         if not isinstance(item, ReasoningItem) or item.encrypted_content is None:
             items.append(item)
             continue
         try:
-            text = sealer.open(item.encrypted_content, tenant=tenant, model=model)
-        except CannotOpen as exc:
+            text = sealer.unseal(item.encrypted_content, tenant=tenant, model=model)
+        except UnsealError as exc:
             items.append(item)
             if not item.content:  # else the client kept the thought itself as well
                 removed.append(

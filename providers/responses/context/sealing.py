@@ -16,26 +16,26 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-PREFIX: Final = "rs1."
+TOKEN_PREFIX: Final = "rs1."  # noqa: S105 - a prefix, not a password
 MIN_KEY_BYTES: Final = 32
 KEY_ID_BYTES: Final = 4
 MODEL_ID_BYTES: Final = 8
 SALT_BYTES: Final = 16
 NONCE_BYTES: Final = 12
-HEAD_BYTES: Final = KEY_ID_BYTES + MODEL_ID_BYTES + SALT_BYTES + NONCE_BYTES
+HEADER_BYTES: Final = KEY_ID_BYTES + MODEL_ID_BYTES + SALT_BYTES + NONCE_BYTES
 
-Reason = Literal["organization_mismatch", "model_mismatch"]
+RemovalReason = Literal["organization_mismatch", "model_mismatch"]
 
 
-class CannotOpen(Exception):
+class UnsealError(Exception):
     """A token that says nothing here; `reason` is one of the API's words for why."""
 
-    def __init__(self, reason: Reason) -> None:
+    def __init__(self, reason: RemovalReason) -> None:
         super().__init__(reason)
-        self.reason: Reason = reason
+        self.reason: RemovalReason = reason
 
 
-def new_key() -> bytes:
+def generate_key() -> bytes:
     """A key for a deployment that was given none."""
     return secrets.token_bytes(MIN_KEY_BYTES)
 
@@ -48,35 +48,40 @@ class Sealer:
         if not keys or any(len(key) < MIN_KEY_BYTES for key in keys):
             raise ValueError(f"a key has at least {MIN_KEY_BYTES} bytes")
         self._keys = {_key_id(key): key for key in reversed(keys)}
-        self._first = _key_id(keys[0])
+        self._primary_key_id = _key_id(keys[0])
 
     def seal(self, text: str, *, tenant: str, model: str) -> str:
         """A token of printable characters. No two are alike, whatever they hold."""
         salt, nonce = secrets.token_bytes(SALT_BYTES), secrets.token_bytes(NONCE_BYTES)
-        sealed = self._cipher(self._first, salt).encrypt(nonce, _encoded(text), _bound(tenant, model))
-        return PREFIX + base64.urlsafe_b64encode(self._first + _model_id(model) + salt + nonce + sealed).decode()
+        sealed = self._derive_cipher(self._primary_key_id, salt).encrypt(
+            nonce, _encode_text(text), _associated_data(tenant, model)
+        )
+        return (
+            TOKEN_PREFIX
+            + base64.urlsafe_b64encode(self._primary_key_id + _model_id(model) + salt + nonce + sealed).decode()
+        )
 
-    def open(self, token: str, *, tenant: str, model: str) -> str:
+    def unseal(self, token: str, *, tenant: str, model: str) -> str:
         """What was sealed. Raises CannotOpen for what is foreign, broken, of a retired key, or another tenant's or
         model's."""
         try:
-            data = base64.b64decode(token.removeprefix(PREFIX), altchars=b"-_", validate=True)
+            data = base64.b64decode(token.removeprefix(TOKEN_PREFIX), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             data = b""
         key_id, rest = data[:KEY_ID_BYTES], data[KEY_ID_BYTES:]
-        if not token.startswith(PREFIX) or len(data) < HEAD_BYTES or key_id not in self._keys:
-            raise CannotOpen("organization_mismatch")
+        if not token.startswith(TOKEN_PREFIX) or len(data) < HEADER_BYTES or key_id not in self._keys:
+            raise UnsealError("organization_mismatch")
         model_id, rest = rest[:MODEL_ID_BYTES], rest[MODEL_ID_BYTES:]
         if model_id != _model_id(model):
-            raise CannotOpen("model_mismatch")
+            raise UnsealError("model_mismatch")
         salt, nonce, sealed = rest[:SALT_BYTES], rest[SALT_BYTES:][:NONCE_BYTES], rest[SALT_BYTES + NONCE_BYTES :]
         try:
-            opened = self._cipher(key_id, salt).decrypt(nonce, sealed, _bound(tenant, model))
+            opened = self._derive_cipher(key_id, salt).decrypt(nonce, sealed, _associated_data(tenant, model))
         except InvalidTag:
-            raise CannotOpen("organization_mismatch") from None
+            raise UnsealError("organization_mismatch") from None
         return opened.decode("utf-8", "surrogatepass")
 
-    def _cipher(self, key_id: bytes, salt: bytes) -> AESGCM:
+    def _derive_cipher(self, key_id: bytes, salt: bytes) -> AESGCM:
         """Of a key for this token alone: random nonces under one key would one day meet."""
         derive = HKDF(algorithm=SHA256(), length=32, salt=salt, info=b"responses-stack reasoning 1")
         return AESGCM(derive.derive(self._keys[key_id]))
@@ -87,12 +92,12 @@ def _key_id(key: bytes) -> bytes:
 
 
 def _model_id(model: str) -> bytes:
-    return hashlib.sha256(_encoded(model)).digest()[:MODEL_ID_BYTES]
+    return hashlib.sha256(_encode_text(model)).digest()[:MODEL_ID_BYTES]
 
 
-def _bound(tenant: str, model: str) -> bytes:
-    return _encoded(f"{len(tenant)}:{tenant}{model}")
+def _associated_data(tenant: str, model: str) -> bytes:
+    return _encode_text(f"{len(tenant)}:{tenant}{model}")
 
 
-def _encoded(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")

@@ -9,17 +9,17 @@ from contextlib import aclosing
 from typing import Final
 
 from apis.chat import ChatRequest, Message
-from apis.deltas import Step
+from apis.deltas import DeltaBatch
 from apis.errors import ContextLengthExceeded, StackError
 from apis.inference import Inference, Model
 from apis.responses import CreateResponse
 
-_INSTRUCTIONS: Final = ("system", "developer")
-_MAX_ROOM_TOKENS: Final = 4096
+_INSTRUCTION_ROLES: Final = ("system", "developer")
+_MAX_RESERVED_TOKENS: Final = 4096
 """Left for an answer whose length the request does not bound, or an eighth of the context if that is less."""
 
 
-class Truncating(Inference):
+class TruncatingInference(Inference):
     """Over another Inference, which says what is too long: what fits costs nothing more. Raises as that one does, also
     ContextLengthExceeded where even the last turn is too long."""
 
@@ -32,7 +32,7 @@ class Truncating(Inference):
     async def count_tokens(self, request: ChatRequest) -> int:
         return await self._inference.count_tokens(request)
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         cuts: Sequence[int] | None = None
         dropped, more = 0, 1
         shorter = request
@@ -45,26 +45,26 @@ class Truncating(Inference):
                         yield step
                 return
             except ContextLengthExceeded:
-                cuts = turn_cuts(request.messages) if cuts is None else cuts
+                cuts = find_turn_offsets(request.messages) if cuts is None else cuts
                 if begun or dropped >= len(cuts):
                     raise
             if dropped == 0:
-                dropped = await self._enough(request, cuts)
+                dropped = await self._count_turns_to_drop(request, cuts)
             else:  # the count was no help: each try drops twice as many more
                 dropped, more = min(len(cuts), dropped + more), 2 * more
-            shorter = cut(request, cuts[dropped - 1])
+            shorter = drop_messages_before(request, cuts[dropped - 1])
 
-    async def _enough(self, request: ChatRequest, cuts: Sequence[int]) -> int:
+    async def _count_turns_to_drop(self, request: ChatRequest, turn_offsets: Sequence[int]) -> int:
         """How many turns have to go, as far as that can be known beforehand; at least one."""
         try:
             context = next((each.context_tokens for each in await self.models() if each.id == request.model), None)
             if context is None:
                 return 1
-            room = request.max_completion_tokens or min(_MAX_ROOM_TOKENS, context // 8)
-            low, high = 1, len(cuts)
+            room = request.max_completion_tokens or min(_MAX_RESERVED_TOKENS, context // 8)
+            low, high = 1, len(turn_offsets)
             while low < high:
                 middle = (low + high) // 2
-                if await self.count_tokens(cut(request, cuts[middle - 1])) + room <= context:
+                if await self.count_tokens(drop_messages_before(request, turn_offsets[middle - 1])) + room <= context:
                     high = middle
                 else:
                     low = middle + 1
@@ -73,17 +73,17 @@ class Truncating(Inference):
         return low
 
 
-def fitting(inference: Inference, request: CreateResponse) -> Inference:
+def with_truncation(inference: Inference, request: CreateResponse) -> Inference:
     """What makes the request's chats: it truncates where the request says that it may."""
-    return Truncating(inference) if request.truncation == "auto" else inference
+    return TruncatingInference(inference) if request.truncation == "auto" else inference
 
 
-def turn_cuts(messages: Sequence[Message]) -> list[int]:
+def find_turn_offsets(messages: Sequence[Message]) -> list[int]:
     """Where a chat may be cut: the beginnings of its turns, but for the first."""
     cuts: list[int] = []
     before = None
     for at, message in enumerate(messages):
-        if message.role in _INSTRUCTIONS:
+        if message.role in _INSTRUCTION_ROLES:
             continue
         if message.role == "user" and before not in (None, "user"):
             cuts.append(at)
@@ -91,8 +91,8 @@ def turn_cuts(messages: Sequence[Message]) -> list[int]:
     return cuts
 
 
-def cut(request: ChatRequest, at: int) -> ChatRequest:
+def drop_messages_before(request: ChatRequest, offset: int) -> ChatRequest:
     """The chat from that message on, and all instructions before it."""
     messages = request.messages
-    kept = [message for message in messages[:at] if message.role in _INSTRUCTIONS]
-    return request.model_copy(update={"messages": [*kept, *messages[at:]]})
+    kept = [message for message in messages[:offset] if message.role in _INSTRUCTION_ROLES]
+    return request.model_copy(update={"messages": [*kept, *messages[offset:]]})

@@ -8,22 +8,22 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from apis.reader import Document
-from apis.wire.item_parts import GivenContent, InputFile, InputImage, InputText
-from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, GivenMessage, Item
+from apis.wire.item_parts import InputContentPart, InputFile, InputImage, InputText
+from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessage, Item
 
-Attached = InputFile | InputImage
-FIELD: Final = "stack_fetched"
+AttachedPart = InputFile | InputImage
+FETCHED_FIELD: Final = "stack_fetched"
 
 
-def with_fetched(part: Attached, document: Document) -> Attached:
+def attach_fetched_file(part: AttachedPart, document: Document) -> AttachedPart:
     """The part with its file."""
     kept = {"name": document.name, "data": base64.b64encode(document.data).decode()}
-    return part.model_copy(update={FIELD: kept})
+    return part.model_copy(update={FETCHED_FIELD: kept})
 
 
-def fetched(part: Attached) -> Document | None:
+def decode_fetched_file(part: AttachedPart) -> Document | None:
     """The file that is kept with the part, if there is one."""
-    match (part.model_extra or {}).get(FIELD):
+    match (part.model_extra or {}).get(FETCHED_FIELD):
         case {"name": str(name), "data": str(data)}:
             try:
                 return Document(name, base64.b64decode(data, validate=True))
@@ -33,26 +33,26 @@ def fetched(part: Attached) -> Document | None:
             return None
 
 
-def with_parts(item: Item, parts: Mapping[Attached, Attached]) -> Item:
+def replace_parts(item: Item, replacements: Mapping[AttachedPart, AttachedPart]) -> Item:
     """The item with parts of it replaced."""
     match item:
-        case GivenMessage(content=list() as content):
-            return item.model_copy(update={"content": [_replaced(part, parts) for part in content]})
+        case InputMessage(content=list() as content):
+            return item.model_copy(update={"content": [_replace_part(part, replacements) for part in content]})
         case FunctionCallOutput(output=list() as output) | CustomToolCallOutput(output=list() as output):
-            return item.model_copy(update={"output": [_replaced(part, parts) for part in output]})
+            return item.model_copy(update={"output": [_replace_part(part, replacements) for part in output]})
         case _:
             return item
 
 
-def _replaced(part: GivenContent, parts: Mapping[Attached, Attached]) -> GivenContent:
-    return part if isinstance(part, InputText) else parts.get(part, part)
+def _replace_part(part: InputContentPart, replacements: Mapping[AttachedPart, AttachedPart]) -> InputContentPart:
+    return part if isinstance(part, InputText) else replacements.get(part, part)
 
 
-def as_given(item: dict[str, Any]) -> dict[str, Any]:
+def public_item(item: dict[str, Any]) -> dict[str, Any]:
     """A stored item as clients are shown it."""
     for field in ("content", "output"):
         if isinstance(item.get(field), list):
             parts: list[dict[str, Any]] = item[field]
             for part in parts:
-                part.pop(FIELD, None)
+                part.pop(FETCHED_FIELD, None)
     return item

@@ -37,13 +37,18 @@ from openai.types.responses.response_output_text import (
 )
 from openai.types.responses.response_reasoning_item import Content
 
-from apis.deltas import Refusal, Text, TokenLogprob
+from apis.deltas import RefusalDelta, TextDelta, TokenLogprob
 from apis.wire.base import Phase
-from providers.responses.events.citations import CitationScanner, Cited
-from providers.responses.events.token_events import arguments_delta, input_delta, reasoning_delta, text_delta
+from providers.responses.events.citations import CitationScanner, CitationTarget
+from providers.responses.events.token_events import (
+    arguments_delta_event,
+    input_delta_event,
+    reasoning_delta_event,
+    text_delta_event,
+)
 
-Status = Literal["completed", "incomplete"]
-Events = list[ResponseStreamEvent]
+FinalItemStatus = Literal["completed", "incomplete"]
+EventList = list[ResponseStreamEvent]
 Citation = AnnotationURLCitation | AnnotationFileCitation | AnnotationContainerFileCitation
 _MAX_CITATIONS: Final = 2000
 """Of one part: a model that goes round in circles must not make an item that takes long to tell. The links go on."""
@@ -54,20 +59,20 @@ class OpenItem(Protocol):
 
     index: int
 
-    def open(self) -> Events: ...
+    def open(self) -> EventList: ...
 
-    def close(self, status: Status) -> Events: ...
+    def close(self, status: FinalItemStatus) -> EventList: ...
 
-    def item(self, status: Status) -> ResponseOutputItem: ...
+    def item(self, status: FinalItemStatus) -> ResponseOutputItem: ...
 
 
-def item_added(index: int, item: ResponseOutputItem) -> ResponseOutputItemAddedEvent:
+def item_added_event(index: int, item: ResponseOutputItem) -> ResponseOutputItemAddedEvent:
     return ResponseOutputItemAddedEvent(
         type="response.output_item.added", output_index=index, item=item, sequence_number=0
     )
 
 
-def item_done(index: int, item: ResponseOutputItem) -> ResponseOutputItemDoneEvent:
+def item_done_event(index: int, item: ResponseOutputItem) -> ResponseOutputItemDoneEvent:
     return ResponseOutputItemDoneEvent(
         type="response.output_item.done", output_index=index, item=item, sequence_number=0
     )
@@ -76,19 +81,19 @@ def item_done(index: int, item: ResponseOutputItem) -> ResponseOutputItemDoneEve
 class OpenMessage:
     """An assistant message: parts of text and refusal, one after the other."""
 
-    def __init__(self, item_id: str, index: int, phase: Phase | None, citations: CitationScanner | None) -> None:
+    def __init__(self, item_id: str, index: int, phase: Phase | None, citation_scanner: CitationScanner | None) -> None:
         self.id = item_id
         self.index = index
         self.phase: Phase | None = phase
-        self._citations = citations
+        self._citation_scanner = citation_scanner
         self._parts: list[ResponseOutputText | ResponseOutputRefusal] = []
-        self._kind: type[Text | Refusal] | None = None
+        self._part_kind: type[TextDelta | RefusalDelta] | None = None
         self._pieces: list[str] = []
-        self._length = 0
+        self._text_length = 0
         self._annotations: dict[Hashable, Citation] = {}
         self._logprobs: list[TokenLogprob] = []
 
-    def item(self, status: Literal["in_progress"] | Status) -> ResponseOutputMessage:
+    def item(self, status: Literal["in_progress"] | FinalItemStatus) -> ResponseOutputMessage:
         message = ResponseOutputMessage(
             id=self.id, type="message", role="assistant", status=status, content=[*self._parts]
         )
@@ -96,15 +101,15 @@ class OpenMessage:
             message.phase = self.phase
         return message
 
-    def open(self) -> Events:
-        return [item_added(self.index, self.item("in_progress"))]
+    def open(self) -> EventList:
+        return [item_added_event(self.index, self.item("in_progress"))]
 
-    def append(self, delta: Text | Refusal, events: Events) -> None:
+    def append(self, delta: TextDelta | RefusalDelta, events: EventList) -> None:
         """Add the events of one more delta to `events`."""
-        if self._kind is not type(delta):
+        if self._part_kind is not type(delta):
             self._close_part(events)
             self._open_part(type(delta), events)
-        if isinstance(delta, Refusal):
+        if isinstance(delta, RefusalDelta):
             self._pieces.append(delta.text)
             events.append(
                 ResponseRefusalDeltaEvent(
@@ -116,36 +121,38 @@ class OpenMessage:
                     sequence_number=0,
                 )
             )
-        elif self._citations is None:
-            self._write(delta.text, delta.logprobs, events)
+        elif self._citation_scanner is None:
+            self._append_text(delta.text, delta.logprobs, events)
         else:
             self._logprobs.extend(delta.logprobs)
-            self._write_cited(self._citations, self._citations.feed(delta.text), events)
+            self._append_cited_text(self._citation_scanner, self._citation_scanner.feed(delta.text), events)
 
-    def close(self, status: Status) -> Events:
-        events: Events = []
-        if self._kind is None and not self._parts:
-            self._open_part(Text, events)
+    def close(self, status: FinalItemStatus) -> EventList:
+        events: EventList = []
+        if self._part_kind is None and not self._parts:
+            self._open_part(TextDelta, events)
         self._close_part(events)
-        events.append(item_done(self.index, self.item(status)))
+        events.append(item_done_event(self.index, self.item(status)))
         return events
 
-    def _write(self, text: str, logprobs: Sequence[TokenLogprob], events: Events) -> None:
+    def _append_text(self, text: str, logprobs: Sequence[TokenLogprob], events: EventList) -> None:
         self._pieces.append(text)
-        self._length += len(text)
+        self._text_length += len(text)
         if logprobs:
             self._logprobs.extend(logprobs)
-        shown = [_logprob(each) for each in logprobs] if logprobs else []
-        events.append(text_delta(self.id, self.index, len(self._parts), text, shown))
+        shown = [_logprob_to_dict(each) for each in logprobs] if logprobs else []
+        events.append(text_delta_event(self.id, self.index, len(self._parts), text, shown))
 
-    def _write_cited(self, scanner: CitationScanner, pieces: Sequence[tuple[str, Cited]], events: Events) -> None:
+    def _append_cited_text(
+        self, scanner: CitationScanner, pieces: Sequence[tuple[str, CitationTarget]], events: EventList
+    ) -> None:
         for text, cited in pieces:
-            start = self._length
+            start = self._text_length
             if text or not self._pieces:  # an annotation comes after a delta
-                self._write(text, (), events)
+                self._append_text(text, (), events)
             if cited is None or len(self._annotations) == _MAX_CITATIONS:
                 continue
-            annotation = _citation(scanner, cited, start, self._length)
+            annotation = _build_citation(scanner, cited, start, self._text_length)
             told = (*vars(annotation).values(),)
             if told in self._annotations:  # two passages of one file, cited in one place
                 continue
@@ -162,9 +169,9 @@ class OpenMessage:
                 )
             )
 
-    def _open_part(self, kind: type[Text | Refusal], events: Events) -> None:
-        self._kind = kind
-        part = _text_part("") if kind is Text else ResponseOutputRefusal(type="refusal", refusal="")
+    def _open_part(self, kind: type[TextDelta | RefusalDelta], events: EventList) -> None:
+        self._part_kind = kind
+        part = _text_part("") if kind is TextDelta else ResponseOutputRefusal(type="refusal", refusal="")
         events.append(
             ResponseContentPartAddedEvent(
                 type="response.content_part.added",
@@ -176,14 +183,14 @@ class OpenMessage:
             )
         )
 
-    def _close_part(self, events: Events) -> None:
-        if self._kind is None:
+    def _close_part(self, events: EventList) -> None:
+        if self._part_kind is None:
             return
-        if self._citations is not None and self._kind is Text:
-            self._write_cited(self._citations, self._citations.flush(), events)
+        if self._citation_scanner is not None and self._part_kind is TextDelta:
+            self._append_cited_text(self._citation_scanner, self._citation_scanner.flush(), events)
         whole = "".join(self._pieces)
-        if self._kind is Text:
-            logprobs = [_logprob(each) for each in self._logprobs]
+        if self._part_kind is TextDelta:
+            logprobs = [_logprob_to_dict(each) for each in self._logprobs]
             part = _text_part(whole, logprobs, [*self._annotations.values()])
             events.append(
                 ResponseTextDoneEvent(
@@ -219,7 +226,7 @@ class OpenMessage:
             )
         )
         self._parts.append(part)
-        self._kind, self._pieces, self._length, self._annotations, self._logprobs = None, [], 0, {}, []
+        self._part_kind, self._pieces, self._text_length, self._annotations, self._logprobs = None, [], 0, {}, []
 
 
 class OpenReasoning:
@@ -230,19 +237,19 @@ class OpenReasoning:
         self.index = index
         self._pieces: list[str] = []
         self._seal = seal
-        self._sealed: str | None = None
+        self._sealed_text: str | None = None
 
-    def item(self, status: Literal["in_progress"] | Status) -> ResponseReasoningItem:
+    def item(self, status: Literal["in_progress"] | FinalItemStatus) -> ResponseReasoningItem:
         text = "".join(self._pieces)
         content = [Content(type="reasoning_text", text=text)] if status != "in_progress" else []
         item = ResponseReasoningItem(id=self.id, type="reasoning", summary=[], content=content, status=status)
         if self._seal is not None and status != "in_progress":
-            self._sealed = item.encrypted_content = self._sealed or self._seal(text)
+            self._sealed_text = item.encrypted_content = self._sealed_text or self._seal(text)
         return item
 
-    def open(self) -> Events:
+    def open(self) -> EventList:
         return [
-            item_added(self.index, self.item("in_progress")),
+            item_added_event(self.index, self.item("in_progress")),
             ResponseContentPartAddedEvent(
                 type="response.content_part.added",
                 item_id=self.id,
@@ -253,11 +260,11 @@ class OpenReasoning:
             ),
         ]
 
-    def append(self, text: str, events: Events) -> None:
+    def append(self, text: str, events: EventList) -> None:
         self._pieces.append(text)
-        events.append(reasoning_delta(self.id, self.index, text))
+        events.append(reasoning_delta_event(self.id, self.index, text))
 
-    def close(self, status: Status) -> Events:
+    def close(self, status: FinalItemStatus) -> EventList:
         text = "".join(self._pieces)
         return [
             ResponseReasoningTextDoneEvent(
@@ -276,11 +283,11 @@ class OpenReasoning:
                 part=DonePartReasoningText(type="reasoning_text", text=text),
                 sequence_number=0,
             ),
-            item_done(self.index, self.item(status)),
+            item_done_event(self.index, self.item(status)),
         ]
 
 
-class OpenCall:
+class OpenFunctionCall:
     """A call of a function or a custom tool of the client's."""
 
     def __init__(self, item_id: str, index: int, call_id: str, name: str, namespace: str | None = None) -> None:
@@ -295,10 +302,10 @@ class OpenCall:
     def text(self) -> str:
         return "".join(self._pieces)
 
-    def open(self) -> Events:
-        return [item_added(self.index, self.item("in_progress"))]
+    def open(self) -> EventList:
+        return [item_added_event(self.index, self.item("in_progress"))]
 
-    def item(self, status: Literal["in_progress"] | Status) -> ResponseOutputItem:
+    def item(self, status: Literal["in_progress"] | FinalItemStatus) -> ResponseOutputItem:
         item = ResponseFunctionToolCall(
             id=self.id,
             type="function_call",
@@ -311,17 +318,17 @@ class OpenCall:
             item.namespace = self.namespace
         return item
 
-    def append(self, text: str, events: Events) -> None:
+    def append(self, text: str, events: EventList) -> None:
         self._pieces.append(text)
-        events.append(self._delta(text))
+        events.append(self._delta_event(text))
 
-    def close(self, status: Status) -> Events:
-        return [self._done(self.text), item_done(self.index, self.item(status))]
+    def close(self, status: FinalItemStatus) -> EventList:
+        return [self._done_event(self.text), item_done_event(self.index, self.item(status))]
 
-    def _delta(self, text: str) -> ResponseStreamEvent:
-        return arguments_delta(self.id, self.index, text)
+    def _delta_event(self, text: str) -> ResponseStreamEvent:
+        return arguments_delta_event(self.id, self.index, text)
 
-    def _done(self, text: str) -> ResponseStreamEvent:
+    def _done_event(self, text: str) -> ResponseStreamEvent:
         return ResponseFunctionCallArgumentsDoneEvent(
             type="response.function_call_arguments.done",
             item_id=self.id,
@@ -332,10 +339,10 @@ class OpenCall:
         )
 
 
-class OpenCustomCall(OpenCall):
+class OpenCustomCall(OpenFunctionCall):
     """The same for free text."""
 
-    def item(self, status: Literal["in_progress"] | Status) -> ResponseOutputItem:
+    def item(self, status: Literal["in_progress"] | FinalItemStatus) -> ResponseOutputItem:
         item = ResponseCustomToolCall(
             id=self.id,
             type="custom_tool_call",
@@ -348,10 +355,10 @@ class OpenCustomCall(OpenCall):
             item.namespace = self.namespace
         return item
 
-    def _delta(self, text: str) -> ResponseStreamEvent:
-        return input_delta(self.id, self.index, text)
+    def _delta_event(self, text: str) -> ResponseStreamEvent:
+        return input_delta_event(self.id, self.index, text)
 
-    def _done(self, text: str) -> ResponseStreamEvent:
+    def _done_event(self, text: str) -> ResponseStreamEvent:
         return ResponseCustomToolCallInputDoneEvent(
             type="response.custom_tool_call_input.done",
             item_id=self.id,
@@ -361,18 +368,18 @@ class OpenCustomCall(OpenCall):
         )
 
 
-def _citation(scanner: CitationScanner, cited: int | str, start: int, end: int) -> Citation:
-    if isinstance(cited, str):
-        made = scanner.files[cited]
+def _build_citation(scanner: CitationScanner, target: int | str, start: int, end: int) -> Citation:
+    if isinstance(target, str):
+        made = scanner.files[target]
         return AnnotationContainerFileCitation(
             type="container_file_citation",
             container_id=made.container_id,
             file_id=made.file_id,
-            filename=PurePosixPath(cited).name,
+            filename=PurePosixPath(target).name,
             start_index=start,
             end_index=end,
         )
-    source = scanner.sources[cited]
+    source = scanner.sources[target]
     if source.file_id:
         return AnnotationFileCitation(type="file_citation", file_id=source.file_id, filename=source.title, index=start)
     return AnnotationURLCitation(
@@ -389,6 +396,6 @@ def _text_part(text: str, logprobs: Sequence[object] = (), annotations: Sequence
     )
 
 
-def _logprob(each: TokenLogprob) -> dict[str, object]:
-    top = [{"token": one.token, "logprob": one.logprob, "bytes": [*one.bytes]} for one in each.top]
-    return {"token": each.token, "logprob": each.logprob, "bytes": [*each.bytes], "top_logprobs": top}
+def _logprob_to_dict(logprob: TokenLogprob) -> dict[str, object]:
+    top = [{"token": one.token, "logprob": one.logprob, "bytes": [*one.bytes]} for one in logprob.top_logprobs]
+    return {"token": logprob.token, "logprob": logprob.logprob, "bytes": [*logprob.bytes], "top_logprobs": top}

@@ -7,66 +7,71 @@ from typing import Protocol
 from openai.types.responses import ResponseOutputItem
 
 from apis.tool_runtime import Source
-from providers.responses.events.ids import Ids
-from providers.responses.events.tool_result import MadeFile, Told
+from providers.responses.events.ids import ResponseIds
+from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
 
 
-class Placed(Protocol):
+class PlaceableItem(Protocol):
     """An item that is about to open."""
 
     prefix: str
     id: str
     index: int
-    output: "Output | None"
+    output: "ResponseOutput | None"
 
 
-class Output:
+class ResponseOutput:
     """The items of a response so far, and the sources that its conversation's tools have shown the model."""
 
     def __init__(
-        self, ids: Ids, max_tool_output_chars: int = 100_000, seal: Callable[[str], str] | None = None
+        self,
+        ids: ResponseIds,
+        max_tool_output_chars: int = 100_000,
+        reasoning_sealer: Callable[[str], str] | None = None,
     ) -> None:
         """`seal` makes what a client is given of a thought to keep for us; None where it is given nothing."""
         self.ids = ids
-        self.seal = seal
+        self.reasoning_sealer = reasoning_sealer
         self.items: list[ResponseOutputItem | None] = []
         self.sources: dict[int, Source] = {}
-        self.files: dict[str, MadeFile] = {}
+        self.files: dict[str, ContainerFile] = {}
         """What programs wrote, by the paths that the model may link to."""
-        self.in_json = False
+        self.is_json = False
         """Whether its text is to be JSON."""
         self.turn = 0
-        self.seal_told: Callable[[Told], str] | None = None
+        self.tool_result_sealer: Callable[[ToolResultRecord], str] | None = None
         self._max_chars = max_tool_output_chars
 
-    def grow(self) -> int:
+    def reserve_index(self) -> int:
         """A new item opens: its output_index."""
         self.items.append(None)
         return len(self.items) - 1
 
-    def place(self, call: Placed) -> None:
+    def place_item(self, call: PlaceableItem) -> None:
         """The call's item opens: it gets its id and its place."""
-        call.id = self.ids.item(call.prefix)
-        call.index = self.grow()
+        call.id = self.ids.new_item_id(call.prefix)
+        call.index = self.reserve_index()
         call.output = self
 
-    def finished(self) -> list[ResponseOutputItem]:
+    def finished_items(self) -> list[ResponseOutputItem]:
         return [item for item in self.items if item is not None]
 
-    def cite(self, sources: Sequence[Source]) -> Mapping[int, Source]:
+    def number_sources(self, sources: Sequence[Source]) -> Mapping[int, Source]:
         """Number sources on from those shown so far: each number means one of them for the whole conversation. To be
         asked for when the sources are there, never before: calls run side by side."""
         numbered = dict(enumerate(sources, max(self.sources, default=0) + 1))
         self.sources.update({number: replace(source, text="") for number, source in numbered.items()})
         return numbered
 
-    def sealed(self, told: Told) -> str | None:
+    def seal_tool_result(self, tool_result: ToolResultRecord) -> str | None:
         """What a client is given of it to keep for us; None where it is given nothing."""
-        if self.seal_told is None:
+        if self.tool_result_sealer is None:
             return None
-        return self.seal_told(replace(told, output=self.bound(told.output), turn=self.turn))
+        return self.tool_result_sealer(
+            replace(tool_result, output=self.truncate_text(tool_result.output), turn=self.turn)
+        )
 
-    def bound(self, text: str) -> str:
+    def truncate_text(self, text: str) -> str:
         """The text as a model may be told it: its beginning and its end, and a mark where it was cut."""
         if len(text) <= self._max_chars:
             return text

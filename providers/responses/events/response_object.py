@@ -11,17 +11,17 @@ from openai.types.responses.tool import Mcp
 
 from apis.deltas import Usage
 from apis.responses import CreateResponse
-from apis.wire.tool_choice import ChosenHosted
+from apis.wire.tool_choice import ChosenHostedTool
 from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, Tool, WebSearchTool
 
 _CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
-Reason = Literal["max_output_tokens", "max_messages", "content_filter"]
+IncompleteReason = Literal["max_output_tokens", "max_messages", "content_filter"]
 """Why a response is incomplete. `max_messages`: the model kept calling what cannot be called, and never answered."""
-Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 def begin_response(
-    request: CreateResponse, response_id: str, created_at: int, status: Status = "in_progress"
+    request: CreateResponse, response_id: str, created_at: int, status: ResponseStatus = "in_progress"
 ) -> Response:
     """The response as it begins: without output, every field present with its value or default."""
     text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
@@ -72,11 +72,11 @@ def begin_response(
 
 def end_response(
     response: Response,
-    status: Status,
+    status: ResponseStatus,
     output: Sequence[ResponseOutputItem],
     usage: Usage,
     *,
-    reason: Reason | None = None,
+    reason: IncompleteReason | None = None,
     error: ResponseError | None = None,
 ) -> Response:
     """The response as it ended; usage is there whatever the ending."""
@@ -117,7 +117,7 @@ def _echo_choice(request: CreateResponse) -> Any:
     choice = request.tool_choice
     if choice is None or isinstance(choice, str):
         return choice or "auto"
-    if isinstance(choice, ChosenHosted) and choice.type in ("web_search", "web_search_2025_08_26"):
+    if isinstance(choice, ChosenHostedTool) and choice.type in ("web_search", "web_search_2025_08_26"):
         return {"type": "web_search_preview"}  # the SDK's response knows the search under this name only
     return choice.model_dump(exclude_none=True)
 

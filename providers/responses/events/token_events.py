@@ -11,14 +11,14 @@ from openai.types.responses import (
 )
 from pydantic import BaseModel
 
-Event = TypeVar("Event", bound=BaseModel)
+EventT = TypeVar("EventT", bound=BaseModel)
 
 # what object.__setattr__ finds anew each time
 _set_fields = BaseModel.__dict__["__dict__"].__set__
 _set_names = BaseModel.__dict__["__pydantic_fields_set__"].__set__
 _set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
 _set_private = BaseModel.__dict__["__pydantic_private__"].__set__
-_NAMES: Final[dict[type[BaseModel], set[str]]] = {
+_FIELD_NAMES: Final[dict[type[BaseModel], set[str]]] = {
     kind: set(kind.model_fields)
     for kind in (
         ResponseCustomToolCallInputDeltaEvent,
@@ -29,17 +29,19 @@ _NAMES: Final[dict[type[BaseModel], set[str]]] = {
 }
 
 
-def _put_together(kind: type[Event], fields: dict[str, Any]) -> Event:
+def _build_event(kind: type[EventT], fields: dict[str, Any]) -> EventT:
     """`kind(**fields)` of all its fields. tests/providers/responses/events/test_token_events.py holds the two equal."""
     event = kind.__new__(kind)
     _set_fields(event, fields)
-    _set_names(event, _NAMES[kind])
+    _set_names(event, _FIELD_NAMES[kind])
     _set_extra(event, None)
     _set_private(event, None)
     return event
 
 
-def text_delta(item_id: str, index: int, content_index: int, text: str, logprobs: list[Any]) -> ResponseTextDeltaEvent:
+def text_delta_event(
+    item_id: str, index: int, content_index: int, text: str, logprobs: list[Any]
+) -> ResponseTextDeltaEvent:
     fields = {
         "content_index": content_index,
         "delta": text,
@@ -50,10 +52,10 @@ def text_delta(item_id: str, index: int, content_index: int, text: str, logprobs
         "type": "response.output_text.delta",
     }
     # with logprobs it is the constructor's: they are given as plain dicts
-    return ResponseTextDeltaEvent.model_validate(fields) if logprobs else _put_together(ResponseTextDeltaEvent, fields)
+    return ResponseTextDeltaEvent.model_validate(fields) if logprobs else _build_event(ResponseTextDeltaEvent, fields)
 
 
-def reasoning_delta(item_id: str, index: int, text: str) -> ResponseReasoningTextDeltaEvent:
+def reasoning_delta_event(item_id: str, index: int, text: str) -> ResponseReasoningTextDeltaEvent:
     fields = {
         "content_index": 0,
         "delta": text,
@@ -62,10 +64,10 @@ def reasoning_delta(item_id: str, index: int, text: str) -> ResponseReasoningTex
         "sequence_number": 0,
         "type": "response.reasoning_text.delta",
     }
-    return _put_together(ResponseReasoningTextDeltaEvent, fields)
+    return _build_event(ResponseReasoningTextDeltaEvent, fields)
 
 
-def arguments_delta(item_id: str, index: int, text: str) -> ResponseFunctionCallArgumentsDeltaEvent:
+def arguments_delta_event(item_id: str, index: int, text: str) -> ResponseFunctionCallArgumentsDeltaEvent:
     fields = {
         "delta": text,
         "item_id": item_id,
@@ -73,10 +75,10 @@ def arguments_delta(item_id: str, index: int, text: str) -> ResponseFunctionCall
         "sequence_number": 0,
         "type": "response.function_call_arguments.delta",
     }
-    return _put_together(ResponseFunctionCallArgumentsDeltaEvent, fields)
+    return _build_event(ResponseFunctionCallArgumentsDeltaEvent, fields)
 
 
-def input_delta(item_id: str, index: int, text: str) -> ResponseCustomToolCallInputDeltaEvent:
+def input_delta_event(item_id: str, index: int, text: str) -> ResponseCustomToolCallInputDeltaEvent:
     fields = {
         "delta": text,
         "item_id": item_id,
@@ -84,4 +86,4 @@ def input_delta(item_id: str, index: int, text: str) -> ResponseCustomToolCallIn
         "sequence_number": 0,
         "type": "response.custom_tool_call_input.delta",
     }
-    return _put_together(ResponseCustomToolCallInputDeltaEvent, fields)
+    return _build_event(ResponseCustomToolCallInputDeltaEvent, fields)

@@ -8,7 +8,7 @@ from apis.tool_runtime import Source
 
 
 @dataclass(frozen=True, slots=True)
-class MadeFile:
+class ContainerFile:
     """A file of a container, which a program wrote."""
 
     container_id: str
@@ -16,7 +16,7 @@ class MadeFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ToolResultRecord:
     """What the model called and what it was told. Kept beside the item, so that later turns can show the model the
     same again."""
 
@@ -32,5 +32,5 @@ class Told:
     """JSON that the tool wants to find again in later turns of the chain."""
     turn: int = 0
     """Which of the response's turns called; calls of one turn are one message."""
-    files: Mapping[str, MadeFile] = field(default_factory=dict[str, MadeFile])
+    files: Mapping[str, ContainerFile] = field(default_factory=dict[str, ContainerFile])
     """What its program wrote, by the paths that the model may link to."""

@@ -6,16 +6,16 @@ from typing import Final
 
 from openai.types.responses import ResponseStreamEvent
 
-Events = Sequence[ResponseStreamEvent]
-Put = Callable[[Events], None]
-Job = Callable[[Put], Awaitable[None]]
-_LEAVING_S: Final = 5
+EventBatch = Sequence[ResponseStreamEvent]
+EmitEvents = Callable[[EventBatch], None]
+Job = Callable[[EmitEvents], Awaitable[None]]
+_CANCEL_TIMEOUT_S: Final = 5
 
 
-async def side_by_side(jobs: Sequence[Job], limit: int) -> AsyncGenerator[Events]:
+async def run_concurrently(jobs: Sequence[Job], limit: int) -> AsyncGenerator[EventBatch]:
     """The batches that all jobs put, as they come; at most `limit` jobs are at work at a time. What a job raises is
     raised when all have ended. Leaving early cancels the jobs and waits until they have stopped."""
-    queue: asyncio.Queue[Events | None] = asyncio.Queue()
+    queue: asyncio.Queue[EventBatch | None] = asyncio.Queue()
     turnstile = asyncio.Semaphore(limit)
 
     async def work(job: Job) -> None:
@@ -39,4 +39,4 @@ async def side_by_side(jobs: Sequence[Job], limit: int) -> AsyncGenerator[Events
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=_LEAVING_S)
+            await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)

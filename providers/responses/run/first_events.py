@@ -7,18 +7,18 @@ from typing import Final
 
 from openai.types.responses import Response, ResponseCreatedEvent, ResponseStreamEvent
 
-from providers.responses.run.pending_response import in_progress
+from providers.responses.run.pending_response import in_progress_event
 
-Events = Sequence[ResponseStreamEvent]
-_PROMPT_FAILURE_S: Final = 0.04
+EventBatch = Sequence[ResponseStreamEvent]
+_EARLY_FAILURE_WAIT_S: Final = 0.04
 """How long the first event waits for the model, so that what is refused at once is refused by an HTTP status."""
 
 
 @asynccontextmanager
-async def head_start(batches: AsyncGenerator[Events]) -> AsyncGenerator[asyncio.Task[Events]]:
+async def peek_first_batch(batches: AsyncGenerator[EventBatch]) -> AsyncGenerator[asyncio.Task[EventBatch]]:
     """The first batch, under way. It is waited for briefly, so that what the model refuses at once is raised here."""
 
-    async def first() -> Events:
+    async def first() -> EventBatch:
         try:
             return await anext(batches)
         except StopAsyncIteration:  # anext's own default may not be a tuple: Python 3.11 fails on it
@@ -26,7 +26,7 @@ async def head_start(batches: AsyncGenerator[Events]) -> AsyncGenerator[asyncio.
 
     task = asyncio.create_task(first())
     try:
-        await asyncio.wait({task}, timeout=_PROMPT_FAILURE_S)
+        await asyncio.wait({task}, timeout=_EARLY_FAILURE_WAIT_S)
         if task.done():
             task.result()
         yield task
@@ -36,9 +36,9 @@ async def head_start(batches: AsyncGenerator[Events]) -> AsyncGenerator[asyncio.
             await asyncio.wait({task})
 
 
-def beginning(response: Response) -> Events:
+def build_first_events(response: Response) -> EventBatch:
     """The events that a stream begins with."""
     return [
         ResponseCreatedEvent(type="response.created", response=response, sequence_number=0),
-        in_progress(response),
+        in_progress_event(response),
     ]

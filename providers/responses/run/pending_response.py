@@ -17,102 +17,113 @@ from apis.errors import StackError, error_to_failure
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
 from providers.responses.context.conversation import Conversation
-from providers.responses.events.ids import Ids
-from providers.responses.events.output import Output
-from providers.responses.events.response_object import Status, begin_response, end_response
-from providers.responses.run.agent_loop import Turns
-from providers.responses.store.conversation_lock import Floor
-from providers.responses.store.history import Finished, History, items_to_json
-from providers.responses.store.history_cache import Past
+from providers.responses.events.ids import ResponseIds
+from providers.responses.events.output import ResponseOutput
+from providers.responses.events.response_object import ResponseStatus, begin_response, end_response
+from providers.responses.run.agent_loop import AgentLoop
+from providers.responses.store.conversation_lock import ConversationLock
+from providers.responses.store.history import FinishedResponse, History, items_to_json
+from providers.responses.store.history_cache import LoadedHistory
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
+class PendingResponse:
     """A response that is being made, and all that it is made of."""
 
     request: CreateResponse
     tenant: str
     conversation: Conversation
-    ids: Ids
-    output: Output
-    turns: Turns
+    ids: ResponseIds
+    output: ResponseOutput
+    agent_loop: AgentLoop
     created_at: int
-    removed: Sequence[InputTransformation] = ()
-    floor: Floor | None = None
+    input_transformations: Sequence[InputTransformation] = ()
+    lock: ConversationLock | None = None
 
     @property
-    def past(self) -> Past:
+    def previous_history(self) -> LoadedHistory:
         """What it is kept after: a turn of a conversation stands alone."""
-        return Past() if self.request.conversation_id is not None else self.conversation.past
+        return LoadedHistory() if self.request.conversation_id is not None else self.conversation.history
 
-    def begin(self, status: Status = "in_progress") -> Response:
+    def build_initial_response(self, status: ResponseStatus = "in_progress") -> Response:
         """The response as it began. Made anew where it is needed: held, it would be most of an open stream's memory."""
-        begun = begin_response(self.request, self.ids.response, self.created_at, status)
-        if self.removed:
-            begun.input_transformations = [*self.removed]
+        begun = begin_response(self.request, self.ids.response_id, self.created_at, status)
+        if self.input_transformations:
+            begun.input_transformations = [*self.input_transformations]
         return begun
 
-    def ended(self) -> Response:
+    def build_final_response(self) -> Response:
         """As it is when the turns came to their end."""
-        reason = self.turns.reason
-        status: Status = "incomplete" if reason else "completed"
-        return end_response(self.begin(), status, self.output.finished(), self.turns.usage, reason=reason)
+        reason = self.agent_loop.incomplete_reason
+        status: ResponseStatus = "incomplete" if reason else "completed"
+        return end_response(
+            self.build_initial_response(), status, self.output.finished_items(), self.agent_loop.usage, reason=reason
+        )
 
-    def failed(self, error: StackError) -> Response:
+    def build_failed_response(self, error: StackError) -> Response:
         """As it is when an error stopped the turns; what was open has been broken off."""
         failure = error_to_failure(error)
-        return end_response(self.begin(), "failed", self.output.finished(), self.turns.usage, error=failure)
+        return end_response(
+            self.build_initial_response(), "failed", self.output.finished_items(), self.agent_loop.usage, error=failure
+        )
 
-    def left(self) -> Response:
+    def build_cancelled_response(self) -> Response:
         """As it is when nobody wants it any more."""
-        self.turns.break_off()
-        return end_response(self.begin(), "cancelled", self.output.finished(), self.turns.usage)
+        self.agent_loop.close_open_items()
+        return end_response(
+            self.build_initial_response(), "cancelled", self.output.finished_items(), self.agent_loop.usage
+        )
 
-    async def keep(
-        self, final: Response, history: History, given: bytes | None = None, also: Sequence[Op] = ()
+    async def store(
+        self, response: Response, history: History, input_json: bytes | None = None, extra_ops: Sequence[Op] = ()
     ) -> bool:
         """Store how it ended, unless the request says otherwise, and `also`, or neither; whether it was stored.
         `given` are the request's items where they have been given their ids before."""
         if self.request.store is False:
             return False
-        given = self.conversation.given_json(self.ids) if given is None else given
-        kept = Finished(final, given, self.turns.told, [*also, *await self.adds(final, given)])
-        done = await history.save(kept, tenant=self.tenant, past=self.past)
-        if not done and self.floor is not None:
-            raise self.floor.lost()
+        input_json = self.conversation.input_items_to_json(self.ids) if input_json is None else input_json
+        kept = FinishedResponse(
+            response,
+            input_json,
+            self.agent_loop.tool_results,
+            [*extra_ops, *await self.build_conversation_ops(response, input_json)],
+        )
+        done = await history.save(kept, tenant=self.tenant, history=self.previous_history)
+        if not done and self.lock is not None:
+            raise self.lock.lost_error()
         return done
 
-    async def adds(self, final: Response, given: bytes) -> Sequence[Op]:
+    async def build_conversation_ops(self, response: Response, input_json: bytes) -> Sequence[Op]:
         """What adds it to its conversation, with its floor given up: to be written with the response. One that failed
         or was cancelled adds nothing, so that it can be asked for again."""
-        if self.floor is None:
+        if self.lock is None:
             return ()
-        if final.status not in ("completed", "incomplete"):
-            await self.floor.release()
+        if response.status not in ("completed", "incomplete"):
+            await self.lock.release()
             return ()
-        told = {**self.conversation.told, **self.turns.told}
-        return await self.floor.ending(given, items_to_json(final.output), told)
+        told = {**self.conversation.tool_results, **self.agent_loop.tool_results}
+        return await self.lock.build_append_and_release_ops(input_json, items_to_json(response.output), told)
 
 
-def in_progress(response: Response) -> ResponseStreamEvent:
+def in_progress_event(response: Response) -> ResponseStreamEvent:
     """The event that tells that it is being made."""
     return ResponseInProgressEvent(type="response.in_progress", response=response, sequence_number=0)
 
 
-def terminal(final: Response) -> ResponseStreamEvent:
+def terminal_event(response: Response) -> ResponseStreamEvent:
     """The event that tells how it ended; there is none for a cancelled one."""
-    match final.status:
+    match response.status:
         case "completed":
-            return ResponseCompletedEvent(type="response.completed", response=final, sequence_number=0)
+            return ResponseCompletedEvent(type="response.completed", response=response, sequence_number=0)
         case "incomplete":
-            return ResponseIncompleteEvent(type="response.incomplete", response=final, sequence_number=0)
+            return ResponseIncompleteEvent(type="response.incomplete", response=response, sequence_number=0)
         case _:
-            return ResponseFailedEvent(type="response.failed", response=final, sequence_number=0)
+            return ResponseFailedEvent(type="response.failed", response=response, sequence_number=0)
 
 
-def number_on(events: Sequence[ResponseStreamEvent], number: int) -> int:
+def assign_sequence_numbers(events: Sequence[ResponseStreamEvent], next_number: int) -> int:
     """Give events their numbers, from `number` on; returns the next. The one place where they get them."""
     for event in events:
-        vars(event)["sequence_number"] = number  # pydantic's own way takes as long as all else here
-        number += 1
-    return number
+        vars(event)["sequence_number"] = next_number  # pydantic's own way takes as long as all else here
+        next_number += 1
+    return next_number

@@ -20,194 +20,217 @@ from dataclasses import replace
 from itertools import groupby
 from typing import assert_never
 
-from apis.deltas import Delta, Finish, Reasoning, Refusal, Step, Text, ToolArguments, ToolCallStart
+from apis.deltas import (
+    Delta,
+    DeltaBatch,
+    Finish,
+    ReasoningDelta,
+    RefusalDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+)
 from apis.errors import ToolFailed, UpstreamError
 from providers.responses.events.citations import CitationScanner
-from providers.responses.events.ids import call_id
+from providers.responses.events.ids import generate_call_id
 from providers.responses.events.open_items import (
-    Events,
-    OpenCall,
+    EventList,
+    FinalItemStatus,
     OpenCustomCall,
+    OpenFunctionCall,
     OpenItem,
     OpenMessage,
     OpenReasoning,
-    Status,
 )
-from providers.responses.events.output import Output
-from providers.responses.events.tool_result import Told
+from providers.responses.events.output import ResponseOutput
+from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import ClientCall, HostedCall
-from providers.responses.tools.choice_policy import Demand
-from providers.responses.tools.offered import ClientName, Toolbox
-from providers.responses.tools.rejected_call import Undeclared
+from providers.responses.tools.choice_policy import ToolChoicePolicy
+from providers.responses.tools.offered import ClientToolName, OfferedTools
+from providers.responses.tools.rejected_call import RejectedCall
 
 
-class Turn:
+class TurnStream:
     """Feed it one chat's steps; then `finish` is how it ended, and what the model wants done is told apart: `calls` and
     `typed` by the client, `hosted` here. `rejected` are calls that cannot be made, or are not what is demanded: the
     model is to be told why. `spoke` is whether there was a message; `deltas` is for whoever feeds it to count them."""
 
-    def __init__(self, output: Output, toolbox: Toolbox, demand: Demand | None = None) -> None:
+    def __init__(
+        self, output: ResponseOutput, toolbox: OfferedTools, tool_choice_policy: ToolChoicePolicy | None = None
+    ) -> None:
         self.finish: Finish | None = None
-        self.demand = demand or Demand()
-        self.calls: dict[str, OpenCall] = {}
-        self.hosted: dict[str, HostedCall] = {}
-        self.typed: list[ClientCall] = []
-        self.rejected: list[Told] = []
-        self.spoke = False
-        self.deltas = 0
-        self._waiting: dict[str, ClientCall] = {}
+        self.tool_choice_policy = tool_choice_policy or ToolChoicePolicy()
+        self.function_calls: dict[str, OpenFunctionCall] = {}
+        self.hosted_calls: dict[str, HostedCall] = {}
+        self.client_calls: list[ClientCall] = []
+        self.rejected_calls: list[ToolResultRecord] = []
+        self.has_message = False
+        self.delta_count = 0
+        self._pending_client_calls: dict[str, ClientCall] = {}
         self._toolbox = toolbox
         self._output = output
-        self._open: OpenMessage | OpenReasoning | None = None
-        self._growing: set[str] = set()
+        self._open_item: OpenMessage | OpenReasoning | None = None
+        self._growing_call_ids: set[str] = set()
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether another turn follows once the hosted calls have been run: nothing ends the response, and nothing is
         left to be said of this turn."""
-        return not (self.calls or self.typed or self.rejected)
+        return not (self.function_calls or self.client_calls or self.rejected_calls)
 
-    def feed(self, step: Step) -> Events:
+    def feed(self, batch: DeltaBatch) -> EventList:
         """The events of one step, in order."""
-        events: Events = []
-        for delta in step:
+        events: EventList = []
+        for delta in batch:
             match delta:
-                case Text() | Refusal():
-                    self._message_for(delta, events).append(delta, events)
-                case Reasoning(text):
-                    self._reasoning(events).append(text, events)
+                case TextDelta() | RefusalDelta():
+                    self._current_message(delta, events).append(delta, events)
+                case ReasoningDelta(text):
+                    self._current_reasoning(events).append(text, events)
                 case ToolCallStart():
-                    self._close(events)
-                    self._call(delta, events)
-                case ToolArguments(id, text):
-                    self._find(id).append(text, events)
-                    self._growing.add(id)
+                    self._close_open_item(events)
+                    self._open_call(delta, events)
+                case ToolArgumentsDelta(id, text):
+                    self._find_call(id).append(text, events)
+                    self._growing_call_ids.add(id)
                 case Finish():
                     self.finish = delta
-                    self._end(delta, events)
+                    self._end_turn(delta, events)
                 case _:
                     assert_never(delta)
         return events
 
-    def break_off(self) -> Events:
+    def close_open_items(self) -> EventList:
         """The turn ended before its finish: everything that is open becomes incomplete, whole as far as it got."""
-        events: Events = []
-        self._close(events, "incomplete")
-        for call in (*self.calls.values(), *self.hosted.values()):
+        events: EventList = []
+        self._close_open_item(events, "incomplete")
+        for call in (*self.function_calls.values(), *self.hosted_calls.values()):
             if self._output.items[call.index] is None:
                 self._finish_item(call, "incomplete", events)
         return events
 
-    def _end(self, finish: Finish, events: Events) -> None:
+    def _end_turn(self, finish: Finish, events: EventList) -> None:
         cut = finish.reason in ("length", "content_filter")
         last = len(self._output.items) - 1
-        if self._open is not None:
-            self._close(events, "incomplete" if cut and self._open.index == last else "completed")
+        if self._open_item is not None:
+            self._close_open_item(events, "incomplete" if cut and self._open_item.index == last else "completed")
         # a cut leaves the last item incomplete, and every call that had grown beside it: a client would run them
-        for identity, call in self.calls.items():
-            broken = cut and (call.index == last or (len(self._growing) > 1 and identity in self._growing))
+        for identity, call in self.function_calls.items():
+            broken = cut and (
+                call.index == last or (len(self._growing_call_ids) > 1 and identity in self._growing_call_ids)
+            )
             self._finish_item(call, "incomplete" if broken else "completed", events)
         if cut:
-            for call in self.hosted.values():  # none is run
+            for call in self.hosted_calls.values():  # none is run
                 status = "incomplete" if call.index == last else "failed"
                 events += call.close(status)
                 self._output.items[call.index] = call.item(status)
-            self.hosted.clear()
+            self.hosted_calls.clear()
         else:
-            for call in self._waiting.values():
-                self._place(call, events)
-        self._waiting.clear()
+            for call in self._pending_client_calls.values():
+                self._place_client_call(call, events)
+        self._pending_client_calls.clear()
 
-    def _message_for(self, delta: Text | Refusal, events: Events) -> OpenMessage:
-        phase = delta.phase if isinstance(delta, Text) else None
-        current = self._open
-        if isinstance(current, OpenMessage) and (current.phase == phase or isinstance(delta, Refusal)):
+    def _current_message(self, delta: TextDelta | RefusalDelta, events: EventList) -> OpenMessage:
+        phase = delta.phase if isinstance(delta, TextDelta) else None
+        current = self._open_item
+        if isinstance(current, OpenMessage) and (current.phase == phase or isinstance(delta, RefusalDelta)):
             return current
-        self._close(events)
+        self._close_open_item(events)
         shown = (self._output.sources, self._output.files)
-        citations = CitationScanner(*shown, in_json=self._output.in_json) if any(shown) else None
-        message = OpenMessage(self._output.ids.item("msg"), self._output.grow(), phase, citations)
-        self._open, self.spoke = message, True
+        citations = CitationScanner(*shown, is_json=self._output.is_json) if any(shown) else None
+        message = OpenMessage(self._output.ids.new_item_id("msg"), self._output.reserve_index(), phase, citations)
+        self._open_item, self.has_message = message, True
         events += message.open()
         return message
 
-    def _reasoning(self, events: Events) -> OpenReasoning:
-        if not isinstance(self._open, OpenReasoning):
-            self._close(events)
-            self._open = OpenReasoning(self._output.ids.item("rs"), self._output.grow(), self._output.seal)
-            events += self._open.open()
-        return self._open
+    def _current_reasoning(self, events: EventList) -> OpenReasoning:
+        if not isinstance(self._open_item, OpenReasoning):
+            self._close_open_item(events)
+            self._open_item = OpenReasoning(
+                self._output.ids.new_item_id("rs"), self._output.reserve_index(), self._output.reasoning_sealer
+            )
+            events += self._open_item.open()
+        return self._open_item
 
-    def _call(self, start: ToolCallStart, events: Events) -> None:
-        identity = start.id or call_id()
-        self._growing = {identity}
-        if identity in self.calls or identity in self.hosted or identity in self._waiting:
+    def _open_call(self, start: ToolCallStart, events: EventList) -> None:
+        identity = start.id or generate_call_id()
+        self._growing_call_ids = {identity}
+        if identity in self.function_calls or identity in self.hosted_calls or identity in self._pending_client_calls:
             raise UpstreamError("The inference server began two tool calls with one id.")
-        typed = self._typed(replace(start, id=identity))
+        typed = self._resolve_call(replace(start, id=identity))
         if isinstance(typed, ClientCall):
-            self._waiting[identity] = typed
+            self._pending_client_calls[identity] = typed
             return
         if isinstance(typed, HostedCall):
-            call = self.hosted[identity] = typed
-            self._output.place(call)
+            call = self.hosted_calls[identity] = typed
+            self._output.place_item(call)
         else:
-            kind, prefix = (OpenCustomCall, "ctc") if start.custom else (OpenCall, "fc")
-            index = self._output.grow()
-            of = self._output.ids.item(prefix)
-            call = self.calls[identity] = kind(of, index, identity, typed.name, typed.namespace)
+            kind, prefix = (OpenCustomCall, "ctc") if start.custom else (OpenFunctionCall, "fc")
+            index = self._output.reserve_index()
+            of = self._output.ids.new_item_id(prefix)
+            call = self.function_calls[identity] = kind(of, index, identity, typed.name, typed.namespace)
         events += call.open()
 
-    def _typed(self, start: ToolCallStart) -> HostedCall | ClientCall | ClientName:
-        found = self._toolbox.find(start.name)
+    def _resolve_call(self, start: ToolCallStart) -> HostedCall | ClientCall | ClientToolName:
+        found = self._toolbox.find_tool(start.name)
         if found is None:
-            return Undeclared(start)
-        if not self.demand.allows(start.name):
-            return Undeclared(start, self.demand.refusal(start.name))
-        return found if isinstance(found, ClientName) else found.begin(start)
+            return RejectedCall(start)
+        if not self.tool_choice_policy.allows(start.name):
+            return RejectedCall(start, self.tool_choice_policy.refusal_message(start.name))
+        return found if isinstance(found, ClientToolName) else found.create_call(start)
 
-    def _place(self, call: ClientCall, events: Events) -> None:
+    def _place_client_call(self, call: ClientCall, events: EventList) -> None:
         """A typed call of the client's is whole: it becomes an item, or the model is told why it cannot."""
         try:
-            call.take()
+            call.validate_arguments()
         except ToolFailed as exc:
-            self.rejected.append(Told(call.call_id, call.name, call.text, exc.message, custom=call.custom))
+            self.rejected_calls.append(
+                ToolResultRecord(call.call_id, call.name, call.text, exc.message, custom=call.is_custom)
+            )
             return
-        self._output.place(call)
-        self.typed.append(call)
+        self._output.place_item(call)
+        self.client_calls.append(call)
         events += call.open()
         self._finish_item(call, "completed", events)
 
-    def _find(self, identity: str) -> OpenCall | HostedCall | ClientCall:
-        call = self.calls.get(identity) or self.hosted.get(identity) or self._waiting.get(identity)
+    def _find_call(self, call_id: str) -> OpenFunctionCall | HostedCall | ClientCall:
+        call = (
+            self.function_calls.get(call_id)
+            or self.hosted_calls.get(call_id)
+            or self._pending_client_calls.get(call_id)
+        )
         if call is None:
             raise UpstreamError("The inference server sent arguments of a tool call that had not begun.")
         return call
 
-    def _close(self, events: Events, status: Status = "completed") -> None:
-        if self._open is not None:
-            self._finish_item(self._open, status, events)
-            self._open = None
+    def _close_open_item(self, events: EventList, status: FinalItemStatus = "completed") -> None:
+        if self._open_item is not None:
+            self._finish_item(self._open_item, status, events)
+            self._open_item = None
 
-    def _finish_item(self, item: OpenItem | HostedCall | ClientCall, status: Status, events: Events) -> None:
+    def _finish_item(
+        self, item: OpenItem | HostedCall | ClientCall, status: FinalItemStatus, events: EventList
+    ) -> None:
         events += item.close(status)
         self._output.items[item.index] = item.item(status)
 
 
-def joined(step: Step) -> Step:
+def join_deltas(batch: DeltaBatch) -> DeltaBatch:
     """The step with each run of deltas of one text, or of one thought, as one delta."""
     deltas: list[Delta] = []
-    for kind, run in groupby(step, _kind):
+    for kind, run in groupby(batch, _join_key):
         same = [*run]
         if len(same) == 1 or kind is None:
             deltas += same
         else:
-            text = "".join([delta.text for delta in same if isinstance(delta, Text | Reasoning)])
-            deltas.append(replace(same[0], text=text) if isinstance(same[0], Text) else Reasoning(text))
+            text = "".join([delta.text for delta in same if isinstance(delta, TextDelta | ReasoningDelta)])
+            deltas.append(replace(same[0], text=text) if isinstance(same[0], TextDelta) else ReasoningDelta(text))
     return deltas
 
 
-def _kind(delta: Delta) -> Hashable:
+def _join_key(delta: Delta) -> Hashable:
     """The same for deltas that may be joined; None for those that may not."""
-    if isinstance(delta, Text):
+    if isinstance(delta, TextDelta):
         return None if delta.logprobs else ("text", delta.phase)
-    return "reasoning" if isinstance(delta, Reasoning) else None
+    return "reasoning" if isinstance(delta, ReasoningDelta) else None

@@ -19,154 +19,168 @@ import orjson
 from apis.errors import InvalidRequest, NotFound
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from apis.wire.items import Item, LocalShellCallOutput
-from providers.responses.events.ids import Ids, response_of
-from providers.responses.events.tool_result import Told
-from providers.responses.store.history import ITEMS, FoundItem
-from providers.responses.store.history_cache import Past
+from providers.responses.events.ids import ResponseIds, response_id_of
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.store.history import ITEM_LIST_ADAPTER, ItemWithToolResult
+from providers.responses.store.history_cache import LoadedHistory
 
-MAX_ITEMS: Final = 10_000
+MAX_CONVERSATION_ITEMS: Final = 10_000
 """Of one conversation, as long as it is to be answered."""
-_PAGE: Final = 1000
-_ID: Final = re.compile(r"conv_([0-9a-f]{32})")
+_PAGE_SIZE: Final = 1000
+_CONVERSATION_ID: Final = re.compile(r"conv_([0-9a-f]{32})")
 
 
-class Head(msgspec.Struct):
+class ConversationRecord(msgspec.Struct, rename={"is_deleted": "gone"}):
     """What is kept of a conversation itself. One that is `gone` is unknown, and its items are being forgotten."""
 
     created_at: int
     metadata: dict[str, str]
-    gone: bool = False
+    is_deleted: bool = False
 
 
-class Kept(msgspec.Struct):
+class StoredItem(msgspec.Struct, rename={"tool_result": "told"}):
     """An item as the API shows it, and what it told the model, where it does not say so itself."""
 
     item: msgspec.Raw
-    told: Told | None = None
+    tool_result: ToolResultRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class ConversationKeys:
     """Which conversation."""
 
     tenant: str
     id: str
 
-    def key(self, kind: str) -> str:
+    def record_key(self, kind: str) -> str:
         """Of its one record of that kind: `conversation`, `conversation_end` or `conversation_floor`."""
         return f"{self.tenant}/{kind}/{self.id}"
 
     @property
-    def items(self) -> str:
+    def item_prefix(self) -> str:
         """The beginning of all its items' keys."""
         return f"{self.tenant}/conversation_item/{self.id}/"
 
     @property
-    def places(self) -> str:
+    def position_prefix(self) -> str:
         """The beginning of the keys of all their places."""
         return f"{self.tenant}/conversation_place/{self.id}/"
 
-    def item(self, place: int) -> str:
-        return f"{self.items}{place:010d}"
+    def item_key(self, position: int) -> str:
+        return f"{self.item_prefix}{position:010d}"
 
-    def place(self, item_id: str) -> str:
+    def position_key(self, item_id: str) -> str:
         # an id that a client made up may hold what no key may, or be too long
         plain = item_id.isascii() and item_id.isprintable() and len(item_id) <= 256
-        return self.places + (item_id if plain else hashlib.sha256(item_id.encode()).hexdigest())
+        return self.position_prefix + (item_id if plain else hashlib.sha256(item_id.encode()).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ConversationState:
     """What there is of a conversation beside its items; each with the version it was read at."""
 
-    head: Head
-    head_version: int
-    end: Entry | None
-    floor: Entry | None
+    record: ConversationRecord
+    record_version: int
+    end_entry: Entry | None
+    lock_entry: Entry | None
 
 
-async def find(kv: KVStore, ref: Ref, *, gone: bool = False) -> Found:
+async def load_conversation_state(
+    kv: KVStore, ref: ConversationKeys, *, include_deleted: bool = False
+) -> ConversationState:
     """Raises NotFound; with `gone`, not for one that is being forgotten."""
-    if _ID.fullmatch(ref.id):
-        keys = [ref.key(kind) for kind in ("conversation", "conversation_end", "conversation_floor")]
+    if _CONVERSATION_ID.fullmatch(ref.id):
+        keys = [ref.record_key(kind) for kind in ("conversation", "conversation_end", "conversation_floor")]
         head, end, floor = await kv.get_many(keys)
         if head is not None:
-            read = decode_head(head.value)
-            if gone or not read.gone:
-                return Found(read, head.version, end, floor)
-    raise unknown(ref.id)
+            read = decode_conversation_record(head.value)
+            if include_deleted or not read.is_deleted:
+                return ConversationState(read, head.version, end, floor)
+    raise conversation_not_found_error(ref.id)
 
 
-async def read_past(kv: KVStore, ref: Ref) -> Past:
+async def load_conversation_history(kv: KVStore, ref: ConversationKeys) -> LoadedHistory:
     """All items, as what came before a turn. Raises InvalidRequest where there are too many."""
-    kept: list[Kept] = []
+    kept: list[StoredItem] = []
     after = ""
-    while rows := await kv.scan(ref.items, after=after, limit=_PAGE):
+    while rows := await kv.scan(ref.item_prefix, after=after, limit=_PAGE_SIZE):
         after = rows[-1][0]
-        kept += [decode_kept(entry.value) for _, entry in rows]
-        if len(kept) > MAX_ITEMS:
-            raise InvalidRequest(f"The conversation holds more than {MAX_ITEMS} items.", param="conversation")
-    items = ITEMS.validate_json(b"[%b]" % b",".join(bytes(each.item) for each in kept))
-    told = {item.id: each.told for item, each in zip(items, kept, strict=True) if item.id and each.told}
-    return Past(items, told)
+        kept += [decode_stored_item(entry.value) for _, entry in rows]
+        if len(kept) > MAX_CONVERSATION_ITEMS:
+            raise InvalidRequest(
+                f"The conversation holds more than {MAX_CONVERSATION_ITEMS} items.", param="conversation"
+            )
+    items = ITEM_LIST_ADAPTER.validate_json(b"[%b]" % b",".join(bytes(each.item) for each in kept))
+    told = {item.id: each.tool_result for item, each in zip(items, kept, strict=True) if item.id and each.tool_result}
+    return LoadedHistory(items, told)
 
 
-async def find_item(kv: KVStore, tenant: str, item_id: str) -> FoundItem | None:
+async def find_conversation_item(kv: KVStore, tenant: str, item_id: str) -> ItemWithToolResult | None:
     """An item that was added to a conversation under an id of its own, and what it told; None if there is none."""
-    named = response_of(item_id)
+    named = response_id_of(item_id)
     if named is None:
         return None
-    ref = Ref(tenant, named.replace("resp_", "conv_"))
-    place = await kv.get(ref.place(item_id))
+    ref = ConversationKeys(tenant, named.replace("resp_", "conv_"))
+    place = await kv.get(ref.position_key(item_id))
     if place is None:
         return None
-    head, entry = await kv.get_many([ref.key("conversation"), ref.item(int(place.value))])
-    if head is None or entry is None or decode_head(head.value).gone:
+    head, entry = await kv.get_many([ref.record_key("conversation"), ref.item_key(int(place.value))])
+    if head is None or entry is None or decode_conversation_record(head.value).is_deleted:
         return None
-    kept = decode_kept(entry.value)
-    return ITEMS.validate_json(b"[%b]" % bytes(kept.item))[0], kept.told
+    kept = decode_stored_item(entry.value)
+    return ITEM_LIST_ADAPTER.validate_json(b"[%b]" % bytes(kept.item))[0], kept.tool_result
 
 
-def adding(
-    ref: Ref, end: Entry | None, items: Sequence[dict[str, Any]], told: Mapping[str, Told]
+def build_append_ops(
+    ref: ConversationKeys,
+    end_entry: Entry | None,
+    items: Sequence[dict[str, Any]],
+    tool_results: Mapping[str, ToolResultRecord],
 ) -> tuple[list[dict[str, Any]], list[Op]]:
     """The items as they will be, and what puts them at the end, if that is still where it was."""
-    start = int(end.value) if end is not None else 0
-    ids = Ids(ref.id.replace("conv_", "resp_"), start)
-    added = [_named(fields, ids) for fields in items]
+    start = int(end_entry.value) if end_entry is not None else 0
+    ids = ResponseIds(ref.id.replace("conv_", "resp_"), start)
+    added = [_assign_item_id(fields, ids) for fields in items]
     ops: list[Op] = [
-        Put(ref.key("conversation_end"), str(start + len(added)).encode(), None, end.version if end else ABSENT)
+        Put(
+            ref.record_key("conversation_end"),
+            str(start + len(added)).encode(),
+            None,
+            end_entry.version if end_entry else ABSENT,
+        )
     ]
     for place, fields in enumerate(added, start):
-        kept = Kept(msgspec.Raw(orjson.dumps(fields)), told.get(fields["id"]))
-        ops.append(Put(ref.item(place), encode(kept)))
-        ops.append(Put(ref.place(fields["id"]), str(place).encode(), None, ABSENT))
+        kept = StoredItem(msgspec.Raw(orjson.dumps(fields)), tool_results.get(fields["id"]))
+        ops.append(Put(ref.item_key(place), encode_conversation_entry(kept)))
+        ops.append(Put(ref.position_key(fields["id"]), str(place).encode(), None, ABSENT))
     return added, ops
 
 
-def check_new(given: Sequence[Item], past: Past) -> None:
+def reject_existing_items(input_items: Sequence[Item], history: LoadedHistory) -> None:
     """Refuse items of a request that the conversation has already."""
-    named = {item.id: at for at, item in enumerate(given) if item.id and not isinstance(item, LocalShellCallOutput)}
-    for item in past.items if named else ():
+    named = {
+        item.id: at for at, item in enumerate(input_items) if item.id and not isinstance(item, LocalShellCallOutput)
+    }
+    for item in history.items if named else ():
         if item.id in named:
-            raise has_already(item.id, f"input[{named[item.id]}].id")
+            raise duplicate_item_error(item.id, f"input[{named[item.id]}].id")
 
 
-def has_already(item_id: str, param: str) -> InvalidRequest:
+def duplicate_item_error(item_id: str, param: str) -> InvalidRequest:
     return InvalidRequest(f"The conversation has an item '{item_id}' already.", param=param, code="invalid_value")
 
 
-def unknown(conversation_id: str) -> NotFound:
+def conversation_not_found_error(conversation_id: str) -> NotFound:
     return NotFound(f"Conversation with id '{conversation_id[:256]}' not found.", param="conversation")
 
 
-def _named(fields: dict[str, Any], ids: Ids) -> dict[str, Any]:
+def _assign_item_id(fields: dict[str, Any], ids: ResponseIds) -> dict[str, Any]:
     """The item under an id that is its own: the output of a local shell comes under that of its call."""
     if fields["type"] != "local_shell_call_output":
         return fields
-    return {**fields, "id": ids.item("lsho"), "call_id": fields.get("call_id") or fields["id"]}
+    return {**fields, "id": ids.new_item_id("lsho"), "call_id": fields.get("call_id") or fields["id"]}
 
 
-decode_head = msgspec.json.Decoder(Head).decode
-decode_kept = msgspec.json.Decoder(Kept).decode
-encode = msgspec.json.Encoder().encode
+decode_conversation_record = msgspec.json.Decoder(ConversationRecord).decode
+decode_stored_item = msgspec.json.Decoder(StoredItem).decode
+encode_conversation_entry = msgspec.json.Encoder().encode

@@ -7,10 +7,10 @@ from pydantic import Field, model_validator
 
 from apis.wire.tools import ApplyPatchTool
 from providers.responses.tools.call import TypedTool
-from providers.responses.tools.client import Arguments, ClientTool, FunctionOfClient, function
-from providers.responses.tools.tool_context import Setting
+from providers.responses.tools.client import Arguments, ClientFunctionCall, ClientTool, build_function
+from providers.responses.tools.tool_context import ToolContext
 
-NAME: Final = "apply_patch"
+APPLY_PATCH_NAME: Final = "apply_patch"
 _DESCRIPTION: Final = """Creates, edits or deletes one file in the user's workspace.
 
 The `diff` of `create_file` is the whole file, each line with a `+` before it. That of `update_file` is one or more
@@ -30,25 +30,27 @@ class _Operation(Arguments):
     diff: str | None = None
 
     @model_validator(mode="after")
-    def _has_what_it_needs(self) -> Self:
+    def _require_diff(self) -> Self:
         if self.type != "delete_file" and self.diff is None:
             raise ValueError(f"{self.type} needs a `diff`")
         return self
 
 
-def make_apply_patch(declared: ApplyPatchTool, setting: Setting) -> TypedTool:
+def make_apply_patch(declaration: ApplyPatchTool, context: ToolContext) -> TypedTool:
     """The patch tool, which needs no configuration."""
-    return ClientTool(function(NAME, _DESCRIPTION, _PROPERTIES, ["type", "path"]), "apc", _Operation, _item)
+    return ClientTool(
+        build_function(APPLY_PATCH_NAME, _DESCRIPTION, _PROPERTIES, ["type", "path"]), "apc", _Operation, _build_item
+    )
 
 
-def _item(call: FunctionOfClient[Any], given: _Operation, status: str) -> ResponseApplyPatchToolCall:
-    leave_out = {"diff"} if given.type == "delete_file" else None
+def _build_item(call: ClientFunctionCall[Any], arguments: _Operation, status: str) -> ResponseApplyPatchToolCall:
+    leave_out = {"diff"} if arguments.type == "delete_file" else None
     return ResponseApplyPatchToolCall.model_validate(
         {
             "id": call.id,
             "type": "apply_patch_call",
             "call_id": call.call_id,
-            "operation": given.model_dump(exclude=leave_out),
+            "operation": arguments.model_dump(exclude=leave_out),
             "status": status,
         }
     )

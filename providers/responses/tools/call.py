@@ -15,17 +15,17 @@ from typing import Any, ClassVar, Final, cast
 import orjson
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 
-from apis.chat import NativeTool, Tool
+from apis.chat import ChatTool, NativeTool
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.tool_runtime import Source
-from apis.wire.tool_choice import ChosenHosted, ChosenMcp
-from providers.responses.events.open_items import item_added, item_done
-from providers.responses.events.output import Output
-from providers.responses.events.tool_result import MadeFile, Told
+from apis.wire.tool_choice import ChosenHostedTool, ChosenMcpTool
+from providers.responses.events.open_items import item_added_event, item_done_event
+from providers.responses.events.output import ResponseOutput
+from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
 
-Events = list[ResponseStreamEvent]
-_NATIVE_NAMES: Final = {"browser": ("browser.search", "browser.open", "browser.find"), "python": ("python",)}
+EventList = list[ResponseStreamEvent]
+_NATIVE_CALL_NAMES: Final = {"browser": ("browser.search", "browser.open", "browser.find"), "python": ("python",)}
 
 
 class TypedCall(ABC):
@@ -35,49 +35,51 @@ class TypedCall(ABC):
     """Of the item's id."""
     id: str = ""
     index: int = -1
-    told: Told | None = None
-    output: Output | None = None
+    tool_result: ToolResultRecord | None = None
+    output: ResponseOutput | None = None
     """Where it is placed."""
 
     def __init__(self, start: ToolCallStart) -> None:
         self.call_id = start.id
         self.name = start.name
-        self.custom = start.custom
-        self._pieces: list[str] = []
+        self.is_custom = start.custom
+        self._argument_chunks: list[str] = []
 
     @property
     def text(self) -> str:
-        return "".join(self._pieces)
+        return "".join(self._argument_chunks)
 
-    def open(self) -> Events:
+    def open(self) -> EventList:
         """The item is added. It has its `id` and `index` by now."""
-        return [item_added(self.index, self.item("in_progress"))]
+        return [item_added_event(self.index, self.item("in_progress"))]
 
-    def append(self, text: str, events: Events) -> None:
+    def append(self, text: str, events: EventList) -> None:
         """More of the arguments, as the model writes them; what there is to tell of it is added to `events`."""
-        self._pieces.append(text)
+        self._argument_chunks.append(text)
 
-    def close(self, status: str) -> Events:
+    def close(self, status: str) -> EventList:
         """The item is done: `completed`, or `failed` or `incomplete` where it was not run to its end."""
-        return [item_done(self.index, self.item(status))]
+        return [item_done_event(self.index, self.item(status))]
 
     @abstractmethod
     def item(self, status: str) -> ResponseOutputItem:
         """The item as it stands."""
 
-    def tell(
+    def record_result(
         self,
         output: str,
         *,
         sources: Mapping[int, Source] | None = None,
         state: Any = None,
-        files: Mapping[str, MadeFile] | None = None,
+        files: Mapping[str, ContainerFile] | None = None,
     ) -> None:
         """What the model shall be told of this call."""
         bare = {number: replace(source, text="") for number, source in (sources or {}).items()}
-        self.told = Told(self.call_id, self.name, self.text, output, bare, self.custom, state=state, files=files or {})
+        self.tool_result = ToolResultRecord(
+            self.call_id, self.name, self.text, output, bare, self.is_custom, state=state, files=files or {}
+        )
 
-    def arguments(self) -> dict[str, Any]:
+    def parse_arguments(self) -> dict[str, Any]:
         """The arguments as an object. Raises ToolFailed where the model wrote something else."""
         try:
             arguments: Any = orjson.loads(self.text or "{}")
@@ -92,27 +94,27 @@ class HostedCall(TypedCall):
     """One call of a tool that runs here."""
 
     @abstractmethod
-    def run(self, output: Output) -> AsyncGenerator[Events]:
+    def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         """Do the work once the arguments are whole; the last event is the item's done, and `tell` has been called.
 
         Raises ToolFailed where the work cannot be done. It may be cancelled at any time: the time-out is the loop's.
         """
 
-    counts: bool = True
+    counts_toward_limit: bool = True
     """Whether it is one of the calls that a response is bounded in."""
 
-    def close(self, status: str) -> Events:
+    def close(self, status: str) -> EventList:
         """The same; where a client is to keep what the model was told, the item carries it."""
         item = self.item(status)
-        if self.told is not None and self.output is not None and status in ("completed", "failed"):
-            sealed = self.output.sealed(self.told)
+        if self.tool_result is not None and self.output is not None and status in ("completed", "failed"):
+            sealed = self.output.seal_tool_result(self.tool_result)
             item = item if sealed is None else item.model_copy(update={"encrypted_content": sealed})
-        return [item_done(self.index, item)]
+        return [item_done_event(self.index, item)]
 
-    def fail(self, error: ToolFailed) -> Events:
+    def fail(self, error: ToolFailed) -> EventList:
         """End a call that failed, took too long or may not run; the model is told the error's message."""
         if self.name:  # what the model has not called, it is not told of
-            self.tell(error.message)
+            self.record_result(error.message)
         return self.close("failed")
 
 
@@ -120,43 +122,43 @@ class ClientCall(TypedCall):
     """One call of a tool that the client runs."""
 
     @abstractmethod
-    def take(self) -> None:
+    def validate_arguments(self) -> None:
         """Read the arguments, which are whole. Raises ToolFailed with what the model did wrong."""
 
 
 class TypedTool(ABC):
     """A tool as one request declared it."""
 
-    hosted: ClassVar[bool] = True
+    is_hosted: ClassVar[bool] = True
     """Whether it is run here."""
 
     @property
     @abstractmethod
-    def offered(self) -> Sequence[Tool]:
+    def offered_tools(self) -> Sequence[ChatTool]:
         """What the model is given. It may be another after `before`."""
 
     @abstractmethod
-    def begin(self, start: ToolCallStart) -> HostedCall | ClientCall:
+    def create_call(self, start: ToolCallStart) -> HostedCall | ClientCall:
         """The model has begun to call one of `names`."""
 
     @property
-    def names(self) -> Sequence[str]:
+    def call_names(self) -> Sequence[str]:
         """What its calls are named by the model."""
         return [
             name
-            for tool in self.offered
-            for name in (_NATIVE_NAMES[tool.type] if isinstance(tool, NativeTool) else (tool.name,))
+            for tool in self.offered_tools
+            for name in (_NATIVE_CALL_NAMES[tool.type] if isinstance(tool, NativeTool) else (tool.name,))
         ]
 
-    def chosen(self, choice: ChosenHosted | ChosenMcp) -> Sequence[str]:
+    def names_for_choice(self, choice: ChosenHostedTool | ChosenMcpTool) -> Sequence[str]:
         """The names, of those offered, that a tool choice of this tool means."""
-        return [tool.name for tool in self.offered]
+        return [tool.name for tool in self.offered_tools]
 
-    async def check(self) -> None:
+    async def check_declaration(self) -> None:
         """Look up what the declaration names. Raises NotFound, or another refusal, naming the field."""
         return
 
-    def before(self, turn: int) -> Iterable[HostedCall]:
+    def calls_before_turn(self, turn_index: int) -> Iterable[HostedCall]:
         """Calls to be made here before the model's turn, which counts from 0, unasked by the model: listing an MCP
         server's tools, for one. Each is run to its end before the next is asked for; other tools' run beside it."""
         return ()

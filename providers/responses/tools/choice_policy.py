@@ -4,38 +4,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_MAX_NAMED: Final = 16
+_MAX_LISTED_NAMES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ToolChoicePolicy:
     """`names` are those that may be called; None where all may. `forced`, one of them is to be."""
 
-    names: frozenset[str] | None = None
-    forced: bool = False
+    allowed_names: frozenset[str] | None = None
+    requires_call: bool = False
 
     def allows(self, name: str) -> bool:
         """gpt-oss now and then says `functions.` before a name that is in no such namespace."""
-        return self.names is None or name in self.names or name.removeprefix("functions.") in self.names
+        return (
+            self.allowed_names is None
+            or name in self.allowed_names
+            or name.removeprefix("functions.") in self.allowed_names
+        )
 
-    def refusal(self, name: str) -> str:
+    def refusal_message(self, name: str) -> str:
         """What the model is told of a call of a tool that may not be called now."""
         why = f"Not run: the tool '{name}' may not be called now."
-        return f"{why} {self._call()}" if self.names else f"{why} Answer without calling tools."
+        return f"{why} {self._call_instruction()}" if self.allowed_names else f"{why} Answer without calling tools."
 
-    def reminder(self) -> str:
+    def reminder_message(self) -> str:
         """What the model is told where it has called nothing."""
-        return f"A tool has to be called now. {self._call()}"
+        return f"A tool has to be called now. {self._call_instruction()}"
 
-    def failure(self) -> str:
+    def failure_message(self) -> str:
         """What the client is told where that was in vain."""
-        named = f" of {_listed(sorted(self.names))}" if self.names else ""
+        named = f" of {_join_names(sorted(self.allowed_names))}" if self.allowed_names else ""
         return f"The model made no call{named}, which `tool_choice` demands, though it was asked twice."
 
-    def _call(self) -> str:
-        return f"Call {_listed(sorted(self.names))}." if self.names else "Call one of those that you were given."
+    def _call_instruction(self) -> str:
+        return (
+            f"Call {_join_names(sorted(self.allowed_names))}."
+            if self.allowed_names
+            else "Call one of those that you were given."
+        )
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = " and others" if len(names) > _MAX_NAMED else ""
-    return " or ".join(f"`{name}`" for name in names[:_MAX_NAMED]) + more
+def _join_names(names: Sequence[str]) -> str:
+    more = " and others" if len(names) > _MAX_LISTED_NAMES else ""
+    return " or ".join(f"`{name}`" for name in names[:_MAX_LISTED_NAMES]) + more

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from openai.types.responses import ResponseOutputItem
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from apis.chat import Function, FunctionTool
+from apis.chat import ChatFunctionTool, FunctionDefinition
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from providers.responses.tools.call import ClientCall, TypedTool
@@ -18,57 +18,63 @@ class Arguments(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-Given = TypeVar("Given", bound=Arguments)
-MakeItem = Callable[["FunctionOfClient[Any]", Any, str], ResponseOutputItem]
+ArgumentsType = TypeVar("ArgumentsType", bound=Arguments)
+BuildItem = Callable[["ClientFunctionCall[Any]", Any, str], ResponseOutputItem]
 
 
 class ClientTool(TypedTool):
     """One function, and the item that its call makes: `make_item(call, arguments, status)`."""
 
-    hosted: ClassVar[bool] = False
+    is_hosted: ClassVar[bool] = False
 
-    def __init__(self, function: Function, prefix: str, reads: type[Arguments], make_item: MakeItem) -> None:
+    def __init__(
+        self, function: FunctionDefinition, prefix: str, arguments_type: type[Arguments], build_item: BuildItem
+    ) -> None:
         self._function = function
         self._prefix = prefix
-        self._reads = reads
-        self._make_item = make_item
+        self._arguments_type = arguments_type
+        self._build_item = build_item
 
     @property
-    def offered(self) -> Sequence[FunctionTool]:
-        return [FunctionTool(function=self._function)]
+    def offered_tools(self) -> Sequence[ChatFunctionTool]:
+        return [ChatFunctionTool(function=self._function)]
 
-    def begin(self, start: ToolCallStart) -> ClientCall:
-        return FunctionOfClient(start, self._prefix, self._reads, self._make_item)
+    def create_call(self, start: ToolCallStart) -> ClientCall:
+        return ClientFunctionCall(start, self._prefix, self._arguments_type, self._build_item)
 
 
-class FunctionOfClient(ClientCall, Generic[Given]):
+class ClientFunctionCall(ClientCall, Generic[ArgumentsType]):
     """One call of the client's function."""
 
-    def __init__(self, start: ToolCallStart, prefix: str, reads: type[Given], make_item: MakeItem) -> None:
+    def __init__(
+        self, start: ToolCallStart, prefix: str, arguments_type: type[ArgumentsType], build_item: BuildItem
+    ) -> None:
         super().__init__(start)
         self.prefix = prefix
-        self._reads = reads
-        self._make_item = make_item
-        self._given: Given | None = None
+        self._arguments_type = arguments_type
+        self._build_item = build_item
+        self._validated_arguments: ArgumentsType | None = None
 
-    def take(self) -> None:
-        arguments = self.arguments()
+    def validate_arguments(self) -> None:
+        arguments = self.parse_arguments()
         try:
-            self._given = self._reads.model_validate(arguments)
+            self._validated_arguments = self._arguments_type.model_validate(arguments)
         except ValidationError as exc:
             error = exc.errors(include_url=False, include_context=False)[0]
             place = ".".join(map(str, error["loc"]))
             raise ToolFailed(
                 f"The arguments of `{self.name}` are wrong{f' at `{place}`' if place else ''}: {error['msg']}."
             ) from None
-        self.tell("")  # the arguments as they were written: later turns show the model the very same text
+        self.record_result("")  # the arguments as they were written: later turns show the model the very same text
 
     def item(self, status: str) -> ResponseOutputItem:
-        assert self._given is not None  # it is placed only after it was taken
-        return self._make_item(self, self._given, status)
+        assert self._validated_arguments is not None  # it is placed only after it was taken
+        return self._build_item(self, self._validated_arguments, status)
 
 
-def function(name: str, description: str, properties: Mapping[str, Any], required: Sequence[str]) -> Function:
+def build_function(
+    name: str, description: str, properties: Mapping[str, Any], required: Sequence[str]
+) -> FunctionDefinition:
     """A function with a flat object of arguments."""
     schema: dict[str, Any] = {
         "type": "object",
@@ -76,4 +82,4 @@ def function(name: str, description: str, properties: Mapping[str, Any], require
         "required": [*required],
         "additionalProperties": False,
     }
-    return Function(name=name, description=description, parameters=schema)
+    return FunctionDefinition(name=name, description=description, parameters=schema)

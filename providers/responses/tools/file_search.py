@@ -15,24 +15,24 @@ from openai.types.responses import (
 )
 from openai.types.responses.response_file_search_tool_call import Result
 
-from apis.chat import Function, FunctionTool
+from apis.chat import ChatFunctionTool, FunctionDefinition
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest, NotFound, StackError, ToolFailed
 from apis.tool_runtime import Source
 from apis.vector_stores import SearchStores, VectorStores
 from apis.wire.tools import FileSearchTool
 from providers.responses.context.replay import FILE_SEARCH
-from providers.responses.events.output import Output
-from providers.responses.tools.call import Events, HostedCall, TypedTool
-from providers.responses.tools.tool_context import Setting
+from providers.responses.events.output import ResponseOutput
+from providers.responses.tools.call import EventList, HostedCall, TypedTool
+from providers.responses.tools.tool_context import ToolContext
 from providers.responses.tools.web_search.pages import one_line
 
-Status = Literal["in_progress", "searching", "completed", "incomplete", "failed"]
+_FileSearchStatus = Literal["in_progress", "searching", "completed", "incomplete", "failed"]
 _MAX_QUERIES: Final = 16
 _MAX_QUERY_CHARS: Final = 4096
-_MAX_TOLD_CHARS: Final = 60_000
-FUNCTION: Final = FunctionTool(
-    function=Function(
+_MAX_OUTPUT_CHARS: Final = 60_000
+FILE_SEARCH_FUNCTION: Final = ChatFunctionTool(
+    function=FunctionDefinition(
         name=FILE_SEARCH,
         description="Search the user's files. Gives the passages that fit best, each with a number. "
         "Cite a passage in the answer by its number in lenticular brackets, like 【1】.",
@@ -52,29 +52,31 @@ FUNCTION: Final = FunctionTool(
 )
 
 
-def make_file_search(declared: FileSearchTool, setting: Setting) -> TypedTool:
+def make_file_search(declaration: FileSearchTool, context: ToolContext) -> TypedTool:
     """The search of a request, where vector stores are configured."""
-    if setting.vector_stores is None:
-        raise setting.missing("No file search is configured: give the run config a `vector_stores` section.")
-    return FileSearch(declared, setting, setting.vector_stores)
+    if context.vector_stores is None:
+        raise context.not_configured_error(
+            "No file search is configured: give the run config a `vector_stores` section."
+        )
+    return FileSearch(declaration, context, context.vector_stores)
 
 
 class FileSearch(TypedTool):
     """The search as one request declared it."""
 
-    def __init__(self, declared: FileSearchTool, setting: Setting, stores: VectorStores) -> None:
-        self._store_ids = declared.vector_store_ids
-        self._param = setting.param
-        self._options = declared.model_dump(exclude={"type", "vector_store_ids"}, exclude_none=True)
-        self._tenant = setting.tenant
+    def __init__(self, declaration: FileSearchTool, context: ToolContext, stores: VectorStores) -> None:
+        self._store_ids = declaration.vector_store_ids
+        self._param = context.param
+        self._options = declaration.model_dump(exclude={"type", "vector_store_ids"}, exclude_none=True)
+        self._tenant = context.tenant
         self._stores = stores
-        self.shows_results = setting.includes("file_search_call.results")
+        self.shows_results = context.includes("file_search_call.results")
 
     @property
-    def offered(self) -> Sequence[FunctionTool]:
-        return [FUNCTION]
+    def offered_tools(self) -> Sequence[ChatFunctionTool]:
+        return [FILE_SEARCH_FUNCTION]
 
-    async def check(self) -> None:
+    async def check_declaration(self) -> None:
         for at, store_id in enumerate(self._store_ids):
             try:
                 await self._stores.check(store_id, tenant=self._tenant)
@@ -82,7 +84,7 @@ class FileSearch(TypedTool):
                 exc.param = f"{self._param}.vector_store_ids[{at}]"
                 raise
 
-    def begin(self, start: ToolCallStart) -> HostedCall:
+    def create_call(self, start: ToolCallStart) -> HostedCall:
         return FileSearchCall(self, start)
 
     async def search(self, queries: Sequence[str]) -> Sequence[VectorStoreSearchResponse]:
@@ -104,42 +106,46 @@ class FileSearchCall(HostedCall):
         super().__init__(start)
         self._tool = tool
         self._queries: list[str] = []
-        self._found: Sequence[VectorStoreSearchResponse] = ()
+        self._search_results: Sequence[VectorStoreSearchResponse] = ()
 
     def item(self, status: str) -> ResponseFileSearchToolCall:
-        results = [_result(hit) for hit in self._found] if self._tool.shows_results and status == "completed" else None
+        results = (
+            [_result_to_wire(hit) for hit in self._search_results]
+            if self._tool.shows_results and status == "completed"
+            else None
+        )
         return ResponseFileSearchToolCall(
             id=self.id,
             type="file_search_call",
-            status=cast(Status, status),
+            status=cast(_FileSearchStatus, status),
             queries=self._queries,
             results=results,
         )
 
-    def open(self) -> Events:
+    def open(self) -> EventList:
         begun = ResponseFileSearchCallInProgressEvent(
             type="response.file_search_call.in_progress", item_id=self.id, output_index=self.index, sequence_number=0
         )
         return [*super().open(), begun]
 
-    async def run(self, output: Output) -> AsyncGenerator[Events]:
+    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         yield [
             ResponseFileSearchCallSearchingEvent(
                 type="response.file_search_call.searching", item_id=self.id, output_index=self.index, sequence_number=0
             )
         ]
-        self._queries = self._asked()
-        self._found = await self._tool.search(self._queries)
-        numbered = output.cite(passages_of(self._found))
+        self._queries = self._parse_queries()
+        self._search_results = await self._tool.search(self._queries)
+        numbered = output.number_sources(results_to_passages(self._search_results))
         passages = [f"[{number}] {one_line(each.title)}\n{each.text}" for number, each in numbered.items()]
-        self.tell("\n\n".join(passages) or "Nothing was found.", sources=numbered)
+        self.record_result("\n\n".join(passages) or "Nothing was found.", sources=numbered)
         completed = ResponseFileSearchCallCompletedEvent(
             type="response.file_search_call.completed", item_id=self.id, output_index=self.index, sequence_number=0
         )
         yield [completed, *self.close("completed")]
 
-    def _asked(self) -> list[str]:
-        arguments = self.arguments()
+    def _parse_queries(self) -> list[str]:
+        arguments = self.parse_arguments()
         given: Any = arguments.get("queries", arguments.get("query"))
         queries = cast(list[Any], given) if isinstance(given, list) else [given]
         fit = [each for each in queries if isinstance(each, str) and each.strip() and len(each) <= _MAX_QUERY_CHARS]
@@ -150,23 +156,27 @@ class FileSearchCall(HostedCall):
         return fit
 
 
-def passages_of(found: Sequence[VectorStoreSearchResponse]) -> list[Source]:
+def results_to_passages(results: Sequence[VectorStoreSearchResponse]) -> list[Source]:
     """The passages for the model, best first, until they are too much to read."""
     passages: list[Source] = []
-    left = _MAX_TOLD_CHARS
-    for hit in found:
-        text = _text(hit)[:left]
+    left = _MAX_OUTPUT_CHARS
+    for hit in results:
+        text = _result_text(hit)[:left]
         if text:
             passages.append(Source("", hit.filename, text, hit.file_id))
         left -= len(text)
     return passages
 
 
-def _result(hit: VectorStoreSearchResponse) -> Result:
+def _result_to_wire(result: VectorStoreSearchResponse) -> Result:
     return Result(
-        attributes=hit.attributes, file_id=hit.file_id, filename=hit.filename, score=hit.score, text=_text(hit)
+        attributes=result.attributes,
+        file_id=result.file_id,
+        filename=result.filename,
+        score=result.score,
+        text=_result_text(result),
     )
 
 
-def _text(hit: VectorStoreSearchResponse) -> str:
-    return "\n".join(part.text for part in hit.content)
+def _result_text(result: VectorStoreSearchResponse) -> str:
+    return "\n".join(part.text for part in result.content)

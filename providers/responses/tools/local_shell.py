@@ -7,10 +7,10 @@ from pydantic import Field
 
 from apis.wire.tools import LocalShellTool
 from providers.responses.tools.call import TypedTool
-from providers.responses.tools.client import Arguments, ClientTool, FunctionOfClient, function
-from providers.responses.tools.tool_context import Setting
+from providers.responses.tools.client import Arguments, ClientFunctionCall, ClientTool, build_function
+from providers.responses.tools.tool_context import ToolContext
 
-NAME: Final = "local_shell"
+LOCAL_SHELL_NAME: Final = "local_shell"
 _DESCRIPTION: Final = (
     "Runs one command on the user's machine and returns its output. No shell interprets it: for pipes, globs or "
     'variables write ["bash", "-lc", "..."].'
@@ -35,13 +35,15 @@ class _Command(Arguments):
     user: str | None = None
 
 
-def make_local_shell(declared: LocalShellTool, setting: Setting) -> TypedTool:
+def make_local_shell(declaration: LocalShellTool, context: ToolContext) -> TypedTool:
     """The local shell, which needs no configuration."""
-    return ClientTool(function(NAME, _DESCRIPTION, _PROPERTIES, ["command"]), "lsh", _Command, _item)
+    return ClientTool(
+        build_function(LOCAL_SHELL_NAME, _DESCRIPTION, _PROPERTIES, ["command"]), "lsh", _Command, _build_item
+    )
 
 
-def _item(call: FunctionOfClient[Any], given: _Command, status: str) -> LocalShellCall:
-    fields = {**given.model_dump(exclude_none=True), "type": "exec", "env": given.env or {}}
+def _build_item(call: ClientFunctionCall[Any], arguments: _Command, status: str) -> LocalShellCall:
+    fields = {**arguments.model_dump(exclude_none=True), "type": "exec", "env": arguments.env or {}}
     return LocalShellCall.model_validate(
         {
             "id": call.id,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from apis.chat import Native
+from apis.chat import NativeToolName
 from apis.errors import StackError
 from apis.inference import Inference, Modality, Model
 
@@ -14,31 +14,31 @@ _log = logging.getLogger(__name__)
 _MAX_AGE_S: Final = 60
 
 
-class Natives:
+class ModelCatalog:
     """Over one Inference."""
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
-        self._known: Mapping[str, Model] = {}
+        self._models: Mapping[str, Model] = {}
         self._read_at = -float("inf")
 
-    async def of(self, model: str) -> frozenset[Native]:
+    async def native_tools(self, model: str) -> frozenset[NativeToolName]:
         """The model's own tools; none where nobody says so, as it is for most."""
-        found = await self._find(model)
+        found = await self._find_model(model)
         return found.native_tools if found is not None else frozenset()
 
     async def modalities(self, model: str) -> frozenset[Modality] | None:
         """What the model takes beside text; None where nobody says so."""
-        found = await self._find(model)
+        found = await self._find_model(model)
         return found.modalities if found is not None else None
 
-    async def _find(self, model: str) -> Model | None:
+    async def _find_model(self, model: str) -> Model | None:
         if time.monotonic() - self._read_at > _MAX_AGE_S:
             try:
                 models = await self._inference.models()
             except StackError as exc:
                 _log.debug("no models were listed: %s", exc.message)
                 return None
-            self._known = {each.id: each for each in models}
+            self._models = {each.id: each for each in models}
             self._read_at = time.monotonic()
-        return self._known.get(model)
+        return self._models.get(model)

@@ -4,25 +4,25 @@ import hashlib
 import re
 from typing import Final
 
-OUTERMOST: Final = "functions"
+DEFAULT_NAMESPACE: Final = "functions"
 """As models know it, what is in no namespace is in this one."""
-_TAKEN: Final = (OUTERMOST, "browser", "python")
-_LONGEST: Final = 64
-_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
+_RESERVED_NAMESPACES: Final = (DEFAULT_NAMESPACE, "browser", "python")
+_MAX_NAME_CHARS: Final = 64
+_UNSAFE_CHAR: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def group_of(namespace: str, *, grouped: bool) -> str | None:
+def model_namespace(namespace: str, *, supports_namespaces: bool) -> str | None:
     """The namespace as the model is offered it; None where the model knows none, or has one of its own so named."""
-    return namespace if grouped and namespace not in _TAKEN else None
+    return namespace if supports_namespaces and namespace not in _RESERVED_NAMESPACES else None
 
 
-def called_name(namespace: str | None, name: str, *, grouped: bool) -> str:
+def qualified_name(namespace: str | None, name: str, *, supports_namespaces: bool) -> str:
     """`ns.name` for a model that knows namespaces, `ns__name` for others, shortened where it would be too long."""
     if namespace is None:
         return name
-    if namespace == OUTERMOST:
+    if namespace == DEFAULT_NAMESPACE:
         return safe_name(name)
-    if group_of(namespace, grouped=grouped) is not None:
+    if model_namespace(namespace, supports_namespaces=supports_namespaces) is not None:
         return f"{namespace}.{safe_name(name)}"
     return flat_name(namespace, name)
 
@@ -35,7 +35,7 @@ def flat_name(namespace: str, name: str) -> str:
 def safe_name(name: str) -> str:
     """The name as any model may be offered it: letters, digits, `_` and `-`, 64 of them at most. One that is another
     by that ends in a digest of what it was, so that two never become one."""
-    safe = _UNSAFE.sub("_", name)
-    if safe == name and len(name) <= _LONGEST:
+    safe = _UNSAFE_CHAR.sub("_", name)
+    if safe == name and len(name) <= _MAX_NAME_CHARS:
         return name
-    return f"{safe[: _LONGEST - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{safe[: _MAX_NAME_CHARS - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -19,163 +19,163 @@ from pydantic import JsonValue
 
 from apis.errors import InvalidRequest
 
-MAX_BYTES: Final = 256 * 1024
+MAX_SCHEMA_BYTES: Final = 256 * 1024
 """Of one schema; those of all tools together may have four times as much."""
 
 _MAX_SUBSCHEMAS: Final = 20_000
-_MAX_REFERENCES_DEEP: Final = 128
+_MAX_REFERENCE_DEPTH: Final = 128
 _MAX_COMBINATIONS: Final = 1_000
-_MAX_AT_LEAST: Final = 100_000
+_MAX_MINIMUM: Final = 100_000
 _MAX_PATTERN_CHARS: Final = 4_096
 _MAX_REPETITIONS: Final = 100_000
 # what OpenAI allows of a schema that an answer is held to
 _MAX_STRICT_DEPTH: Final = 10
 _MAX_STRICT_ENUM: Final = 1_000
 
-_MAX_KNOWN: Final = 4_096
-_fine: dict[tuple[bytes, bool], None] = {}
+_MAX_CACHED_SCHEMAS: Final = 4_096
+_valid_schemas: dict[tuple[bytes, bool], None] = {}
 """Schemas that were checked and found good, by their hash: agents send the same tools with every turn."""
 
 _TYPES: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-_HERE: Final = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
-_BELOW: Final = (
+_SAME_LEVEL_KEYWORDS: Final = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
+_NESTED_KEYWORDS: Final = (
     *("items", "prefixItems", "additionalItems", "contains", "additionalProperties", "propertyNames"),
     *("unevaluatedItems", "unevaluatedProperties"),
 )
-_MAPS: Final = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-_AT_LEAST: Final = ("minLength", "minItems", "minProperties", "minContains")
+_MAP_KEYWORDS: Final = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_MINIMUM_KEYWORDS: Final = ("minLength", "minItems", "minProperties", "minContains")
 _REPETITION: Final = re.compile(r"(\)?)\{(\d+)(?:,(\d*))?\}")
 
-Schema = dict[str, JsonValue]
+SchemaObject = dict[str, JsonValue]
 
 
-def check_format(schema: Schema) -> None:
+def check_format(schema: SchemaObject) -> None:
     """Raise InvalidRequest unless an answer can be held to `schema`."""
     try:
-        _check(schema, strict=True)
-    except _Wrong as exc:
+        _check_schema(schema, strict=True)
+    except _InvalidSchema as exc:
         message = f"Invalid schema for the response format: {exc}"
         raise InvalidRequest(message, param="text.format.schema", code="invalid_json_schema") from None
 
 
-def check_parameters(tools: Sequence[tuple[str, str, Schema, bool]]) -> None:
+def check_parameters(tools: Sequence[tuple[str, str, SchemaObject, bool]]) -> None:
     """Raise InvalidRequest, naming the first wrong one: each is a path in the request, a function's name, its
     parameters, and whether calls are held to them. Parameters are those of an object, or `{}` for none."""
-    left = 4 * MAX_BYTES
+    left = 4 * MAX_SCHEMA_BYTES
     for param, name, schema, strict in tools:
         try:
             if schema and schema.get("type") != "object":
-                raise _Wrong(f"its type must be 'object', not {str(schema.get('type'))[:64]!r}.")
-            left -= _check(schema, strict=strict)
+                raise _InvalidSchema(f"its type must be 'object', not {str(schema.get('type'))[:64]!r}.")
+            left -= _check_schema(schema, strict=strict)
             if left < 0:
-                raise _Wrong(f"the schemas of all tools together are larger than {4 * MAX_BYTES} bytes.")
-        except _Wrong as exc:
+                raise _InvalidSchema(f"the schemas of all tools together are larger than {4 * MAX_SCHEMA_BYTES} bytes.")
+        except _InvalidSchema as exc:
             message = f"Invalid schema for function '{name}': {exc}"
             raise InvalidRequest(message, param=param, code="invalid_function_parameters") from None
 
 
-class _Wrong(Exception):
+class _InvalidSchema(Exception):
     """Says what is wrong with a schema, as the end of a sentence."""
 
 
-def _check(schema: Schema, *, strict: bool) -> int:
+def _check_schema(schema: SchemaObject, *, strict: bool) -> int:
     text = orjson.dumps(schema)
     size = len(text)
-    if size > MAX_BYTES:
-        raise _Wrong(f"it is larger than {MAX_BYTES} bytes.")
+    if size > MAX_SCHEMA_BYTES:
+        raise _InvalidSchema(f"it is larger than {MAX_SCHEMA_BYTES} bytes.")
     known = (hashlib.sha256(text).digest(), strict)
-    if known in _fine:
+    if known in _valid_schemas:
         return size
-    _check_whole(schema, strict=strict)
-    _fine[known] = None
-    if len(_fine) > _MAX_KNOWN:
-        del _fine[next(iter(_fine))]
+    _check_uncached(schema, strict=strict)
+    _valid_schemas[known] = None
+    if len(_valid_schemas) > _MAX_CACHED_SCHEMAS:
+        del _valid_schemas[next(iter(_valid_schemas))]
     return size
 
 
-def _check_whole(schema: Schema, *, strict: bool) -> None:
-    found = _Found(schema)
-    for each in found.schemas.values():
+def _check_uncached(schema: SchemaObject, *, strict: bool) -> None:
+    found = _Subschemas(schema)
+    for each in found.by_id.values():
         _check_keywords(each)
     try:
-        TopologicalSorter(found.here).prepare()
+        TopologicalSorter(found.same_level_ids).prepare()
     except CycleError:
-        raise _Wrong("a reference leads back to where it stands.") from None
-    found.written_out(schema, 0)
+        raise _InvalidSchema("a reference leads back to where it stands.") from None
+    found.expanded_size(schema, 0)
     if strict:
-        if sum(len(cast(list[JsonValue], each.get("enum", ()))) for each in found.schemas.values()) > _MAX_STRICT_ENUM:
-            raise _Wrong(f"it has more than {_MAX_STRICT_ENUM} enum values.")
-        if _levels(schema) > _MAX_STRICT_DEPTH:
-            raise _Wrong(f"its objects and arrays are nested more than {_MAX_STRICT_DEPTH} levels deep.")
+        if sum(len(cast(list[JsonValue], each.get("enum", ()))) for each in found.by_id.values()) > _MAX_STRICT_ENUM:
+            raise _InvalidSchema(f"it has more than {_MAX_STRICT_ENUM} enum values.")
+        if _nesting_depth(schema) > _MAX_STRICT_DEPTH:
+            raise _InvalidSchema(f"its objects and arrays are nested more than {_MAX_STRICT_DEPTH} levels deep.")
 
 
-class _Found:
+class _Subschemas:
     """Every subschema of a schema by identity, and what stands in its place or below it."""
 
-    def __init__(self, root: Schema) -> None:
-        self.schemas: dict[int, Schema] = {}
-        self.here: dict[int, list[int]] = {}
-        self._inner: dict[int, list[Schema]] = {}
+    def __init__(self, root: SchemaObject) -> None:
+        self.by_id: dict[int, SchemaObject] = {}
+        self.same_level_ids: dict[int, list[int]] = {}
+        self._children: dict[int, list[SchemaObject]] = {}
         self._sizes: dict[int, int] = {}
         waiting = [root]
         while waiting:
             schema = waiting.pop()
-            if id(schema) in self.schemas:
+            if id(schema) in self.by_id:
                 continue
-            if len(self.schemas) + len(waiting) >= _MAX_SUBSCHEMAS:
-                raise _Wrong(f"it has more than {_MAX_SUBSCHEMAS} subschemas.")
-            targets = [_resolve(root, schema[key]) for key in ("$ref", "$dynamicRef") if key in schema]
-            here = [*targets, *_inner(schema, _HERE)]
-            below = [*_inner(schema, _BELOW), *_in_maps(schema)]
-            self.schemas[id(schema)] = schema
-            self.here[id(schema)] = [id(each) for each in here]
-            self._inner[id(schema)] = [*here, *below]
-            waiting += self._inner[id(schema)]
+            if len(self.by_id) + len(waiting) >= _MAX_SUBSCHEMAS:
+                raise _InvalidSchema(f"it has more than {_MAX_SUBSCHEMAS} subschemas.")
+            targets = [_resolve_reference(root, schema[key]) for key in ("$ref", "$dynamicRef") if key in schema]
+            here = [*targets, *_subschemas_at(schema, _SAME_LEVEL_KEYWORDS)]
+            below = [*_subschemas_at(schema, _NESTED_KEYWORDS), *_subschemas_in_maps(schema)]
+            self.by_id[id(schema)] = schema
+            self.same_level_ids[id(schema)] = [id(each) for each in here]
+            self._children[id(schema)] = [*here, *below]
+            waiting += self._children[id(schema)]
 
-    def written_out(self, schema: Schema, depth: int) -> int:
+    def expanded_size(self, schema: SchemaObject, depth: int) -> int:
         """How many subschemas it stands for with its references written out; what refers back to itself counts once."""
         known = self._sizes.get(id(schema))
         if known is not None:
             return known
-        if depth > _MAX_REFERENCES_DEEP:
-            raise _Wrong("it is nested too deeply.")
+        if depth > _MAX_REFERENCE_DEPTH:
+            raise _InvalidSchema("it is nested too deeply.")
         self._sizes[id(schema)] = 1
-        size = 1 + sum(self.written_out(each, depth + 1) for each in self._inner[id(schema)])
+        size = 1 + sum(self.expanded_size(each, depth + 1) for each in self._children[id(schema)])
         if size > _MAX_SUBSCHEMAS:
-            raise _Wrong(f"with its references written out it has more than {_MAX_SUBSCHEMAS} subschemas.")
+            raise _InvalidSchema(f"with its references written out it has more than {_MAX_SUBSCHEMAS} subschemas.")
         self._sizes[id(schema)] = size
         return size
 
 
-def _inner(schema: Schema, keywords: Sequence[str]) -> list[Schema]:
-    found: list[Schema] = []
+def _subschemas_at(schema: SchemaObject, keywords: Sequence[str]) -> list[SchemaObject]:
+    found: list[SchemaObject] = []
     for keyword in keywords:
         value = schema.get(keyword)
         for each in value if isinstance(value, list) else (value,):
             if isinstance(each, dict):
                 found.append(each)
             elif each is not None and not isinstance(each, bool):
-                raise _Wrong(f"its '{keyword}' is not a schema.")
+                raise _InvalidSchema(f"its '{keyword}' is not a schema.")
     return found
 
 
-def _in_maps(schema: Schema) -> list[Schema]:
-    found: list[Schema] = []
-    for keyword in _MAPS:
+def _subschemas_in_maps(schema: SchemaObject) -> list[SchemaObject]:
+    found: list[SchemaObject] = []
+    for keyword in _MAP_KEYWORDS:
         value = schema.get(keyword, {})
         if not isinstance(value, dict):
-            raise _Wrong(f"its '{keyword}' is not an object.")
+            raise _InvalidSchema(f"its '{keyword}' is not an object.")
         for each in value.values():
             if isinstance(each, dict):
                 found.append(each)
             elif not isinstance(each, bool):
-                raise _Wrong(f"its '{keyword}' holds what is not a schema.")
+                raise _InvalidSchema(f"its '{keyword}' holds what is not a schema.")
     return found
 
 
-def _resolve(root: Schema, reference: JsonValue) -> Schema:
+def _resolve_reference(root: SchemaObject, reference: JsonValue) -> SchemaObject:
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        raise _Wrong("a reference must lead to a place in the schema itself, such as '#/$defs/NAME'.")
+        raise _InvalidSchema("a reference must lead to a place in the schema itself, such as '#/$defs/NAME'.")
     here: JsonValue = root
     for step in unquote(reference[1:]).split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")
@@ -186,66 +186,68 @@ def _resolve(root: Schema, reference: JsonValue) -> Schema:
         else:
             here = None
     if not isinstance(here, dict):
-        raise _Wrong(f"there is no schema at the reference '{reference[:100]}'.")
+        raise _InvalidSchema(f"there is no schema at the reference '{reference[:100]}'.")
     return here
 
 
-def _check_keywords(schema: Schema) -> None:
+def _check_keywords(schema: SchemaObject) -> None:
     kinds = schema.get("type", "object")
     for kind in kinds if isinstance(kinds, list) and kinds else (kinds,):
         if not isinstance(kind, str) or kind not in _TYPES:
-            raise _Wrong(f"'{str(kind)[:64]}' is not a type of JSON.")
+            raise _InvalidSchema(f"'{str(kind)[:64]}' is not a type of JSON.")
     if "enum" in schema and not (isinstance(schema["enum"], list) and schema["enum"]):
-        raise _Wrong("an 'enum' must list at least one value.")
+        raise _InvalidSchema("an 'enum' must list at least one value.")
     if schema.get("not") in ({}, True):
-        raise _Wrong("nothing satisfies a 'not' of everything.")
+        raise _InvalidSchema("nothing satisfies a 'not' of everything.")
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
-        raise _Wrong("'required' must list names of properties.")
+        raise _InvalidSchema("'required' must list names of properties.")
     if not str(schema.get("$schema", "https://json-schema.org/")).startswith(
         ("http://json-schema.org/", "https://json-schema.org/")
     ):
-        raise _Wrong("its '$schema' must be one of json-schema.org.")
+        raise _InvalidSchema("its '$schema' must be one of json-schema.org.")
     if re.search(r"[:/\\]", str(schema.get("$id", ""))):
-        raise _Wrong("an '$id' must be a plain name.")
-    for keyword in _AT_LEAST:
+        raise _InvalidSchema("an '$id' must be a plain name.")
+    for keyword in _MINIMUM_KEYWORDS:
         least = schema.get(keyword, 0)
-        if not isinstance(least, int | float) or least > _MAX_AT_LEAST:
-            raise _Wrong(f"its '{keyword}' must be a number of at most {_MAX_AT_LEAST}.")
-    branches = [_branches(each) for each in _inner(schema, ("allOf",))]
+        if not isinstance(least, int | float) or least > _MAX_MINIMUM:
+            raise _InvalidSchema(f"its '{keyword}' must be a number of at most {_MAX_MINIMUM}.")
+    branches = [_count_branches(each) for each in _subschemas_at(schema, ("allOf",))]
     if prod(branches) > _MAX_COMBINATIONS:
-        raise _Wrong(f"its 'allOf' combines to more than {_MAX_COMBINATIONS} alternatives.")
+        raise _InvalidSchema(f"its 'allOf' combines to more than {_MAX_COMBINATIONS} alternatives.")
     patterns = cast(Mapping[str, JsonValue], schema.get("patternProperties", {}))
     for pattern in chain(patterns, [schema["pattern"]] if "pattern" in schema else ()):
         _check_pattern(pattern)
 
 
-def _branches(schema: Schema) -> int:
-    return max(1, len(_inner(schema, ("anyOf",))), len(_inner(schema, ("oneOf",))))
+def _count_branches(schema: SchemaObject) -> int:
+    return max(1, len(_subschemas_at(schema, ("anyOf",))), len(_subschemas_at(schema, ("oneOf",))))
 
 
 def _check_pattern(pattern: JsonValue) -> None:
     if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN_CHARS:
-        raise _Wrong(f"a pattern must be text of at most {_MAX_PATTERN_CHARS} characters.")
+        raise _InvalidSchema(f"a pattern must be text of at most {_MAX_PATTERN_CHARS} characters.")
     counts = [(bool(group), int(most or least)) for group, least, most in _REPETITION.findall(pattern)]
     # repetitions of groups multiply where they are nested; that they are is assumed
     of_groups = prod(max(1, count) for group, count in counts if group)
     if of_groups * max((count for group, count in counts if not group), default=1) > _MAX_REPETITIONS:
-        raise _Wrong(f"a pattern repeats more than {_MAX_REPETITIONS} times.")
+        raise _InvalidSchema(f"a pattern repeats more than {_MAX_REPETITIONS} times.")
 
 
-def _levels(root: Schema) -> int:
+def _nesting_depth(root: SchemaObject) -> int:
     """How deep objects and arrays are nested as written, without following references."""
     layer, levels = [root], 0
     while layer:
         levels += 1
         same = layer
-        while same := [inner for each in same for inner in _inner(each, _HERE)]:
+        while same := [inner for each in same for inner in _subschemas_at(each, _SAME_LEVEL_KEYWORDS)]:
             layer = [*layer, *same]
-        layer = [inner for each in layer for inner in (*_inner(each, _BELOW), *_properties(each))]
+        layer = [
+            inner for each in layer for inner in (*_subschemas_at(each, _NESTED_KEYWORDS), *_property_schemas(each))
+        ]
     return levels - 1
 
 
-def _properties(schema: Schema) -> list[Schema]:
+def _property_schemas(schema: SchemaObject) -> list[SchemaObject]:
     properties = schema.get("properties", {})
     return [each for each in properties.values() if isinstance(each, dict)] if isinstance(properties, dict) else []

@@ -8,10 +8,10 @@ from pydantic import Field
 from apis.errors import Unsupported
 from apis.wire.tools import ContainerEnvironment, ShellTool
 from providers.responses.tools.call import TypedTool
-from providers.responses.tools.client import Arguments, ClientTool, FunctionOfClient, function
-from providers.responses.tools.tool_context import Setting
+from providers.responses.tools.client import Arguments, ClientFunctionCall, ClientTool, build_function
+from providers.responses.tools.tool_context import ToolContext
 
-NAME: Final = "shell"
+SHELL_NAME: Final = "shell"
 _DESCRIPTION: Final = (
     "Runs shell commands on the user's machine and returns what each wrote to stdout and stderr, and its exit code. "
     "Commands of one call do not wait for each other: put those that depend on each other into one, joined by `&&`."
@@ -29,28 +29,28 @@ class _Commands(Arguments):
     max_output_length: Annotated[int, Field(ge=0)] | None = None
 
 
-def make_shell(declared: ShellTool, setting: Setting) -> TypedTool:
+def make_shell(declaration: ShellTool, context: ToolContext) -> TypedTool:
     """The shell on the client's machine. Raises Unsupported for one in a container of the server's."""
-    environment = declared.environment
+    environment = declaration.environment
     if isinstance(environment, ContainerEnvironment):
         message = "A shell in a container is not offered by this server: use the environment 'local'."
-        raise Unsupported(message, param=f"{setting.param}.environment", code="unsupported_value")
+        raise Unsupported(message, param=f"{context.param}.environment", code="unsupported_value")
     skills = (environment.skills if environment else None) or ()
     known = "".join(f"\n- {skill.name} ({skill.path}): {skill.description}" for skill in skills)
     description = (
         f"{_DESCRIPTION}\nSkills, each explained in the SKILL.md of its folder:{known}" if known else _DESCRIPTION
     )
-    return ClientTool(function(NAME, description, _PROPERTIES, ["commands"]), "sh", _Commands, _item)
+    return ClientTool(build_function(SHELL_NAME, description, _PROPERTIES, ["commands"]), "sh", _Commands, _build_item)
 
 
-def _item(call: FunctionOfClient[Any], given: _Commands, status: str) -> ResponseFunctionShellToolCall:
+def _build_item(call: ClientFunctionCall[Any], arguments: _Commands, status: str) -> ResponseFunctionShellToolCall:
     return ResponseFunctionShellToolCall.model_validate(
         {
             "id": call.id,
             "type": "shell_call",
             "call_id": call.call_id,
             # these three are always there, as in OpenAI's own items
-            "action": {"max_output_length": None, "timeout_ms": None, **given.model_dump()},
+            "action": {"max_output_length": None, "timeout_ms": None, **arguments.model_dump()},
             "environment": {"type": "local"},
             "status": status,
         }

@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from apis.chat import Native
+from apis.chat import NativeToolName
 from apis.errors import Unsupported
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime, ToolSpec
 from apis.vector_stores import VectorStores
 from apis.wire.items import Item
-from providers.responses.events.tool_result import Told
+from providers.responses.events.tool_result import ToolResultRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ToolContext:
     """`param` is the declared tool's place in the request, `items` the whole conversation before this response, `told`
     what its hosted calls gave, by item id, oldest first; `native` are the model's own tools, and where there are any
     it knows namespaces too (`grouped`). `response_id` is that of the response being made."""
@@ -22,25 +22,25 @@ class Setting:
     tenant: str = ""
     response_id: str = ""
     runtime: ToolRuntime | None = None
-    told: Mapping[str, Told] = field(default_factory=dict[str, Told])
+    tool_results: Mapping[str, ToolResultRecord] = field(default_factory=dict[str, ToolResultRecord])
     items: Sequence[Item] = ()
-    native: frozenset[Native] = frozenset()
+    native_tools: frozenset[NativeToolName] = frozenset()
     param: str = "tools"
     vector_stores: VectorStores | None = None
 
     @property
-    def grouped(self) -> bool:
-        return bool(self.native)
+    def supports_namespaces(self) -> bool:
+        return bool(self.native_tools)
 
-    def spec(self, name: str) -> ToolSpec | None:
+    def find_spec(self, name: str) -> ToolSpec | None:
         """The ToolRuntime's tool of this name, where there is one."""
         specs = self.runtime.tools() if self.runtime else ()
         return next((spec for spec in specs if spec.name == name), None)
 
-    def includes(self, what: str) -> bool:
+    def includes(self, include_value: str) -> bool:
         """Whether the request's `include` names it."""
-        return what in (self.request.include or ())
+        return include_value in (self.request.include or ())
 
-    def missing(self, message: str) -> Unsupported:
+    def not_configured_error(self, message: str) -> Unsupported:
         """The refusal of a tool that is not configured here; the message says how it would be."""
         return Unsupported(message, param=f"{self.param}.type")

@@ -5,14 +5,14 @@ from typing import Any, Final
 from openai.types.responses import ResponseToolSearchCall
 from pydantic import ConfigDict
 
-from apis.chat import Function
+from apis.chat import FunctionDefinition
 from apis.wire.tools import ToolSearchTool
 from providers.responses.tools.call import TypedTool
-from providers.responses.tools.client import Arguments, ClientTool, FunctionOfClient
+from providers.responses.tools.client import Arguments, ClientFunctionCall, ClientTool
 from providers.responses.tools.schemas import check_parameters
-from providers.responses.tools.tool_context import Setting
+from providers.responses.tools.tool_context import ToolContext
 
-NAME: Final = "tool_search"
+TOOL_SEARCH_NAME: Final = "tool_search"
 _DESCRIPTION: Final = "Searches for further tools. Those that it finds can be called from then on."
 _PARAMETERS: Final[dict[str, Any]] = {
     "type": "object",
@@ -21,30 +21,32 @@ _PARAMETERS: Final[dict[str, Any]] = {
 }
 
 
-class _Wanted(Arguments):
+class _SearchArguments(Arguments):
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
-def make_tool_search(declared: ToolSearchTool, setting: Setting) -> TypedTool | None:
+def make_tool_search(declaration: ToolSearchTool, context: ToolContext) -> TypedTool | None:
     """The client's search; None where the server is to search, for then all tools are offered at once."""
-    if declared.execution != "client":
+    if declaration.execution != "client":
         return None
-    if declared.parameters is not None:
-        check_parameters([(f"{setting.param}.parameters", NAME, declared.parameters, False)])
-    offered = Function(
-        name=NAME, description=declared.description or _DESCRIPTION, parameters=declared.parameters or _PARAMETERS
+    if declaration.parameters is not None:
+        check_parameters([(f"{context.param}.parameters", TOOL_SEARCH_NAME, declaration.parameters, False)])
+    offered = FunctionDefinition(
+        name=TOOL_SEARCH_NAME,
+        description=declaration.description or _DESCRIPTION,
+        parameters=declaration.parameters or _PARAMETERS,
     )
-    return ClientTool(offered, "tsc", _Wanted, _item)
+    return ClientTool(offered, "tsc", _SearchArguments, _build_item)
 
 
-def _item(call: FunctionOfClient[Any], given: _Wanted, status: str) -> ResponseToolSearchCall:
+def _build_item(call: ClientFunctionCall[Any], arguments: _SearchArguments, status: str) -> ResponseToolSearchCall:
     return ResponseToolSearchCall.model_validate(
         {
             "id": call.id,
             "type": "tool_search_call",
             "call_id": call.call_id,
             "execution": "client",
-            "arguments": given.model_dump(),
+            "arguments": arguments.model_dump(),
             "status": status,
         }
     )

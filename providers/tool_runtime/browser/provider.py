@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 
 from apis.errors import ToolFailed
-from apis.fetcher import Fetched, Fetcher, Outgoing
+from apis.fetcher import Fetcher, FetchRequest, FetchResponse
 from apis.provider import Provider
 from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime, ToolSpec
-from providers.tool_runtime.search_results import SearchOptions, clean, validated
+from providers.tool_runtime.search_results import SearchOptions, clean_line, validate_model
 
 _PROGRAM: Final = Path(__file__).with_name("page_text.py")
-_MAX_ANSWER_BYTES: Final = 8 * 2**20
+_MAX_REPLY_BYTES: Final = 8 * 2**20
 _ACCEPT: Final = "text/html,application/xhtml+xml,text/markdown,text/plain;q=0.9,application/json;q=0.9,*/*;q=0.5"
 _ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 _HTML_TYPES: Final = frozenset({"text/html", "application/xhtml+xml"})
@@ -45,7 +45,7 @@ _OPEN_PAGE: Final = ToolSpec(
     },
 )
 
-Kind = Literal["html", "text"]
+_BodyKind = Literal["html", "text"]
 
 
 class _Arguments(BaseModel):
@@ -60,7 +60,7 @@ class _Page(BaseModel):
     title: str
     text: str
     links: list[str]
-    cut: bool
+    is_truncated: bool
 
 
 class Browser(ToolRuntime):
@@ -83,35 +83,35 @@ class Browser(ToolRuntime):
     def __init__(self, config: Config, fetcher: Fetcher) -> None:
         self._config = config
         self._fetcher = fetcher
-        self._readers = asyncio.Semaphore(config.max_readers)
+        self._reader_slots = asyncio.Semaphore(config.max_readers)
 
     def tools(self) -> Sequence[ToolSpec]:
         return (_OPEN_PAGE,)
 
     async def call(self, call: ToolCall) -> ToolResult:
         if call.name != _OPEN_PAGE.name:
-            raise ToolFailed(f"There is no tool '{clean(call.name, 64)}' here.")
-        url = validated(_Arguments, call.arguments, "arguments").url
-        options = validated(SearchOptions, call.options, "options")
+            raise ToolFailed(f"There is no tool '{clean_line(call.name, 64)}' here.")
+        url = validate_model(_Arguments, call.arguments, "arguments").url
+        options = validate_model(SearchOptions, call.options, "options")
         if options.live is False:
             raise ToolFailed("Pages of the live web cannot be opened: this request does not allow it.")
         _check_domain(url, options)
         try:
             async with asyncio.timeout(self._config.tool_timeout_s):
-                fetched = await self._fetcher.fetch(Outgoing(url, headers={"Accept": _ACCEPT}))
+                fetched = await self._fetcher.fetch(FetchRequest(url, headers={"Accept": _ACCEPT}))
                 _check_domain(fetched.url, options)
-                page = await self._read(fetched)
+                page = await self._read_page(fetched)
         except TimeoutError:
             raise ToolFailed(f"The page could not be opened within {self._config.tool_timeout_s:g} s.") from None
         return _page_to_result(fetched.url, page)
 
-    async def _read(self, fetched: Fetched) -> _Page:
+    async def _read_page(self, fetched: FetchResponse) -> _Page:
         if fetched.status >= 400 or not 200 <= fetched.status < 300:
             raise ToolFailed(f"The page could not be opened: the server answered with HTTP {fetched.status}.")
-        kind, charset = _kind(fetched.headers, fetched.body)
+        kind, charset = _detect_kind(fetched.headers, fetched.body)
         asked = {"kind": kind, "url": fetched.url, "charset": charset, "max_chars": self._config.max_page_chars}
-        async with self._readers:
-            answer = await _run(json.dumps(asked).encode() + b"\n" + fetched.body)
+        async with self._reader_slots:
+            answer = await _run_reader(json.dumps(asked).encode() + b"\n" + fetched.body)
         try:
             page = _Page.model_validate_json(answer)
         except ValueError:
@@ -123,11 +123,11 @@ class Browser(ToolRuntime):
 
 
 def _check_domain(url: str, options: SearchOptions) -> None:
-    if not options.permit(url):
+    if not options.permits_url(url):
         raise ToolFailed("This page is of a domain that the request does not allow.")
 
 
-def _kind(headers: Mapping[str, str], body: bytes) -> tuple[Kind, str | None]:
+def _detect_kind(headers: Mapping[str, str], body: bytes) -> tuple[_BodyKind, str | None]:
     """How to read a body, and the charset that the server names. Raises ToolFailed for what is no text."""
     told = Message()
     told["content-type"] = headers.get("content-type", "")[:1000]
@@ -145,11 +145,11 @@ def _kind(headers: Mapping[str, str], body: bytes) -> tuple[Kind, str | None]:
     if media_type.startswith("text/") or media_type in _TEXT_TYPES or media_type.endswith(("+json", "+xml")):
         return "text", named
     raise ToolFailed(
-        f"The page is no text but {clean(media_type, 100) or 'unknown data'}, which cannot be opened here."
+        f"The page is no text but {clean_line(media_type, 100) or 'unknown data'}, which cannot be opened here."
     )
 
 
-async def _run(asked: bytes) -> bytes:
+async def _run_reader(request: bytes) -> bytes:
     """The answer of the program, whatever there is of it. Leaving early ends the program."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", str(_PROGRAM)),
@@ -163,12 +163,12 @@ async def _run(asked: bytes) -> bytes:
     answer = bytearray()
     try:
         try:
-            process.stdin.write(asked)
+            process.stdin.write(request)
             await process.stdin.drain()
             process.stdin.close()
         except ConnectionError:
             return b""
-        while len(answer) < _MAX_ANSWER_BYTES and (piece := await process.stdout.read(2**16)):
+        while len(answer) < _MAX_REPLY_BYTES and (piece := await process.stdout.read(2**16)):
             answer += piece
         return bytes(answer)
     finally:
@@ -179,11 +179,11 @@ async def _run(asked: bytes) -> bytes:
 
 
 def _page_to_result(url: str, page: _Page) -> ToolResult:
-    title = clean(page.title, 200) or urlsplit(url).hostname or url
+    title = clean_line(page.title, 200) or urlsplit(url).hostname or url
     text = f"{title}\n{url}\n\n{page.text}"
-    if page.cut:
+    if page.is_truncated:
         text += f"\n\n[The page is longer; these are its first {len(page.text)} characters.]"
     if page.links:
         text += "\n\nLinks:\n" + "\n".join(f"[#{number}] {link}" for number, link in enumerate(page.links, start=1))
-    data: dict[str, Any] = {"links": page.links, "cut": page.cut}
+    data: dict[str, Any] = {"links": page.links, "cut": page.is_truncated}
     return ToolResult(text, [Source(url, title, page.text)], data=data)

@@ -9,24 +9,24 @@ from typing import Any, Final
 
 from mcp_types import Tool
 
-from providers.tool_runtime.mcp.texts import one_line, redacted
+from providers.tool_runtime.mcp.texts import one_line, redact_secrets
 
 _log = logging.getLogger(__name__)
 
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 """As MCP says that tools are to be named (SEP-986)."""
 _MAX_DESCRIPTION_BYTES: Final = 4096
 _MAX_TOOL_BYTES: Final = 64 * 1024
 _MAX_LOG_LINES: Final = 8
 _MAX_LISTING_BYTES: Final = 2 * 1024 * 1024
-_HINTS: Final = {"readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"}
+_HINT_NAMES: Final = {"readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"}
 
 
-def is_name(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
+def is_tool_name(name: str) -> bool:
+    return _TOOL_NAME.fullmatch(name) is not None
 
 
-def shown_tools(tools: Sequence[Tool], label: str, secrets: Sequence[str]) -> list[dict[str, Any]]:
+def tools_to_json(tools: Sequence[Tool], server_label: str, secrets: Sequence[str]) -> list[dict[str, Any]]:
     """`{name, description, input_schema, annotations}` of each that a model can be told of; not endlessly much."""
     shown: dict[str, dict[str, Any]] = {}
     left_out: list[str] = []
@@ -34,7 +34,7 @@ def shown_tools(tools: Sequence[Tool], label: str, secrets: Sequence[str]) -> li
     for tool in tools:
         told = _tool_to_json(tool, secrets)
         size = len(json.dumps(told).encode())
-        wrong = _wrong(tool, size, secrets) or ("is there already" if tool.name in shown else "")
+        wrong = _find_tool_fault(tool, size, secrets) or ("is there already" if tool.name in shown else "")
         if not wrong and size > left_bytes:
             left_out.append("all further tools: they are too much")
             break
@@ -44,9 +44,9 @@ def shown_tools(tools: Sequence[Tool], label: str, secrets: Sequence[str]) -> li
             shown[tool.name] = told
             left_bytes -= size
     for reason in left_out[:_MAX_LOG_LINES]:
-        _log.warning("of the tools of MCP server %r is left out %s", label[:64], reason)
+        _log.warning("of the tools of MCP server %r is left out %s", server_label[:64], reason)
     if len(left_out) > _MAX_LOG_LINES:
-        _log.warning("of the tools of MCP server %r are left out %d in all", label[:64], len(left_out))
+        _log.warning("of the tools of MCP server %r are left out %d in all", server_label[:64], len(left_out))
     return list(shown.values())
 
 
@@ -54,42 +54,42 @@ def _tool_to_json(tool: Tool, secrets: Sequence[str]) -> dict[str, Any]:
     notes: dict[str, Any] = {}
     if tool.annotations is not None:
         noted = tool.annotations.model_dump(by_alias=True, exclude_none=True)
-        notes = {name: value for name, value in noted.items() if name in _HINTS}
+        notes = {name: value for name, value in noted.items() if name in _HINT_NAMES}
         if tool.annotations.title:
-            notes["title"] = _shown(tool.annotations.title, secrets)
+            notes["title"] = _clean_text(tool.annotations.title, secrets)
     return {
         "name": tool.name,
-        "description": _shown(tool.description or "", secrets),
+        "description": _clean_text(tool.description or "", secrets),
         "input_schema": {"type": "object", **tool.input_schema},
         "annotations": notes,
     }
 
 
-def is_unchanged(tool: Mapping[str, Any], pinned: Sequence[Mapping[str, Any]]) -> bool:
+def is_unchanged(tool: Mapping[str, Any], pinned_tools: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the tool is what was listed before under its name."""
-    before = [_digest(each) for each in pinned if each.get("name") == tool["name"]]
-    return before == [_digest(tool)]
+    before = [_tool_digest(each) for each in pinned_tools if each.get("name") == tool["name"]]
+    return before == [_tool_digest(tool)]
 
 
-def _digest(tool: Mapping[str, Any]) -> str:
+def _tool_digest(tool: Mapping[str, Any]) -> str:
     """Equal for what went through JSON and models, where what is empty may have become null or be gone."""
     told = {name: value for name, value in tool.items() if value not in (None, "", {})}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
-def _wrong(tool: Tool, size: int, secrets: Sequence[str]) -> str:
+def _find_tool_fault(tool: Tool, size: int, secrets: Sequence[str]) -> str:
     """Why a model cannot be told of the tool; empty when it can."""
-    if not is_name(tool.name):
+    if not is_tool_name(tool.name):
         return "has a name that models are not told"
     if tool.input_schema.get("type", "object") != "object":
         return "takes no object"
     if size > _MAX_TOOL_BYTES:
         return f"is described in more than {_MAX_TOOL_BYTES} bytes"
     said = f"{tool.name} {json.dumps(tool.input_schema)}"
-    if "\\u0000" in said or redacted(said, secrets) != said:
+    if "\\u0000" in said or redact_secrets(said, secrets) != said:
         return "has a schema that cannot be stored"
     return ""
 
 
-def _shown(text: str, secrets: Sequence[str]) -> str:
-    return one_line(redacted(text, secrets), _MAX_DESCRIPTION_BYTES)
+def _clean_text(text: str, secrets: Sequence[str]) -> str:
+    return one_line(redact_secrets(text, secrets), _MAX_DESCRIPTION_BYTES)

@@ -13,23 +13,23 @@ from mcp_types import INVALID_PARAMS
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from apis.errors import ToolFailed
-from providers.tool_runtime.mcp.texts import one_line, protocol_failed
+from providers.tool_runtime.mcp.texts import one_line, protocol_error
 from providers.tool_runtime.mcp.wire import Transport
 
 _URL: Final = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?][!-\"$-~]*)?")
 """Nothing that two parsers could read as two hosts; no user, no fragment."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]{0,8192}")
-_OURS: Final = re.compile(
+_RESERVED_HEADERS: Final = re.compile(
     r"accept|accept-encoding|connection|content-.*|expect|host|keep-alive|last-event-id|mcp-.*|proxy-.*|te|trailer"
     r"|transfer-encoding|upgrade"
 )
-_OF_CREDENTIALS: Final = re.compile(r"auth|cookie|credential|key|pass|secret|session|signature|token", re.IGNORECASE)
+_CREDENTIAL_NAME: Final = re.compile(r"auth|cookie|credential|key|pass|secret|session|signature|token", re.IGNORECASE)
 _MIN_SECRET_CHARS: Final = 6
-_SUSPICIOUS_CHARS: Final = 16
+_LONG_VALUE_CHARS: Final = 16
 
 
-def _url(text: str) -> str:
+def _validate_url(text: str) -> str:
     if len(text) > 2048 or not _URL.fullmatch(text):
         raise ValueError("not a plain http or https URL")
     try:
@@ -39,10 +39,10 @@ def _url(text: str) -> str:
     return text
 
 
-Url = Annotated[str, AfterValidator(_url)]
+Url = Annotated[str, AfterValidator(_validate_url)]
 
 
-class ServerConfig(BaseModel):
+class McpServerConfig(BaseModel):
     """A server that requests may name by its label: one at a URL, or a command that is started here. A command's
     environment is a few harmless variables of ours and `env`."""
 
@@ -56,7 +56,7 @@ class ServerConfig(BaseModel):
     env: dict[str, SecretStr] = Field(default_factory=dict[str, SecretStr])
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Self:
+    def _check_one_kind(self) -> Self:
         if (self.url is None) == (self.command is None):
             raise ValueError("give either url or command")
         if self.command is not None and (self.headers or self.transport not in (None, "stdio")):
@@ -76,7 +76,7 @@ class _ToolFilter(BaseModel):
     read_only: bool | None = None
 
 
-class Declaration(BaseModel):
+class ServerDeclaration(BaseModel):
     """What a request's tool says. Nothing here can name a command."""
 
     model_config = ConfigDict(strict=True, hide_input_in_errors=True)
@@ -90,7 +90,7 @@ class Declaration(BaseModel):
     transport: Transport | None = None
     pinned: list[dict[str, Any]] | None = None
 
-    def permits(self, tool: Mapping[str, Any]) -> bool:
+    def permits_tool(self, tool: Mapping[str, Any]) -> bool:
         """Whether `allowed_tools` lets it be listed and called."""
         allowed = self.tool_filter
         read_only = tool["annotations"].get("readOnlyHint", False)
@@ -106,7 +106,7 @@ class Declaration(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class RemoteServer:
     """A server over HTTP. `headers` are lower-case and go to the origin of `url` only."""
 
     url: str
@@ -122,7 +122,7 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalServer:
     """A server that is a child process."""
 
     label: str
@@ -136,109 +136,117 @@ class Local:
         return (self.label, "stdio")
 
 
-Server = Remote | Local
+McpServerTarget = RemoteServer | LocalServer
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ServerCatalog:
     """What the run config knows: servers by label, URLs by connector id, and the hosts that a request may name."""
 
-    servers: Mapping[str, ServerConfig]
+    servers: Mapping[str, McpServerConfig]
     connectors: Mapping[str, str]
     allowed_hosts: Sequence[str] | None
 
-    def server(self, declaration: Declaration) -> Server:
+    def find_server(self, declaration: ServerDeclaration) -> McpServerTarget:
         """Raises ToolFailed for what is not known or not allowed."""
-        headers = _headers(declaration)
+        headers = _build_headers(declaration)
         match declaration.server_url, declaration.connector_id:
             case str() as url, None:
                 self._check_host(url)
-                return _remote(url, declaration.transport, headers)
+                return _build_remote(url, declaration.transport, headers)
             case None, str() as connector:
                 if connector not in self.connectors:
-                    raise _refused(
+                    raise _declaration_error(
                         "connector_id", "There is no such connector here; the run config names those that there are."
                     )
-                return _remote(self.connectors[connector], declaration.transport, headers)
+                return _build_remote(self.connectors[connector], declaration.transport, headers)
             case None, None:
-                return self._configured(declaration.server_label, headers)
+                return self._find_configured(declaration.server_label, headers)
             case _:
-                raise _refused("connector_id", "An MCP server has a server_url or a connector_id, not both.")
+                raise _declaration_error("connector_id", "An MCP server has a server_url or a connector_id, not both.")
 
-    def _configured(self, label: str, headers: dict[str, str]) -> Server:
+    def _find_configured(self, label: str, headers: dict[str, str]) -> McpServerTarget:
         known = self.servers.get(label)
         if known is None:
-            raise _refused(
+            raise _declaration_error(
                 "server_url", "The MCP server has no server_url, and the run config knows none of that label."
             )
         if known.command is not None:
             if headers:
-                raise _refused("headers", "This MCP server is a local one, and takes no authorization and no headers.")
+                raise _declaration_error(
+                    "headers", "This MCP server is a local one, and takes no authorization and no headers."
+                )
             env = {name: value.get_secret_value() for name, value in known.env.items()}
-            return Local(label, known.command, known.args, env, _longest_first(env.values()))
+            return LocalServer(label, known.command, known.args, env, _select_secrets(env.values()))
         assert known.url is not None, "one kind"
         assert known.transport != "stdio", "one kind"
         own = {name.lower(): value.get_secret_value() for name, value in known.headers.items()}
-        server = _remote(known.url, known.transport, {**own, **headers})
-        return Remote(server.url, server.transport, server.headers, _longest_first([*server.secrets, *own.values()]))
+        server = _build_remote(known.url, known.transport, {**own, **headers})
+        return RemoteServer(
+            server.url, server.transport, server.headers, _select_secrets([*server.secrets, *own.values()])
+        )
 
     def _check_host(self, url: str) -> None:
         host = (urlsplit(url).hostname or "").rstrip(".")
         if self.allowed_hosts is not None and not any(
             host == allowed or host.endswith(f".{allowed}") for allowed in self.allowed_hosts
         ):
-            raise _refused("server_url", "The host of the MCP server is not one of those that the run config allows.")
+            raise _declaration_error(
+                "server_url", "The host of the MCP server is not one of those that the run config allows."
+            )
 
 
-def to_declaration(options: Mapping[str, Any]) -> Declaration:
+def parse_declaration(options: Mapping[str, Any]) -> ServerDeclaration:
     """Raises ToolFailed; what it says holds no value of the declaration."""
     try:
-        return Declaration.model_validate(options.get("server"))
+        return ServerDeclaration.model_validate(options.get("server"))
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         path = ".".join(str(step) for step in first["loc"])
         why = first["msg"].removeprefix("Value error, ")
-        raise _refused(path, f"Wrong declaration of an MCP server: {path}: {why}") from None
+        raise _declaration_error(path, f"Wrong declaration of an MCP server: {path}: {why}") from None
 
 
-def _headers(declaration: Declaration) -> dict[str, str]:
+def _build_headers(declaration: ServerDeclaration) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in (declaration.headers or {}).items():
         lower = name.lower()
-        if not _HEADER_NAME.fullmatch(name) or _OURS.fullmatch(lower) or lower in headers:
-            raise _refused("headers", f"The header '{one_line(name, 64)}' cannot be set for an MCP server.")
+        if not _HEADER_NAME.fullmatch(name) or _RESERVED_HEADERS.fullmatch(lower) or lower in headers:
+            raise _declaration_error("headers", f"The header '{one_line(name, 64)}' cannot be set for an MCP server.")
         headers[lower] = value
     if declaration.authorization is not None:
         if "authorization" in headers:
-            raise _refused("authorization", "An MCP server gets either authorization or a header of that name.")
+            raise _declaration_error(
+                "authorization", "An MCP server gets either authorization or a header of that name."
+            )
         scheme, _, token = declaration.authorization.partition(" ")
         bare = token if scheme.lower() == "bearer" else declaration.authorization
         headers["authorization"] = f"Bearer {bare}"
     if not all(_HEADER_VALUE.fullmatch(value) for value in headers.values()):
-        raise _refused(
+        raise _declaration_error(
             "headers", "The authorization or a header of the MCP server holds characters that no header has."
         )
     return headers
 
 
-def _remote(url: str, transport: Transport | None, headers: Mapping[str, str]) -> Remote:
+def _build_remote(url: str, transport: Transport | None, headers: Mapping[str, str]) -> RemoteServer:
     path = urlsplit(url).path.rstrip("/")
     secrets = [
         piece
         for name, value in headers.items()
-        if _OF_CREDENTIALS.search(name) or len(value) >= _SUSPICIOUS_CHARS
+        if _CREDENTIAL_NAME.search(name) or len(value) >= _LONG_VALUE_CHARS
         for piece in (value, value.partition(" ")[2])
     ]
-    return Remote(
-        url, transport or ("sse" if path.endswith("/sse") else "streamable_http"), headers, _longest_first(secrets)
+    return RemoteServer(
+        url, transport or ("sse" if path.endswith("/sse") else "streamable_http"), headers, _select_secrets(secrets)
     )
 
 
-def _longest_first(values: Iterable[str]) -> tuple[str, ...]:
+def _select_secrets(values: Iterable[str]) -> tuple[str, ...]:
     """What is to be blotted out. The short is not: it would blot out what has nothing to do with it."""
     return tuple(sorted({value for value in values if len(value) >= _MIN_SECRET_CHARS}, key=len, reverse=True))
 
 
-def _refused(field: str, message: str) -> ToolFailed:
-    failure = protocol_failed(INVALID_PARAMS, message)
-    return ToolFailed(failure.message, detail={**(failure.detail or {}), "param": field})
+def _declaration_error(field_name: str, message: str) -> ToolFailed:
+    failure = protocol_error(INVALID_PARAMS, message)
+    return ToolFailed(failure.message, detail={**(failure.detail or {}), "param": field_name})

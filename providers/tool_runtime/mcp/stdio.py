@@ -15,16 +15,18 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from providers.tool_runtime.mcp.wire import EXCHANGE, MAX_MESSAGE_BYTES, Streams
+from providers.tool_runtime.mcp.wire import CURRENT_EXCHANGE, MAX_MESSAGE_BYTES, SessionStreams
 
-_PATIENCE_S: Final = 2.0
+_EXIT_TIMEOUT_S: Final = 2.0
 
-_In = MemoryObjectSendStream[SessionMessage | Exception]
-_Out = MemoryObjectReceiveStream[SessionMessage]
+_IncomingMessages = MemoryObjectSendStream[SessionMessage | Exception]
+_OutgoingMessages = MemoryObjectReceiveStream[SessionMessage]
 
 
 @asynccontextmanager
-async def stdio_streams(command: str, args: Sequence[str], env: Mapping[str, str]) -> AsyncGenerator[Streams]:
+async def open_stdio_streams(
+    command: str, args: Sequence[str], env: Mapping[str, str]
+) -> AsyncGenerator[SessionStreams]:
     """Starts the process, with little of our environment; leaving ends it and all that it started.
 
     In place of the SDK's own, which keeps a line of any length. Raises OSError where it cannot be started.
@@ -42,20 +44,20 @@ async def stdio_streams(command: str, args: Sequence[str], env: Mapping[str, str
         read_in, read_out = anyio.create_memory_object_stream[SessionMessage | Exception]()
         write_in, write_out = anyio.create_memory_object_stream[SessionMessage]()
         async with read_in, read_out, write_in, write_out, anyio.create_task_group() as tasks:
-            tasks.start_soon(_read, process, read_in)
-            tasks.start_soon(_write, process, write_out)
+            tasks.start_soon(_read_messages, process, read_in)
+            tasks.start_soon(_write_messages, process, write_out)
             yield read_out, write_in
             tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
-            await _end(process)
+            await _end_process(process)
 
 
-async def _read(process: Process, messages: _In) -> None:
+async def _read_messages(process: Process, messages: _IncomingMessages) -> None:
     assert process.stdout is not None, "started with a pipe"
     async with messages:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            while line := await _line(process.stdout):
+            while line := await _read_line(process.stdout):
                 try:
                     message = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
                 except ValidationError as exc:
@@ -64,16 +66,16 @@ async def _read(process: Process, messages: _In) -> None:
                     await messages.send(message)
 
 
-async def _line(stdout: asyncio.StreamReader) -> bytes:
+async def _read_line(stdout: asyncio.StreamReader) -> bytes:
     """Empty at the end, and for a line that is too long."""
     try:
         return await stdout.readline()
     except ValueError:
-        EXCHANGE.get().failure = f"The MCP server sent more than {MAX_MESSAGE_BYTES} bytes at once."
+        CURRENT_EXCHANGE.get().failure = f"The MCP server sent more than {MAX_MESSAGE_BYTES} bytes at once."
         return b""
 
 
-async def _write(process: Process, messages: _Out) -> None:
+async def _write_messages(process: Process, messages: _OutgoingMessages) -> None:
     assert process.stdin is not None, "started with a pipe"
     async with messages:
         with suppress(OSError):
@@ -82,34 +84,34 @@ async def _write(process: Process, messages: _Out) -> None:
                 await process.stdin.drain()
 
 
-async def _end(process: Process) -> None:
+async def _end_process(process: Process) -> None:
     """As MCP wants it: the end of its input, then a request to end, then the end, also of what it leaves behind."""
     assert process.stdin is not None, "started with a pipe"
     process.stdin.close()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_drain, process)
+        tasks.start_soon(_drain_output, process)
         for ending in (signal.SIGTERM, signal.SIGKILL):
-            if not await _ended(process):
-                _kill(process, ending)
-        await _ended(process)
-        _kill(process, signal.SIGKILL)
+            if not await _wait_for_exit(process):
+                _signal_process_group(process, ending)
+        await _wait_for_exit(process)
+        _signal_process_group(process, signal.SIGKILL)
         tasks.cancel_scope.cancel()
 
 
-async def _drain(process: Process) -> None:
+async def _drain_output(process: Process) -> None:
     """asyncio takes a process for ended when its output is, too."""
     assert process.stdout is not None, "started with a pipe"
     while await process.stdout.read(MAX_MESSAGE_BYTES):
         pass
 
 
-async def _ended(process: Process) -> bool:
-    with anyio.move_on_after(_PATIENCE_S):
+async def _wait_for_exit(process: Process) -> bool:
+    with anyio.move_on_after(_EXIT_TIMEOUT_S):
         await process.wait()
         return True
     return False
 
 
-def _kill(process: Process, ending: signal.Signals) -> None:
+def _signal_process_group(process: Process, signal_number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, ending)
+        os.killpg(process.pid, signal_number)

@@ -15,25 +15,25 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from apis.errors import FetchFailed
-from apis.fetcher import Fetcher, Incoming, Outgoing
+from apis.fetcher import Fetcher, FetchRequest, FetchStream
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 _MAX_STREAM_BYTES: Final = 64 * 1024 * 1024
-_STREAM_LIFE_S: Final = 3600.0
-_GOODBYE_S: Final = 2.0
-_SPARE_S: Final = 10.0
-_MAX_UNASKED: Final = 2000
-_MAX_UNASKED_REQUESTS: Final = 100
-_MAX_RESUMED: Final = 5
-_OF_ONE_CONNECTION: Final = frozenset({"accept-encoding", "connection", "content-length", "host"})
+_MAX_STREAM_S: Final = 3600.0
+_DELETE_TIMEOUT_S: Final = 2.0
+_TIMEOUT_MARGIN_S: Final = 10.0
+_MAX_UNSOLICITED_MESSAGES: Final = 2000
+_MAX_UNSOLICITED_REQUESTS: Final = 100
+_MAX_RESUMES: Final = 5
+_HOP_BY_HOP_HEADERS: Final = frozenset({"accept-encoding", "connection", "content-length", "host"})
 
 Transport = Literal["streamable_http", "sse"]
-Streams = tuple[Any, Any]
+SessionStreams = tuple[Any, Any]
 """What the SDK reads messages from, and what it writes them to."""
 
 
 @dataclass(slots=True)
-class Exchange:
+class HttpExchange:
     """What became of the HTTP requests that one call, or one connecting, made. The SDK tells of neither.
 
     `status` is that of an answer which holds no message of MCP's, `lost` says that the session is no longer known.
@@ -41,36 +41,36 @@ class Exchange:
 
     status: int = 0
     failure: str = ""
-    lost: bool = False
-    resumed: int = 0
+    is_session_lost: bool = False
+    resume_count: int = 0
 
 
-EXCHANGE: Final[ContextVar[Exchange]] = ContextVar("mcp_exchange")
+CURRENT_EXCHANGE: Final[ContextVar[HttpExchange]] = ContextVar("mcp_exchange")
 """The SDK sends a message in the context of the task that wrote it."""
 
 
-class Unasked:
+class UnsolicitedFilter:
     """Counts what a server sends that answers nothing, since the last call. Only a changed tool list is of use."""
 
     def __init__(self, on_list_changed: Callable[[], None], on_end: Callable[[], None]) -> None:
         self.on_end = on_end
         self._on_list_changed = on_list_changed
-        self._messages = 0
-        self._requests = 0
+        self._message_count = 0
+        self._request_count = 0
 
-    def begin(self) -> None:
-        self._messages = self._requests = 0
+    def reset_counts(self) -> None:
+        self._message_count = self._request_count = 0
 
-    def wants(self, item: SessionMessage | Exception) -> bool:
+    def accepts(self, item: SessionMessage | Exception) -> bool:
         """Whether the SDK is to see it. Raises EndOfStream, which ends the session, for a flood."""
         message = item if isinstance(item, Exception) else item.message
         if isinstance(message, JSONRPCResponse | JSONRPCError):
             return True
-        self._messages += 1
+        self._message_count += 1
         asks = isinstance(message, JSONRPCRequest)
-        self._requests += asks
-        if self._messages > _MAX_UNASKED or self._requests > _MAX_UNASKED_REQUESTS:
-            exchange = EXCHANGE.get()
+        self._request_count += asks
+        if self._message_count > _MAX_UNSOLICITED_MESSAGES or self._request_count > _MAX_UNSOLICITED_REQUESTS:
+            exchange = CURRENT_EXCHANGE.get()
             exchange.failure = "The MCP server sends too much that it was not asked for."
             raise anyio.EndOfStream
         if isinstance(message, JSONRPCNotification) and message.method == "notifications/tools/list_changed":
@@ -78,21 +78,21 @@ class Unasked:
         return asks
 
 
-class Watched:
+class FilteredStream:
     """A stream of the SDK's without what is not wanted."""
 
-    def __init__(self, inner: Any, unasked: Unasked) -> None:
-        self._inner = inner
-        self._unasked = unasked
+    def __init__(self, stream: Any, unsolicited_filter: UnsolicitedFilter) -> None:
+        self._stream = stream
+        self._unsolicited_filter = unsolicited_filter
 
     async def receive(self) -> SessionMessage | Exception:
         while True:
-            item: SessionMessage | Exception = await self._inner.receive()
-            if self._unasked.wants(item):
+            item: SessionMessage | Exception = await self._stream.receive()
+            if self._unsolicited_filter.accepts(item):
                 return item
 
     async def aclose(self) -> None:
-        await self._inner.aclose()
+        await self._stream.aclose()
 
     def __aiter__(self) -> Self:
         return self
@@ -101,7 +101,7 @@ class Watched:
         try:
             return await self.receive()
         except anyio.EndOfStream:
-            self._unasked.on_end()
+            self._unsolicited_filter.on_end()
             raise StopAsyncIteration from None
 
     async def __aenter__(self) -> Self:
@@ -113,7 +113,7 @@ class Watched:
         await self.aclose()
 
 
-class Wire(httpx2.AsyncBaseTransport):
+class FetcherTransport(httpx2.AsyncBaseTransport):
     """Sends each request of the SDK's through the Fetcher, to the server's own origin and nowhere else.
 
     `call_timeout_s` is the longest that an answer may be waited for; waiting less is the caller's affair.
@@ -121,23 +121,25 @@ class Wire(httpx2.AsyncBaseTransport):
 
     def __init__(self, fetcher: Fetcher, url: str, transport: Transport, call_timeout_s: float) -> None:
         self._fetcher = fetcher
-        self._origin = _origin(httpx2.URL(url))
+        self._origin = _url_origin(httpx2.URL(url))
         self._url = url
         self._is_sse = transport == "sse"
-        self._timeout_s = call_timeout_s + _SPARE_S
-        self._until = anyio.current_time() + _STREAM_LIFE_S / 2
+        self._timeout_s = call_timeout_s + _TIMEOUT_MARGIN_S
+        self._renew_at = anyio.current_time() + _MAX_STREAM_S / 2
         self._streamed_bytes = 0
         self._on_broken: Callable[[], None] = lambda: None
 
     @property
-    def worn(self) -> bool:
+    def is_expiring(self) -> bool:
         """Whether the one stream of SSE nears a limit of its own; a new call begins a new session then."""
         if not self._is_sse:
             return False
-        return anyio.current_time() > self._until or self._streamed_bytes > _MAX_STREAM_BYTES // 2
+        return anyio.current_time() > self._renew_at or self._streamed_bytes > _MAX_STREAM_BYTES // 2
 
     @asynccontextmanager
-    async def streams(self, headers: Mapping[str, str], on_broken: Callable[[], None]) -> AsyncGenerator[Streams]:
+    async def open_streams(
+        self, headers: Mapping[str, str], on_broken: Callable[[], None]
+    ) -> AsyncGenerator[SessionStreams]:
         """The session's messages, with these headers on every request. Of what breaks it, the SDK may say nothing."""
         self._on_broken = on_broken
 
@@ -157,35 +159,35 @@ class Wire(httpx2.AsyncBaseTransport):
                 yield streams
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        exchange = EXCHANGE.get()
+        exchange = CURRENT_EXCHANGE.get()
         exchange.status = 0
-        if _origin(request.url) != self._origin:
-            return self._failed(exchange, "The MCP server leads to another server, which is refused.")
+        if _url_origin(request.url) != self._origin:
+            return self._fail_exchange(exchange, "The MCP server leads to another server, which is refused.")
         if request.method == "GET" and not self._is_sse:
             if "last-event-id" not in request.headers:
                 # A stream for what nobody asked for: a server may be without one, and so may we.
                 return httpx2.Response(405)
-            exchange.resumed += 1
-            if exchange.resumed > _MAX_RESUMED:
-                return self._failed(exchange, "The MCP server breaks off its answer again and again.")
+            exchange.resume_count += 1
+            if exchange.resume_count > _MAX_RESUMES:
+                return self._fail_exchange(exchange, "The MCP server breaks off its answer again and again.")
         opened = AsyncExitStack()
         try:
-            incoming = await opened.enter_async_context(self._fetcher.open(await self._outgoing(request)))
+            incoming = await opened.enter_async_context(self._fetcher.open(await self._build_outgoing(request)))
         except FetchFailed as exc:
-            return self._failed(exchange, exc.message)
+            return self._fail_exchange(exchange, exc.message)
         if incoming.status >= 400:
-            return await self._refused(exchange, request, incoming, opened)
-        counted = self._counted(incoming.chunks, exchange)
-        return httpx2.Response(incoming.status, headers=dict(incoming.headers), stream=_Body(counted, opened))
+            return await self._relay_error_response(exchange, request, incoming, opened)
+        counted = self._count_bytes(incoming.chunks, exchange)
+        return httpx2.Response(incoming.status, headers=dict(incoming.headers), stream=_ResponseBody(counted, opened))
 
-    async def _outgoing(self, request: httpx2.Request) -> Outgoing:
+    async def _build_outgoing(self, request: httpx2.Request) -> FetchRequest:
         timeout_s, max_bytes = self._timeout_s, MAX_MESSAGE_BYTES
         if request.method == "DELETE":
-            timeout_s = _GOODBYE_S
+            timeout_s = _DELETE_TIMEOUT_S
         elif request.method == "GET" and self._is_sse:
-            timeout_s, max_bytes = _STREAM_LIFE_S, _MAX_STREAM_BYTES
-        headers = {name: value for name, value in request.headers.items() if name not in _OF_ONE_CONNECTION}
-        return Outgoing(
+            timeout_s, max_bytes = _MAX_STREAM_S, _MAX_STREAM_BYTES
+        headers = {name: value for name, value in request.headers.items() if name not in _HOP_BY_HOP_HEADERS}
+        return FetchRequest(
             url=str(request.url),
             method=request.method,
             headers=headers,
@@ -195,32 +197,32 @@ class Wire(httpx2.AsyncBaseTransport):
             timeout_s=timeout_s,
         )
 
-    async def _refused(
-        self, exchange: Exchange, request: httpx2.Request, incoming: Incoming, opened: AsyncExitStack
+    async def _relay_error_response(
+        self, exchange: HttpExchange, request: httpx2.Request, incoming: FetchStream, exit_stack: AsyncExitStack
     ) -> httpx2.Response:
         """The SDK tells one status from another only where the body is an error of MCP's."""
         body = bytearray()
-        async with opened:
+        async with exit_stack:
             try:
                 async for chunk in incoming.chunks:
                     body += chunk
             except FetchFailed as exc:
-                return self._failed(exchange, exc.message)
+                return self._fail_exchange(exchange, exc.message)
         if b'"jsonrpc"' not in body:
             exchange.status = incoming.status
-            exchange.lost = incoming.status == 404 and "mcp-session-id" in request.headers
+            exchange.is_session_lost = incoming.status == 404 and "mcp-session-id" in request.headers
         if self._is_sse:
             self._on_broken()
         return httpx2.Response(incoming.status, headers=dict(incoming.headers), content=bytes(body))
 
-    def _failed(self, exchange: Exchange, message: str) -> httpx2.Response:
+    def _fail_exchange(self, exchange: HttpExchange, message: str) -> httpx2.Response:
         exchange.failure = message
         if self._is_sse:
             # The SDK's writer ends at the first failure and leaves its callers waiting.
             self._on_broken()
         return httpx2.Response(502)
 
-    async def _counted(self, chunks: AsyncIterator[bytes], exchange: Exchange) -> AsyncGenerator[bytes]:
+    async def _count_bytes(self, chunks: AsyncIterator[bytes], exchange: HttpExchange) -> AsyncGenerator[bytes]:
         try:
             async for chunk in chunks:
                 self._streamed_bytes += len(chunk)
@@ -231,12 +233,12 @@ class Wire(httpx2.AsyncBaseTransport):
             raise httpx2.StreamError(exc.message) from None
 
 
-class _Body(httpx2.AsyncByteStream):
+class _ResponseBody(httpx2.AsyncByteStream):
     """A body that closes its connection when it is left."""
 
-    def __init__(self, chunks: AsyncGenerator[bytes], opened: AsyncExitStack) -> None:
+    def __init__(self, chunks: AsyncGenerator[bytes], exit_stack: AsyncExitStack) -> None:
         self._chunks = chunks
-        self._opened = opened
+        self._exit_stack = exit_stack
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._chunks:
@@ -244,8 +246,8 @@ class _Body(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._chunks.aclose()
-        await self._opened.aclose()
+        await self._exit_stack.aclose()
 
 
-def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
+def _url_origin(url: httpx2.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path("/sys/fs/cgroup")
-_NAME: Final = "python-sandbox"
-_numbers: Final = itertools.count(1)
+_NAME_PREFIX: Final = "python-sandbox"
+_group_numbers: Final = itertools.count(1)
 
 
 class Cgroup:
@@ -21,9 +21,9 @@ class Cgroup:
         self._folders = folders
 
     @classmethod
-    def make(cls, memory_bytes: int, processes: int) -> "Cgroup | None":
+    def create(cls, memory_bytes: int, processes: int) -> "Cgroup | None":
         """None where groups cannot be made: not root, nothing delegated, or a read-only /sys."""
-        name = f"{_NAME}-{os.getpid()}-{next(_numbers)}"
+        name = f"{_NAME_PREFIX}-{os.getpid()}-{next(_group_numbers)}"
         for settings in (
             {
                 "": {"memory.max": memory_bytes, "pids.max": processes},
@@ -36,31 +36,31 @@ class Cgroup:
             },
         ):
             optional = settings.pop("?")
-            made = cls([parent / name for parent in _own_groups(settings)])
-            if len(made._folders) == len(settings) and made._set(list(settings.values()), optional):
+            made = cls([parent / name for parent in _find_own_groups(settings)])
+            if len(made._folders) == len(settings) and made._apply_limits(list(settings.values()), optional):
                 return made
             made.remove()
         return None
 
-    def _set(self, settings: Sequence[Mapping[str, int]], optional: Mapping[str, int]) -> bool:
+    def _apply_limits(self, settings: Sequence[Mapping[str, int]], optional_settings: Mapping[str, int]) -> bool:
         try:
             for folder, values in zip(self._folders, settings, strict=True):
                 folder.mkdir()
                 for file, value in values.items():
                     # Never created: where the controller is off, the file is missing, and so is its limit.
-                    _write(folder / file, value)
+                    _write_value(folder / file, value)
         except OSError:
             return False
-        for file, value in optional.items():
+        for file, value in optional_settings.items():
             with contextlib.suppress(OSError):
-                _write(self._folders[0] / file, value)
+                _write_value(self._folders[0] / file, value)
         return True
 
-    def add(self, pids: Sequence[int]) -> bool:
+    def add_processes(self, pids: Sequence[int]) -> bool:
         """Move processes in, and with them all that they will start."""
         try:
             for folder, pid in itertools.product(self._folders, pids):
-                _write(folder / "cgroup.procs", pid)
+                _write_value(folder / "cgroup.procs", pid)
         except OSError:
             return False
         return True
@@ -86,16 +86,16 @@ class Cgroup:
                 time.sleep(0.005)
 
 
-def remove_left_groups() -> None:
+def remove_stale_groups() -> None:
     """Take away the groups of servers that were killed before they could."""
-    for parent in {*_own_groups([""]), *_own_groups(["memory", "pids"])}:
-        for folder in parent.glob(f"{_NAME}-*-*"):
+    for parent in {*_find_own_groups([""]), *_find_own_groups(["memory", "pids"])}:
+        for folder in parent.glob(f"{_NAME_PREFIX}-*-*"):
             if not Path("/proc", folder.name.split("-")[2]).exists():
                 with contextlib.suppress(OSError):
                     folder.rmdir()
 
 
-def _own_groups(controllers: Mapping[str, object] | Sequence[str]) -> list[Path]:
+def _find_own_groups(controllers: Mapping[str, object] | Sequence[str]) -> list[Path]:
     """The folder of this process's group for each controller; the unified hierarchy is the controller ''."""
     paths: dict[str, str] = {}
     with contextlib.suppress(OSError):
@@ -106,6 +106,6 @@ def _own_groups(controllers: Mapping[str, object] | Sequence[str]) -> list[Path]
     return [folder for folder in folders if (folder / "cgroup.procs").exists()]
 
 
-def _write(file: Path, value: int) -> None:
+def _write_value(file: Path, value: int) -> None:
     with file.open("r+") as stream:
         stream.write(str(value))

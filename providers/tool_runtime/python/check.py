@@ -7,13 +7,18 @@ from typing import Final
 
 from providers.tool_runtime.python.processes import process_tree
 from providers.tool_runtime.python.sandbox import ENVIRONMENT
-from providers.tool_runtime.python.session import Session
+from providers.tool_runtime.python.session import PythonSession
 
 _NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-_STATUS: Final = {"CapEff": "0000000000000000", "CapBnd": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"}
+_EXPECTED_STATUS: Final = {
+    "CapEff": "0000000000000000",
+    "CapBnd": "0000000000000000",
+    "NoNewPrivs": "1",
+    "Seccomp": "2",
+}
 
 # Each line of output names something that should not have worked.
-_PROGRAM: Final = """
+_PROBE_PROGRAM: Final = """
 import ctypes, os, resource, socket
 libc = ctypes.CDLL(None, use_errno=True)
 def denied(what, action):
@@ -44,18 +49,18 @@ written = open("written", "w").write("x")
 """
 
 
-async def faults_of(session: Session) -> list[str]:
+async def find_isolation_faults(session: PythonSession) -> list[str]:
     """What does not hold of a fresh session in a sandbox that should isolate it; empty when all does."""
-    faults = _seen_from_outside(process_tree(session.pid))
+    faults = _find_outside_faults(process_tree(session.pid))
     names = json.dumps(dict.fromkeys([*ENVIRONMENT, "PWD", "LC_CTYPE", "OLDPWD"]))
-    outcome = await session.run(f"ENVIRONMENT = {names.replace('null', 'None')}\n{_PROGRAM}")
+    outcome = await session.run(f"ENVIRONMENT = {names.replace('null', 'None')}\n{_PROBE_PROGRAM}")
     faults += outcome.output.splitlines()
-    if outcome.exit != "ok" or [name for name, _ in outcome.files] != ["written"]:
-        faults.append(f"running a program ({outcome.reason or outcome.exit})")
+    if outcome.exit_status != "ok" or [name for name, _ in outcome.files] != ["written"]:
+        faults.append(f"running a program ({outcome.reason or outcome.exit_status})")
     return faults
 
 
-def _seen_from_outside(pids: Sequence[int]) -> list[str]:
+def _find_outside_faults(pids: Sequence[int]) -> list[str]:
     if len(pids) != 3:
         return ["finding its processes"]
     faults: list[str] = []
@@ -66,5 +71,5 @@ def _seen_from_outside(pids: Sequence[int]) -> list[str]:
             if Path(f"/proc/{pid}/ns/{name}").readlink() == Path(f"/proc/self/ns/{name}").readlink()
         ]
         fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        faults += [f"{name} {fields[name]}" for name, held in _STATUS.items() if fields[name].strip() != held]
+        faults += [f"{name} {fields[name]}" for name, held in _EXPECTED_STATUS.items() if fields[name].strip() != held]
     return faults

@@ -10,7 +10,7 @@ MAX_NAME_BYTES: Final = 255
 _MAX_NUMBER: Final = 2**53
 
 # Without the system's own tables, so that a name means the same type everywhere.
-_TYPES: Final = MimeTypes()
+_MIME_TYPES: Final = MimeTypes()
 
 
 def is_file_name(name: object) -> bool:
@@ -24,15 +24,15 @@ def is_file_name(name: object) -> bool:
     )
 
 
-def media_type(name: str) -> str:
+def guess_media_type(name: str) -> str:
     """By the name's ending; what is not known is bytes."""
-    return _TYPES.guess_type(name)[0] or "application/octet-stream"
+    return _MIME_TYPES.guess_type(name)[0] or "application/octet-stream"
 
 
-def listed_files(reply: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+def parse_file_list(reply: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     """The files of a reply: name, bytes, and seconds since 1970 when it was written last, 0 where that is not told."""
     found: list[tuple[str, int, int]] = []
-    for entry in _list(reply, "files"):
+    for entry in _get_list(reply, "files"):
         match entry:
             case {"name": str(name), "size": int(size), **rest} if 0 <= size < _MAX_NUMBER:
                 at: Any = rest.get("at")
@@ -42,17 +42,17 @@ def listed_files(reply: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     return found
 
 
-def returned_files(reply: Mapping[str, Any], data: bytes) -> tuple[list[tuple[str, bytes]], list[str]]:
+def parse_returned_files(reply: Mapping[str, Any], data: bytes) -> tuple[list[tuple[str, bytes]], list[str]]:
     """The files whose contents stand in `data` one after the other; and the names of those that were left out."""
     files: list[tuple[str, bytes]] = []
     start = 0
-    for name, size, _ in listed_files(reply)[:MAX_FILES]:
+    for name, size, _ in parse_file_list(reply)[:MAX_FILES]:
         if is_file_name(name):
             files.append((name, data[start : start + size]))
         start += size
-    return files, [name for name in _list(reply, "skipped") if is_file_name(name)][:MAX_FILES]
+    return files, [name for name in _get_list(reply, "skipped") if is_file_name(name)][:MAX_FILES]
 
 
-def _list(reply: Mapping[str, Any], name: str) -> list[Any]:
-    value: Any = reply.get(name)
+def _get_list(reply: Mapping[str, Any], key: str) -> list[Any]:
+    value: Any = reply.get(key)
     return cast(list[Any], value) if isinstance(value, list) else []

@@ -19,30 +19,30 @@ import traceback
 import types
 from typing import Any
 
-MAX_FILES_SEEN = 2000
+MAX_SCANNED_FILES = 2000
 _CO_COROUTINE = 0x80
 
-Message = dict[str, Any]
-Seen = dict[str, tuple[int, int, int]]
+GuestMessage = dict[str, Any]
+FileStamps = dict[str, tuple[int, int, int]]
 
 
-class Files:
+class WorkFolder:
     """The files of the work folder, links and devices and hidden ones left out."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, path: str) -> None:
+        self.path = path
 
-    def seen(self) -> Seen:
+    def scan(self) -> FileStamps:
         """Name -> what changes when the file does. The first 2,000."""
-        seen: Seen = {}
+        seen: FileStamps = {}
         folders = [""]
-        while folders and len(seen) < MAX_FILES_SEEN:
+        while folders and len(seen) < MAX_SCANNED_FILES:
             inner = folders.pop()
             try:
-                entries = sorted(os.scandir(os.path.join(self.folder, inner)), key=lambda entry: entry.name)
+                entries = sorted(os.scandir(os.path.join(self.path, inner)), key=lambda entry: entry.name)
             except OSError:
                 continue
-            for entry in entries[:MAX_FILES_SEEN]:
+            for entry in entries[:MAX_SCANNED_FILES]:
                 name = os.path.join(inner, entry.name)
                 if entry.name.startswith(".") or entry.name == "__pycache__":
                     continue
@@ -51,15 +51,17 @@ class Files:
                 elif entry.is_file(follow_symlinks=False):
                     about = entry.stat(follow_symlinks=False)
                     seen[name] = (about.st_size, about.st_mtime_ns, about.st_ino)
-        return dict(list(seen.items())[:MAX_FILES_SEEN])
+        return dict(list(seen.items())[:MAX_SCANNED_FILES])
 
-    def changed(self, before: Seen, max_files: int, max_bytes: int) -> "tuple[list[Message], list[str], bytes]":
+    def read_changed(
+        self, previous_stamps: FileStamps, max_files: int, max_bytes: int
+    ) -> "tuple[list[GuestMessage], list[str], bytes]":
         """The files that are new or other than before, the names of those that are too many or too large, the data."""
-        kept: list[Message] = []
+        kept: list[GuestMessage] = []
         skipped: list[str] = []
         data = b""
-        for name, about in self.seen().items():
-            if before.get(name) == about:
+        for name, about in self.scan().items():
+            if previous_stamps.get(name) == about:
                 continue
             if len(kept) == max_files or about[0] > max_bytes - len(data):
                 skipped.append(name)
@@ -71,7 +73,7 @@ class Files:
 
     def read(self, name: str, max_bytes: int) -> bytes:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(os.path.join(self.folder, name), flags), "rb") as file:
+        with open(os.open(os.path.join(self.path, name), flags), "rb") as file:
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode):
                 raise IsADirectoryError("no regular file")
@@ -80,14 +82,14 @@ class Files:
             return file.read(max_bytes)
 
     def write(self, name: str, data: bytes) -> None:
-        path = os.path.join(self.folder, name)
+        path = os.path.join(self.path, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with open(os.open(path, flags, 0o644), "wb") as file:
             file.write(data)
 
     def delete(self, name: str) -> None:
-        os.unlink(os.path.join(self.folder, name))
+        os.unlink(os.path.join(self.path, name))
 
 
 class Notebook:
@@ -96,21 +98,21 @@ class Notebook:
     def __init__(self) -> None:
         main = types.ModuleType("__main__")
         sys.modules["__main__"] = main
-        self.names = main.__dict__
-        self.cell = 0
+        self.namespace = main.__dict__
+        self.cell_number = 0
 
     def run(self, code: str) -> str:
         """`ok`, or `exception` when one was printed."""
-        self.cell += 1
-        file = f"<cell {self.cell}>"
+        self.cell_number += 1
+        file = f"<cell {self.cell_number}>"
         linecache.cache[file] = (len(code), None, [f"{line}\n" for line in code.splitlines()], file)
         pid = os.getpid()
         try:
-            self._run(code, file)
+            self._run_cell(code, file)
             self._show_figures()
             done = "ok"
         except BaseException as exc:  # noqa: BLE001 - whatever a program raises is its output, and told to the model
-            self._print(exc, file)
+            self._print_exception(exc, file)
             done = "exception"
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             try:
@@ -122,19 +124,19 @@ class Notebook:
             os._exit(0)
         return done
 
-    def _run(self, code: str, file: str) -> None:
+    def _run_cell(self, code: str, file: str) -> None:
         parsed = ast.parse(code, file)
         last = parsed.body.pop() if parsed.body and isinstance(parsed.body[-1], ast.Expr) else None
         self._evaluate(parsed, file, "exec")
         if isinstance(last, ast.Expr):
             value = self._evaluate(ast.Expression(last.value), file, "eval")
             if value is not None:
-                self.names["_"] = value
+                self.namespace["_"] = value
                 print(repr(value))  # noqa: T201 - a notebook shows the value of the last expression
 
     def _evaluate(self, tree: "ast.Module | ast.Expression", file: str, mode: str) -> Any:
         compiled = compile(tree, file, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        value = eval(compiled, self.names)  # noqa: S307 - to run programs is what the sandbox around this is for
+        value = eval(compiled, self.namespace)  # noqa: S307 - to run programs is what the sandbox around this is for
         if not compiled.co_flags & _CO_COROUTINE:
             return value
         import asyncio  # noqa: PLC0415 - half of the time to start a session, for what few programs use
@@ -145,10 +147,10 @@ class Notebook:
         """What plt.show() would show in a notebook becomes files."""
         pyplot: Any = sys.modules.get("matplotlib.pyplot")
         for number in pyplot.get_fignums() if pyplot else ():
-            pyplot.figure(number).savefig(f"figure-{self.cell}-{number}.png")
+            pyplot.figure(number).savefig(f"figure-{self.cell_number}-{number}.png")
             pyplot.close(number)
 
-    def _print(self, exc: BaseException, file: str) -> None:
+    def _print_exception(self, exc: BaseException, file: str) -> None:
         """The traceback from the cell on: the frames above it are this file's."""
         frames = exc.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename != file:
@@ -164,28 +166,30 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     stream = channel.makefile("rwb", buffering=-1)
-    hello, _ = receive(stream)
+    hello, _ = receive_message(stream)
     for name, value in hello["rlimits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
     os.nice(5)
     os.chdir(hello["folder"])
     sys.path.insert(0, hello["folder"])
     sys.argv = [""]
-    files, notebook = Files(hello["folder"]), Notebook()
+    files, notebook = WorkFolder(hello["folder"]), Notebook()
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "replace", line_buffering=True)
-    send(stream, {"token": hello["token"]})
+    send_message(stream, {"token": hello["token"]})
     while True:
-        request, payload = receive(stream)
-        reply, data = answer(request, payload, files, notebook)
-        send(stream, {**reply, "token": request["token"]}, data)
+        request, payload = receive_message(stream)
+        reply, data = handle_request(request, payload, files, notebook)
+        send_message(stream, {**reply, "token": request["token"]}, data)
 
 
-def answer(request: Message, payload: bytes, files: Files, notebook: Notebook) -> "tuple[Message, bytes]":
+def handle_request(
+    request: GuestMessage, payload: bytes, files: WorkFolder, notebook: Notebook
+) -> "tuple[GuestMessage, bytes]":
     try:
         if request["do"] == "run":
-            before = files.seen()
+            before = files.scan()
             done = notebook.run(request["code"])
-            kept, skipped, data = files.changed(before, request["max_files"], request["max_bytes"])
+            kept, skipped, data = files.read_changed(before, request["max_files"], request["max_bytes"])
             return {"exit": done, "files": kept, "skipped": skipped}, data
         if request["do"] == "read":
             return {}, files.read(request["name"], request["max_bytes"])
@@ -193,7 +197,7 @@ def answer(request: Message, payload: bytes, files: Files, notebook: Notebook) -
             files.write(request["name"], payload)
         elif request["do"] == "delete":
             files.delete(request["name"])
-        listed = [{"name": name, "size": size, "at": at // 10**9} for name, (size, at, _) in files.seen().items()]
+        listed = [{"name": name, "size": size, "at": at // 10**9} for name, (size, at, _) in files.scan().items()]
         return {"files": listed}, b""
     except FileNotFoundError:
         return {"error": "missing"}, b""
@@ -201,7 +205,7 @@ def answer(request: Message, payload: bytes, files: Files, notebook: Notebook) -
         return {"error": exc.strerror or str(exc)}, b""
 
 
-def receive(stream: io.BufferedRWPair) -> "tuple[Message, bytes]":
+def receive_message(stream: io.BufferedRWPair) -> "tuple[GuestMessage, bytes]":
     """Ends the process when the other side is gone."""
     size = stream.read(4)
     if len(size) < 4:
@@ -210,8 +214,8 @@ def receive(stream: io.BufferedRWPair) -> "tuple[Message, bytes]":
     return head, stream.read(head.get("size", 0))
 
 
-def send(stream: io.BufferedRWPair, head: Message, payload: bytes = b"") -> None:
-    text = json.dumps({**head, "size": len(payload)}).encode()
+def send_message(stream: io.BufferedRWPair, header: GuestMessage, payload: bytes = b"") -> None:
+    text = json.dumps({**header, "size": len(payload)}).encode()
     stream.write(len(text).to_bytes(4, "big") + text + payload)
     stream.flush()
 

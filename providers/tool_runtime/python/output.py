@@ -7,35 +7,35 @@ _ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-class Output:
+class ProgramOutput:
     """Bytes in, text out. Keeps `max_bytes`: half of them from the beginning, half from the end."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._half = max_bytes // 2
+        self._half_bytes = max_bytes // 2
         self._head = bytearray()
         self._tail = bytearray()
-        self._total = 0
+        self._total_bytes = 0
 
     def feed(self, data: bytes) -> None:
-        self._total += len(data)
-        room = self._half - len(self._head)
+        self._total_bytes += len(data)
+        room = self._half_bytes - len(self._head)
         self._head += data[:room]
         self._tail += data[room:]
         # In blocks: cutting at each feed would move the whole tail for every small write.
-        if len(self._tail) > 4 * self._half:
-            del self._tail[: -self._half]
+        if len(self._tail) > 4 * self._half_bytes:
+            del self._tail[: -self._half_bytes]
 
     def text(self) -> str:
         """Everything printed, or its two ends around a line that says how many bytes are left out between them."""
-        tail = self._tail[-self._half :]
-        left_out = self._total - len(self._head) - len(tail)
+        tail = self._tail[-self._half_bytes :]
+        left_out = self._total_bytes - len(self._head) - len(tail)
         if not left_out:
-            return readable(bytes(self._head + tail))
+            return render_terminal_text(bytes(self._head + tail))
         mark = f"\n[... {left_out} bytes of output are left out here ...]\n"
-        return readable(bytes(self._head)) + mark + readable(bytes(tail))
+        return render_terminal_text(bytes(self._head)) + mark + render_terminal_text(bytes(tail))
 
 
-def readable(data: bytes) -> str:
+def render_terminal_text(data: bytes) -> str:
     """Text as a terminal would leave it on the screen: no colours, of overwritten lines the last state, and U+FFFD
     for what is neither UTF-8 nor printable."""
     text = _ESCAPE.sub("", data.decode(errors="replace").replace("\r\n", "\n"))

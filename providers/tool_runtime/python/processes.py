@@ -10,16 +10,16 @@ from typing import Final
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-_PATIENCE_S: Final = 5.0
+_STOP_TIMEOUT_S: Final = 5.0
 """On a busy machine a process takes its time even to be stopped."""
-_STOPPED: Final = "TtZX"
+_STOPPED_STATES: Final = "TtZX"
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """What a process and all its descendants use at one moment. `cpu_s` counts ended ones too."""
 
-    processes: int
+    process_count: int
     cpu_s: float
     memory_bytes: int
 
@@ -30,27 +30,27 @@ def process_tree(root: int) -> list[int]:
     for pid in found:
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{pid}/task"):
-                found += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
+                found += map(int, _read_text(f"/proc/{pid}/task/{task}/children").split())
     return found
 
 
-def usage(root: int, enough_bytes: int) -> Usage:
+def measure_usage(root: int, exact_above_bytes: int) -> ProcessUsage:
     """Memory is counted twice where processes share it, unless that makes more than `enough_bytes`; then exactly."""
     pids = process_tree(root)
-    ticks = sum(sum(map(int, _stat(pid)[11:15])) for pid in pids)
-    memory_bytes = sum(_own_pages(pid) for pid in pids) * _PAGE_BYTES
-    if memory_bytes > enough_bytes:
-        memory_bytes = sum(_exact_bytes(pid) for pid in pids)
-    return Usage(len(pids), ticks / _TICKS_PER_S, memory_bytes)
+    ticks = sum(sum(map(int, _read_stat(pid)[11:15])) for pid in pids)
+    memory_bytes = sum(_count_private_pages(pid) for pid in pids) * _PAGE_BYTES
+    if memory_bytes > exact_above_bytes:
+        memory_bytes = sum(_measure_exact_bytes(pid) for pid in pids)
+    return ProcessUsage(len(pids), ticks / _TICKS_PER_S, memory_bytes)
 
 
-def stop(root: int) -> bool:
+def stop_descendants(root: int) -> bool:
     """Stop all descendants of `root`. False when they multiply faster than they can be stopped. Blocks up to 5 s."""
     quiet_rounds = 0
-    for _ in _rounds():
-        running = [pid for pid in process_tree(root)[1:] if _state(pid) not in _STOPPED]
+    for _ in _poll_rounds():
+        running = [pid for pid in process_tree(root)[1:] if _read_state(pid) not in _STOPPED_STATES]
         for pid in running:
-            send(pid, root, signal.SIGSTOP)
+            send_signal(pid, root, signal.SIGSTOP)
         # What a process forked just before it stopped is found only by looking again.
         quiet_rounds = 0 if running else quiet_rounds + 1
         if quiet_rounds == 2:
@@ -58,69 +58,69 @@ def stop(root: int) -> bool:
     return False
 
 
-def resume(root: int) -> None:
+def resume_descendants(root: int) -> None:
     """Continue all descendants of `root`."""
     for pid in process_tree(root)[1:]:
-        send(pid, root, signal.SIGCONT)
+        send_signal(pid, root, signal.SIGCONT)
 
 
-def send(pid: int, root: int, number: signal.Signals) -> None:
+def send_signal(pid: int, root: int, signal_number: signal.Signals) -> None:
     """Signal a descendant of `root`; whoever else may have got its number by now is left alone."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return
     try:
-        if _descends(pid, root):
+        if _is_descendant(pid, root):
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(pidfd, number)
+                signal.pidfd_send_signal(pidfd, signal_number)
     finally:
         os.close(pidfd)
 
 
-def _descends(pid: int, root: int) -> bool:
+def _is_descendant(pid: int, root: int) -> bool:
     while pid > 1 and pid != root:
-        pid = int((_stat(pid) or ["X", "0"])[1])
+        pid = int((_read_stat(pid) or ["X", "0"])[1])
     return pid == root
 
 
-def _rounds() -> Iterator[None]:
-    until = time.monotonic() + _PATIENCE_S
+def _poll_rounds() -> Iterator[None]:
+    until = time.monotonic() + _STOP_TIMEOUT_S
     while time.monotonic() < until:
         yield
         time.sleep(0.001)
 
 
-def _read(path: str) -> str:
+def _read_text(path: str) -> str:
     with open(path, encoding="ascii", errors="replace") as file:
         return file.read()
 
 
-def _stat(pid: int) -> list[str]:
+def _read_stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the third on; empty for a process that ended."""
     try:
-        return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        return _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
         return []
 
 
-def _state(pid: int) -> str:
-    return (_stat(pid) or ["X"])[0]
+def _read_state(pid: int) -> str:
+    return (_read_stat(pid) or ["X"])[0]
 
 
-def _own_pages(pid: int) -> int:
+def _count_private_pages(pid: int) -> int:
     """Resident pages that are no file's."""
     try:
-        fields = _read(f"/proc/{pid}/statm").split()
+        fields = _read_text(f"/proc/{pid}/statm").split()
     except OSError:
         return 0
     return int(fields[1]) - int(fields[2])
 
 
-def _exact_bytes(pid: int) -> int:
+def _measure_exact_bytes(pid: int) -> int:
     """Anonymous and shared memory, of the shared the process's part."""
     try:
-        lines = [line.split() for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()[1:]]
+        lines = [line.split() for line in _read_text(f"/proc/{pid}/smaps_rollup").splitlines()[1:]]
     except OSError:
-        return _own_pages(pid) * _PAGE_BYTES
+        return _count_private_pages(pid) * _PAGE_BYTES
     return sum(int(line[1]) for line in lines if line[0] in ("Pss_Anon:", "Pss_Shmem:")) * 1024

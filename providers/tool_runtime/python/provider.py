@@ -16,23 +16,30 @@ from apis.files import Files
 from apis.provider import Provider
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolCall, ToolFile, ToolResult, ToolRuntime, ToolSpec
-from providers.tool_runtime.python.cgroup import remove_left_groups
-from providers.tool_runtime.python.check import faults_of
-from providers.tool_runtime.python.containers import Offer, PythonContainers
-from providers.tool_runtime.python.files import media_type
-from providers.tool_runtime.python.local_containers import HeldContainers, id_of, path_of
-from providers.tool_runtime.python.sandbox import INSTALL, MIB, Bubblewrap, DangerouslyUnsandboxed, Limits, Sandbox
-from providers.tool_runtime.python.session import Outcome, Session, SessionOver
-from providers.tool_runtime.python.session_registry import Directory
-from providers.tool_runtime.python.session_router import Deployment
-from providers.tool_runtime.python.session_server import Keeper
-from providers.tool_runtime.python.sessions import Key, Sessions, Terms
+from providers.tool_runtime.python.cgroup import remove_stale_groups
+from providers.tool_runtime.python.check import find_isolation_faults
+from providers.tool_runtime.python.containers import ContainerPolicy, PythonContainers
+from providers.tool_runtime.python.files import guess_media_type
+from providers.tool_runtime.python.local_containers import LocalContainers, name_to_file_id, name_to_path
+from providers.tool_runtime.python.sandbox import (
+    INSTALL_HINT,
+    MIB,
+    Bubblewrap,
+    DangerouslyUnsandboxed,
+    Sandbox,
+    SandboxLimits,
+)
+from providers.tool_runtime.python.session import PythonSession, RunOutcome, SessionEnded
+from providers.tool_runtime.python.session_registry import SessionRegistry
+from providers.tool_runtime.python.session_router import SessionRouter
+from providers.tool_runtime.python.session_server import SessionServer
+from providers.tool_runtime.python.sessions import PythonSessionPool, SessionKey, SessionSettings
 
 _log = logging.getLogger(__name__)
 
 _OVERHEAD_S: Final = 60.0
 """What a use of a session may take beside its program and the waiting for others': starting, stopping, files."""
-_TOOL: Final = ToolSpec(
+_PYTHON_TOOL: Final = ToolSpec(
     name="python",
     description=(
         "Run Python code in a notebook: variables live from call to call, and the value of the last expression is "
@@ -91,7 +98,7 @@ class Python(ToolRuntime):
 
     def __init__(self, config: Config, files: Files | None, kv_store: KVStore) -> None:
         self._config = config
-        self._limits = Limits(
+        self._limits = SandboxLimits(
             wall_s=config.timeout_s,
             cpu_s=config.cpu_s,
             memory_bytes=config.memory_mib * MIB,
@@ -99,23 +106,27 @@ class Python(ToolRuntime):
             scratch_bytes=config.scratch_mib * MIB,
             output_bytes=config.max_output_bytes,
         )
-        self._terms = Terms(config.idle_timeout_s, self._limits.memory_bytes)
+        self._default_settings = SessionSettings(config.idle_timeout_s, self._limits.memory_bytes)
         self._sandbox: Sandbox | None = None
         use_s = 3 * config.timeout_s + _OVERHEAD_S
-        self._directory = Directory(kv_store, use_s)
-        self._sessions = Sessions(self._start_session, config.max_sessions, 2 * config.timeout_s, self._directory)
+        self._registry = SessionRegistry(kv_store, use_s)
+        self._sessions = PythonSessionPool(
+            self._start_session, config.max_sessions, 2 * config.timeout_s, self._registry
+        )
         isolated = config.backend != "dangerously_unsandboxed"
-        held = HeldContainers(self._sessions, isolated=isolated)
+        held = LocalContainers(self._sessions, is_isolated=isolated)
         on_files = (held.files, held.file, held.content, held.add_file, held.delete_file)
-        self._keeper = Keeper((self._run, held.get, held.all, held.delete, *on_files), self._sessions.has)
-        self._deployment = Deployment(self._sessions, self._directory, use_s)
-        offer = Offer(self._terms, max(config.memory_mib, config.max_memory_mib) * MIB, isolated)
-        self._containers = PythonContainers(self._deployment, held, offer, files)
+        self._server = SessionServer(
+            (self._run, held.get, held.all, held.delete, *on_files), self._sessions.has_session
+        )
+        self._router = SessionRouter(self._sessions, self._registry, use_s)
+        offer = ContainerPolicy(self._default_settings, max(config.memory_mib, config.max_memory_mib) * MIB, isolated)
+        self._containers = PythonContainers(self._router, held, offer, files)
 
     async def start(self) -> None:
         await self._start_sandbox()
-        await self._keeper.start()
-        self._directory.open(self._keeper.address)
+        await self._server.start()
+        self._registry.publish_at(self._server.address)
 
     async def _start_sandbox(self) -> None:
         if self._config.backend == "dangerously_unsandboxed":
@@ -123,35 +134,35 @@ class Python(ToolRuntime):
             self._sandbox = DangerouslyUnsandboxed(self._config.python)
             return
         self._sandbox = await asyncio.to_thread(Bubblewrap, self._config.python)
-        await asyncio.to_thread(remove_left_groups)
+        await asyncio.to_thread(remove_stale_groups)
         try:
-            session = await Session.start(self._sandbox, self._limits)
-        except SessionOver as exc:
+            session = await PythonSession.start(self._sandbox, self._limits)
+        except SessionEnded as exc:
             raise ConfigError(
                 f"tool_runtime: bubblewrap does not work here: {exc}. It needs unprivileged user namespaces "
                 f"(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns) and a current "
-                f"version: {INSTALL}"
+                f"version: {INSTALL_HINT}"
             ) from exc
         try:
-            faults = await faults_of(session)
+            faults = await find_isolation_faults(session)
         finally:
             await session.kill()
         if faults:
             raise ConfigError(
                 f"tool_runtime: the Python sandbox does not hold here; these are possible in it: "
-                f"{'; '.join(faults)}. Use a current bubblewrap: {INSTALL}"
+                f"{'; '.join(faults)}. Use a current bubblewrap: {INSTALL_HINT}"
             )
 
     async def close(self) -> None:
-        await self._keeper.close()
+        await self._server.close()
         await self._sessions.close()
-        await self._directory.close()
+        await self._registry.close()
 
     def tools(self) -> Sequence[ToolSpec]:
-        return (_TOOL,)
+        return (_PYTHON_TOOL,)
 
     async def call(self, call: ToolCall) -> ToolResult:
-        if call.name != _TOOL.name:
+        if call.name != _PYTHON_TOOL.name:
             raise ToolFailed("There is no such tool; there is only `python`.")
         try:
             code = _Arguments.model_validate(dict(call.arguments)).code
@@ -160,8 +171,8 @@ class Python(ToolRuntime):
             raise ToolFailed(f"Wrong arguments: they must be one text, `code`, of at most 1 MiB ({told}).") from None
         try:
             if call.session is None:
-                return await self._run_alone(code, call.tenant)
-            return await self._run_anywhere(code, call.session, call.tenant)
+                return await self._run_in_new_session(code, call.tenant)
+            return await self._run_in_named_session(code, call.session, call.tenant)
         except ToolFailed:
             raise
         except StackError as exc:
@@ -170,43 +181,43 @@ class Python(ToolRuntime):
     def containers(self) -> Containers:
         return self._containers
 
-    async def _run_alone(self, code: str, tenant: str) -> ToolResult:
-        key = self._sessions.create(tenant, None, self._terms)
+    async def _run_in_new_session(self, code: str, tenant: str) -> ToolResult:
+        key = self._sessions.create_session(tenant, None, self._default_settings)
         try:
-            return await self._use(key, code)
+            return await self._run_in_session(key, code)
         finally:
-            self._sessions.drop(key)
+            self._sessions.end_session(key)
 
-    async def _run_anywhere(self, code: str, session: str, tenant: str) -> ToolResult:
+    async def _run_in_named_session(self, code: str, session: str, tenant: str) -> ToolResult:
         """In the process that keeps the session; where none does, it is kept here from now on."""
         with suppress(NotFound):
-            return await self._deployment.do(tenant, session, self._run, code, session, tenant)
-        await self._deployment.make(tenant, session, self._terms)
-        return await self._deployment.do(tenant, session, self._run, code, session, tenant)
+            return await self._router.call(tenant, session, self._run, code, session, tenant)
+        await self._router.create_session(tenant, session, self._default_settings)
+        return await self._router.call(tenant, session, self._run, code, session, tenant)
 
     async def _run(self, code: str, session: str, tenant: str) -> ToolResult:
         """In a session that is kept here."""
-        return await self._use((tenant, session, 0), code)
+        return await self._run_in_session((tenant, session, 0), code)
 
-    async def _use(self, key: Key, code: str) -> ToolResult:
-        async with self._sessions.use(key) as (session, lost):
+    async def _run_in_session(self, key: SessionKey, code: str) -> ToolResult:
+        async with self._sessions.use_session(key) as (session, lost):
             _log.debug("a program begins to run")
             outcome = await session.run(code)
-        return _result(outcome, lost, key[1])
+        return _build_result(outcome, lost, key[1])
 
-    async def _start_session(self, terms: Terms) -> Session:
+    async def _start_session(self, settings: SessionSettings) -> PythonSession:
         assert self._sandbox is not None, "started before it is called"
         try:
-            return await Session.start(self._sandbox, replace(self._limits, memory_bytes=terms.memory_bytes))
-        except (SessionOver, OSError) as exc:
+            return await PythonSession.start(self._sandbox, replace(self._limits, memory_bytes=settings.memory_bytes))
+        except (SessionEnded, OSError) as exc:
             _log.warning("a Python session could not start: %s", exc)
             raise ToolFailed("The Python sandbox could not be started; try again later.") from exc
 
 
-def _result(outcome: Outcome, lost: str, container_id: str | None) -> ToolResult:
+def _build_result(outcome: RunOutcome, loss_reason: str, container_id: str | None) -> ToolResult:
     parts: list[str] = []
-    if lost:
-        parts.append(f"[this is a new Python session, the earlier one is gone: {lost}]\n")
+    if loss_reason:
+        parts.append(f"[this is a new Python session, the earlier one is gone: {loss_reason}]\n")
     parts.append(outcome.output or ("" if outcome.reason else "[no output]"))
     if outcome.reason:
         parts.append(
@@ -215,10 +226,10 @@ def _result(outcome: Outcome, lost: str, container_id: str | None) -> ToolResult
         )
     if outcome.files:
         parts.append(f"\n[files: {', '.join(name for name, _ in outcome.files)}]")
-    if outcome.skipped:
-        parts.append(f"\n[too many or too large to be given to the user: {', '.join(outcome.skipped)}]")
-    files = [ToolFile(name, media_type(name), data) for name, data in outcome.files]
-    names = [*(name for name, _ in outcome.files), *outcome.skipped] if container_id is not None else []
-    made = {path_of(name): id_of(container_id or "", name) for name in names}
-    data = {"logs": outcome.output, "exit": outcome.exit, **({"files": made} if made else {})}
+    if outcome.skipped_names:
+        parts.append(f"\n[too many or too large to be given to the user: {', '.join(outcome.skipped_names)}]")
+    files = [ToolFile(name, guess_media_type(name), data) for name, data in outcome.files]
+    names = [*(name for name, _ in outcome.files), *outcome.skipped_names] if container_id is not None else []
+    made = {name_to_path(name): name_to_file_id(container_id or "", name) for name in names}
+    data = {"logs": outcome.output, "exit": outcome.exit_status, **({"files": made} if made else {})}
     return ToolResult("".join(parts).strip("\n"), files=files, data=data)

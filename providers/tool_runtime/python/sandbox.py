@@ -14,15 +14,15 @@ from typing import Final, Protocol
 from apis.errors import ConfigError
 from providers.tool_runtime.python.seccomp import seccomp_filter
 
-INSTALL: Final = "install it with `apt-get install bubblewrap`, or choose another tool runtime"
+INSTALL_HINT: Final = "install it with `apt-get install bubblewrap`, or choose another tool runtime"
 MIB: Final = 1024 * 1024
 
 # Far above what the work folder needs, far below what would fill the kernel's memory with empty files.
 MAX_INODES: Final = 20_000
 
-_GUEST: Final = Path(__file__).with_name("guest.py").read_bytes()
-_NOBODY: Final = 65534
-FOLDER: Final = "/mnt/data"
+_GUEST_PROGRAM: Final = Path(__file__).with_name("guest.py").read_bytes()
+_NOBODY_UID: Final = 65534
+WORK_FOLDER: Final = "/mnt/data"
 _PROBE_TIMEOUT_S: Final = 10
 
 # The server's own environment never enters. Threads are few: each counts as a process and costs address space.
@@ -40,7 +40,7 @@ ENVIRONMENT: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SandboxLimits:
     """What one session may use. `wall_s`, `cpu_s` and `output_bytes` are per call, the rest is for the session."""
 
     wall_s: float
@@ -67,7 +67,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class GuestLaunch:
     """How to start one guest, and what it is told first: the folder it works in, and the limits it puts on itself."""
 
     argv: Sequence[str]
@@ -79,9 +79,9 @@ class Launch:
 class Sandbox(Protocol):
     """A way of starting guests. One that is not isolated leaves its work folder behind, for the session to remove."""
 
-    isolated: bool
+    is_isolated: bool
 
-    def launch(self, channel: int, limits: Limits) -> AbstractContextManager[Launch]:
+    def launch(self, channel_fd: int, limits: SandboxLimits) -> AbstractContextManager[GuestLaunch]:
         """A start of a guest that talks on the descriptor `channel`. What was opened for it is closed on leaving."""
         ...
 
@@ -94,53 +94,61 @@ class Bubblewrap:
     the limit on processes. Construction raises ConfigError when something it needs is missing.
     """
 
-    isolated = True
+    is_isolated = True
 
     def __init__(self, python: Path | None) -> None:
         bwrap = shutil.which("bwrap")
         if bwrap is None:
-            raise ConfigError(f"tool_runtime: the program `bwrap` of bubblewrap was not found; {INSTALL}")
+            raise ConfigError(f"tool_runtime: the program `bwrap` of bubblewrap was not found; {INSTALL_HINT}")
         try:
-            self._filter = seccomp_filter()
+            self._seccomp_filter = seccomp_filter()
         except LookupError:
             raise ConfigError("tool_runtime: the Python sandbox knows x86_64 and aarch64 machines only") from None
-        self._python = str(python or _system_python())
-        prefixes = _prefixes(python) if python else []
-        self._before = [*_as_nobody(), bwrap, *_isolation(), *_system_folders(), *_bound(prefixes)]
+        self._python = str(python or _find_system_python())
+        prefixes = _find_prefixes(python) if python else []
+        self._command_prefix = [
+            *_build_setpriv_command(),
+            bwrap,
+            *_build_isolation_options(),
+            *_build_system_folder_options(),
+            *_build_bind_options(prefixes),
+        ]
 
     @contextmanager
-    def launch(self, channel: int, limits: Limits) -> Generator[Launch]:
+    def launch(self, channel_fd: int, limits: SandboxLimits) -> Generator[GuestLaunch]:
         """See Sandbox."""
-        with _readable(self._filter) as seccomp, _readable(_GUEST) as guest:
+        with _open_data_pipe(self._seccomp_filter) as seccomp, _open_data_pipe(_GUEST_PROGRAM) as guest:
             argv = [
-                *self._before,
-                *_scratch(limits),
+                *self._command_prefix,
+                *_build_scratch_options(limits),
                 *("--seccomp", str(seccomp), "--ro-bind-data", str(guest), "/guest.py"),
-                *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", FOLDER),
-                *("--", self._python, "-I", "/guest.py", str(channel)),
+                *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK_FOLDER),
+                *("--", self._python, "-I", "/guest.py", str(channel_fd)),
             ]
-            yield Launch(argv, (channel, seccomp, guest), FOLDER, limits.rlimits())
+            yield GuestLaunch(argv, (channel_fd, seccomp, guest), WORK_FOLDER, limits.rlimits())
 
 
 class DangerouslyUnsandboxed:
     """A plain child process with the server's own rights and network, in a temporary folder. Nothing is contained."""
 
-    isolated = False
+    is_isolated = False
 
     def __init__(self, python: Path | None) -> None:
         self._python = str(python or sys.executable)
 
     @contextmanager
-    def launch(self, channel: int, limits: Limits) -> Generator[Launch]:
+    def launch(self, channel_fd: int, limits: SandboxLimits) -> Generator[GuestLaunch]:
         """See Sandbox."""
         # NPROC counts all processes of the user, the server's own threads among them.
         rlimits = {name: value for name, value in limits.rlimits().items() if name != "RLIMIT_NPROC"}
         folder = tempfile.mkdtemp(prefix="python-tool-")
-        yield Launch([self._python, "-I", "-c", _GUEST.decode(), str(channel)], (channel,), folder, rlimits)
+        yield GuestLaunch(
+            [self._python, "-I", "-c", _GUEST_PROGRAM.decode(), str(channel_fd)], (channel_fd,), folder, rlimits
+        )
 
 
 @contextmanager
-def _readable(data: bytes) -> Generator[int]:
+def _open_data_pipe(data: bytes) -> Generator[int]:
     """A descriptor that `data` can be read from. It must fit into a pipe: 64 KiB."""
     reading, writing = os.pipe()
     try:
@@ -151,16 +159,16 @@ def _readable(data: bytes) -> Generator[int]:
         os.close(reading)
 
 
-def _as_nobody() -> list[str]:
+def _build_setpriv_command() -> list[str]:
     if os.geteuid() != 0:
         return []
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         raise ConfigError("tool_runtime: a server run by root needs `setpriv`: `apt-get install util-linux`")
-    return [setpriv, "--reuid", str(_NOBODY), "--regid", str(_NOBODY), "--clear-groups", "--no-new-privs", "--"]
+    return [setpriv, "--reuid", str(_NOBODY_UID), "--regid", str(_NOBODY_UID), "--clear-groups", "--no-new-privs", "--"]
 
 
-def _isolation() -> list[str]:
+def _build_isolation_options() -> list[str]:
     settings = [item for name, value in ENVIRONMENT.items() for item in ("--setenv", name, value)]
     return [
         *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--clearenv"),
@@ -169,7 +177,7 @@ def _isolation() -> list[str]:
     ]
 
 
-def _system_folders() -> list[str]:
+def _build_system_folder_options() -> list[str]:
     """/usr, and what stands beside it on this system: links into it, or folders of their own."""
     options = ["--ro-bind", "/usr", "/usr"]
     for name in ("lib", "lib32", "lib64", "bin", "sbin"):
@@ -183,27 +191,27 @@ def _system_folders() -> list[str]:
     return options
 
 
-def _scratch(limits: Limits) -> list[str]:
+def _build_scratch_options(limits: SandboxLimits) -> list[str]:
     """All that can be written: one tmpfs for work and temporary files, and a fourth as much for shared memory."""
     return [
         *("--proc", "/proc", "--dev", "/dev"),
         *("--size", str(limits.scratch_bytes // 4), "--tmpfs", "/dev/shm"),  # noqa: S108 - the sandbox's own
-        *("--size", str(limits.scratch_bytes), "--tmpfs", "/mnt", "--dir", FOLDER, "--dir", "/mnt/tmp"),
+        *("--size", str(limits.scratch_bytes), "--tmpfs", "/mnt", "--dir", WORK_FOLDER, "--dir", "/mnt/tmp"),
         *("--symlink", "mnt/tmp", "/tmp"),  # noqa: S108 - the sandbox's own
     ]
 
 
-def _bound(prefixes: Sequence[str]) -> list[str]:
-    return [item for prefix in prefixes if not _below_usr(prefix) for item in ("--ro-bind", prefix, prefix)]
+def _build_bind_options(prefixes: Sequence[str]) -> list[str]:
+    return [item for prefix in prefixes if not _is_below_usr(prefix) for item in ("--ro-bind", prefix, prefix)]
 
 
-def _below_usr(path: str) -> bool:
+def _is_below_usr(path: str) -> bool:
     return Path(path).resolve().is_relative_to("/usr")
 
 
-def _system_python() -> Path:
+def _find_system_python() -> Path:
     for path in (f"{sys.base_prefix}/bin/python3", "/usr/bin/python3", "/usr/local/bin/python3"):
-        if _below_usr(path) and os.access(path, os.X_OK):
+        if _is_below_usr(path) and os.access(path, os.X_OK):
             return Path(path)
     raise ConfigError(
         "tool_runtime: no Python below /usr for the sandbox; install one with `apt-get install python3`, "
@@ -211,7 +219,7 @@ def _system_python() -> Path:
     )
 
 
-def _prefixes(python: Path) -> list[str]:
+def _find_prefixes(python: Path) -> list[str]:
     """The folders that an interpreter lives from: an environment's own, and that of the Python it was made of."""
     program = "import sys; print(sys.prefix); print(sys.base_prefix)"
     try:

@@ -22,20 +22,20 @@ _EPERM: Final = 0x00050001
 _ENOSYS: Final = 0x00050026
 
 # Offsets into struct seccomp_data; of an argument its low half.
-_NUMBER: Final = 0
-_ARCHITECTURE: Final = 4
-_ARGUMENT: Final = (16, 24)
+_NUMBER_OFFSET: Final = 0
+_ARCHITECTURE_OFFSET: Final = 4
+_ARGUMENT_OFFSETS: Final = (16, 24)
 
 _X32: Final = 0x40000000
-_NAMESPACES: Final = 0x7E020080
+_NAMESPACE_FLAGS: Final = 0x7E020080
 """Every CLONE_NEW* flag that clone takes: cgroup, ipc, net, mount, pid, time, user, uts."""
-_FAMILIES: Final = (1, 2, 10)
+_SOCKET_FAMILIES: Final = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6: the network namespace empties these, and not AF_VSOCK, which reaches a hypervisor."""
-_TERMINAL_INPUT: Final = (0x5412, 0x541C)
+_TERMINAL_INPUT_IOCTLS: Final = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which type into the terminal of whoever started the server."""
 
 # name -> (x86_64, aarch64); None where an architecture has no such call.
-_DENIED: Final[Mapping[str, tuple[int | None, int | None]]] = {
+_DENIED_SYSCALLS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     # other processes
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -108,13 +108,13 @@ _DENIED: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "setdomainname": (171, 162),
 }
 # clone, clone3, socket, socketpair, ioctl: decided by their arguments.
-_DECIDED: Final[Mapping[str, tuple[int, int, int, int, int]]] = {
+_ARGUMENT_CHECKED_SYSCALLS: Final[Mapping[str, tuple[int, int, int, int, int]]] = {
     "x86_64": (56, 435, 41, 53, 16),
     "aarch64": (220, 435, 198, 199, 29),
 }
-_AUDIT: Final[Mapping[str, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_AUDIT_ARCHITECTURES: Final[Mapping[str, int]] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-_Step = tuple[int, int, int, int]
+_Instruction = tuple[int, int, int, int]
 """Operation, steps to skip where it holds, steps to skip where it does not, operand."""
 
 
@@ -125,43 +125,43 @@ def seccomp_filter(machine: str | None = None) -> bytes:
     whose system calls are not known here.
     """
     machine = platform.machine() if machine is None else machine
-    clone, clone3, socket, socketpair, ioctl = _DECIDED[machine]
-    column = list(_DECIDED).index(machine)
-    steps: list[_Step] = [
-        (_LOAD, 0, 0, _ARCHITECTURE),
-        (_EQUAL, 1, 0, _AUDIT[machine]),
+    clone, clone3, socket, socketpair, ioctl = _ARGUMENT_CHECKED_SYSCALLS[machine]
+    column = list(_ARGUMENT_CHECKED_SYSCALLS).index(machine)
+    steps: list[_Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
+        (_EQUAL, 1, 0, _AUDIT_ARCHITECTURES[machine]),
         (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER),
+        (_LOAD, 0, 0, _NUMBER_OFFSET),
     ]
     if machine == "x86_64":
-        steps += _when((_AT_LEAST, _X32), [(_RETURN, 0, 0, _ENOSYS)])
+        steps += _build_branch((_AT_LEAST, _X32), [(_RETURN, 0, 0, _ENOSYS)])
     # The flags of clone3 lie in memory, where a filter cannot look; without it the C library takes clone.
-    steps += _when((_EQUAL, clone3), [(_RETURN, 0, 0, _ENOSYS)])
-    steps += _when((_EQUAL, clone), _deny_if(0, _ANY_BIT, [_NAMESPACES]))
+    steps += _build_branch((_EQUAL, clone3), [(_RETURN, 0, 0, _ENOSYS)])
+    steps += _build_branch((_EQUAL, clone), _deny_if(0, _ANY_BIT, [_NAMESPACE_FLAGS]))
     for number in (socket, socketpair):
-        steps += _when((_EQUAL, number), _allow_only(0, _FAMILIES))
-    steps += _when((_EQUAL, ioctl), _deny_if(1, _EQUAL, _TERMINAL_INPUT))
-    for numbers in _DENIED.values():
+        steps += _build_branch((_EQUAL, number), _allow_only(0, _SOCKET_FAMILIES))
+    steps += _build_branch((_EQUAL, ioctl), _deny_if(1, _EQUAL, _TERMINAL_INPUT_IOCTLS))
+    for numbers in _DENIED_SYSCALLS.values():
         number = numbers[column]
         if number is not None:
-            steps += _when((_EQUAL, number), [(_RETURN, 0, 0, _EPERM)])
+            steps += _build_branch((_EQUAL, number), [(_RETURN, 0, 0, _EPERM)])
     steps.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 
-def _when(test: tuple[int, int], then: Sequence[_Step]) -> list[_Step]:
-    return [(test[0], 0, len(then), test[1]), *then]
+def _build_branch(test: tuple[int, int], instructions: Sequence[_Instruction]) -> list[_Instruction]:
+    return [(test[0], 0, len(instructions), test[1]), *instructions]
 
 
-def _deny_if(argument: int, test: int, operands: Sequence[int]) -> list[_Step]:
-    steps: list[_Step] = [(_LOAD, 0, 0, _ARGUMENT[argument])]
+def _deny_if(argument: int, test: int, operands: Sequence[int]) -> list[_Instruction]:
+    steps: list[_Instruction] = [(_LOAD, 0, 0, _ARGUMENT_OFFSETS[argument])]
     for operand in operands:
-        steps += _when((test, operand), [(_RETURN, 0, 0, _EPERM)])
+        steps += _build_branch((test, operand), [(_RETURN, 0, 0, _EPERM)])
     return [*steps, (_RETURN, 0, 0, _ALLOW)]
 
 
-def _allow_only(argument: int, operands: Sequence[int]) -> list[_Step]:
-    steps: list[_Step] = [(_LOAD, 0, 0, _ARGUMENT[argument])]
+def _allow_only(argument: int, operands: Sequence[int]) -> list[_Instruction]:
+    steps: list[_Instruction] = [(_LOAD, 0, 0, _ARGUMENT_OFFSETS[argument])]
     for operand in operands:
-        steps += _when((_EQUAL, operand), [(_RETURN, 0, 0, _ALLOW)])
+        steps += _build_branch((_EQUAL, operand), [(_RETURN, 0, 0, _ALLOW)])
     return [*steps, (_RETURN, 0, 0, _EPERM)]

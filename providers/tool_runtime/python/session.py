@@ -13,41 +13,53 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from providers.tool_runtime.python.cgroup import Cgroup
-from providers.tool_runtime.python.files import MAX_FILES, MAX_FILES_BYTES, is_file_name, listed_files, returned_files
-from providers.tool_runtime.python.output import Output, readable
-from providers.tool_runtime.python.processes import Usage, process_tree, resume, stop, usage
-from providers.tool_runtime.python.sandbox import MAX_INODES, MIB, Limits, Sandbox
+from providers.tool_runtime.python.files import (
+    MAX_FILES,
+    MAX_FILES_BYTES,
+    is_file_name,
+    parse_file_list,
+    parse_returned_files,
+)
+from providers.tool_runtime.python.output import ProgramOutput, render_terminal_text
+from providers.tool_runtime.python.processes import (
+    ProcessUsage,
+    measure_usage,
+    process_tree,
+    resume_descendants,
+    stop_descendants,
+)
+from providers.tool_runtime.python.sandbox import MAX_INODES, MIB, Sandbox, SandboxLimits
 
-Exit = Literal["ok", "exception", "timed_out", "cpu_limit", "memory_limit", "files_limit", "crashed"]
+ExitStatus = Literal["ok", "exception", "timed_out", "cpu_limit", "memory_limit", "files_limit", "crashed"]
 
 _START_TIMEOUT_S: Final = 10.0
 _FILES_TIMEOUT_S: Final = 10.0
-_LOOK_EVERY_S: Final = 0.1
-_DEATH_TIMEOUT_S: Final = 5.0
-_MAX_HEAD_BYTES: Final = MIB
+_WATCH_INTERVAL_S: Final = 0.1
+_KILL_TIMEOUT_S: Final = 5.0
+_MAX_HEADER_BYTES: Final = MIB
 _PIPE_BYTES: Final = 64 * 1024
 _MAX_DRAIN_READS: Final = 64
 # The first process inside is bubblewrap's own.
-_OWN_PROCESSES: Final = 1
+_SANDBOX_PROCESSES: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """What running code gave. Unless `exit` is `ok` or `exception` the session is over, and `reason` says why."""
 
     output: str
-    exit: Exit
+    exit_status: ExitStatus
     reason: str = ""
     files: Sequence[tuple[str, bytes]] = ()
-    skipped: Sequence[str] = ()
+    skipped_names: Sequence[str] = ()
 
 
-class SessionOver(Exception):
+class SessionEnded(Exception):
     """The process has ended, or was ended because it went past a limit. The text is a clause that says how."""
 
-    def __init__(self, reason: str, how: Exit = "crashed") -> None:
+    def __init__(self, reason: str, exit_status: ExitStatus = "crashed") -> None:
         super().__init__(reason)
-        self.exit: Exit = how
+        self.exit_status: ExitStatus = exit_status
 
 
 class FileRefused(Exception):
@@ -55,29 +67,29 @@ class FileRefused(Exception):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.missing = reason == "missing"
+        self.is_missing = reason == "missing"
 
 
-class Session:
+class PythonSession:
     """A running guest. Not for use by two tasks at once, except `kill`; of no more use once SessionOver was raised."""
 
-    def __init__(self, process: asyncio.subprocess.Process, sandbox: Sandbox, limits: Limits) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, sandbox: Sandbox, limits: SandboxLimits) -> None:
         self._process = process
-        self._isolated = sandbox.isolated
+        self._is_isolated = sandbox.is_isolated
         self._limits = limits
         self._folder = ""
         self._cgroup: Cgroup | None = None
-        self._output = Output(limits.output_bytes)
+        self._output = ProgramOutput(limits.output_bytes)
         self._channel: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._pipe = -1
-        self._struck = False
+        self._output_pipe = -1
+        self._was_killed = False
         self._inner_pid = 0
-        self._inner: int | None = None
-        self._ran_out = False
-        self._ended = asyncio.ensure_future(self._end())
+        self._inner_pidfd: int | None = None
+        self._ran_out_of_memory = False
+        self._end_task = asyncio.ensure_future(self._wait_for_end())
 
     @classmethod
-    async def start(cls, sandbox: Sandbox, limits: Limits) -> "Session":
+    async def start(cls, sandbox: Sandbox, limits: SandboxLimits) -> "PythonSession":
         """Raises SessionOver, with what the sandbox printed, when no guest answers within 10 s."""
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
@@ -101,13 +113,15 @@ class Session:
             os.close(writing)
         session = cls(process, sandbox, limits)
         session._folder = launch.folder
-        session._listen(reading)
+        session._start_reading(reading)
         try:
             session._channel = await asyncio.open_unix_connection(sock=ours)
-            await session._exchange({"folder": launch.folder, "rlimits": launch.rlimits}, b"", _START_TIMEOUT_S)
-            await asyncio.to_thread(session._enclose)
-        except SessionOver as exc:
-            raise SessionOver(f"{exc}: {session._output.text().strip()[:500]}") from exc
+            await session._exchange_messages(
+                {"folder": launch.folder, "rlimits": launch.rlimits}, b"", _START_TIMEOUT_S
+            )
+            await asyncio.to_thread(session._move_into_cgroup)
+        except SessionEnded as exc:
+            raise SessionEnded(f"{exc}: {session._output.text().strip()[:500]}") from exc
         except BaseException:
             await session.kill()
             raise
@@ -119,63 +133,63 @@ class Session:
         return self._process.pid
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the process has ended, or is ending."""
-        return self._struck or self._ended.done()
+        return self._was_killed or self._end_task.done()
 
-    async def run(self, code: str) -> Outcome:
+    async def run(self, code: str) -> RunOutcome:
         """Run code and wait for its end; what it printed and the files it left or changed come back."""
-        self._output = Output(self._limits.output_bytes)
+        self._output = ProgramOutput(self._limits.output_bytes)
         request = {"do": "run", "code": code, "max_files": MAX_FILES, "max_bytes": MAX_FILES_BYTES}
         try:
-            reply, data = await self._exchange(request, b"", self._limits.wall_s)
-            self._drain()
-            done: Exit = "exception" if reply.get("exit") == "exception" else "ok"
-            files, skipped = returned_files(reply, data)
-        except SessionOver as exc:
-            return Outcome(self._output.text(), exc.exit, str(exc))
-        return Outcome(self._output.text(), done, files=files, skipped=skipped)
+            reply, data = await self._exchange_messages(request, b"", self._limits.wall_s)
+            self._drain_output()
+            done: ExitStatus = "exception" if reply.get("exit") == "exception" else "ok"
+            files, skipped = parse_returned_files(reply, data)
+        except SessionEnded as exc:
+            return RunOutcome(self._output.text(), exc.exit_status, str(exc))
+        return RunOutcome(self._output.text(), done, files=files, skipped_names=skipped)
 
     async def files(self) -> list[tuple[str, int, int]]:
         """The files in the work folder, at most 2,000: name, bytes, and seconds since 1970 when it was written last."""
-        reply, _ = await self._ask({"do": "list"})
-        return [each for each in listed_files(reply) if is_file_name(each[0])]
+        reply, _ = await self._request_files({"do": "list"})
+        return [each for each in parse_file_list(reply) if is_file_name(each[0])]
 
     async def read(self, name: str) -> bytes:
         """A file's content. Raises FileRefused when it is none, or holds more than 16 MiB."""
-        _, data = await self._ask({"do": "read", "name": name, "max_bytes": MAX_FILES_BYTES})
+        _, data = await self._request_files({"do": "read", "name": name, "max_bytes": MAX_FILES_BYTES})
         return data
 
     async def write(self, name: str, data: bytes) -> None:
         """Write a whole file, and the folders above it. Raises FileRefused when there is no room."""
-        await self._ask({"do": "write", "name": name}, data)
+        await self._request_files({"do": "write", "name": name}, data)
 
     async def delete(self, name: str) -> None:
         """Raises FileRefused when there is none."""
-        await self._ask({"do": "delete", "name": name})
+        await self._request_files({"do": "delete", "name": name})
 
     async def kill(self) -> None:
         """End every process of the session and wait for that, at most 5 s. Harmless the second time."""
-        self._strike()
-        await asyncio.wait([self._ended], timeout=_DEATH_TIMEOUT_S)
-        if not self._ended.done():
+        self._begin_kill()
+        await asyncio.wait([self._end_task], timeout=_KILL_TIMEOUT_S)
+        if not self._end_task.done():
             self._process.kill()
-            await asyncio.wait([self._ended], timeout=_DEATH_TIMEOUT_S)
+            await asyncio.wait([self._end_task], timeout=_KILL_TIMEOUT_S)
 
-    async def _ask(self, request: Mapping[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
-        reply, data = await self._exchange(request, payload, _FILES_TIMEOUT_S)
+    async def _request_files(self, request: Mapping[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        reply, data = await self._exchange_messages(request, payload, _FILES_TIMEOUT_S)
         if reply.get("error"):
-            raise FileRefused(readable(str(reply["error"]).encode(errors="replace"))[:200])
+            raise FileRefused(render_terminal_text(str(reply["error"]).encode(errors="replace"))[:200])
         return reply, data
 
-    async def _exchange(
+    async def _exchange_messages(
         self, request: Mapping[str, Any], payload: bytes, wall_s: float
     ) -> tuple[dict[str, Any], bytes]:
         """One request and its reply. Whatever else comes of it, the session is over and all its processes ended."""
         try:
-            cpu_s = await asyncio.to_thread(self._wake)
-            talk = asyncio.ensure_future(self._talk(request, payload))
-            watch = asyncio.ensure_future(self._watch(cpu_s, wall_s))
+            cpu_s = await asyncio.to_thread(self._resume_processes)
+            talk = asyncio.ensure_future(self._send_and_receive(request, payload))
+            watch = asyncio.ensure_future(self._watch_limits(cpu_s, wall_s))
             try:
                 await asyncio.wait([talk, watch], return_when=asyncio.FIRST_COMPLETED)
                 if not talk.done():
@@ -185,17 +199,17 @@ class Session:
                 talk.cancel()
                 watch.cancel()
                 await asyncio.wait([talk, watch])
-            if not await asyncio.to_thread(stop, self.pid):
-                raise SessionOver("its processes could not be stopped")
+            if not await asyncio.to_thread(stop_descendants, self.pid):
+                raise SessionEnded("its processes could not be stopped")
         except (EOFError, OSError):
-            raise await self._post_mortem() from None
+            raise await self._diagnose_end() from None
         except BaseException:
             await self.kill()
-            self._drain()
+            self._drain_output()
             raise
         return reply
 
-    async def _talk(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    async def _send_and_receive(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         # What a program wrote ahead of time does not know this call's token.
         assert self._channel is not None, "connected before it is talked to"
         reader, writer = self._channel
@@ -204,8 +218,8 @@ class Session:
         writer.write(len(head).to_bytes(4, "big") + head + payload)
         await writer.drain()
         size = int.from_bytes(await reader.readexactly(4), "big")
-        if size > _MAX_HEAD_BYTES:
-            raise SessionOver("it answered something else than was asked")
+        if size > _MAX_HEADER_BYTES:
+            raise SessionEnded("it answered something else than was asked")
         try:
             match json.loads(await reader.readexactly(size)):
                 case {"token": str(told), "size": int(length)} as reply if (
@@ -216,144 +230,144 @@ class Session:
                     pass
         except (ValueError, RecursionError):
             pass
-        raise SessionOver("it answered something else than was asked")
+        raise SessionEnded("it answered something else than was asked")
 
-    async def _watch(self, cpu_s: float, wall_s: float) -> SessionOver:
+    async def _watch_limits(self, initial_cpu_s: float, wall_s: float) -> SessionEnded:
         """Returns when a limit is passed, saying which, or when the process has ended."""
         until = asyncio.get_running_loop().time() + wall_s
         limits = self._limits
         while True:
             left_s = until - asyncio.get_running_loop().time()
             if left_s <= 0:
-                return SessionOver(f"it ran for more than {wall_s:g} s", "timed_out")
-            await asyncio.wait([self._ended], timeout=min(_LOOK_EVERY_S, left_s))
-            if self._ended.done():
-                return await self._post_mortem()
-            used, inodes = await asyncio.to_thread(self._look)
-            if used.cpu_s - cpu_s > limits.cpu_s:
-                return SessionOver(f"it used more than {limits.cpu_s:g} s of processor time", "cpu_limit")
+                return SessionEnded(f"it ran for more than {wall_s:g} s", "timed_out")
+            await asyncio.wait([self._end_task], timeout=min(_WATCH_INTERVAL_S, left_s))
+            if self._end_task.done():
+                return await self._diagnose_end()
+            used, inodes = await asyncio.to_thread(self._measure_usage)
+            if used.cpu_s - initial_cpu_s > limits.cpu_s:
+                return SessionEnded(f"it used more than {limits.cpu_s:g} s of processor time", "cpu_limit")
             if used.memory_bytes > limits.memory_bytes:
-                return self._out_of_memory()
+                return self._memory_limit_error()
             if inodes > MAX_INODES:
-                return SessionOver(f"it made more than {MAX_INODES} files", "files_limit")
+                return SessionEnded(f"it made more than {MAX_INODES} files", "files_limit")
 
-    def _out_of_memory(self) -> SessionOver:
-        return SessionOver(f"it used more than {self._limits.memory_bytes // MIB} MiB of memory", "memory_limit")
+    def _memory_limit_error(self) -> SessionEnded:
+        return SessionEnded(f"it used more than {self._limits.memory_bytes // MIB} MiB of memory", "memory_limit")
 
-    async def _post_mortem(self) -> SessionOver:
+    async def _diagnose_end(self) -> SessionEnded:
         """How a process ended that was not ended by us. One that only broke its connection is ended now."""
-        await asyncio.wait([self._ended], timeout=1)
+        await asyncio.wait([self._end_task], timeout=1)
         status = self._process.returncode
         await self.kill()
-        self._drain()
+        self._drain_output()
         if status is None:
-            return SessionOver("it closed its connection to the tool")
-        if self._ran_out:
-            return self._out_of_memory()
+            return SessionEnded("it closed its connection to the tool")
+        if self._ran_out_of_memory:
+            return self._memory_limit_error()
         number = -status if status < 0 else status - 128
         if number in set(signal.Signals):
-            return SessionOver(f"it was ended by {signal.Signals(number).name}")
-        return SessionOver(f"it exited with status {status}")
+            return SessionEnded(f"it was ended by {signal.Signals(number).name}")
+        return SessionEnded(f"it exited with status {status}")
 
-    def _listen(self, pipe: int) -> None:
+    def _start_reading(self, pipe: int) -> None:
         os.set_blocking(pipe, False)
-        self._pipe = pipe
-        asyncio.get_running_loop().add_reader(pipe, self._read_once)
+        self._output_pipe = pipe
+        asyncio.get_running_loop().add_reader(pipe, self._read_output)
 
-    def _read_once(self) -> bool:
+    def _read_output(self) -> bool:
         """Whether there was something to read."""
-        if self._pipe == -1:
+        if self._output_pipe == -1:
             return False
         try:
-            data = os.read(self._pipe, _PIPE_BYTES)
+            data = os.read(self._output_pipe, _PIPE_BYTES)
         except BlockingIOError:
             return False
         if not data:
-            asyncio.get_running_loop().remove_reader(self._pipe)
+            asyncio.get_running_loop().remove_reader(self._output_pipe)
         self._output.feed(data)
         return bool(data)
 
-    def _drain(self) -> None:
+    def _drain_output(self) -> None:
         """Take in what was printed before the reply; not for ever, if something still prints."""
         for _ in range(_MAX_DRAIN_READS):
-            if not self._read_once():
+            if not self._read_output():
                 return
 
-    def _enclose(self) -> None:
+    def _move_into_cgroup(self) -> None:
         """Put the guest, which has run nothing of others yet, into a control group, and remember whom to kill."""
         pids = process_tree(self.pid)
-        if self._isolated:
+        if self._is_isolated:
             self._inner_pid = pids[1]
-            self._inner = os.pidfd_open(self._inner_pid)
-            self._cgroup = Cgroup.make(self._limits.memory_bytes, self._limits.processes + _OWN_PROCESSES)
-            if self._cgroup is not None and not self._cgroup.add(pids[1:]):
+            self._inner_pidfd = os.pidfd_open(self._inner_pid)
+            self._cgroup = Cgroup.create(self._limits.memory_bytes, self._limits.processes + _SANDBOX_PROCESSES)
+            if self._cgroup is not None and not self._cgroup.add_processes(pids[1:]):
                 self._cgroup.remove()
                 self._cgroup = None
 
-    def _wake(self) -> float:
+    def _resume_processes(self) -> float:
         """Continue what was stopped after the last call; the processor seconds used so far."""
-        resume(self.pid)
-        return usage(self.pid, self._limits.memory_bytes).cpu_s
+        resume_descendants(self.pid)
+        return measure_usage(self.pid, self._limits.memory_bytes).cpu_s
 
-    def _look(self) -> tuple[Usage, int]:
+    def _measure_usage(self) -> tuple[ProcessUsage, int]:
         """What the processes use, and how many files there are in the scratch folder."""
         inodes = 0
         with contextlib.suppress(OSError):
             if self._inner_pid:
                 room = os.statvfs(f"/proc/{self._inner_pid}/root/mnt")
                 inodes = room.f_files - room.f_ffree
-        return usage(self.pid, self._limits.memory_bytes), inodes
+        return measure_usage(self.pid, self._limits.memory_bytes), inodes
 
-    def _strike(self) -> None:
+    def _begin_kill(self) -> None:
         """Begin to end all processes. The first one of the namespace takes all others in it along."""
-        if self.over:
+        if self.has_ended:
             return
-        self._struck = True
+        self._was_killed = True
         with contextlib.suppress(ProcessLookupError):
-            if self._inner is not None:
-                signal.pidfd_send_signal(self._inner, signal.SIGKILL)
-            elif self._isolated:
+            if self._inner_pidfd is not None:
+                signal.pidfd_send_signal(self._inner_pidfd, signal.SIGKILL)
+            elif self._is_isolated:
                 self._process.kill()
             else:
                 os.killpg(self.pid, signal.SIGKILL)
 
-    async def _end(self) -> None:
+    async def _wait_for_end(self) -> None:
         """Wait for the process to end and give back all it held."""
         await self._process.wait()
-        self._drain()
-        if self._pipe != -1:
-            asyncio.get_running_loop().remove_reader(self._pipe)
-            os.close(self._pipe)
-            self._pipe = -1
+        self._drain_output()
+        if self._output_pipe != -1:
+            asyncio.get_running_loop().remove_reader(self._output_pipe)
+            os.close(self._output_pipe)
+            self._output_pipe = -1
         if self._channel is not None:
             self._channel[1].close()
-        if self._inner is not None:
+        if self._inner_pidfd is not None:
             # Outlives the outermost process for a moment where that one was killed.
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._inner, signal.SIGKILL)
-            await _ending(self._inner)
+                signal.pidfd_send_signal(self._inner_pidfd, signal.SIGKILL)
+            await _wait_for_exit(self._inner_pidfd)
             # Ours to bury where this server is the first process of its container.
             with contextlib.suppress(ChildProcessError):
-                os.waitid(os.P_PIDFD, self._inner, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not wait
-            os.close(self._inner)
-            self._inner = None
-        await asyncio.to_thread(self._clear)
+                os.waitid(os.P_PIDFD, self._inner_pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not wait
+            os.close(self._inner_pidfd)
+            self._inner_pidfd = None
+        await asyncio.to_thread(self._remove_resources)
 
-    def _clear(self) -> None:
+    def _remove_resources(self) -> None:
         if self._cgroup is not None:
-            self._ran_out = self._cgroup.ran_out_of_memory()
+            self._ran_out_of_memory = self._cgroup.ran_out_of_memory()
             self._cgroup.remove()
-        if not self._isolated:
+        if not self._is_isolated:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-async def _ending(pidfd: int) -> None:
+async def _wait_for_exit(pidfd: int) -> None:
     """Wait, at most 5 s, until a process has ended."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(pidfd, ended.set)
     try:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DEATH_TIMEOUT_S):
+            async with asyncio.timeout(_KILL_TIMEOUT_S):
                 await ended.wait()
     finally:
         loop.remove_reader(pidfd)

@@ -15,19 +15,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.chat import ChatRequest
-from apis.deltas import Delta, Finish, Reasoning, Refusal, Step, Text, TokenLogprob, ToolArguments, ToolCallStart, Usage
+from apis.deltas import (
+    Delta,
+    DeltaBatch,
+    Finish,
+    ReasoningDelta,
+    RefusalDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolArgumentsDelta,
+    ToolCallStart,
+    Usage,
+)
 from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
 from apis.wire.base import Wire
 from stack.build import Stack
-from stack.http.edge import client_gone, json_response
-from stack.http.images import with_images
+from stack.http.edge import client_disconnected_response, json_response
+from stack.http.images import inline_images
 from stack.http.parsing import read_request
-from stack.http.request_record import Visit
-from stack.http.sse import to_json
-from stack.http.streams import ClientGone, EventStream, Pulse, while_connected
+from stack.http.request_record import RequestRecord
+from stack.http.sse import model_to_json
+from stack.http.streams import ClientDisconnected, EventStream, StreamMonitor, run_while_connected
 
 
-class StreamOptions(Wire):
+class ChatStreamOptions(Wire):
     include_usage: bool | None = None
 
 
@@ -35,13 +46,13 @@ class CreateChatCompletion(ChatRequest):
     """A chat request and how its answer is to be sent."""
 
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ChatStreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     n: Literal[1] | None = None
 
     @field_validator("messages", mode="before")
     @classmethod
-    def _take_back_the_thought(cls, messages: Any) -> Any:
+    def _accept_reasoning_content(cls, messages: Any) -> Any:
         # answers carry it as `reasoning_content`, so that is how clients send it back
         given = cast(list[Any], messages) if isinstance(messages, list) else []
         for message in given:
@@ -51,8 +62,8 @@ class CreateChatCompletion(ChatRequest):
         return cast(Any, messages)
 
 
-async def chat_completion(
-    body: bytes, stack: Stack, salted: Callable[[ChatRequest], ChatRequest], pulse: Pulse, http: Request
+async def create_chat_completion(
+    body: bytes, stack: Stack, add_salt: Callable[[ChatRequest], ChatRequest], monitor: StreamMonitor, http: Request
 ) -> Response:
     """The answer to one request, streamed or whole. `salted` gives it its tenant's cache salt."""
     request = await read_request(body, CreateChatCompletion)
@@ -60,61 +71,61 @@ async def chat_completion(
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
     fields = {name: getattr(request, name) for name in ChatRequest.model_fields}
     fields["max_completion_tokens"] = request.max_completion_tokens or request.max_tokens
-    chat = await with_images(ChatRequest.model_validate(fields), stack.fetcher)
-    answer = _Answer(request.model, http.scope["visit"])
-    steps = stack.inference.chat(salted(chat))
+    chat = await inline_images(ChatRequest.model_validate(fields), stack.fetcher)
+    answer = _CompletionBuilder(request.model, http.scope["request_record"])
+    steps = stack.inference.chat(add_salt(chat))
     if request.stream:
         wants_usage = bool(request.stream_options and request.stream_options.include_usage)
-        return EventStream(answer.chunks(steps, wants_usage=wants_usage), _frames, pulse)
+        return EventStream(answer.stream_chunks(steps, wants_usage=wants_usage), _encode_frames, monitor)
     try:
-        completion = await while_connected(http.receive, answer.whole(steps))
-    except ClientGone:
-        return client_gone()
-    return json_response(to_json(completion))
+        completion = await run_while_connected(http.receive, answer.build_completion(steps))
+    except ClientDisconnected:
+        return client_disconnected_response()
+    return json_response(model_to_json(completion))
 
 
-def _frames(chunks: Sequence[ChatCompletionChunk | dict[str, Any]]) -> bytes:
-    data = [orjson.dumps(each) if isinstance(each, dict) else to_json(each) for each in chunks]
+def _encode_frames(chunks: Sequence[ChatCompletionChunk | dict[str, Any]]) -> bytes:
+    data = [orjson.dumps(each) if isinstance(each, dict) else model_to_json(each) for each in chunks]
     return b"".join([b"data: %b\n\n" % each for each in data])
 
 
-class _Answer:
+class _CompletionBuilder:
     """One completion being made."""
 
-    def __init__(self, model: str, visit: Visit) -> None:
+    def __init__(self, model: str, request_record: RequestRecord) -> None:
         self._model = model
-        self._visit = visit
-        self._head: dict[str, Any] = {
+        self._request_record = request_record
+        self._common_fields: dict[str, Any] = {
             "id": f"chatcmpl-{secrets.token_hex(16)}",
             "created": int(time.time()),
             "model": model,
         }
-        self._indexes: dict[str, int] = {}
+        self._call_indexes: dict[str, int] = {}
 
-    async def chunks(
-        self, steps: AsyncGenerator[Step], *, wants_usage: bool
+    async def stream_chunks(
+        self, batches: AsyncGenerator[DeltaBatch], *, wants_usage: bool
     ) -> AsyncGenerator[list[ChatCompletionChunk | dict[str, Any]]]:
         """One chunk per delta. A failure is told as an `error` object, then raised."""
         first: dict[str, Any] = {"role": "assistant", "content": ""}
         begun = False
         try:
-            async with aclosing(steps):
-                async for step in steps:
-                    batch: list[ChatCompletionChunk | dict[str, Any]] = [] if begun else [self._chunk(first)]
+            async with aclosing(batches):
+                async for step in batches:
+                    batch: list[ChatCompletionChunk | dict[str, Any]] = [] if begun else [self._build_chunk(first)]
                     begun = True
                     for delta in step:
-                        batch.append(self._delta_chunk(delta))
+                        batch.append(self._delta_to_chunk(delta))
                         if isinstance(delta, Finish):
-                            self._visit.told_usage(self._model, delta.usage)
+                            self._request_record.record_usage(self._model, delta.usage)
                             if wants_usage:
-                                batch.append(self._chunk(None, usage=_usage(delta.usage)))
+                                batch.append(self._build_chunk(None, usage=_build_completion_usage(delta.usage)))
                     yield batch
         except StackError as exc:
             if begun:
                 yield [error_to_body(exc)]
             raise
 
-    async def whole(self, steps: AsyncGenerator[Step]) -> ChatCompletion:
+    async def build_completion(self, batches: AsyncGenerator[DeltaBatch]) -> ChatCompletion:
         """The same drained into one object."""
         text: list[str] = []
         reasoning: list[str] = []
@@ -122,19 +133,19 @@ class _Answer:
         logprobs: list[TokenLogprob] = []
         calls: dict[str, tuple[ToolCallStart, list[str]]] = {}
         finish: Finish | None = None
-        async with aclosing(steps):
-            async for delta in _deltas(steps):
+        async with aclosing(batches):
+            async for delta in _flatten_deltas(batches):
                 match delta:
-                    case Text():
+                    case TextDelta():
                         text.append(delta.text)
                         logprobs += delta.logprobs
-                    case Reasoning():
+                    case ReasoningDelta():
                         reasoning.append(delta.text)
-                    case Refusal():
+                    case RefusalDelta():
                         refusal.append(delta.text)
                     case ToolCallStart():
                         calls[delta.id] = delta, []
-                    case ToolArguments():
+                    case ToolArgumentsDelta():
                         calls[delta.id][1].append(delta.text)
                     case Finish():
                         finish = delta
@@ -142,7 +153,7 @@ class _Answer:
                         assert_never(delta)
         if finish is None:
             raise UpstreamError("The inference server ended its answer without saying why.")
-        self._visit.told_usage(self._model, finish.usage)
+        self._request_record.record_usage(self._model, finish.usage)
         message: dict[str, Any] = {
             "role": "assistant",
             "content": "".join(text) if text or not calls else None,
@@ -151,38 +162,43 @@ class _Answer:
         if reasoning:
             message["reasoning_content"] = "".join(reasoning)
         if calls:
-            message["tool_calls"] = [_call(start, "".join(pieces)) for start, pieces in calls.values()]
+            message["tool_calls"] = [_build_tool_call(start, "".join(pieces)) for start, pieces in calls.values()]
         choice = {
             "index": 0,
             "message": message,
             "finish_reason": finish.reason,
-            "logprobs": _logprobs(logprobs),
+            "logprobs": _build_logprobs(logprobs),
         }
         return ChatCompletion.model_validate(
-            {**self._head, "object": "chat.completion", "choices": [choice], "usage": _usage(finish.usage)}
+            {
+                **self._common_fields,
+                "object": "chat.completion",
+                "choices": [choice],
+                "usage": _build_completion_usage(finish.usage),
+            }
         )
 
-    def _delta_chunk(self, delta: Delta) -> ChatCompletionChunk:
+    def _delta_to_chunk(self, delta: Delta) -> ChatCompletionChunk:
         match delta:
-            case Text():
-                return self._chunk({"content": delta.text}, logprobs=_logprobs(delta.logprobs))
-            case Reasoning():
-                return self._chunk({"reasoning_content": delta.text})
-            case Refusal():
-                return self._chunk({"refusal": delta.text})
+            case TextDelta():
+                return self._build_chunk({"content": delta.text}, logprobs=_build_logprobs(delta.logprobs))
+            case ReasoningDelta():
+                return self._build_chunk({"reasoning_content": delta.text})
+            case RefusalDelta():
+                return self._build_chunk({"refusal": delta.text})
             case ToolCallStart():
-                index = self._indexes[delta.id] = len(self._indexes)
-                return self._chunk({"tool_calls": [{"index": index, **_call(delta, "")}]})
-            case ToolArguments():
+                index = self._call_indexes[delta.id] = len(self._call_indexes)
+                return self._build_chunk({"tool_calls": [{"index": index, **_build_tool_call(delta, "")}]})
+            case ToolArgumentsDelta():
                 # the SDK knows no pieces of a custom call's input: they go where a function's arguments go
-                call = {"index": self._indexes[delta.id], "function": {"arguments": delta.text}}
-                return self._chunk({"tool_calls": [call]})
+                call = {"index": self._call_indexes[delta.id], "function": {"arguments": delta.text}}
+                return self._build_chunk({"tool_calls": [call]})
             case Finish():
-                return self._chunk({}, finish_reason=delta.reason)
+                return self._build_chunk({}, finish_reason=delta.reason)
             case _:
                 assert_never(delta)
 
-    def _chunk(
+    def _build_chunk(
         self,
         delta: dict[str, Any] | None,
         *,
@@ -193,7 +209,7 @@ class _Answer:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
         return ChatCompletionChunk.model_validate(
             {
-                **self._head,
+                **self._common_fields,
                 "object": "chat.completion.chunk",
                 "choices": [] if delta is None else [choice],
                 "usage": usage,
@@ -201,19 +217,19 @@ class _Answer:
         )
 
 
-async def _deltas(steps: AsyncGenerator[Step]) -> AsyncGenerator[Delta]:
-    async for step in steps:
+async def _flatten_deltas(batches: AsyncGenerator[DeltaBatch]) -> AsyncGenerator[Delta]:
+    async for step in batches:
         for delta in step:
             yield delta
 
 
-def _call(start: ToolCallStart, text: str) -> dict[str, Any]:
+def _build_tool_call(start: ToolCallStart, text: str) -> dict[str, Any]:
     if start.custom:
         return {"id": start.id, "type": "custom", "custom": {"name": start.name, "input": text}}
     return {"id": start.id, "type": "function", "function": {"name": start.name, "arguments": text}}
 
 
-def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+def _build_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
     if not tokens:
         return None
     content = [
@@ -221,14 +237,16 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
             "token": each.token,
             "logprob": each.logprob,
             "bytes": [*each.bytes],
-            "top_logprobs": [{"token": one.token, "logprob": one.logprob, "bytes": [*one.bytes]} for one in each.top],
+            "top_logprobs": [
+                {"token": one.token, "logprob": one.logprob, "bytes": [*one.bytes]} for one in each.top_logprobs
+            ],
         }
         for each in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def _usage(usage: Usage) -> CompletionUsage:
+def _build_completion_usage(usage: Usage) -> CompletionUsage:
     return CompletionUsage(
         prompt_tokens=usage.input_tokens,
         completion_tokens=usage.output_tokens,

@@ -11,27 +11,27 @@ from starlette.types import Receive
 
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.inference import Inference
-from stack.http.edge import client_gone, json_response
+from stack.http.edge import client_disconnected_response, json_response
 from stack.http.parsing import read_request
-from stack.http.streams import ClientGone, while_connected
+from stack.http.streams import ClientDisconnected, run_while_connected
 
-_BLOCKING_NUMBERS: Final = 16 * 1024
+_MAX_INLINE_NUMBERS: Final = 16 * 1024
 """Answers of more are written in a thread: it would hold up other streams."""
 
 
-async def embeddings(body: bytes, inference: Inference, receive: Receive) -> Response:
+async def create_embeddings(body: bytes, inference: Inference, receive: Receive) -> Response:
     """The answer to one request."""
     request = await read_request(body, EmbeddingRequest)
     try:
-        made = await while_connected(receive, inference.embed(request))
-    except ClientGone:
-        return client_gone()
-    if sum(map(len, made.vectors)) > _BLOCKING_NUMBERS:
-        return json_response(await asyncio.to_thread(_to_json, request, made))
-    return json_response(_to_json(request, made))
+        made = await run_while_connected(receive, inference.embed(request))
+    except ClientDisconnected:
+        return client_disconnected_response()
+    if sum(map(len, made.vectors)) > _MAX_INLINE_NUMBERS:
+        return json_response(await asyncio.to_thread(_embeddings_to_json, request, made))
+    return json_response(_embeddings_to_json(request, made))
 
 
-def _to_json(request: EmbeddingRequest, made: Embeddings) -> bytes:
+def _embeddings_to_json(request: EmbeddingRequest, embeddings: Embeddings) -> bytes:
     """Not through the SDK's model, which has no base64: it decodes that before anybody sees it."""
     data: list[dict[str, Any]] = [
         {
@@ -43,7 +43,7 @@ def _to_json(request: EmbeddingRequest, made: Embeddings) -> bytes:
                 else vector.tolist()
             ),
         }
-        for index, vector in enumerate(made.vectors)
+        for index, vector in enumerate(embeddings.vectors)
     ]
-    usage = {"prompt_tokens": made.input_tokens, "total_tokens": made.input_tokens}
+    usage = {"prompt_tokens": embeddings.input_tokens, "total_tokens": embeddings.input_tokens}
     return orjson.dumps({"object": "list", "data": data, "model": request.model, "usage": usage})

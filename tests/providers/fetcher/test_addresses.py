@@ -8,16 +8,16 @@ import psutil
 import pytest
 
 from apis.errors import FetchFailed
-from providers.fetcher.addresses import DENIED, Addresses
-from providers.fetcher.targets import redirected, url_to_target
+from providers.fetcher.addresses import DENIED_NETWORKS, AddressPolicy
+from providers.fetcher.targets import resolve_redirect, url_to_target
 
 
-@pytest.mark.parametrize("network", DENIED, ids=str)
+@pytest.mark.parametrize("network", DENIED_NETWORKS, ids=str)
 def test_both_ends_of_every_denied_network_are_refused(network: object) -> None:
     denied = ip_network(str(network))
-    addresses = Addresses([], [])
-    assert addresses.refuse(str(denied[0]))
-    assert addresses.refuse(str(denied[-1]))
+    addresses = AddressPolicy([], [])
+    assert addresses.is_refused(str(denied[0]))
+    assert addresses.is_refused(str(denied[-1]))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_both_ends_of_every_denied_network_are_refused(network: object) -> None:
     ],
 )
 def test_only_the_public_internet_is_let_through(address: str, refused: bool) -> None:
-    assert Addresses([], []).refuse(address) is refused
+    assert AddressPolicy([], []).is_refused(address) is refused
 
 
 def test_this_machines_own_addresses_are_refused_public_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,19 +60,21 @@ def test_this_machines_own_addresses_are_refused_public_or_not(monkeypatch: pyte
         SimpleNamespace(family=psutil.AF_LINK, address="00:00:00:00:00:00"),
     ]
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": bound})
-    addresses = Addresses([], [])
-    refused = [each for each in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "8.8.4.4") if addresses.refuse(each)]
+    addresses = AddressPolicy([], [])
+    refused = [
+        each for each in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "8.8.4.4") if addresses.is_refused(each)
+    ]
     assert refused == ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8"]
 
 
 def test_what_is_opened_is_let_through_unless_it_is_denied() -> None:
-    addresses = Addresses([ip_network("10.0.0.0/8"), ip_network("fd00::/8")], [ip_network("10.1.0.0/16")])
-    assert not addresses.refuse("10.2.0.1")
-    assert not addresses.refuse("::ffff:10.2.0.1")
-    assert not addresses.refuse("fd00::1")
-    assert addresses.refuse("10.1.0.1")
-    assert addresses.refuse("64:ff9b::10.1.0.1")
-    assert addresses.refuse("192.168.0.1")
+    addresses = AddressPolicy([ip_network("10.0.0.0/8"), ip_network("fd00::/8")], [ip_network("10.1.0.0/16")])
+    assert not addresses.is_refused("10.2.0.1")
+    assert not addresses.is_refused("::ffff:10.2.0.1")
+    assert not addresses.is_refused("fd00::1")
+    assert addresses.is_refused("10.1.0.1")
+    assert addresses.is_refused("64:ff9b::10.1.0.1")
+    assert addresses.is_refused("192.168.0.1")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_urls_are_read_in_one_way(url: str, read: str) -> None:
     ],
 )
 def test_redirects_are_read_from_where_they_are(location: str, leads_to: str) -> None:
-    assert redirected(url_to_target("https://a.example/dir/page"), location).url == leads_to
+    assert resolve_redirect(url_to_target("https://a.example/dir/page"), location).url == leads_to
 
 
 @pytest.mark.parametrize(
@@ -113,4 +115,4 @@ def test_redirects_are_read_from_where_they_are(location: str, leads_to: str) ->
 )
 def test_redirects_to_what_could_not_be_asked_for_are_refused(location: str) -> None:
     with pytest.raises(FetchFailed):
-        redirected(url_to_target("https://a.example/dir/page"), location)
+        resolve_redirect(url_to_target("https://a.example/dir/page"), location)

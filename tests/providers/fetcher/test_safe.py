@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from apis.errors import FetchFailed
-from apis.fetcher import Outgoing
-from providers.fetcher.addresses import Addresses
+from apis.fetcher import FetchRequest
+from providers.fetcher.addresses import AddressPolicy
 from providers.fetcher.safe import Safe
 from tests.support.servers.fetcher_hosts import SITE, Canary, Site, answers, failure_of, fetch, fetching, raw_server
 from tests.support.servers.forbidden_urls import forbidden
@@ -84,7 +84,7 @@ async def test_a_name_that_moves_after_it_was_checked_is_not_followed_there(cana
 
 async def test_the_socket_itself_refuses_what_nothing_refused_before(canary: Canary) -> None:
     class Careless(Safe):
-        async def _checked_addresses(self, allowed: Addresses, host: str, port: int) -> list[str]:
+        async def _checked_addresses(self, allowed: AddressPolicy, host: str, port: int) -> list[str]:
             return ["127.0.0.1"]
 
     safe = Careless(Safe.Config(allowed_ports=[canary.port]))
@@ -135,7 +135,7 @@ async def test_only_listed_hosts_are_fetched_from_where_there_is_a_list(site: Si
 
 
 async def test_leaving_a_stream_closes_the_connection(site: Site, safe: Safe) -> None:
-    async with safe.open(Outgoing(site.endless("/", b"x", 0.02, {}))) as incoming:
+    async with safe.open(FetchRequest(site.endless("/", b"x", 0.02, {}))) as incoming:
         assert (incoming.status, await anext(aiter(incoming.chunks))) == (200, b"x")
         assert not site.dropped.is_set()
     async with asyncio.timeout(5):
@@ -156,7 +156,7 @@ async def test_what_the_reader_of_a_stream_raises_is_not_reworded(site: Site, sa
     url = site.page("/", "x")
     for error in (TimeoutError("mine"), OSError("mine"), ValueError("mine")):
         with pytest.raises(type(error), match="mine"):
-            async with safe.open(Outgoing(url)):
+            async with safe.open(FetchRequest(url)):
                 raise error
 
 

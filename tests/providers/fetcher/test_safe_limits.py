@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from apis.errors import FetchFailed
-from apis.fetcher import Outgoing
+from apis.fetcher import FetchRequest
 from providers.fetcher.safe import Safe
 from tests.support.servers.fetcher_hosts import (
     SITE,
@@ -66,7 +66,7 @@ async def test_a_bomb_is_not_inflated_beyond_the_limit(site: Site, safe: Safe) -
     assert "larger than 20971520 bytes" in await failure_of(safe, url)
     inflated = 0
     with pytest.raises(FetchFailed):  # noqa: PT012 - it is the reading that fails, after much was read
-        async with safe.open(Outgoing(url)) as incoming:
+        async with safe.open(FetchRequest(url)) as incoming:
             async for chunk in incoming.chunks:
                 inflated += len(chunk)
                 assert len(chunk) <= 65536
@@ -114,7 +114,7 @@ async def test_a_silence_between_two_reads_has_a_limit_of_its_own(site: Site) ->
     url = site.endless("/", b"x", 60, {"Content-Type": "text/html"})
     async with fetching([site.port], read_timeout_s=0.2) as safe:
         assert "in time" in await failure_of(safe, url)
-        async with safe.open(Outgoing(url, timeout_s=30)) as incoming:
+        async with safe.open(FetchRequest(url, timeout_s=30)) as incoming:
             assert await anext(aiter(incoming.chunks)) == b"x"
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from apis.fetcher import Outgoing
+from apis.fetcher import FetchRequest
 from providers.fetcher.safe import Safe
 from tests.support.servers.fetcher_hosts import Canary, Site, answers, failure_of
 
@@ -13,7 +13,7 @@ async def test_a_private_url_is_reached_at_its_port_and_only_by_who_says_so(site
     await safe.start()
     try:
         url = site.page("/hook", "ok")
-        outgoing = Outgoing(url, "POST", body=b"{}", private=True)
+        outgoing = FetchRequest(url, "POST", body=b"{}", allow_private=True)
         assert (await safe.fetch(outgoing)).body == b"ok"
         named = replace(outgoing, url=f"http://receiver.internal:{site.port}/hook")
         assert (await safe.fetch(named)).status == 200
@@ -26,7 +26,7 @@ async def test_what_the_config_denies_stays_denied(site: Site) -> None:
     safe = Safe(Safe.Config.model_validate({"denied_networks": ["127.0.0.2/32"]}))
     await safe.start()
     try:
-        await failure_of(safe, site.page("/hook", "ok"), private=True)
+        await failure_of(safe, site.page("/hook", "ok"), allow_private=True)
     finally:
         await safe.close()
     assert site.requests == []
@@ -36,7 +36,7 @@ async def test_a_redirect_ends_it(site: Site, canary: Canary) -> None:
     safe = Safe(Safe.Config())
     await safe.start()
     try:
-        await failure_of(safe, site.redirect("/hook", f"http://127.0.0.1:{canary.port}/", 307), private=True)
+        await failure_of(safe, site.redirect("/hook", f"http://127.0.0.1:{canary.port}/", 307), allow_private=True)
     finally:
         await safe.close()
     assert canary.connections == 0

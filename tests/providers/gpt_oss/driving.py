@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from providers.inference.gpt_oss.engine.prefix import Node, RadixTree
+from providers.inference.gpt_oss.engine.prefix import PrefixNode, RadixTree
 from providers.inference.gpt_oss.engine.sampling import RowSampling
 from providers.inference.gpt_oss.engine.scheduler import Scheduler
-from providers.inference.gpt_oss.engine.scripted_runner import Script, ScriptedRunner, Shape
+from providers.inference.gpt_oss.engine.scripted_runner import RunnerShape, ScriptedRunner, TokenScript
 from providers.inference.gpt_oss.engine.sequence import EngineRequest, TokenSequence
 
 STOP = 7
@@ -20,7 +20,7 @@ def echo(tokens: Sequence[int]) -> int:
     return STOP if value % 23 == 0 else value % 3
 
 
-def alone(script: Script, request: EngineRequest, limit: int) -> list[int]:
+def alone(script: TokenScript, request: EngineRequest, limit: int) -> list[int]:
     """What a request must give, whatever else there is."""
     tokens = list(request.ids)
     most = limit if request.max_tokens is None else min(limit, len(tokens) + request.max_tokens)
@@ -31,7 +31,7 @@ def alone(script: Script, request: EngineRequest, limit: int) -> list[int]:
     return tokens[len(request.ids) :]
 
 
-def nodes(tree: RadixTree) -> Iterator[Node]:
+def nodes(tree: RadixTree) -> Iterator[PrefixNode]:
     pending = list(tree.roots.values())
     while pending:
         node = pending.pop()
@@ -39,34 +39,34 @@ def nodes(tree: RadixTree) -> Iterator[Node]:
         pending += node.children.values()
 
 
-def check_tree(tree: RadixTree, holders: Iterable[Node]) -> set[int]:
+def check_tree(tree: RadixTree, holders: Iterable[PrefixNode]) -> set[int]:
     """Locks are exactly the holders', counts are right, no page is held twice; gives the pages it holds."""
-    locks: dict[Node, int] = {}
+    locks: dict[PrefixNode, int] = {}
     for holder in holders:
-        step: Node | None = holder
+        step: PrefixNode | None = holder
         while step is not None:
             locks[step] = locks.get(step, 0) + 1
             step = step.parent
     held: list[int] = []
     evictable = 0
     for node in nodes(tree):
-        assert node.locks == locks.get(node, 0)
-        assert node.children or node.locks or node.pages, "an empty root was kept"
+        assert node.lock_count == locks.get(node, 0)
+        assert node.children or node.lock_count or node.pages, "an empty root was kept"
         held += node.pages
-        evictable += 0 if node.locks else len(node.pages)
+        evictable += 0 if node.lock_count else len(node.pages)
         for key, child in node.children.items():
             assert child.parent is node
             assert child.key.startswith(key)
             assert child.pages
-    assert len(held) == len(set(held)) == tree.held
-    assert evictable == tree.evictable
+    assert len(held) == len(set(held)) == tree.page_count
+    assert evictable == tree.evictable_pages
     return set(held)
 
 
 class Driver:
     """Sequences in, all that they make out. Every `step` checks every law that can be checked from outside."""
 
-    def __init__(self, shape: Shape, *, step_tokens: int, script: Script = echo) -> None:
+    def __init__(self, shape: RunnerShape, *, step_tokens: int, script: TokenScript = echo) -> None:
         self.runner = ScriptedRunner(script, shape)
         self.scheduler = Scheduler(self.runner, step_tokens)
         self.step_tokens = step_tokens
@@ -87,22 +87,22 @@ class Driver:
         """Compute one step; gives the sequences that had a row in it."""
         step = self.scheduler.plan()
         if step is None:
-            for slot in self.scheduler.take_closed():
+            for slot in self.scheduler.take_closed_slots():
                 self.runner.close(slot)
             return []
         self.check()
-        assert 0 < step.plan.tokens <= self.step_tokens
-        for slot in step.closed:
+        assert 0 < step.plan.token_count <= self.step_tokens
+        for slot in step.closed_slots:
             self.runner.close(slot)
-        for sequence in step.opened:
+        for sequence in step.opened_sequences:
             prompt, generated = sequence.tokens[: sequence.prompt_tokens], sequence.tokens[sequence.prompt_tokens :]
             self.runner.open(sequence.slot, sequence.request.sampling, prompt, generated)
         sampled = self.runner.step(step.plan, {})
-        self.scheduler.absorb(step)
+        self.scheduler.complete_step(step)
         for row, sequence in zip(step.plan.rows, step.sequences, strict=True):
-            if row.samples:
-                sequence.take(sampled[row.slot])
-                if sequence.finish is not None:
+            if row.needs_sample:
+                sequence.append_sampled(sampled[row.slot])
+                if sequence.finish_reason is not None:
                     self.scheduler.remove(sequence)
                     del self.live[sequence]
         self.check()
@@ -120,14 +120,14 @@ class Driver:
     def check(self) -> None:
         scheduler, size = self.scheduler, self.runner.page_tokens
         running = [each for each in self.live if each.slot >= 0]
-        assert len({each.slot for each in running}) == len(running) == scheduler.running <= self.runner.slots
+        assert len({each.slot for each in running}) == len(running) == scheduler.running_count <= self.runner.slots
         held = check_tree(scheduler.tree, [each.node for each in running if each.node is not None])
         owned: list[int] = []
         for each in running:
             assert each.node is not None
-            assert each.computed <= len(each.pages) * size
-            assert set(each.pages[: each.shared]) <= held
-            owned += each.pages[each.shared :]
+            assert each.computed_tokens <= len(each.pages) * size
+            assert set(each.pages[: each.shared_pages]) <= held
+            owned += each.pages[each.shared_pages :]
         assert len(owned) == len(set(owned))
         assert not held & set(owned), "a page has two owners"
-        assert scheduler.pool.free + len(held) + len(owned) == self.runner.page_count, "pages are not conserved"
+        assert scheduler.pool.free_count + len(held) + len(owned) == self.runner.page_count, "pages are not conserved"

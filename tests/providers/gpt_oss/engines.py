@@ -7,8 +7,8 @@ from contextlib import aclosing, asynccontextmanager
 
 from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings, EngineStep
 from providers.inference.gpt_oss.engine.runner import Plan
-from providers.inference.gpt_oss.engine.sampling import Sampled
-from providers.inference.gpt_oss.engine.scripted_runner import Script, ScriptedRunner, Shape
+from providers.inference.gpt_oss.engine.sampling import SampledToken
+from providers.inference.gpt_oss.engine.scripted_runner import RunnerShape, ScriptedRunner, TokenScript
 from providers.inference.gpt_oss.engine.sequence import EngineRequest
 from tests.providers.gpt_oss.driving import GREEDY, STOP
 
@@ -18,7 +18,7 @@ WAIT_S = 10.0
 class GatedRunner(ScriptedRunner):
     """Steps one at a time once `gate` is shut: each then waits for a `let` and says so by `at_gate`."""
 
-    def __init__(self, script: Script, shape: Shape | None = None) -> None:
+    def __init__(self, script: TokenScript, shape: RunnerShape | None = None) -> None:
         super().__init__(script, shape)
         self.gated = False
         self.at_gate = threading.Semaphore(0)
@@ -26,7 +26,7 @@ class GatedRunner(ScriptedRunner):
         self.plans: list[Plan] = []
         self.failing: Callable[[Plan], bool] = lambda plan: False
 
-    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
         if self.gated:
             self.at_gate.release()
             assert self.let.acquire(timeout=WAIT_S)
@@ -74,6 +74,6 @@ def forever(tokens: Sequence[int]) -> int:
     return 1
 
 
-def never_stops() -> Script:
+def never_stops() -> TokenScript:
     """Long sequences are compared whole by the scripted runner, so their script at least is to be short."""
     return lambda tokens: len(tokens) % 5

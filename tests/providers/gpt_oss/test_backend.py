@@ -12,20 +12,20 @@ import torch
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.backend import (
     BackendSettings,
-    Card,
+    GpuInfo,
     LoadedRunner,
-    card,
+    detect_gpu,
+    find_triton_obstacle,
     load_backend,
-    why_not_triton,
 )
 from providers.inference.gpt_oss.checkpoint.checkpoint import Progress, open_checkpoint
-from providers.inference.gpt_oss.checkpoint.synth import TINY, Saved, write_checkpoint
+from providers.inference.gpt_oss.checkpoint.synth import TINY, SaveFormat, write_checkpoint
 from providers.inference.gpt_oss.sizing.fit import Precision, weight_bytes
-from providers.inference.gpt_oss.sizing.kv_memory import narrow_bytes
+from providers.inference.gpt_oss.sizing.kv_memory import int8_unembedding_bytes
 from providers.inference.gpt_oss.torch_backend.runner import TorchRunner, TorchSettings
 from providers.inference.gpt_oss.triton_backend.runner import load_triton_runner
 
-GOOD = Card(triton=True, capability=90, free_bytes=2**40)
+GOOD = GpuInfo(has_triton=True, capability=90, free_bytes=2**40)
 SETTINGS = TorchSettings(device="cpu", threads=1, slots=2, context_tokens=256)
 
 
@@ -48,24 +48,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_first_thing_that_is_missing_is_named(folder: Path, changes: dict[str, int], told: str | None) -> None:
-    refusal = why_not_triton(open_checkpoint(folder), TorchSettings(), replace(GOOD, **changes))
+    refusal = find_triton_obstacle(open_checkpoint(folder), TorchSettings(), replace(GOOD, **changes))
     assert refusal is None if told is None else re.search(told, refusal or "")
 
 
 def test_the_unembeddings_copy_is_counted_before_it_is_made(folder: Path) -> None:
     checkpoint, settings = open_checkpoint(folder), TorchSettings(context_tokens=256)
-    needed = weight_bytes(checkpoint.spec, Precision(2, packed=True)) + 320 * checkpoint.spec.kv_bytes(2)
-    assert why_not_triton(checkpoint, settings, replace(GOOD, free_bytes=needed)) is None
-    short = replace(GOOD, free_bytes=needed + narrow_bytes(checkpoint.spec) - 1)
-    assert "GiB are free" in (why_not_triton(checkpoint, settings, short, certified_head=True) or "")
+    needed = weight_bytes(checkpoint.spec, Precision(2, experts_packed=True)) + 320 * checkpoint.spec.kv_bytes(2)
+    assert find_triton_obstacle(checkpoint, settings, replace(GOOD, free_bytes=needed)) is None
+    short = replace(GOOD, free_bytes=needed + int8_unembedding_bytes(checkpoint.spec) - 1)
+    assert "GiB are free" in (find_triton_obstacle(checkpoint, settings, short, certified_head=True) or "")
     enough = replace(GOOD, free_bytes=short.free_bytes + 1)
-    assert why_not_triton(checkpoint, settings, enough, certified_head=True) is None
+    assert find_triton_obstacle(checkpoint, settings, enough, certified_head=True) is None
 
 
 def test_other_types_and_unpacked_experts_are_torchs(folder: Path, tmp_path: Path) -> None:
-    assert "dtype is float32" in (why_not_triton(open_checkpoint(folder), TorchSettings(dtype="float32"), GOOD) or "")
-    write_checkpoint(tmp_path, replace(TINY, layers=TINY.layers[:1]), Saved("dense"))
-    assert "MXFP4" in (why_not_triton(open_checkpoint(tmp_path), TorchSettings(), GOOD) or "")
+    assert "dtype is float32" in (
+        find_triton_obstacle(open_checkpoint(folder), TorchSettings(dtype="float32"), GOOD) or ""
+    )
+    write_checkpoint(tmp_path, replace(TINY, layers=TINY.layers[:1]), SaveFormat("dense"))
+    assert "MXFP4" in (find_triton_obstacle(open_checkpoint(tmp_path), TorchSettings(), GOOD) or "")
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
@@ -94,13 +96,13 @@ def test_a_certified_head_without_kernels_is_refused(folder: Path) -> None:
 def test_memory_for_what_is_cached_is_counted_too(folder: Path) -> None:
     """As the runner takes it: a share of what weights leave, or what was asked for."""
     checkpoint = open_checkpoint(folder)
-    weights = weight_bytes(checkpoint.spec, Precision(2, packed=True))
+    weights = weight_bytes(checkpoint.spec, Precision(2, experts_packed=True))
     tight = replace(GOOD, free_bytes=weights + 256 * checkpoint.spec.kv_bytes(2))
-    assert "GiB are free" in (why_not_triton(checkpoint, TorchSettings(context_tokens=256), tight) or "")
+    assert "GiB are free" in (find_triton_obstacle(checkpoint, TorchSettings(context_tokens=256), tight) or "")
     roomy = replace(GOOD, free_bytes=weights + 320 * checkpoint.spec.kv_bytes(2))
-    assert why_not_triton(checkpoint, TorchSettings(context_tokens=256), roomy) is None
+    assert find_triton_obstacle(checkpoint, TorchSettings(context_tokens=256), roomy) is None
     asked = TorchSettings(context_tokens=256, kv_memory_gib=2000)
-    assert "needs about 2000.0 GiB" in (why_not_triton(checkpoint, asked, GOOD) or "")
+    assert "needs about 2000.0 GiB" in (find_triton_obstacle(checkpoint, asked, GOOD) or "")
 
 
 def test_too_few_pages_are_told_before_anything_is_loaded(folder: Path) -> None:
@@ -112,5 +114,5 @@ def test_too_few_pages_are_told_before_anything_is_loaded(folder: Path) -> None:
 
 
 def test_a_cpu_is_no_card() -> None:
-    found = card(torch.device("cpu"))
-    assert found == Card(importlib.util.find_spec("triton") is not None, None, 0)
+    found = detect_gpu(torch.device("cpu"))
+    assert found == GpuInfo(importlib.util.find_spec("triton") is not None, None, 0)

@@ -14,31 +14,39 @@ from torch import Tensor
 
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.checkpoint.checkpoint import (
-    Checkpoint,
     DenseExperts,
+    ModelCheckpoint,
     PackedExperts,
     Progress,
     open_checkpoint,
 )
-from providers.inference.gpt_oss.checkpoint.files import INDEX
+from providers.inference.gpt_oss.checkpoint.files import INDEX_FILE
 from providers.inference.gpt_oss.checkpoint.layout import Layout
 from providers.inference.gpt_oss.checkpoint.mxfp4 import unpack
-from providers.inference.gpt_oss.checkpoint.synth import TINY, Saved, resized, write_checkpoint, write_tensors
+from providers.inference.gpt_oss.checkpoint.synth import (
+    TINY,
+    SaveFormat,
+    tiny_spec_with,
+    write_checkpoint,
+    write_tensors,
+)
 
-SMALL = resized(layers=TINY.layers[:2], hidden=32, intermediate=64, experts=3, experts_per_token=2, vocabulary=40)
+SMALL = tiny_spec_with(
+    layers=TINY.layers[:2], hidden=32, intermediate=64, experts=3, experts_per_token=2, vocabulary=40
+)
 LAYOUTS: tuple[Layout, ...] = ("openai", "transformers", "dense")
 
 
 def written(folder: Path, layout: Layout = "openai", shards: int = 1) -> Path:
-    write_checkpoint(folder, SMALL, Saved(layout, shards))
+    write_checkpoint(folder, SMALL, SaveFormat(layout, shards))
     return folder
 
 
-def canonical(checkpoint: Checkpoint) -> dict[str, Tensor]:
+def canonical(checkpoint: ModelCheckpoint) -> dict[str, Tensor]:
     """Every tensor by one name, experts unpacked."""
-    ends = checkpoint.ends()
+    ends = checkpoint.read_ends()
     found = {"embedding": ends.embedding, "norm": ends.norm, "unembedding": ends.unembedding}
-    for number, layer in enumerate(checkpoint.layers()):
+    for number, layer in enumerate(checkpoint.read_layers()):
         for field in fields(layer):
             value = getattr(layer, field.name)
             if isinstance(value, PackedExperts):
@@ -54,7 +62,7 @@ def canonical(checkpoint: Checkpoint) -> dict[str, Tensor]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_is_the_same_model(tmp_path: Path, layout: Layout, shards: int) -> None:
     found = open_checkpoint(written(tmp_path / "found", layout, shards))
-    assert (found.layout, found.packed, found.spec) == (layout, layout != "dense", SMALL)
+    assert (found.layout, found.experts_packed, found.spec) == (layout, layout != "dense", SMALL)
     expected = canonical(open_checkpoint(written(tmp_path / "expected")))
     tensors = canonical(found)
     assert tensors.keys() == expected.keys()
@@ -62,20 +70,20 @@ def test_every_layout_is_the_same_model(tmp_path: Path, layout: Layout, shards: 
 
 
 def test_shards_without_an_index_are_found(tmp_path: Path) -> None:
-    (written(tmp_path, shards=3) / INDEX).unlink()
+    (written(tmp_path, shards=3) / INDEX_FILE).unlink()
     assert len(canonical(open_checkpoint(tmp_path))) == 3 + 2 * 13
 
 
 def test_a_tied_model_has_one_embedding(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, resized(tied=True, layers=TINY.layers[:1]), Saved("dense"))
-    ends = open_checkpoint(tmp_path).ends()
+    write_checkpoint(tmp_path, tiny_spec_with(tied=True, layers=TINY.layers[:1]), SaveFormat("dense"))
+    ends = open_checkpoint(tmp_path).read_ends()
     assert ends.unembedding is ends.embedding
 
 
 def test_progress_is_told_layer_by_layer(tmp_path: Path) -> None:
     told: list[Progress] = []
     checkpoint = open_checkpoint(written(tmp_path))
-    assert len(list(checkpoint.layers(told.append))) == 2
+    assert len(list(checkpoint.read_layers(told.append))) == 2
     assert [(each.layers, each.layers_total) for each in told] == [(1, 2), (2, 2)]
     assert 0 < told[0].bytes < told[1].bytes < told[1].bytes_total
 
@@ -178,7 +186,7 @@ def test_files_that_are_no_safetensors_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_an_index_that_does_not_fit_its_shards_is_named(tmp_path: Path) -> None:
-    index = written(tmp_path, shards=2) / INDEX
+    index = written(tmp_path, shards=2) / INDEX_FILE
     weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
     swapped = weight_map | {SINKS: next(shard for shard in weight_map.values() if shard != weight_map[SINKS])}
     index.write_text(json.dumps({"weight_map": swapped}))

@@ -13,7 +13,7 @@ import pytest
 from apis.errors import ContextLengthExceeded, InvalidRequest, Overloaded
 from providers.inference.gpt_oss.engine.engine import MAX_UNREAD_TOKENS, EngineSettings
 from providers.inference.gpt_oss.engine.sampling import RowSampling
-from providers.inference.gpt_oss.engine.scripted_runner import ScriptedRunner, Shape, scripted
+from providers.inference.gpt_oss.engine.scripted_runner import RunnerShape, ScriptedRunner, script_from_answers
 from providers.inference.gpt_oss.engine.sequence import EngineRequest
 from tests.providers.gpt_oss.driving import STOP, alone, echo
 from tests.providers.gpt_oss.engines import (
@@ -31,21 +31,21 @@ from tests.providers.gpt_oss.engines import (
 
 
 async def test_a_request_gets_its_script_and_one_finish() -> None:
-    runner = ScriptedRunner(scripted({(1, 2, 3): [4, 5, 6]}, end=STOP))
+    runner = ScriptedRunner(script_from_answers({(1, 2, 3): [4, 5, 6]}, end_token=STOP))
     async with running(runner) as engine:
         steps = await gather(engine, ask([1, 2, 3]))
     assert ids_of(steps) == [4, 5, 6, STOP]
-    assert [step.finish for step in steps if step.finish] == ["stop"]
-    assert steps[-1].finish == "stop"
+    assert [step.finish_reason for step in steps if step.finish_reason] == ["stop"]
+    assert steps[-1].finish_reason == "stop"
 
 
 @pytest.mark.parametrize(("context_tokens", "max_tokens", "made"), [(4096, 3, 3), (10, None, 7), (10, 3000, 7)])
 async def test_the_length_ends_at_max_tokens_or_at_the_context(
     context_tokens: int, max_tokens: int | None, made: int
 ) -> None:
-    async with running(ScriptedRunner(forever, Shape(context_tokens=context_tokens))) as engine:
+    async with running(ScriptedRunner(forever, RunnerShape(context_tokens=context_tokens))) as engine:
         steps = await gather(engine, ask([1, 2, 3], max_tokens))
-    assert (len(ids_of(steps)), steps[-1].finish) == (made, "length")
+    assert (len(ids_of(steps)), steps[-1].finish_reason) == (made, "length")
 
 
 async def test_logprobs_go_with_the_tokens_where_they_are_asked_for() -> None:
@@ -59,7 +59,7 @@ async def test_logprobs_go_with_the_tokens_where_they_are_asked_for() -> None:
 
 
 async def test_what_was_found_in_the_cache_is_told() -> None:
-    async with running(ScriptedRunner(forever, Shape(page_tokens=4))) as engine:
+    async with running(ScriptedRunner(forever, RunnerShape(page_tokens=4))) as engine:
         first = await gather(engine, ask([1] * 10, 3))
         again = await gather(engine, ask([1] * 10, 3))
         metrics = engine.metrics()
@@ -71,7 +71,7 @@ async def test_what_was_found_in_the_cache_is_told() -> None:
 @pytest.mark.parametrize("seed", range(20))
 async def test_together_all_get_what_they_would_alone(seed: int) -> None:
     chance = Random(seed)
-    shape = Shape(page_tokens=4, page_count=chance.choice([25, 60, 400]), slots=6, context_tokens=90)
+    shape = RunnerShape(page_tokens=4, page_count=chance.choice([25, 60, 400]), slots=6, context_tokens=90)
     step_tokens = chance.choice([6, 16, 64])
     async with running(ScriptedRunner(echo, shape), EngineSettings(step_tokens=step_tokens)) as engine:
 
@@ -150,7 +150,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 async def test_a_step_reaches_the_event_loop_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count_calls(monkeypatch)
-    async with running(ScriptedRunner(forever, Shape(slots=8))) as engine:
+    async with running(ScriptedRunner(forever, RunnerShape(slots=8))) as engine:
         await asyncio.gather(*(gather(engine, ask([index], 50)) for index in range(8)))
         assert 0 < calls.count("gpt-oss engine") <= engine.metrics().steps
 
@@ -166,7 +166,7 @@ async def test_an_idle_engine_uses_no_processor_time() -> None:
 
 
 async def test_a_reader_that_does_not_read_stops_its_sequence_and_no_other() -> None:
-    async with running(ScriptedRunner(never_stops(), Shape(slots=1, context_tokens=10_000))) as engine:
+    async with running(ScriptedRunner(never_stops(), RunnerShape(slots=1, context_tokens=10_000))) as engine:
         slow = engine.submit(ask([1, 2], 3 * MAX_UNREAD_TOKENS))
         made = len((await anext(slow)).ids)
         await until(lambda: engine.metrics().running == 0)
@@ -183,7 +183,7 @@ async def test_an_event_loop_that_stands_still_does_not_gather_news_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = count_calls(monkeypatch)
-    async with running(ScriptedRunner(never_stops(), Shape(slots=2))) as engine:
+    async with running(ScriptedRunner(never_stops(), RunnerShape(slots=2))) as engine:
         streams = [engine.submit(ask([index], 3000)) for index in range(2)]
         read = [len((await anext(stream)).ids) for stream in streams]
         calls.clear()
@@ -198,7 +198,7 @@ async def test_an_event_loop_that_stands_still_does_not_gather_news_without_end(
 
 
 async def test_requests_that_can_never_fit_are_refused() -> None:
-    async with running(ScriptedRunner(forever, Shape(context_tokens=20))) as engine:
+    async with running(ScriptedRunner(forever, RunnerShape(context_tokens=20))) as engine:
         with pytest.raises(ContextLengthExceeded, match="20 tokens; with room for an answer at most 19 fit"):
             await gather(engine, ask([1] * 20))
         assert len(ids_of(await gather(engine, ask([1] * 19)))) == 1
@@ -207,7 +207,7 @@ async def test_requests_that_can_never_fit_are_refused() -> None:
 
 
 async def test_the_waiting_room_is_bounded_for_all_and_for_each_tenant() -> None:
-    runner = GatedRunner(forever, Shape(slots=1))
+    runner = GatedRunner(forever, RunnerShape(slots=1))
     runner.gated = True
     settings = EngineSettings(step_tokens=64, max_waiting=3, max_tenant_waiting=2)
     async with running(runner, settings) as engine:

@@ -9,13 +9,13 @@ import pytest
 from apis.errors import UpstreamError
 from providers.inference.gpt_oss.engine import engine as engine_module
 from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings
-from providers.inference.gpt_oss.engine.scripted_runner import ScriptedRunner, Shape
+from providers.inference.gpt_oss.engine.scripted_runner import RunnerShape, ScriptedRunner
 from tests.providers.gpt_oss.driving import alone, echo
 from tests.providers.gpt_oss.engines import WAIT_S, GatedRunner, acquired, ask, forever, gather, ids_of, running, until
 
 
 async def test_a_failing_step_fails_its_requests_and_no_others() -> None:
-    runner = GatedRunner(echo, Shape(slots=2, page_tokens=4))
+    runner = GatedRunner(echo, RunnerShape(slots=2, page_tokens=4))
     poison = 5
     runner.failing = lambda plan: any(poison in row.tokens for row in plan.rows)
     async with running(runner) as engine:
@@ -29,7 +29,7 @@ async def test_a_failing_step_fails_its_requests_and_no_others() -> None:
 
 
 async def test_what_was_not_in_the_failed_step_is_computed_anew() -> None:
-    runner = GatedRunner(echo, Shape(slots=8, page_tokens=4))
+    runner = GatedRunner(echo, RunnerShape(slots=8, page_tokens=4))
     poison = 5
     runner.failing = lambda plan: any(poison in row.tokens for row in plan.rows)
     runner.gated = True
@@ -48,7 +48,7 @@ async def test_what_was_not_in_the_failed_step_is_computed_anew() -> None:
 
 
 async def test_after_a_failure_no_page_is_trusted() -> None:
-    runner = GatedRunner(echo, Shape(page_tokens=4))
+    runner = GatedRunner(echo, RunnerShape(page_tokens=4))
     poison = 5
     runner.failing = lambda plan: any(poison in row.tokens for row in plan.rows)
     async with running(runner) as engine:
@@ -99,7 +99,7 @@ async def test_a_runner_that_fails_even_at_closing_its_slots_is_left_in_peace() 
 
 
 async def test_closing_ends_the_thread_and_every_stream() -> None:
-    runner = ScriptedRunner(forever, Shape(slots=2, context_tokens=10**6, page_count=10**5))
+    runner = ScriptedRunner(forever, RunnerShape(slots=2, context_tokens=10**6, page_count=10**5))
     engine = Engine(runner, EngineSettings(step_tokens=64))
     await engine.start()
     tasks = [asyncio.create_task(gather(engine, ask([index]))) for index in range(5)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from apis.errors import UpstreamError
-from providers.inference.gpt_oss.engine.scripted_runner import ScriptedRunner, Shape
+from providers.inference.gpt_oss.engine.scripted_runner import RunnerShape, ScriptedRunner
 from providers.inference.gpt_oss.engine.sequence import EngineRequest
 from tests.providers.gpt_oss.driving import GREEDY, STOP
 from tests.providers.gpt_oss.engines import GatedRunner, ask, forever, gather, ids_of, running
@@ -21,7 +21,7 @@ class Grammar:
         self.masks = 0
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return not self._next
 
     def mask(self) -> bytes:
@@ -37,7 +37,7 @@ class Grammar:
         self._next = self._follows.get(token, ())
         return True
 
-    def forced(self) -> Sequence[int]:
+    def forced_tokens(self) -> Sequence[int]:
         forced: list[int] = []
         following = self._next
         while len(following) == 1 and len(forced) < 20:
@@ -56,7 +56,7 @@ async def test_a_grammar_holds_the_tokens_and_what_it_forces_costs_no_step() -> 
     async with running(runner) as engine:
         steps = await gather(engine, constrained([1, 2, 3], grammar))
     assert ids_of(steps) == [20, 21, 22, 23, 25, STOP]
-    assert steps[-1].finish == "stop"
+    assert steps[-1].finish_reason == "stop"
     assert [len(row.tokens) for plan in runner.plans for row in plan.rows] == [6]
 
 
@@ -71,12 +71,12 @@ async def test_forced_tokens_in_the_middle_are_computed_in_one_row() -> None:
 
 
 async def test_a_grammar_that_ends_is_a_stop_and_the_length_cuts_what_is_forced() -> None:
-    runner = ScriptedRunner(lambda tokens: 50, Shape(context_tokens=8))
+    runner = ScriptedRunner(lambda tokens: 50, RunnerShape(context_tokens=8))
     async with running(runner) as engine:
         ended = await gather(engine, constrained([1], Grammar({20: [22]}, first=[20, 21]), ()))
         cut = await gather(engine, constrained([1], Grammar({20: [20]}, first=[20]), ()))
-    assert (ids_of(ended), ended[-1].finish) == ([20, 22], "stop")
-    assert (ids_of(cut), cut[-1].finish) == ([20] * 7, "length")
+    assert (ids_of(ended), ended[-1].finish_reason) == ([20, 22], "stop")
+    assert (ids_of(cut), cut[-1].finish_reason) == ([20] * 7, "length")
 
 
 async def test_a_grammar_that_grows_too_complex_says_so_itself() -> None:
@@ -91,7 +91,7 @@ async def test_a_grammar_that_grows_too_complex_says_so_itself() -> None:
 
 async def test_forced_tokens_are_no_part_of_the_cached_prompt() -> None:
     follows = {token: [token + 1] for token in range(20, 40)} | {40: [50, 51]}
-    async with running(ScriptedRunner(lambda tokens: 50, Shape(page_tokens=4))) as engine:
+    async with running(ScriptedRunner(lambda tokens: 50, RunnerShape(page_tokens=4))) as engine:
         for cached in (0, 6):
             steps = await gather(engine, constrained([1] * 6, Grammar(follows, first=[20]), (50,)))
             assert ids_of(steps) == [*range(20, 41), 50]

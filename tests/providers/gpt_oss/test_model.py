@@ -13,9 +13,9 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
 
 from providers.inference.gpt_oss.checkpoint.layout import Layout
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec, Rotary
-from providers.inference.gpt_oss.checkpoint.synth import TINY, Saved, resized, write_checkpoint
+from providers.inference.gpt_oss.checkpoint.synth import TINY, SaveFormat, tiny_spec_with, write_checkpoint
 from providers.inference.gpt_oss.torch_backend.attention import rotary_table
-from providers.inference.gpt_oss.torch_backend.runner import Precise
+from providers.inference.gpt_oss.torch_backend.runner import DtypeName
 from tests.support.models.gpt_oss_reference import Hand, hand, reference, reference_logits, relative_error
 
 TOLERANCE = 1e-5
@@ -25,7 +25,7 @@ TOKENS = [(7 * place * place + 3 * place) % TINY.vocabulary for place in range(1
 
 def written(folder: Path, spec: ModelSpec, layout: Layout, shards: int = 1) -> Path:
     folder /= f"{layout}-{shards}"
-    write_checkpoint(folder, spec, Saved(layout, shards))
+    write_checkpoint(folder, spec, SaveFormat(layout, shards))
     return folder
 
 
@@ -76,7 +76,7 @@ def test_chunks_give_the_references_logits(
 
 @pytest.mark.parametrize("window", [1, 5, 16, 17, 40])
 def test_windows_cross_page_edges_at_every_offset(tmp_path: Path, window: int) -> None:
-    spec = resized(layers=TWO_LAYERS, window=window, experts=4, experts_per_token=2)
+    spec = tiny_spec_with(layers=TWO_LAYERS, window=window, experts=4, experts_per_token=2)
     expected = expected_logits(tmp_path, spec, TOKENS[:52])
     runner = hand(written(tmp_path, spec, "openai"), slots=18)
     for slot in range(18):
@@ -106,10 +106,12 @@ def test_decoding_and_prefilling_share_a_step(tiny: tuple[Path, Tensor]) -> None
 @pytest.mark.parametrize(
     "spec",
     [
-        resized(hidden=96, intermediate=32, heads=6, kv_heads=3, experts=32, layers=TWO_LAYERS, experts_per_token=1),
-        resized(hidden=192, intermediate=64, heads=4, kv_heads=4, head_dim=32, experts=128, layers=TWO_LAYERS),
-        resized(layers=("full_attention", "full_attention", "sliding_attention"), kv_heads=1, vocabulary=37),
-        resized(swiglu_limit=0.5, swiglu_alpha=1.1, norm_eps=1e-3, tied=True, layers=TWO_LAYERS),
+        tiny_spec_with(
+            hidden=96, intermediate=32, heads=6, kv_heads=3, experts=32, layers=TWO_LAYERS, experts_per_token=1
+        ),
+        tiny_spec_with(hidden=192, intermediate=64, heads=4, kv_heads=4, head_dim=32, experts=128, layers=TWO_LAYERS),
+        tiny_spec_with(layers=("full_attention", "full_attention", "sliding_attention"), kv_heads=1, vocabulary=37),
+        tiny_spec_with(swiglu_limit=0.5, swiglu_alpha=1.1, norm_eps=1e-3, tied=True, layers=TWO_LAYERS),
     ],
     ids=["odd", "128-experts", "uneven", "limits"],
 )
@@ -122,7 +124,7 @@ def test_other_shapes_give_the_references_logits(tmp_path: Path, spec: ModelSpec
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 3e-2), ("float64", 1e-5)])
-def test_other_precisions_stay_close(tiny: tuple[Path, Tensor], dtype: Precise, tolerance: float) -> None:
+def test_other_precisions_stay_close(tiny: tuple[Path, Tensor], dtype: DtypeName, tolerance: float) -> None:
     folder, expected = tiny
     found = chunked(hand(written(folder, TINY, "openai"), dtype), TOKENS, 50)
     assert relative_error(found, expected[[49, 99]]) < tolerance
@@ -163,7 +165,7 @@ def reference_rotary(rotary: Rotary, head_dim: int) -> Any:
 
 def test_the_last_positions_of_the_context_give_the_references_logits(tmp_path: Path) -> None:
     """One sliding layer: what comes out depends on a window of tokens alone, so the reference need not see the rest."""
-    spec = resized(layers=("sliding_attention",), hidden=32, intermediate=32, heads=2, kv_heads=1, experts=2)
+    spec = tiny_spec_with(layers=("sliding_attention",), hidden=32, intermediate=32, heads=2, kv_heads=1, experts=2)
     spec = replace(spec, experts_per_token=1, vocabulary=64)
     model = reference(written(tmp_path, spec, "dense"))
     tokens = [token % 64 for token in TOKENS[:64]]

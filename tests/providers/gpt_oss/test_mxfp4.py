@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from providers.inference.gpt_oss.checkpoint.mxfp4 import SCALE_NAN, Scratch, pack, scale_values, unpack
+from providers.inference.gpt_oss.checkpoint.mxfp4 import SCALE_NAN, UnpackScratch, pack, scale_values, unpack
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
@@ -32,14 +32,14 @@ def test_the_last_scale_is_no_number() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scratch_is_used_again_and_changes_nothing(dtype: torch.dtype) -> None:
-    scratch = Scratch(2 * 5 * 64, dtype, torch.device("cpu"))
+    scratch = UnpackScratch(2 * 5 * 64, dtype, torch.device("cpu"))
     generator = torch.Generator().manual_seed(1)
     for rows in (5, 3, 5):
         blocks = torch.randint(0, 256, (2, rows, 2, 16), dtype=torch.uint8, generator=generator)
         scales = torch.randint(100, 140, (2, rows, 2), dtype=torch.uint8, generator=generator)
         within = unpack(blocks, scales, dtype, scratch)
         assert torch.equal(within, unpack(blocks, scales, dtype))
-        assert within.data_ptr() == scratch.wide.data_ptr()
+        assert within.data_ptr() == scratch.gather_buffer.data_ptr()
 
 
 def test_what_was_unpacked_packs_into_the_same_numbers() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from providers.inference.gpt_oss.engine.pages import PagePool
-from providers.inference.gpt_oss.engine.prefix import Node, RadixTree
+from providers.inference.gpt_oss.engine.prefix import PrefixNode, RadixTree
 from tests.providers.gpt_oss.driving import check_tree, nodes
 
 Salt = str | None
@@ -21,7 +21,7 @@ class Model:
         self.pool = PagePool(page_count)
         self.tree = RadixTree(page_tokens)
         self.known: dict[tuple[Salt, tuple[int, ...]], int] = {}
-        self.locked: list[Node] = []
+        self.locked: list[PrefixNode] = []
 
     def longest(self, salt: Salt, tokens: Sequence[int]) -> list[int]:
         pages: list[int] = []
@@ -32,7 +32,7 @@ class Model:
             pages.append(page)
         return pages
 
-    def look_up(self, salt: Salt, tokens: Sequence[int]) -> tuple[Node, int]:
+    def look_up(self, salt: Salt, tokens: Sequence[int]) -> tuple[PrefixNode, int]:
         node, pages = self.tree.match(salt, array("i", tokens))
         assert pages == self.longest(salt, tokens)
         self.locked.append(node)
@@ -45,12 +45,12 @@ class Model:
         node, start = self.look_up(salt, tokens)
         self.locked.remove(node)
         wanted = whole - start
-        self.forget(wanted - self.pool.free)
-        if wanted > self.pool.free:
+        self.forget(wanted - self.pool.free_count)
+        if wanted > self.pool.free_count:
             self.tree.unlock(node)
             return
-        pages = self.pool.take(wanted)
-        assert self.tree.knows(node, array("i", tokens[start * size : (start + 1) * size])) is False
+        pages = self.pool.allocate(wanted)
+        assert self.tree.has_child(node, array("i", tokens[start * size : (start + 1) * size])) is False
         node, known = self.tree.insert(node, array("i", tokens[start * size : whole * size]), pages)
         assert known == 0
         for index, page in enumerate(pages, start + 1):
@@ -59,13 +59,13 @@ class Model:
 
     def forget(self, wanted: int) -> list[int]:
         gone = self.tree.evict(wanted)
-        self.pool.give(gone)
+        self.pool.release(gone)
         self.known = {prefix: page for prefix, page in self.known.items() if page not in set(gone)}
         return gone
 
     def check(self) -> None:
         assert check_tree(self.tree, self.locked) == set(self.known.values())
-        assert len(self.known) == self.tree.held == self.pool.count - self.pool.free
+        assert len(self.known) == self.tree.page_count == self.pool.count - self.pool.free_count
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -83,13 +83,13 @@ def test_the_tree_finds_the_longest_known_prefix(seed: int) -> None:
             case 2 if model.locked:
                 model.tree.unlock(model.locked.pop(chance.randrange(len(model.locked))))
             case _:
-                wanted, could = chance.randint(0, 6), model.tree.evictable
+                wanted, could = chance.randint(0, 6), model.tree.evictable_pages
                 assert len(model.forget(wanted)) == min(wanted, could)
         model.check()
     while model.locked:
         model.tree.unlock(model.locked.pop())
     model.forget(10_000)
-    assert (model.pool.free, model.tree.held, model.tree.roots) == (model.pool.count, 0, {})
+    assert (model.pool.free_count, model.tree.page_count, model.tree.roots) == (model.pool.count, 0, {})
 
 
 def run_of(tree: RadixTree, salt: Salt, tokens: Sequence[int], pages: list[int]) -> None:
@@ -144,7 +144,7 @@ def test_who_comes_second_with_the_same_run_keeps_its_pages() -> None:
     second, _ = tree.match(None, array("i", [1, 2, 4]))
     first, known = tree.insert(first, array("i", [1, 2, 3]), [0, 1, 2])
     assert known == 0
-    assert tree.knows(second, array("i", [1]))
+    assert tree.has_child(second, array("i", [1]))
     second, known = tree.insert(second, array("i", [1, 2, 4]), [5, 6, 7])
     assert known == 2
     assert check_tree(tree, [first, second]) == {0, 1, 2, 7}
@@ -155,4 +155,4 @@ def test_what_waits_to_be_forgotten_takes_no_more_room_than_the_tree() -> None:
     run_of(tree, None, [1, 2, 3], [0, 1, 2])
     for _ in range(10_000):
         found(tree, None, [1, 2, 3])
-    assert tree.queued < 100
+    assert tree.eviction_queue_length < 100

@@ -117,7 +117,7 @@ def test_loading_is_told_on_one_line_of_a_terminal_and_on_few_of_a_log() -> None
         for layer in range(25):
             times[0] = layer * 0.5
             report.show(Progress(layer, 24, layer * GIB // 2, 12 * GIB))
-        report.end("ready")
+        report.finish("ready")
         shown[type(out).__name__] = out.getvalue()
     assert shown["Terminal"].count("\n") == 1
     assert "layer 12 of 24, 6.0 of 12.0 GiB, 6 s left" in shown["Terminal"]

@@ -10,16 +10,16 @@ import torch
 
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.checkpoint.checkpoint import Progress
-from providers.inference.gpt_oss.checkpoint.synth import TINY, resized, write_checkpoint
-from providers.inference.gpt_oss.engine.runner import Plan, Row, Runner
+from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with, write_checkpoint
+from providers.inference.gpt_oss.engine.runner import Plan, PlanRow, Runner
 from providers.inference.gpt_oss.engine.sampling import RowSampling
 from providers.inference.gpt_oss.sizing.fit import Machine
 from providers.inference.gpt_oss.torch_backend import runner as torch_runner
-from providers.inference.gpt_oss.torch_backend.machine import cores, measure
+from providers.inference.gpt_oss.torch_backend.machine import core_count, measure_device
 from providers.inference.gpt_oss.torch_backend.runner import TorchSettings, load_runner
 from tests.support.models.gpt_oss_reference import GREEDY, Hand, hand
 
-SPEC = resized(layers=TINY.layers[:2], experts=4, experts_per_token=2)
+SPEC = tiny_spec_with(layers=TINY.layers[:2], experts=4, experts_per_token=2)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def together(runner: Hand, asked: Sequence[list[int]], count: int, samplings: Se
         while waiting and random.random() < 0.5:
             active.append(waiting.pop())
             runner.open(active[-1], samplings[active[-1]], asked[active[-1]])
-        rows: list[Row] = []
+        rows: list[PlanRow] = []
         for slot in active:
             due = len(tokens[slot]) - computed[slot]
             take = due if due == 1 else random.randint(1, due)
@@ -156,13 +156,13 @@ def test_a_loaded_runner_is_a_runner_and_tells_its_progress(folder: Path, thread
     assert (runner.slots, runner.context_tokens, runner.vocabulary_size) == (3, 100, SPEC.vocabulary)
     assert (runner.page_tokens, runner.page_count) == (16, 3 * 7)
     runner.open(2, RowSampling(seed=1, presence_penalty=0.5), [1, 2], [])
-    assert runner.step(Plan([Row(2, 0, [1, 2], [20], samples=True)]), {}).keys() == {2}
+    assert runner.step(Plan([PlanRow(2, 0, [1, 2], [20], needs_sample=True)]), {}).keys() == {2}
     runner.close(2)
 
 
 def test_one_core_is_left_to_others_unless_told_otherwise(folder: Path, threads: None) -> None:
     load_runner(folder, TorchSettings(device="cpu", context_tokens=64))
-    assert torch.get_num_threads() == max(1, cores() - 1)
+    assert torch.get_num_threads() == max(1, core_count() - 1)
 
 
 def test_memory_for_keys_and_values_bounds_the_context(folder: Path, threads: None) -> None:
@@ -186,10 +186,10 @@ def test_a_machine_that_is_too_slow_is_refused_unless_overridden(
     folder: Path, threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(device: torch.device, dtype: torch.dtype) -> Machine:
-        return replace(measure(device, dtype), read_bytes_per_s=1e5)
+        return replace(measure_device(device, dtype), read_bytes_per_s=1e5)
 
-    monkeypatch.setattr(torch_runner, "SMALL_BYTES", 0)
-    monkeypatch.setattr(torch_runner, "measure", slow)
+    monkeypatch.setattr(torch_runner, "MIN_MEASURED_BYTES", 0)
+    monkeypatch.setattr(torch_runner, "measure_device", slow)
     settings = TorchSettings(device="cpu", context_tokens=64)
     with pytest.raises(ConfigError, match=r"tokens/s on cpu.*llama_cpp.*run_anyway"):
         load_runner(folder, settings)

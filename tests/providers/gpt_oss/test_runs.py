@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from providers.inference.gpt_oss.engine.runner import Plan, Run
-from providers.inference.gpt_oss.engine.sampling import Sampled
+from providers.inference.gpt_oss.engine.runner import Plan, SampledRun
+from providers.inference.gpt_oss.engine.sampling import SampledToken
 from providers.inference.gpt_oss.engine.scripted_runner import ScriptedRunner
 from tests.providers.gpt_oss.driving import STOP, alone, echo
 from tests.providers.gpt_oss.engines import ask, gather, ids_of, running
@@ -16,14 +16,14 @@ class Foreseeing(ScriptedRunner):
 
     tokens = 0
 
-    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
-        found: dict[int, Sampled] = {}
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
+        found: dict[int, SampledToken] = {}
         for slot, first in super().step(plan, masks).items():
-            known = [*self._open[slot].tokens, first.token]
+            known = [*self._open_sequences[slot].tokens, first.token]
             for _ in range(3):
                 known.append(self._script(known))
-            found[slot] = Run(first.token, more=[Sampled(token) for token in known[-3:]])
-        self.tokens += plan.tokens
+            found[slot] = SampledRun(first.token, following_tokens=[SampledToken(token) for token in known[-3:]])
+        self.tokens += plan.token_count
         return found
 
 
@@ -37,7 +37,7 @@ async def test_a_run_ends_where_its_sequence_does(most: int | None, prompt: list
         metrics = engine.metrics()
     made = ids_of(steps)
     assert made == alone(echo, asked, runner.context_tokens)
-    assert steps[-1].finish == ("stop" if made[-1] == STOP else "length")
+    assert steps[-1].finish_reason == ("stop" if made[-1] == STOP else "length")
     assert metrics.generated_tokens == len(made)
     assert metrics.steps <= -(-len(made) // 4)
     assert metrics.pages_free == metrics.pages

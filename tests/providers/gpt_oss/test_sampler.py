@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
 from providers.inference.gpt_oss.torch_backend.sampler import Sampler, draw, draw_filtered, uniform
 
 LOGITS = [1.5, -0.3, 0.7, 2.1, -2.0, 0.7, 1.0, -0.5, 0.0, 1.2]
@@ -50,7 +50,9 @@ def bitmask(allowed: Sequence[int]) -> bytes:
     return sum(1 << token for token in allowed).to_bytes(4, "little")
 
 
-def sampled(samplings: Sequence[RowSampling], positions: Sequence[int], allowed: Sequence[int] | None) -> list[Sampled]:
+def sampled(
+    samplings: Sequence[RowSampling], positions: Sequence[int], allowed: Sequence[int] | None
+) -> list[SampledToken]:
     sampler = Sampler(len(LOGITS), CPU)
     for slot, sampling in enumerate(samplings):
         sampler.open(slot, sampling, PROMPT, GENERATED)
@@ -171,10 +173,12 @@ def test_log_probabilities_are_the_models_own() -> None:
     way = RowSampling(temperature=0.3, top_k=2, presence_penalty=1.0, logit_bias={1: 9.0}, logprobs=4)
     (one, none), (bare,) = sampled([way, RowSampling()], [9, 9], None), sampled([replace(way, logprobs=0)], [9], None)
     assert one.logprob == pytest.approx(exact[one.token], abs=1e-5)
-    assert [token for token, _ in one.top] == [3, 0, 9, 6]
-    assert [logprob for _, logprob in one.top] == pytest.approx([exact[token] for token, _ in one.top], abs=1e-5)
-    assert (none.logprob, none.top) == (None, ())
-    assert (bare.token, bare.logprob, list(bare.top)) == (one.token, one.logprob, [])
+    assert [token for token, _ in one.top_logprobs] == [3, 0, 9, 6]
+    assert [logprob for _, logprob in one.top_logprobs] == pytest.approx(
+        [exact[token] for token, _ in one.top_logprobs], abs=1e-5
+    )
+    assert (none.logprob, none.top_logprobs) == (None, ())
+    assert (bare.token, bare.logprob, list(bare.top_logprobs)) == (one.token, one.logprob, [])
 
 
 def test_a_token_that_is_computed_again_is_not_counted_again() -> None:

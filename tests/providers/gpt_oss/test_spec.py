@@ -8,7 +8,7 @@ import pytest
 
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec, Rotary, read_spec
-from providers.inference.gpt_oss.checkpoint.synth import TINY, openai_config, resized, transformers_config
+from providers.inference.gpt_oss.checkpoint.synth import TINY, openai_config, tiny_spec_with, transformers_config
 
 GPT_OSS_20B = ModelSpec(
     layers=("sliding_attention", "full_attention") * 12,
@@ -36,11 +36,14 @@ def written(folder: Path, config: Any) -> Path:
 
 def test_both_dialects_describe_the_same_model(tmp_path: Path) -> None:
     assert read_spec(written(tmp_path, openai_config(GPT_OSS_20B))) == (GPT_OSS_20B, "openai")
-    assert read_spec(written(tmp_path, transformers_config(GPT_OSS_20B, packed=True))) == (GPT_OSS_20B, "transformers")
+    assert read_spec(written(tmp_path, transformers_config(GPT_OSS_20B, experts_packed=True))) == (
+        GPT_OSS_20B,
+        "transformers",
+    )
 
 
 def test_the_newer_transformers_config_is_read_too(tmp_path: Path) -> None:
-    config = transformers_config(TINY, packed=False)
+    config = transformers_config(TINY, experts_packed=False)
     rope = config.pop("rope_scaling") | {"rope_theta": config.pop("rope_theta")}
     assert read_spec(written(tmp_path, config | {"rope_parameters": rope}))[0] == TINY
 
@@ -70,7 +73,7 @@ def test_the_counts_of_the_20b_are_the_published_ones() -> None:
 )
 def test_a_config_of_another_model_is_refused_by_key(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named) as raised:
-        read_spec(written(tmp_path, transformers_config(TINY, packed=True) | change))
+        read_spec(written(tmp_path, transformers_config(TINY, experts_packed=True) | change))
     assert str(tmp_path / "config.json") in str(raised.value)
 
 
@@ -82,7 +85,7 @@ def test_a_damaged_config_is_named(tmp_path: Path, text: str) -> None:
 
 def test_a_checkpoint_one_folder_deeper_is_pointed_at(tmp_path: Path) -> None:
     (tmp_path / "original").mkdir()
-    written(tmp_path / "original", openai_config(resized()))
+    written(tmp_path / "original", openai_config(tiny_spec_with()))
     with pytest.raises(ConfigError, match=r"There is one in .*original"):
         read_spec(tmp_path)
     with pytest.raises(ConfigError, match="does not exist either"):

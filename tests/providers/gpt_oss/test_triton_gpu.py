@@ -21,7 +21,7 @@ from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings
 from providers.inference.gpt_oss.engine.runner import Runner
 from providers.inference.gpt_oss.engine.sampling import RowSampling
 from providers.inference.gpt_oss.engine.sequence import EngineRequest
-from providers.inference.gpt_oss.sizing.kv_memory import Wanted
+from providers.inference.gpt_oss.sizing.kv_memory import KvRequest
 from providers.inference.gpt_oss.torch_backend.runner import TorchSettings
 from providers.inference.gpt_oss.triton_backend.kernels import device
 from providers.inference.gpt_oss.triton_backend.kernels.device import INTERPRETED
@@ -49,8 +49,8 @@ def weights() -> Weights:
 
 
 def made(weights: Weights, *, ahead: bool = True, guesses: bool = True) -> TritonRunner:
-    room = Wanted(slots=8, context_tokens=2048, kv_memory_gib=1)
-    runner = TritonRunner(weights, TritonSettings(room, ahead=ahead, guesses=guesses))
+    room = KvRequest(slots=8, context_tokens=2048, kv_memory_gib=1)
+    runner = TritonRunner(weights, TritonSettings(room, launch_ahead=ahead, use_drafts=guesses))
     with torch.inference_mode():
         runner.tables.keys.normal_()
         runner.tables.values.normal_()
@@ -105,7 +105,7 @@ def test_kernels_that_begin_early_make_what_they_make_one_by_one(
         for _ in range(2):
             launch_step(weights, step, TRITON)
             found.append(step.hidden.clone())
-            monkeypatch.setattr(device, "DEPENDENT_FROM", sys.maxsize)
+            monkeypatch.setattr(device, "MIN_DEPENDENT_CAPABILITY", sys.maxsize)
     assert torch.equal(*found)
 
 
@@ -114,7 +114,7 @@ async def test_graphs_are_what_is_launched_without_them(weights: Weights) -> Non
     prompts = [[(place * 37 + 5) % 999 for place in range(size)] for size in (1, 17, 300)]
     asked = [EngineRequest(each, RowSampling(temperature=0.7, seed=3), max_tokens=60) for each in prompts]
     graphed, eager = made(weights, guesses=False), made(weights, ahead=False, guesses=False)
-    eager.steps.forget_graphs()
+    eager.steps.clear_graphs()
     for request in asked:
         assert await answers(graphed, [request]) == await answers(eager, [request])
 

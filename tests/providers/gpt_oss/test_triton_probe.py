@@ -5,16 +5,16 @@ import sys
 
 import torch
 
-from providers.inference.gpt_oss.triton_backend.probe import why_not
+from providers.inference.gpt_oss.triton_backend.probe import probe_triton
 
 ASK = (
-    "import torch; from providers.inference.gpt_oss.triton_backend.probe import why_not; "
-    "print(why_not(torch.device('cpu')))"
+    "import torch; from providers.inference.gpt_oss.triton_backend.probe import probe_triton; "
+    "print(probe_triton(torch.device('cpu')))"
 )
 
 
 def test_where_a_kernel_runs_nothing_is_missing() -> None:
-    assert why_not(torch.device("cpu")) is None
+    assert probe_triton(torch.device("cpu")) is None
 
 
 def test_where_there_is_no_driver_it_is_said() -> None:

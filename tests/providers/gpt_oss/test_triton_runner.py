@@ -14,23 +14,23 @@ import torch
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.backend import BackendSettings
 from providers.inference.gpt_oss.checkpoint.checkpoint import open_checkpoint
-from providers.inference.gpt_oss.checkpoint.synth import TINY, resized, write_checkpoint
+from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with, write_checkpoint
 from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings
-from providers.inference.gpt_oss.engine.runner import Plan, Row, Run, Runner
-from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.engine.runner import Plan, PlanRow, Runner, SampledRun
+from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
 from providers.inference.gpt_oss.engine.sequence import EngineRequest
-from providers.inference.gpt_oss.sizing.kv_memory import Wanted
+from providers.inference.gpt_oss.sizing.kv_memory import KvRequest
 from providers.inference.gpt_oss.torch_backend.runner import TorchSettings, load_runner
-from providers.inference.gpt_oss.triton_backend.batch import Batch
+from providers.inference.gpt_oss.triton_backend.batch import TritonBatch
 from providers.inference.gpt_oss.triton_backend.kernels.embed import embed
 from providers.inference.gpt_oss.triton_backend.kernels.sample import sample
 from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, TRITON, Kernels
 from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights, load_weights
 from providers.inference.gpt_oss.triton_backend.runner import TritonRunner, TritonSettings, load_triton_runner
-from providers.inference.gpt_oss.triton_backend.steps import Pending
+from providers.inference.gpt_oss.triton_backend.steps import PendingTokens
 
-SPEC = resized(layers=TINY.layers[:2], experts=4, experts_per_token=2)
+SPEC = tiny_spec_with(layers=TINY.layers[:2], experts=4, experts_per_token=2)
 CONTEXT_TOKENS = 192
 PAGES = 14
 REQUESTS = 10
@@ -73,12 +73,12 @@ class Watched(TritonRunner):
 
     def __init__(self, weights: Weights, settings: TritonSettings, kernels: Kernels = REFERENCE) -> None:
         super().__init__(weights, settings, kernels)
-        self.asked: list[tuple[Plan, Mapping[int, Sampled]]] = []
+        self.asked: list[tuple[Plan, Mapping[int, SampledToken]]] = []
         with torch.inference_mode():
             self.tables.keys.fill_(torch.nan)
             self.tables.values.fill_(torch.nan)
 
-    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
         found = super().step(plan, masks)
         self.asked.append((plan, found))
         return found
@@ -87,8 +87,8 @@ class Watched(TritonRunner):
 def runner(weights: Weights, *, ahead: bool = True, guesses: bool = True, kernels: Kernels = REFERENCE) -> Watched:
     """With far fewer pages than its slots could use."""
     page_bytes = SPEC.kv_bytes(weights.ends.embedding.dtype.itemsize) * 16
-    room = Wanted(slots=8, context_tokens=CONTEXT_TOKENS, kv_memory_gib=PAGES * page_bytes / 2**30)
-    return Watched(weights, TritonSettings(room, step_tokens=64, ahead=ahead, guesses=guesses), kernels)
+    room = KvRequest(slots=8, context_tokens=CONTEXT_TOKENS, kv_memory_gib=PAGES * page_bytes / 2**30)
+    return Watched(weights, TritonSettings(room, step_tokens=64, launch_ahead=ahead, use_drafts=guesses), kernels)
 
 
 def count_rows(runner: Watched) -> list[int]:
@@ -96,7 +96,7 @@ def count_rows(runner: Watched) -> list[int]:
     launched: list[int] = []
     launch = runner.steps.launch
 
-    def counted(batch: Batch) -> Pending:
+    def counted(batch: TritonBatch) -> PendingTokens:
         launched.append(len(batch.slots))
         return launch(batch)
 
@@ -105,7 +105,7 @@ def count_rows(runner: Watched) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def expected(weights: Weights) -> list[list[Sampled]]:
+def expected(weights: Weights) -> list[list[SampledToken]]:
     """What requests get, each by itself, a token a step."""
     with asyncio.Runner() as loop:
         return loop.run(alone(runner(weights, ahead=False, guesses=False), requests()))
@@ -121,18 +121,18 @@ async def running(runner: Runner) -> AsyncGenerator[Engine]:
         await engine.close()
 
 
-async def answer(engine: Engine, request: EngineRequest, leave_after: int | None = None) -> list[Sampled]:
-    tokens: list[Sampled] = []
+async def answer(engine: Engine, request: EngineRequest, leave_after: int | None = None) -> list[SampledToken]:
+    tokens: list[SampledToken] = []
     async with asyncio.timeout(60), aclosing(engine.submit(request)) as steps:
         async for step in steps:
-            tokens += step.logprobs or [Sampled(token) for token in step.ids]
+            tokens += step.logprobs or [SampledToken(token) for token in step.ids]
             if leave_after is not None and len(tokens) >= leave_after:
                 break
     return tokens
 
 
-async def alone(runner: Runner, requests: list[EngineRequest]) -> list[list[Sampled]]:
-    found: list[list[Sampled]] = []
+async def alone(runner: Runner, requests: list[EngineRequest]) -> list[list[SampledToken]]:
+    found: list[list[SampledToken]] = []
     for request in requests:
         async with running(runner) as engine:
             found.append(await answer(engine, request))
@@ -159,7 +159,7 @@ def requests() -> list[EngineRequest]:
     return made
 
 
-async def test_greedy_tokens_are_the_torch_runners(expected: list[list[Sampled]], torch_runner: Runner) -> None:
+async def test_greedy_tokens_are_the_torch_runners(expected: list[list[SampledToken]], torch_runner: Runner) -> None:
     """And those that the sampler in torch chooses."""
     by_torch = await alone(torch_runner, requests())
     for request, own, theirs in zip(requests(), expected, by_torch, strict=True):
@@ -169,13 +169,13 @@ async def test_greedy_tokens_are_the_torch_runners(expected: list[list[Sampled]]
 
 @pytest.mark.parametrize(("ahead", "guesses"), [(True, True), (True, False), (False, True)])
 async def test_together_all_get_what_they_would_alone(
-    weights: Weights, expected: list[list[Sampled]], ahead: bool, guesses: bool
+    weights: Weights, expected: list[list[SampledToken]], ahead: bool, guesses: bool
 ) -> None:
     asked, random = requests(), Random(4)
     watched = runner(weights, ahead=ahead, guesses=guesses)
     async with running(watched) as engine:
 
-        async def arrive(number: int) -> list[Sampled]:
+        async def arrive(number: int) -> list[SampledToken]:
             for _ in range(random.randrange(40)):
                 await asyncio.sleep(0)
             return await answer(engine, asked[number], random.randrange(1, 20) if number % 5 == 4 else None)
@@ -201,7 +201,7 @@ async def test_guesses_make_fewer_steps_and_no_other_tokens(
     expected = await alone(plain, asked)
     async with running(guessing) as engine:
         assert await asyncio.gather(*(answer(engine, each) for each in asked)) == expected
-    assert any(isinstance(each, Run) for _, found in guessing.asked for each in found.values())
+    assert any(isinstance(each, SampledRun) for _, found in guessing.asked for each in found.values())
     if sequences == 1:
         assert len(guessing.asked) < len(plain.asked) * 0.6
 
@@ -217,7 +217,7 @@ async def test_sequences_that_are_paused_between_guesses_lose_nothing(circling: 
     async with running(watched) as engine:
         gate = asyncio.Semaphore(4)
 
-        async def arrive(request: EngineRequest) -> list[Sampled]:
+        async def arrive(request: EngineRequest) -> list[SampledToken]:
             async with gate:
                 return await answer(engine, request)
 
@@ -225,7 +225,7 @@ async def test_sequences_that_are_paused_between_guesses_lose_nothing(circling: 
         metrics = engine.metrics()
     assert metrics.pauses > 0
     assert metrics.failures == 0
-    assert any(isinstance(each, Run) for _, found in watched.asked for each in found.values())
+    assert any(isinstance(each, SampledRun) for _, found in watched.asked for each in found.values())
 
 
 async def test_a_sequence_whose_guesses_fail_is_left_alone(weights: Weights) -> None:
@@ -247,13 +247,13 @@ async def test_the_next_step_is_under_way_before_it_is_asked_for(weights: Weight
 def test_a_row_that_goes_on_otherwise_than_was_sampled_is_computed_anew(weights: Weights) -> None:
     """Another token, or more of them than the step that was launched ahead knew."""
     for tokens in ([7], [7, 8]):
-        found: list[Sampled] = []
+        found: list[SampledToken] = []
         for ahead in (True, False):
             made = runner(weights, ahead=ahead)
             made.open(0, RowSampling(temperature=0), [1, 2], [])
-            first = made.step(Plan([Row(0, 0, [1, 2], [3], samples=True)]), {})[0]
+            first = made.step(Plan([PlanRow(0, 0, [1, 2], [3], needs_sample=True)]), {})[0]
             assert first.token != 7
-            found.append(made.step(Plan([Row(0, 2, tokens, [3], samples=True)]), {})[0])
+            found.append(made.step(Plan([PlanRow(0, 2, tokens, [3], needs_sample=True)]), {})[0])
         assert found[0] == found[1]
 
 
@@ -263,14 +263,14 @@ def test_rows_whose_logits_are_no_numbers_fail_the_step(weights: Weights) -> Non
         made = runner(broken)
         made.open(0, sampling, [1, 2], [])
         with pytest.raises(FloatingPointError):
-            made.step(Plan([Row(0, 0, [1, 2], [3], samples=True)]), {})
+            made.step(Plan([PlanRow(0, 0, [1, 2], [3], needs_sample=True)]), {})
 
 
 def test_a_mask_holds_its_row_and_no_other(weights: Weights) -> None:
     made = runner(weights)
     for slot in range(3):
         made.open(slot, RowSampling(temperature=0), [4], [])
-    rows = [Row(slot, 0, [4], [slot], samples=slot > 0) for slot in range(3)]
+    rows = [PlanRow(slot, 0, [4], [slot], needs_sample=slot > 0) for slot in range(3)]
     found = made.step(Plan(rows), {1: bytes([0] * 3 + [2])})
     free = made.step(Plan(rows), {})
     assert found.keys() == free.keys() == {1, 2}
@@ -284,10 +284,10 @@ def test_every_shape_is_there_before_anyone_waits_for_it(weights: Weights, kerne
     single = load_weights(open_checkpoint(folder), CPU, torch.float32)
     made = runner(single, kernels=kernels)
     with torch.inference_mode():
-        for shape in made.shapes.all()[:: 1 if kernels is REFERENCE else 5]:
-            assert made.steps.launch(Batch(shape)).wait() == []
+        for shape in made.shapes.all_shapes()[:: 1 if kernels is REFERENCE else 5]:
+            assert made.steps.launch(TritonBatch(shape)).wait() == []
     made.open(1, RowSampling(temperature=0.7, seed=5), [1], [])
-    found = made.step(Plan([Row(1, 0, [9, 8, 7], [2], samples=True)]), {})
+    found = made.step(Plan([PlanRow(1, 0, [9, 8, 7], [2], needs_sample=True)]), {})
     assert found.keys() == {1}
 
 
@@ -299,8 +299,8 @@ async def test_the_kernels_make_the_references_tokens(folder: Path) -> None:
         EngineRequest([9, 8, 7, 6, 5, 4] * 3, RowSampling(temperature=0), max_tokens=3),
         EngineRequest([3], RowSampling(temperature=0.8, seed=4), max_tokens=3),
     ]
-    settings = TritonSettings(Wanted(slots=2, context_tokens=64, kv_memory_gib=0.1), step_tokens=64)
-    found: list[list[list[Sampled]]] = []
+    settings = TritonSettings(KvRequest(slots=2, context_tokens=64, kv_memory_gib=0.1), step_tokens=64)
+    found: list[list[list[SampledToken]]] = []
     for kernels in (REFERENCE, TRITON):
         async with running(Watched(single, settings, kernels)) as engine:
             found.append(await asyncio.gather(*(answer(engine, each) for each in asked)))
@@ -310,16 +310,16 @@ async def test_the_kernels_make_the_references_tokens(folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows of padding, which may hold anything
 def test_a_certified_head_makes_the_same_tokens(folder: Path) -> None:
     """From the option to the kernels: a prompt and a single token, greedy and warm."""
-    found: list[Mapping[int, Sampled]] = []
+    found: list[Mapping[int, SampledToken]] = []
     for certified in (False, True):
         asked = TorchSettings("cpu", "float32", threads=1, slots=2, context_tokens=64, kv_memory_gib=0.1)
         settings = BackendSettings("triton", step_tokens=64, certified_head=certified, torch=asked)
         made = load_triton_runner(open_checkpoint(folder), CPU, settings)
         assert made.certified_head == certified
-        made.settings = replace(made.settings, ahead=False)
+        made.settings = replace(made.settings, launch_ahead=False)
         made.open(0, RowSampling(temperature=0), [1, 2, 3], [])
         made.open(1, RowSampling(temperature=0.8, seed=4), [5], [])
-        rows = [Row(1, 0, [5], [1], samples=True), Row(0, 0, [1, 2, 3], [0], samples=True)]
+        rows = [PlanRow(1, 0, [5], [1], needs_sample=True), PlanRow(0, 0, [1, 2, 3], [0], needs_sample=True)]
         found.append(made.step(Plan(rows), {}))
     assert found[0] == found[1]
     assert found[0].keys() == {0, 1}
@@ -327,4 +327,4 @@ def test_a_certified_head_makes_the_same_tokens(folder: Path) -> None:
 
 def test_too_little_memory_for_a_context_is_said_before_anything_is_served(weights: Weights) -> None:
     with pytest.raises(ConfigError, match="kv_memory_gib"):
-        TritonRunner(weights, TritonSettings(Wanted(2, 4096, 1e-6)), REFERENCE)
+        TritonRunner(weights, TritonSettings(KvRequest(2, 4096, 1e-6)), REFERENCE)

@@ -23,7 +23,7 @@ from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed 
 
 from apis.chat import ChatRequest
 from providers.inference.harmony.render import HarmonyOptions, Renderer
-from providers.inference.harmony.token_cache import Memo
+from providers.inference.harmony.token_cache import TokenCache
 from providers.inference.harmony.vocabulary import CALL, END, FIRST_SPECIAL, load_vocabulary
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -365,7 +365,7 @@ def control_tokens_are_text() -> Talk:
 
 
 def render(of: Talk) -> list[int]:
-    return Renderer(load_vocabulary(), of.options, Memo()).render(of.request, show_tools=of.show_tools)
+    return Renderer(load_vocabulary(), of.options, TokenCache()).render(of.request, show_tools=of.show_tools)
 
 
 def ids_to_golden(ids: Sequence[int]) -> str:

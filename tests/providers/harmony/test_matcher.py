@@ -7,9 +7,9 @@ from typing import Any
 
 import jsonschema_rs
 
-from apis.deltas import Text
+from apis.deltas import TextDelta
 from providers.inference.harmony.grammar import request_to_grammar
-from providers.inference.harmony.matcher import Matchers
+from providers.inference.harmony.matcher import GrammarCompiler
 from providers.inference.harmony.vocabulary import RETURN, VOCABULARY_SIZE, load_vocabulary
 from tests.providers.harmony.turns import (
     CITY,
@@ -35,11 +35,11 @@ def test_only_the_answer_is_held_to_the_schema() -> None:
     assert allows(one, FINAL)
     assert not allows(one, "Sure")
     assert allows(one, '{"city":"Paris","days":3}')
-    assert not one.done
+    assert not one.is_done
     assert allows(one, "<|return|>")
-    assert one.done
+    assert one.is_done
     assert not one.accept(RETURN)
-    assert one.forced() == []
+    assert one.forced_tokens() == []
 
 
 def test_json_mode_makes_objects_of_any_shape() -> None:
@@ -113,7 +113,7 @@ def test_answers_to_a_thousand_random_schemas_are_valid() -> None:
         assert allows(one, FINAL)
         ids = encode(FINAL) + walk(one, rng, patience=25)
         (answer,) = said(ids, request)
-        assert isinstance(answer, Text)
+        assert isinstance(answer, TextDelta)
         assert answer.phase == "final_answer"
         assert jsonschema_rs.validator_for(schema).is_valid(json.loads(answer.text)), (schema, answer.text)
 
@@ -124,7 +124,7 @@ def test_whole_turns_from_nothing_but_the_masks_are_good_harmony() -> None:
     for _ in range(60):
         ids = walk(matcher(request), rng, patience=60)
         for delta in said(ids, request):
-            if isinstance(delta, Text) and delta.phase == "final_answer":
+            if isinstance(delta, TextDelta) and delta.phase == "final_answer":
                 assert jsonschema_rs.validator_for(CITY).is_valid(json.loads(delta.text)), decode(ids)
 
 
@@ -134,10 +134,10 @@ def test_whole_turns_from_nothing_but_the_masks_are_good_harmony() -> None:
 def test_forced_tokens_are_the_models_own() -> None:
     one = matcher(asked(tools=[function("add", CITY, strict=True)], tool_choice="required"))
     assert allows(one, "<|channel|>commentary to")
-    assert one.forced() == encode("=functions.add")
-    assert all(one.accept(token) for token in one.forced())
+    assert one.forced_tokens() == encode("=functions.add")
+    assert all(one.accept(token) for token in one.forced_tokens())
     assert allows(one, " <|constrain|>")
-    assert one.forced()[:2] == encode("json<|message|>")
+    assert one.forced_tokens()[:2] == encode("json<|message|>")
 
 
 def test_a_token_that_is_not_allowed_changes_nothing() -> None:
@@ -160,13 +160,13 @@ def test_matchers_of_one_grammar_do_not_disturb_each_other() -> None:
 
 
 def test_compiled_grammars_are_kept_within_bounds() -> None:
-    kept = Matchers(load_vocabulary(), kept_grammars=4, kept_verdicts=8)
+    kept = GrammarCompiler(load_vocabulary(), max_grammars=4, max_verdicts=8)
     for at in range(50):
         grammar = request_to_grammar(formatted({"const": at}))
         assert grammar is not None
-        kept.matcher(grammar)
-        assert kept.sizes[0] <= 4
-        assert kept.sizes[1] <= 8
+        kept.build_matcher(grammar)
+        assert kept.cache_sizes[0] <= 4
+        assert kept.cache_sizes[1] <= 8
 
 
 def test_grammars_compile_in_many_threads() -> None:

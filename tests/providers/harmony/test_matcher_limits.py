@@ -103,9 +103,9 @@ def test_a_schema_that_could_burst_while_it_is_followed_stays_quick(name: str) -
     assert allows(one, FINAL)
     rng = random.Random(9)
     for _ in range(40):
-        if not one.done:
+        if not one.is_done:
             assert one.accept(pick(one.mask(), rng, 0, 1))
-            assert len(one.forced()) < 20_000
+            assert len(one.forced_tokens()) < 20_000
     assert time.monotonic() - begun < 10
 
 
@@ -123,7 +123,7 @@ def test_a_grammar_that_forces_endless_text_stays_quick(definition: str) -> None
     one = matcher(asked(tools=[custom("shell", "lark", definition)]))
     assert allows(one, "<|channel|>commentary to=functions.shell<|message|>")
     for _ in range(20):
-        assert one.forced() == []
+        assert one.forced_tokens() == []
         assert one.accept(next(token for token in (*encode("a"), *encode("x")) if allowed(one.mask(), token)))
     assert time.monotonic() - begun < 2
 

@@ -8,7 +8,7 @@ import jsonschema_rs
 import pytest
 
 from apis.chat import ChatRequest
-from apis.deltas import ToolArguments, ToolCallStart
+from apis.deltas import ToolArgumentsDelta, ToolCallStart
 from apis.errors import InvalidRequest
 from providers.inference.harmony.vocabulary import load_vocabulary
 from tests.providers.harmony.turns import (
@@ -73,7 +73,7 @@ def test_a_forced_call_comes_from_any_walk() -> None:
         deltas = said(walk(matcher(request), rng), request)
         calls = [delta for delta in deltas if isinstance(delta, ToolCallStart)]
         assert [call.name for call in calls] == ["add"]
-        arguments = "".join(delta.text for delta in deltas if isinstance(delta, ToolArguments))
+        arguments = "".join(delta.text for delta in deltas if isinstance(delta, ToolArgumentsDelta))
         assert jsonschema_rs.validator_for(CITY).is_valid(json.loads(arguments))
 
 
@@ -132,7 +132,9 @@ def test_a_multi_line_lark_grammar_holds_the_input() -> None:
     assert not shell_call(request, patch.replace("*** End Patch", ""))
     rng = random.Random(8)
     for _ in range(10):
-        text = "".join(one.text for one in said(walk(matcher(request), rng), request) if isinstance(one, ToolArguments))
+        text = "".join(
+            one.text for one in said(walk(matcher(request), rng), request) if isinstance(one, ToolArgumentsDelta)
+        )
         assert text.startswith("*** Begin Patch\n")
         assert text.rstrip("\n").endswith("\n*** End Patch")
 

@@ -1,11 +1,17 @@
 """The memo is bounded in tokens, forgets what was used longest ago, and takes the newest ids of a message."""
 
-from providers.inference.harmony.token_cache import ENTRY_TOKENS, Memo, call_to_key, name_to_recipient, said_to_key
+from providers.inference.harmony.token_cache import (
+    ENTRY_OVERHEAD_TOKENS,
+    TokenCache,
+    call_to_key,
+    name_to_recipient,
+    text_to_key,
+)
 
 
 def test_it_forgets_what_was_used_longest_ago():
-    a, b, d = (said_to_key("final", text) for text in "abd")
-    memo = Memo(max_tokens=2 * (ENTRY_TOKENS + 3))
+    a, b, d = (text_to_key("final", text) for text in "abd")
+    memo = TokenCache(max_tokens=2 * (ENTRY_OVERHEAD_TOKENS + 3))
     memo.put(a, [1, 2, 3])
     memo.put(b, [4, 5, 6])
     assert list(memo.get(a) or ()) == [1, 2, 3]
@@ -16,8 +22,8 @@ def test_it_forgets_what_was_used_longest_ago():
 
 
 def test_the_newest_ids_of_a_message_count():
-    key = said_to_key("final", "a")
-    memo = Memo(max_tokens=ENTRY_TOKENS + 3)
+    key = text_to_key("final", "a")
+    memo = TokenCache(max_tokens=ENTRY_OVERHEAD_TOKENS + 3)
     for _ in range(100):
         memo.put(key, [1, 2, 3])
     memo.put(key, [4])
@@ -25,8 +31,8 @@ def test_the_newest_ids_of_a_message_count():
 
 
 def test_what_is_larger_than_the_memo_is_not_kept_and_displaces_nothing_else():
-    small, large = said_to_key("final", "a"), said_to_key("final", "b")
-    memo = Memo(max_tokens=ENTRY_TOKENS + 3)
+    small, large = text_to_key("final", "a"), text_to_key("final", "b")
+    memo = TokenCache(max_tokens=ENTRY_OVERHEAD_TOKENS + 3)
     memo.put(small, [1])
     memo.put(large, [1] * 100)
     assert memo.get(large) is None

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import pytest
 
-from apis.deltas import Finish, Reasoning, Text, TokenLogprob, ToolArguments, ToolCallStart, Usage
-from providers.inference.harmony.token_cache import Memo, call_to_key, said_to_key
+from apis.deltas import Finish, ReasoningDelta, TextDelta, TokenLogprob, ToolArgumentsDelta, ToolCallStart, Usage
+from providers.inference.harmony.token_cache import TokenCache, call_to_key, text_to_key
 from providers.inference.harmony.vocabulary import load_vocabulary
 from tests.providers.harmony.turns import READ_TOOLS as TOOLS
 from tests.providers.harmony.turns import asked, custom, encode, function, joined, read, reader, said
@@ -18,9 +18,9 @@ def test_a_whole_turn_becomes_thought_preamble_and_answer() -> None:
     )
     deltas = read(turn)
     assert joined(deltas) == [
-        Reasoning("Think."),
-        Text("I look.", (), "commentary"),
-        Text("Done.", (), "final_answer"),
+        ReasoningDelta("Think."),
+        TextDelta("I look.", (), "commentary"),
+        TextDelta("Done.", (), "final_answer"),
         Finish("stop", Usage(7, len(encode(turn)), 3, len(encode("Think.")))),
     ]
 
@@ -41,11 +41,11 @@ def test_a_whole_turn_becomes_thought_preamble_and_answer() -> None:
 def test_every_order_of_a_calls_header_is_understood_without_repair(header: str) -> None:
     one = reader(TOOLS)
     deltas = one.feed(encode(header + '<|message|>{"a": 1}<|call|>'))
-    assert deltas == [ToolCallStart("call_1", "add"), ToolArguments("call_1", '{"a": 1}')]
+    assert deltas == [ToolCallStart("call_1", "add"), ToolArgumentsDelta("call_1", '{"a": 1}')]
     (finish,) = one.finish("stop", input_tokens=1, cached_tokens=0)
     assert isinstance(finish, Finish)
     assert finish.reason == "tool_calls"
-    assert one.repairs == 0
+    assert one.repair_count == 0
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_a_recipient_is_the_tool_that_is_meant(recipient: str, name: str, is_cus
     one = reader(TOOLS)
     channel = "analysis" if name.startswith(("python", "browser.")) else "commentary"
     deltas = one.feed(encode(f"<|channel|>{channel} to={recipient}<|message|>x<|call|>"))
-    assert deltas == [ToolCallStart("call_1", name, is_custom), ToolArguments("call_1", "x")]
-    assert one.repairs == repairs
+    assert deltas == [ToolCallStart("call_1", name, is_custom), ToolArgumentsDelta("call_1", "x")]
+    assert one.repair_count == repairs
 
 
 def test_arguments_stream_as_they_are_made() -> None:
     one = reader(TOOLS)
     assert one.feed(encode("<|channel|>commentary to=functions.add<|message|>")) == [ToolCallStart("call_1", "add")]
     for token, text in zip(encode('{"a":1'), ['{"', "a", '":', "1"], strict=True):
-        assert one.feed([token]) == [ToolArguments("call_1", text)]
+        assert one.feed([token]) == [ToolArgumentsDelta("call_1", text)]
 
 
 @pytest.mark.parametrize(
@@ -96,58 +96,58 @@ def test_a_custom_tools_input_is_raw_also_when_the_model_wrapped_it(mark: str, t
     for cuts in ((), range(len(turn))):
         assert said(turn, TOOLS, cuts=cuts) == [
             ToolCallStart("call_1", "shell", True),
-            ToolArguments("call_1", expected),
+            ToolArgumentsDelta("call_1", expected),
         ]
 
 
 def test_the_input_of_a_tool_with_a_grammar_is_never_unwrapped() -> None:
     request = asked(tools=[custom("shell", "regex", ".*")])
     turn = '<|channel|>commentary to=functions.shell<|message|>{"input":"x"}<|call|>'
-    assert said(turn, request)[1] == ToolArguments("call_1", '{"input":"x"}')
+    assert said(turn, request)[1] == ToolArgumentsDelta("call_1", '{"input":"x"}')
 
 
 @pytest.mark.parametrize(
     ("turn", "expected"),
     [
-        ("Hello there.<|return|>", [Text("Hello there.", (), "final_answer")]),
-        ("<|message|>Hello.<|return|>", [Text("Hello.", (), "final_answer")]),
-        ("<|channel|>final Hello you<|return|>", [Text("Hello you", (), "final_answer")]),
+        ("Hello there.<|return|>", [TextDelta("Hello there.", (), "final_answer")]),
+        ("<|message|>Hello.<|return|>", [TextDelta("Hello.", (), "final_answer")]),
+        ("<|channel|>final Hello you<|return|>", [TextDelta("Hello you", (), "final_answer")]),
         ("<|channel|>final<|return|>", []),
         ("<|return|>", []),
         ("", []),
-        ("<|channel|>strange<|message|>Hello.<|return|>", [Text("Hello.", (), "final_answer")]),
+        ("<|channel|>strange<|message|>Hello.<|return|>", [TextDelta("Hello.", (), "final_answer")]),
         (
             "<|channel|>final<|message|>One<|message|> two<|constrain|>.<|return|>",
-            [Text("One two.", (), "final_answer")],
+            [TextDelta("One two.", (), "final_answer")],
         ),
         (
             "<|channel|>analysis<|message|>Hm<|channel|>final<|message|>Yes<|return|>",
-            [Reasoning("Hm"), Text("Yes", (), "final_answer")],
+            [ReasoningDelta("Hm"), TextDelta("Yes", (), "final_answer")],
         ),
         (
             "<|channel|>analysis<|message|>Hm<|start|>assistant<|channel|>final<|message|>Yes<|return|>",
-            [Reasoning("Hm"), Text("Yes", (), "final_answer")],
+            [ReasoningDelta("Hm"), TextDelta("Yes", (), "final_answer")],
         ),
         (
             "<|channel|>analysis<|message|>Hm<|end|>Yes, that is right and so it will be.<|return|>",
-            [Reasoning("Hm"), Text("Yes, that is right and so it will be.", (), "final_answer")],
+            [ReasoningDelta("Hm"), TextDelta("Yes, that is right and so it will be.", (), "final_answer")],
         ),
         (
             "<|channel|>analysis<|message|>Hm<|end|><|start|>assistantfinal<|message|>Yes<|return|>",
-            [Reasoning("Hm"), Text("Yes", (), "final_answer")],
+            [ReasoningDelta("Hm"), TextDelta("Yes", (), "final_answer")],
         ),
         (
             "<|channel|>analysis<|message|>One<|end|><|start|>assistant<|channel|>analysis<|message|>Two<|end|>",
-            [Reasoning("One\nTwo")],
+            [ReasoningDelta("One\nTwo")],
         ),
         (
             "<|channel|>final<|message|>A<|end|><|start|>functions.add to=assistant<|channel|>commentary<|message|>3"
             "<|end|><|start|>user<|message|>More<|end|><|start|>assistant<|channel|>commentary<|message|>B<|end|>",
-            [Text("A", (), "final_answer"), Text("B", (), "commentary")],
+            [TextDelta("A", (), "final_answer"), TextDelta("B", (), "commentary")],
         ),
         ("<|channel|>commentary to=functions.add<|call|>", [ToolCallStart("call_1", "add")]),
         ("<|channel|>comm", []),
-        ("<|channel|>final<|message|>A<|end|><|start|>assis", [Text("A", (), "final_answer")]),
+        ("<|channel|>final<|message|>A<|end|><|start|>assis", [TextDelta("A", (), "final_answer")]),
         ("<|channel|>commentary to=functions.add <|constrain|>", []),
     ],
 )
@@ -160,7 +160,7 @@ def test_what_is_no_good_harmony_is_put_right(turn: str, expected: list[Any]) ->
 def test_a_long_answer_without_a_header_is_not_held_back() -> None:
     one = reader()
     deltas = one.feed(encode("It is well known that an answer may come without any header at all"))
-    assert isinstance(deltas[0], Text)
+    assert isinstance(deltas[0], TextDelta)
     assert deltas[0].phase == "final_answer"
 
 
@@ -194,9 +194,9 @@ def test_a_character_split_over_tokens_comes_whole_and_a_broken_one_is_replaced(
     assert len(smile) > 1
     one = reader()
     assert one.feed([*start, *smile[:-1]]) == []
-    assert one.feed(smile[-1:]) == [Text("🜁", (), "final_answer")]
-    assert said([*start, *smile[:-1]]) == [Text("\ufffd", (), "final_answer")]
-    assert said([*start, *smile[:-1], *encode("a<|return|>")]) == [Text("\ufffda", (), "final_answer")]
+    assert one.feed(smile[-1:]) == [TextDelta("🜁", (), "final_answer")]
+    assert said([*start, *smile[:-1]]) == [TextDelta("\ufffd", (), "final_answer")]
+    assert said([*start, *smile[:-1], *encode("a<|return|>")]) == [TextDelta("\ufffda", (), "final_answer")]
 
 
 # --- stop strings ----------------------------------------------------------------------------------------------------
@@ -214,13 +214,16 @@ def test_a_stop_string_ends_the_answer_wherever_tokens_cut_it() -> None:
         for cuts in ((), range(len(ids))):
             deltas = said(ids, asked(stop=[stop, "never"]), cuts=cuts)
             rest = text.partition(stop)[0]
-            assert deltas == [Reasoning("STOP HERE, The e"), *([Text(rest, (), "final_answer")] if rest else [])]
+            assert deltas == [
+                ReasoningDelta("STOP HERE, The e"),
+                *([TextDelta(rest, (), "final_answer")] if rest else []),
+            ]
 
 
 def test_nothing_is_wanted_after_a_stop_string() -> None:
     one = reader(asked(stop="##", tools=[function("add")]))
-    assert one.feed(encode("<|channel|>final<|message|>a ##")) == [Text("a ", (), "final_answer")]
-    assert one.stopped
+    assert one.feed(encode("<|channel|>final<|message|>a ##")) == [TextDelta("a ", (), "final_answer")]
+    assert one.is_stopped
     assert (
         one.feed(encode("<|end|><|start|>assistant<|channel|>commentary to=functions.add<|message|>{}<|call|>")) == []
     )
@@ -231,10 +234,10 @@ def test_nothing_is_wanted_after_a_stop_string() -> None:
 
 def test_the_beginning_of_a_stop_string_is_held_back_and_comes_when_it_was_none() -> None:
     one = reader(asked(stop="###"))
-    assert one.feed(encode("<|channel|>final<|message|>a #")) == [Text("a ", (), "final_answer")]
-    assert one.feed(encode("b")) == [Text("#b", (), "final_answer")]
-    assert one.feed(encode(" ##")) == [Text(" ", (), "final_answer")]
-    assert one.finish("stop", input_tokens=0, cached_tokens=0)[0] == Text("##", (), "final_answer")
+    assert one.feed(encode("<|channel|>final<|message|>a #")) == [TextDelta("a ", (), "final_answer")]
+    assert one.feed(encode("b")) == [TextDelta("#b", (), "final_answer")]
+    assert one.feed(encode(" ##")) == [TextDelta(" ", (), "final_answer")]
+    assert one.finish("stop", input_tokens=0, cached_tokens=0)[0] == TextDelta("##", (), "final_answer")
 
 
 # --- logprobs --------------------------------------------------------------------------------------------------------
@@ -253,7 +256,7 @@ def test_logprobs_are_those_of_the_answers_tokens_and_none_is_lost() -> None:
             for at in range(0, len(ids), step)
             for delta in one.feed(ids[at : at + step], logprobs[at : at + step])
         ]
-        found = [logprob for delta in deltas if isinstance(delta, Text) for logprob in delta.logprobs]
+        found = [logprob for delta in deltas if isinstance(delta, TextDelta) for logprob in delta.logprobs]
         assert found == logprobs[first:-1]
 
 
@@ -261,7 +264,7 @@ def test_logprobs_of_what_a_stop_string_cut_off_are_not_told() -> None:
     ids = encode("<|channel|>final<|message|>one two STOP")
     logprobs = [TokenLogprob(str(token), 0.0, b"") for token in ids]
     (delta,) = reader(asked(stop=" STOP")).feed(ids, logprobs)
-    assert isinstance(delta, Text)
+    assert isinstance(delta, TextDelta)
     assert list(delta.logprobs) == logprobs[3:5]
 
 
@@ -269,7 +272,7 @@ def test_logprobs_of_what_a_stop_string_cut_off_are_not_told() -> None:
 
 
 def test_the_memo_gets_the_very_ids_of_well_formed_messages() -> None:
-    memo = Memo()
+    memo = TokenCache()
     turns = (
         "<|channel|>analysis<|message|>Hm<|end|>",
         "<|start|>assistant<|channel|>commentary<|message|>I look<|end|>",
@@ -277,17 +280,17 @@ def test_the_memo_gets_the_very_ids_of_well_formed_messages() -> None:
     )
     one = reader(TOOLS, memo)
     one.feed([*encode(turns[0]), *encode(turns[1]), *encode(turns[2])])
-    assert list(memo.get(said_to_key("analysis", "Hm")) or ()) == encode("<|start|>assistant" + turns[0])
-    assert list(memo.get(said_to_key("commentary", "I look")) or ()) == encode(turns[1])
+    assert list(memo.get(text_to_key("analysis", "Hm")) or ()) == encode("<|start|>assistant" + turns[0])
+    assert list(memo.get(text_to_key("commentary", "I look")) or ()) == encode(turns[1])
     assert list(memo.get(call_to_key("functions.add", "{}", custom=False)) or ()) == encode(turns[2])
     reader(TOOLS, memo).feed(encode("<|channel|>final<|message|>Yes<|return|>"))
-    assert list(memo.get(said_to_key("final", "Yes")) or ()) == encode(
+    assert list(memo.get(text_to_key("final", "Yes")) or ()) == encode(
         "<|start|>assistant<|channel|>final<|message|>Yes<|end|>"
     )
 
 
 def test_the_memo_gets_nothing_that_was_cut_off_or_put_right() -> None:
-    memo = Memo()
+    memo = TokenCache()
     for turn in (
         "<|channel|>final<|message|>Cut",
         "<|channel|>analysis<|message|>Cut<|start|>",
@@ -298,5 +301,5 @@ def test_the_memo_gets_nothing_that_was_cut_off_or_put_right() -> None:
         one = reader(TOOLS, memo)
         one.feed(encode(turn))
         one.finish("stop", input_tokens=0, cached_tokens=0)
-    assert memo.get(said_to_key("final", "Cut")) is None
-    assert memo.get(said_to_key("analysis", "Cut")) is None
+    assert memo.get(text_to_key("final", "Cut")) is None
+    assert memo.get(text_to_key("analysis", "Cut")) is None

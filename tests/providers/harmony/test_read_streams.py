@@ -9,7 +9,7 @@ from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed 
     StreamableParser,
 )
 
-from apis.deltas import Reasoning, Text, ToolArguments, ToolCallStart
+from apis.deltas import ReasoningDelta, TextDelta, ToolArgumentsDelta, ToolCallStart
 from providers.inference.harmony.vocabulary import VOCABULARY_SIZE, load_vocabulary
 from tests.providers.harmony.turns import READ_TOOLS as TOOLS
 from tests.providers.harmony.turns import check_order, encode, joined, read, reader
@@ -69,11 +69,11 @@ def oracle(ids: list[int]) -> list[Any]:
         if message.recipient is not None:
             id_ = f"call_{sum(isinstance(one, ToolCallStart) for one in expected) + 1}"
             name = names[message.recipient]
-            expected += [ToolCallStart(id_, name, name != "add"), ToolArguments(id_, text)]
+            expected += [ToolCallStart(id_, name, name != "add"), ToolArgumentsDelta(id_, text)]
         elif message.channel == "analysis":
-            expected.append(Reasoning(text))
+            expected.append(ReasoningDelta(text))
         else:
-            expected.append(Text(text, (), "commentary" if message.channel == "commentary" else "final_answer"))
+            expected.append(TextDelta(text, (), "commentary" if message.channel == "commentary" else "final_answer"))
     return expected
 
 
@@ -82,10 +82,10 @@ def lines(deltas: list[Any]) -> list[Any]:
     out: list[Any] = []
     for delta in deltas:
         match out[-1] if out else None, delta:
-            case Text(before, _, phase), Text(text, _, now) if now == phase:
-                out[-1] = Text(f"{before}\n{text}", (), phase)
-            case Reasoning(before), Reasoning(text):
-                out[-1] = Reasoning(f"{before}\n{text}")
+            case TextDelta(before, _, phase), TextDelta(text, _, now) if now == phase:
+                out[-1] = TextDelta(f"{before}\n{text}", (), phase)
+            case ReasoningDelta(before), ReasoningDelta(text):
+                out[-1] = ReasoningDelta(f"{before}\n{text}")
             case _:
                 out.append(delta)
     return out
@@ -98,7 +98,7 @@ def test_well_formed_turns_read_as_by_openai_harmony() -> None:
         one = reader(TOOLS)
         deltas = joined(one.feed(ids))
         assert deltas == lines(oracle(ids))
-        assert one.repairs == 0
+        assert one.repair_count == 0
 
 
 def test_any_cut_of_a_stream_gives_the_same() -> None:
@@ -135,7 +135,7 @@ def test_a_hundred_thousand_malformed_streams_end_well() -> None:
         one = reader(TOOLS)
         deltas = [*one.feed(ids), *one.finish("stop" if index % 3 else "length", input_tokens=0, cached_tokens=0)]
         check_order(deltas)
-        assert one.output_tokens == len(ids) or one.stopped
+        assert one.output_tokens == len(ids) or one.is_stopped
         assert 0 <= one.reasoning_tokens <= len(ids)
 
 

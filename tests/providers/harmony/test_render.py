@@ -10,7 +10,7 @@ from openai_harmony import Role  # pyright: ignore[reportMissingTypeStubs] - typ
 from apis.chat import ChatRequest
 from apis.errors import InvalidRequest, Unsupported
 from providers.inference.harmony.render import HarmonyOptions, Renderer
-from providers.inference.harmony.token_cache import Memo, call_to_key, said_to_key
+from providers.inference.harmony.token_cache import TokenCache, call_to_key, text_to_key
 from providers.inference.harmony.vocabulary import FIRST_SPECIAL, Vocabulary, load_vocabulary
 from tests.providers.harmony import conversations as c
 
@@ -195,7 +195,7 @@ def test_no_text_or_name_makes_a_control_token():
         return made[-1]
 
     vocabulary = load_vocabulary()
-    renderer = Renderer(vocabulary, HarmonyOptions(), Memo(max_tokens=0))
+    renderer = Renderer(vocabulary, HarmonyOptions(), TokenCache(max_tokens=0))
     plain = [token for token in renderer.render(filled(lambda: "x")) if token >= FIRST_SPECIAL]
     while len(made) < 5000:
         request = filled(text)
@@ -223,7 +223,7 @@ class Counted(Vocabulary):
 def test_a_chained_turn_encodes_only_what_is_new():
     vocabulary = Counted()
     options = HarmonyOptions(current_date=c.DATE)
-    renderer = Renderer(vocabulary, options, Memo())
+    renderer = Renderer(vocabulary, options, TokenCache())
     tools = [c.function("f", "Does it.", parameters=c.WEATHER)]
     messages = [{"role": "system", "content": "Help."}, c.user("Hi")]
     renderer.render(c.request(*messages, tools=tools))
@@ -232,14 +232,14 @@ def test_a_chained_turn_encodes_only_what_is_new():
         vocabulary.encoded.clear()
         ids = renderer.render(c.request(*messages, tools=tools))
         assert vocabulary.encoded == ["assistant", "final", f"Answer {turn}", "user", f"Question {turn}"]
-        assert ids == Renderer(load_vocabulary(), options, Memo()).render(c.request(*messages, tools=tools))
+        assert ids == Renderer(load_vocabulary(), options, TokenCache()).render(c.request(*messages, tools=tools))
 
 
 def test_what_the_model_wrote_is_rendered_with_its_own_tokens():
     vocabulary = load_vocabulary()
-    memo = Memo()
+    memo = TokenCache()
     thought, asked = [200006, 1, 2, 200007], [200006, 3, 200012]
-    memo.put(said_to_key("analysis", "Hm."), thought)
+    memo.put(text_to_key("analysis", "Hm."), thought)
     memo.put(call_to_key("functions.f", "{ }", custom=False), asked)
     request = c.request(
         c.user("Hi"), c.assistant(reasoning="Hm.", tool_calls=[c.call("c1", "f", "{ }")]), c.result("c1", "1")

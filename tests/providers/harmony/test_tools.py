@@ -12,7 +12,7 @@ from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed 
     Role,
 )
 
-from apis.chat import FunctionTool
+from apis.chat import ChatFunctionTool
 from providers.inference.harmony.tools import declared_tools_to_text, schema_to_typescript
 from providers.inference.harmony.vocabulary import load_vocabulary
 from tests.providers.harmony.conversations import described, request, user
@@ -60,7 +60,7 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
 @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(parameters=schemas(), description=words)
 def test_a_type_is_the_one_of_openai_harmony(parameters: dict[str, Any], description: str):
-    tool = FunctionTool.model_validate(
+    tool = ChatFunctionTool.model_validate(
         {"function": {"name": "f", "description": description, "parameters": parameters}}
     )
     content = DeveloperContent.new().with_function_tools([described("f", description, parameters)])

@@ -23,7 +23,7 @@ from providers.inference.harmony.vocabulary import (
     WINDOW_CHARS,
     WORD_BYTES,
     load_vocabulary,
-    text_to_pieces,
+    split_text,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -115,7 +115,7 @@ def test_the_pieces_of_ordinary_text_have_the_ids_of_the_whole():
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_text_is_given_to_the_tokenizer_in_pieces_that_stall_it(name: str):
     text = HOSTILE[name]
-    pieces = list(text_to_pieces(text))
+    pieces = list(split_text(text))
     assert "".join(pieces) == text
     assert all(len(piece) <= WINDOW_CHARS for piece in pieces)
     if name not in {"digits", "apostrophes"}:
@@ -132,7 +132,7 @@ def test_it_is_loaded_once_and_leaves_the_environment_alone():
 def load_in(environment: dict[str, str], code: str = "") -> str:
     """What a fresh process says of loading the vocabulary there."""
     program = (
-        "from providers.inference import harmony_vocabulary as v\n"
+        "from providers.inference.harmony import vocabulary as v\n"
         f"from apis.errors import ConfigError\n{code}\n"
         "try:\n    print(v.load_vocabulary().encode('hi'))\nexcept ConfigError as error:\n    print(error)\n"
     )

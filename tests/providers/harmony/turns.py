@@ -8,11 +8,11 @@ from itertools import count, pairwise
 from typing import Any, Literal
 
 from apis.chat import ChatRequest
-from apis.deltas import Delta, Finish, Reasoning, Text, ToolArguments, ToolCallStart
+from apis.deltas import Delta, Finish, ReasoningDelta, TextDelta, ToolArgumentsDelta, ToolCallStart
 from providers.inference.harmony.grammar import request_to_grammar
-from providers.inference.harmony.matcher import Matcher, Matchers
+from providers.inference.harmony.matcher import GrammarCompiler, GrammarMatcher
 from providers.inference.harmony.read import HarmonyReader
-from providers.inference.harmony.token_cache import Memo
+from providers.inference.harmony.token_cache import TokenCache
 from providers.inference.harmony.vocabulary import (
     CALL,
     CHANNEL,
@@ -92,9 +92,9 @@ def formatted(schema: Any, **fields: Any) -> ChatRequest:
     return asked(response_format=form, **fields)
 
 
-def reader(request: ChatRequest | None = None, memo: Memo | None = None) -> HarmonyReader:
+def reader(request: ChatRequest | None = None, memo: TokenCache | None = None) -> HarmonyReader:
     numbers = count(1)
-    return HarmonyReader(load_vocabulary(), request or asked(), memo, call_ids=lambda: f"call_{next(numbers)}")
+    return HarmonyReader(load_vocabulary(), request or asked(), memo, make_call_id=lambda: f"call_{next(numbers)}")
 
 
 def read(
@@ -117,14 +117,14 @@ def joined(deltas: Iterable[Delta]) -> list[Delta]:
     out: list[Delta] = []
     for delta in deltas:
         match out[-1] if out else None, delta:
-            case Text(before, _, phase), Text(text, _, now) if now == phase:
-                out[-1] = Text(before + text, (), phase)
-            case _, Text(text, _, phase):
-                out.append(Text(text, (), phase))
-            case Reasoning(before), Reasoning(text):
-                out[-1] = Reasoning(before + text)
-            case ToolArguments(was, before), ToolArguments(id_, text) if was == id_:
-                out[-1] = ToolArguments(id_, before + text)
+            case TextDelta(before, _, phase), TextDelta(text, _, now) if now == phase:
+                out[-1] = TextDelta(before + text, (), phase)
+            case _, TextDelta(text, _, phase):
+                out.append(TextDelta(text, (), phase))
+            case ReasoningDelta(before), ReasoningDelta(text):
+                out[-1] = ReasoningDelta(before + text)
+            case ToolArgumentsDelta(was, before), ToolArgumentsDelta(id_, text) if was == id_:
+                out[-1] = ToolArgumentsDelta(id_, before + text)
             case _:
                 out.append(delta)
     return out
@@ -144,10 +144,10 @@ def check_order(deltas: Sequence[Delta]) -> None:
                 assert id_ not in begun
                 assert name
                 begun.add(id_)
-            case ToolArguments(id_, text):
+            case ToolArgumentsDelta(id_, text):
                 assert id_ in begun
                 assert text
-            case Text(text) | Reasoning(text):
+            case TextDelta(text) | ReasoningDelta(text):
                 assert text
             case _:
                 raise AssertionError(f"{delta} before the end")
@@ -159,8 +159,8 @@ def check_order(deltas: Sequence[Delta]) -> None:
 
 
 @cache
-def matchers() -> Matchers:
-    return Matchers(load_vocabulary())
+def matchers() -> GrammarCompiler:
+    return GrammarCompiler(load_vocabulary())
 
 
 @cache
@@ -170,17 +170,17 @@ def closers() -> tuple[int, ...]:
     return tuple(token for word in words for token in encode(word))
 
 
-def matcher(request: ChatRequest) -> Matcher:
+def matcher(request: ChatRequest) -> GrammarMatcher:
     grammar = request_to_grammar(request)
     assert grammar is not None
-    return matchers().matcher(grammar)
+    return matchers().build_matcher(grammar)
 
 
 def allowed(mask: bytes, token: int) -> bool:
     return bool(mask[token >> 3] >> (token & 7) & 1)
 
 
-def allows(one: Matcher, turn: str | Sequence[int]) -> bool:
+def allows(one: GrammarMatcher, turn: str | Sequence[int]) -> bool:
     """Whether the rest of the turn may be this, token by token, also by the masks; it is then taken."""
     for token in encode(turn) if isinstance(turn, str) else turn:
         may = allowed(one.mask(), token)
@@ -204,12 +204,12 @@ def pick(mask: bytes, rng: random.Random, at: int, patience: int) -> int:
     return start + (rest & -rest).bit_length() - 1
 
 
-def walk(one: Matcher, rng: random.Random, patience: int = 40) -> list[int]:
+def walk(one: GrammarMatcher, rng: random.Random, patience: int = 40) -> list[int]:
     """A turn that the masks allow; it must come to an end."""
     ids: list[int] = []
-    while not one.done:
+    while not one.is_done:
         assert len(ids) < 3000, decode(ids[-200:])
-        forced = one.forced() or [pick(one.mask(), rng, len(ids), patience)]
+        forced = one.forced_tokens() or [pick(one.mask(), rng, len(ids), patience)]
         for token in forced:
             assert one.accept(token), decode([*ids, token])
         ids += forced

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from apis.chat import ChatRequest
-from apis.deltas import Delta, Finish, Reasoning, Refusal, Text, ToolArguments, ToolCallStart, Usage
+from apis.deltas import Delta, Finish, ReasoningDelta, RefusalDelta, TextDelta, ToolArgumentsDelta, ToolCallStart, Usage
 from apis.errors import StackError
-from providers.inference.chat_completions.chunks import ChatChunks
+from providers.inference.chat_completions.chunks import ChatChunkReader
 from tests.support.servers.upstream_server import DONE, Chunk, event
 
 USED = Usage(11, 7)
@@ -34,13 +34,13 @@ def read(chunks: Sequence[Chunk | str], request: ChatRequest | None = None, *, d
 
 
 def read_cut(raw: bytes, cuts: list[int], request: ChatRequest | None = None) -> list[Delta]:
-    parser = ChatChunks(request or asked())
+    parser = ChatChunkReader(request or asked())
     edges = [0, *cuts, len(raw)]
     deltas = [delta for a, b in pairwise(edges) for delta in parser.feed(raw[a:b])]
     deltas += parser.end()
     if parser.failure is not None:
         raise parser.failure
-    assert parser.finished
+    assert parser.is_finished
     return deltas
 
 
@@ -53,11 +53,11 @@ def joined(deltas: Sequence[Delta]) -> list[tuple[Any, ...]]:
             case ToolCallStart(call_id, name, custom):
                 ids[call_id] = f"call {len(ids)}"
                 out.append((ids[call_id], name, custom))
-            case ToolArguments(call_id, text):
-                _extend(out, (ToolArguments, ids[call_id]), text, ())
-            case Text(text, logprobs):
-                _extend(out, (Text,), text, logprobs)
-            case Reasoning(text) | Refusal(text):
+            case ToolArgumentsDelta(call_id, text):
+                _extend(out, (ToolArgumentsDelta, ids[call_id]), text, ())
+            case TextDelta(text, logprobs):
+                _extend(out, (TextDelta,), text, logprobs)
+            case ReasoningDelta(text) | RefusalDelta(text):
                 _extend(out, (type(delta),), text, ())
             case Finish(reason, usage):
                 out.append((reason, usage))

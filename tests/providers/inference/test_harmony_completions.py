@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from apis.deltas import Finish, Reasoning, Text, TokenLogprob, ToolArguments, ToolCallStart, Usage
+from apis.deltas import Finish, ReasoningDelta, TextDelta, TokenLogprob, ToolArgumentsDelta, ToolCallStart, Usage
 from apis.errors import ContextLengthExceeded, InvalidRequest, StackError, Unsupported, UpstreamError
 from apis.inference import Model
 from providers.inference.harmony.vocabulary import load_vocabulary
@@ -155,8 +155,8 @@ async def test_tokens_become_thought_and_answer() -> None:
     async with serving(stream(chunks(ANSWER))) as (vllm, _):
         deltas = await drain(vllm, asked())
     assert deltas == [
-        *(Reasoning(text) for text in ("Hm", ".")),
-        *(Text(text, (), "final_answer") for text in ("Hello", " there", "!")),
+        *(ReasoningDelta(text) for text in ("Hm", ".")),
+        *(TextDelta(text, (), "final_answer") for text in ("Hello", " there", "!")),
         Finish("stop", Usage(90, len(ids(ANSWER)), 64, 2)),
     ]
 
@@ -166,7 +166,7 @@ async def test_a_call_comes_as_it_is_made() -> None:
         start, *arguments, finish = await drain(vllm, asked(tools=[TOOL]))
     assert isinstance(start, ToolCallStart)
     assert start.name == "f"
-    assert "".join(each.text for each in arguments if isinstance(each, ToolArguments)) == '{"a":1}'
+    assert "".join(each.text for each in arguments if isinstance(each, ToolArgumentsDelta)) == '{"a":1}'
     assert isinstance(finish, Finish)
     assert finish.reason == "tool_calls"
 
@@ -183,7 +183,7 @@ async def test_a_stop_string_ends_the_generation() -> None:
     async with serving(answer) as (vllm, upstream):
         deltas = await drain(vllm, asked(stop=["there"]))
         await upstream.left.wait()
-    assert "".join(delta.text for delta in deltas if isinstance(delta, Text)) == "Hello "
+    assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == "Hello "
 
 
 async def test_logprobs_are_those_of_the_answer() -> None:
@@ -203,11 +203,11 @@ async def test_logprobs_are_those_of_the_answer() -> None:
     async with serving(stream([*told, usage_chunk()])) as (vllm, upstream):
         text, _ = await drain(vllm, asked(logprobs=True, top_logprobs=2))
         assert (body(upstream)["logprobs"], body(upstream)["return_tokens_as_token_ids"]) == (2, True)
-    assert isinstance(text, Text)
+    assert isinstance(text, TextDelta)
     (logprob,) = text.logprobs
     assert isinstance(logprob, TokenLogprob)
     assert (logprob.token, logprob.logprob, logprob.bytes) == ("Hello", -0.25, list(b"Hello"))
-    assert [(top.token, top.logprob) for top in logprob.top] == [("Hello", -0.25), ("Hi", -2.5)]
+    assert [(top.token, top.logprob) for top in logprob.top_logprobs] == [("Hello", -0.25), ("Hi", -2.5)]
     assert hello != hi
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from apis.chat import ChatRequest
-from apis.deltas import Finish, Text, Usage
+from apis.deltas import Finish, TextDelta, Usage
 from apis.errors import ConfigError, ContextLengthExceeded, Overloaded, Unsupported, UpstreamError, UpstreamTimeout
 from providers.inference.next_token import NextToken
 from tests.conformance.inference import LAWS, Law, Subject, drain
@@ -75,7 +75,7 @@ async def test_a_file_may_hold_the_function(tmp_path: Path) -> None:
     file.write_text("from tests.support.models.token_functions import plain as mine\n")
     async with started(f"{file}:mine") as provider:
         deltas = await drain(provider, asked())
-    assert "".join(delta.text for delta in deltas if isinstance(delta, Text)) == "Hello there!"
+    assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == "Hello there!"
 
 
 # --- how an answer ends ----------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ async def test_an_answer_ends_with_a_stop_token_and_before_a_stop_string() -> No
         finish = deltas[-1]
         assert isinstance(finish, Finish)
         assert finish.reason == "stop"
-    assert "".join(delta.text for delta in by_text if isinstance(delta, Text)) == "Hello "
+    assert "".join(delta.text for delta in by_text if isinstance(delta, TextDelta)) == "Hello "
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------

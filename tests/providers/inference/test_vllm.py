@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from pydantic import ValidationError
 
-from apis.deltas import Delta, Finish, Text, Usage
+from apis.deltas import Delta, Finish, TextDelta, Usage
 from apis.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -49,7 +49,7 @@ from tests.support.servers.upstream_server import (
 )
 
 OK = stream(text_chunks("Hel", "lo"))
-OK_DELTAS = [Text("Hel"), Text("lo"), Finish("stop", Usage(11, 7))]
+OK_DELTAS = [TextDelta("Hel"), TextDelta("lo"), Finish("stop", Usage(11, 7))]
 PING = Repeat(http_chunk(b": ping\n\n"), pause_s=0.01)
 
 
@@ -91,7 +91,7 @@ async def test_what_was_read_at_once_is_one_step() -> None:
         started(upstream.base_url) as vllm,
     ):
         steps = [step async for step in vllm.chat(asked())]
-    assert steps == [[Text("a"), Text("b"), Finish("stop", Usage(11, 7))]]
+    assert steps == [[TextDelta("a"), TextDelta("b"), Finish("stop", Usage(11, 7))]]
 
 
 async def test_a_large_request_is_sent_whole() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from apis.chat import ChatRequest
-from apis.deltas import Delta, Finish, Text, ToolArguments, ToolCallStart
+from apis.deltas import Delta, Finish, TextDelta, ToolArgumentsDelta, ToolCallStart
 from apis.inference import Inference
 from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.conformance.inference import drain
@@ -44,7 +44,7 @@ async def ask(inference: Inference, content: str = "Say hi.", **fields: Any) -> 
 
 
 def text_of(deltas: Sequence[Delta]) -> str:
-    return "".join(delta.text for delta in deltas if isinstance(delta, Text))
+    return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
 
 
 def call_of(deltas: Sequence[Delta]) -> tuple[str, str] | None:
@@ -53,7 +53,7 @@ def call_of(deltas: Sequence[Delta]) -> tuple[str, str] | None:
     if not starts:
         return None
     assert len(starts) == 1
-    return starts[0].name, "".join(delta.text for delta in deltas if isinstance(delta, ToolArguments))
+    return starts[0].name, "".join(delta.text for delta in deltas if isinstance(delta, ToolArgumentsDelta))
 
 
 def finish_of(deltas: Sequence[Delta]) -> Finish:

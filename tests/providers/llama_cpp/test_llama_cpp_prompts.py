@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from apis.chat import ChatRequest
-from providers.inference.llama_cpp.prompts import answer_messages, with_verbosity
+from providers.inference.llama_cpp.prompts import add_verbosity, build_answer_messages
 
 
 @pytest.mark.parametrize("before", [[], [{"role": "developer", "content": "Be kind."}]])
@@ -14,9 +14,9 @@ def test_how_long_an_answer_shall_be_is_told_after_the_instructions(before: list
     plain = ChatRequest.model_validate(given)
     for verbosity in (None, "medium"):
         request = plain.model_copy(update={"verbosity": verbosity})
-        assert with_verbosity(request) is request
+        assert add_verbosity(request) is request
     for verbosity, words in (("low", "Keep the answer short"), ("high", "Make the answer detailed")):
-        told = answer_messages(with_verbosity(plain.model_copy(update={"verbosity": verbosity})).messages)
+        told = build_answer_messages(add_verbosity(plain.model_copy(update={"verbosity": verbosity})).messages)
         assert [each.role for each in told] == ["system", "user"]
         assert str(told[0].content).removeprefix("Be kind.\n\n").startswith(words)
-        assert told[1:] == answer_messages(plain.messages)[-1:]
+        assert told[1:] == build_answer_messages(plain.messages)[-1:]

@@ -24,8 +24,8 @@ from apis.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from providers.inference.llama_cpp.model import fetched, models_dir
-from providers.inference.minilm.provider import MODEL, PACKAGED, MiniLM
+from providers.inference.llama_cpp.model import fetch_model, models_dir
+from providers.inference.minilm.provider import MODEL, PACKAGED_MODEL, MiniLM
 from tests.conformance.embeddings import LAWS, Law, Subject
 from tests.support.models.tiny_bert import WIDTH, write_tiny_bert
 
@@ -158,7 +158,7 @@ async def test_a_broken_model_is_told_with_its_cause(folder: Path, tmp_path: Pat
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def minilm() -> AsyncGenerator[MiniLM]:
     try:
-        await fetched(PACKAGED, models_dir() / MODEL, 100)
+        await fetch_model(PACKAGED_MODEL, models_dir() / MODEL, 100)
     except ConfigError as exc:
         pytest.skip(str(exc))
     async with started(None) as provider:

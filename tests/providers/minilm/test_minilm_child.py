@@ -10,7 +10,7 @@ import torch
 from safetensors import torch as safetensors
 from transformers import BertConfig, BertModel
 
-from providers.inference.minilm.child import MAX_TOKENS, Embedder, TooLong, gelu, steps
+from providers.inference.minilm.child import MAX_TOKENS, Embedder, TextTooLong, gelu, split_batches
 from tests.support.models.tiny_bert import CONFIG, write_tiny_bert
 
 TEXTS = ["The cat.", "a kitten on the stock market", "", "Ünknown ☃ words", "cats " * 100]
@@ -70,7 +70,7 @@ def test_a_long_texts_vector_is_the_mean_of_its_windows_tokens(embedder: Embedde
 
 
 def test_too_long_a_text_is_named(embedder: Embedder) -> None:
-    with pytest.raises(TooLong) as caught:
+    with pytest.raises(TextTooLong) as caught:
         embedder.embed(["cat", "cat " * MAX_TOKENS])
     assert (caught.value.position, caught.value.tokens > MAX_TOKENS) == (1, True)
 
@@ -85,4 +85,4 @@ def test_too_long_a_text_is_named(embedder: Embedder) -> None:
     ],
 )
 def test_steps_cover_everything_once(lengths: list[int], expected: list[tuple[int, int]]) -> None:
-    assert steps([[0] * length for length in lengths]) == expected
+    assert split_batches([[0] * length for length in lengths]) == expected

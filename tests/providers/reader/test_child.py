@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from apis.reader import Document, Unreadable
+from apis.reader import Document, UnreadableFile
 from providers.fetcher.safe import Safe
 from providers.reader.child import Child
 from tests.support.models import documents
@@ -92,7 +92,7 @@ HARMLESS: dict[str, tuple[str, bytes, str]] = {
 
 
 async def file_to_text(name: str, data: bytes, max_chars: int) -> str:
-    return await Child(Child.Config(), None, Safe(Safe.Config())).text(Document(name, data), max_chars)
+    return await Child(Child.Config(), None, Safe(Safe.Config())).extract_text(Document(name, data), max_chars)
 
 
 @pytest.mark.parametrize("name", READ)
@@ -105,7 +105,7 @@ async def test_every_kind_gives_its_text(name: str) -> None:
 async def test_what_is_made_to_break_it_is_refused_in_time(name: str) -> None:
     filename, data, told = HOSTILE[name]
     began = time.monotonic()
-    with pytest.raises(Unreadable, match=told) as caught:
+    with pytest.raises(UnreadableFile, match=told) as caught:
         await file_to_text(filename, data, MAX_CHARS)
     assert caught.value.code in ("invalid_file", "unsupported_file")
     assert time.monotonic() - began < BOUND_S

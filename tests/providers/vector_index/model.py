@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from apis.vector_index import Chunk, Found, Search, Value, VectorIndex
+from apis.vector_index import AttributeValue, Chunk, ScoredChunk, Search, VectorIndex
 from apis.wire.tools import FileFilter
 from providers.vector_index.filters import matches
 
@@ -34,7 +34,7 @@ class Model:
     def chunks(self, store: str) -> dict[tuple[str, int], Chunk]:
         return self.stores.setdefault(store, {})
 
-    def set_attributes(self, store: str, file: str, attributes: Mapping[str, Value]) -> None:
+    def set_attributes(self, store: str, file: str, attributes: Mapping[str, AttributeValue]) -> None:
         for place, chunk in self.chunks(store).items():
             if chunk.file == file:
                 self.chunks(store)[place] = Chunk(file, chunk.number, chunk.text, attributes, chunk.vector)
@@ -42,11 +42,11 @@ class Model:
     def delete(self, store: str, file: str | None) -> None:
         self.stores[store] = {} if file is None else {p: c for p, c in self.chunks(store).items() if p[0] != file}
 
-    def search_vector(self, search: Search, vector: Sequence[float]) -> list[Found]:
+    def search_vector(self, search: Search, vector: Sequence[float]) -> list[ScoredChunk]:
         same = [chunk for chunk in self.chunks(search.store).values() if len(chunk.vector) == len(vector)]
         return _best(search, [(chunk, _cosine(chunk.vector, vector)) for chunk in same])
 
-    def search_keywords(self, search: Search, text: str) -> list[Found]:
+    def search_keywords(self, search: Search, text: str) -> list[ScoredChunk]:
         """BM25, with the endings that the words here have."""
         chunks = [(chunk, Counter(_stems(chunk.text))) for chunk in self.chunks(search.store).values()]
         mean = sum(each.total() for _, each in chunks) / len(chunks) if chunks else 0
@@ -62,10 +62,10 @@ class Model:
         return _best(search, [(chunk, score) for chunk, score in scores if score])
 
 
-def _best(search: Search, scores: list[tuple[Chunk, float]]) -> list[Found]:
+def _best(search: Search, scores: list[tuple[Chunk, float]]) -> list[ScoredChunk]:
     left = [(chunk, score) for chunk, score in scores if matches(search.filters, chunk.attributes)]
     left.sort(key=lambda each: (-round(each[1], 6), each[0].file, each[0].number))
-    return [Found(c.file, c.number, c.text, c.attributes, score) for c, score in left[: search.limit]]
+    return [ScoredChunk(c.file, c.number, c.text, c.attributes, score) for c, score in left[: search.limit]]
 
 
 def _stems(text: str) -> list[str]:
@@ -80,7 +80,7 @@ def _cosine(left: Sequence[float], right: Sequence[float]) -> float:
 async def step(dice: random.Random, model: Model, index: VectorIndex) -> None:
     """Do one thing to the model and to the index; what is found must be the same."""
     store, file = dice.choice(["t/one", "t/two"]), f"file {dice.randrange(6)}/"
-    attributes: dict[str, Value] = {"n": dice.randrange(4)}
+    attributes: dict[str, AttributeValue] = {"n": dice.randrange(4)}
     match dice.choices(["upsert", "set", "delete file", "delete store", "vector", "words"], [6, 2, 2, 0.2, 6, 6])[0]:
         case "upsert":
             chunks = [_chunk(dice, attributes) for _ in range(dice.randrange(1, 8))]
@@ -103,7 +103,7 @@ async def step(dice: random.Random, model: Model, index: VectorIndex) -> None:
             assert _shown(await index.search_keywords(search, text)) == _shown(model.search_keywords(search, text))
 
 
-def _chunk(dice: random.Random, attributes: Mapping[str, Value]) -> Chunk:
+def _chunk(dice: random.Random, attributes: Mapping[str, AttributeValue]) -> Chunk:
     text = " ".join(dice.choices(WORDS, k=dice.randrange(9)))
     return Chunk(f"file {dice.randrange(6)}/", dice.randrange(12), text, attributes, dice.choice(VECTORS))
 
@@ -112,5 +112,5 @@ def _search(dice: random.Random, store: str) -> Search:
     return Search(store, dice.choice([1, 3, 10, 100]), dice.choice(FILTERS))
 
 
-def _shown(found: list[Found]) -> list[tuple[Any, ...]]:
+def _shown(found: list[ScoredChunk]) -> list[tuple[Any, ...]]:
     return [(each.file, each.number, each.text, each.attributes, round(each.score, 5)) for each in found]

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from providers.vector_stores.chunks import count_tokens, text_to_chunks
-from providers.vector_stores.fusion import fuse
+from providers.vector_stores.fusion import fuse_rankings
 
 PROSE = " ".join(f"This is sentence number {i} of a longer text." for i in range(400))
 
@@ -62,10 +62,10 @@ def test_fusion_lifts_what_is_in_both_rankings() -> None:
     def sure(keys: str) -> list[tuple[str, float]]:
         return [(key, 1.0) for key in keys]
 
-    scores = fuse([(1, sure("abc")), (1, sure("dbe"))])
+    scores = fuse_rankings([(1, sure("abc")), (1, sure("dbe"))])
     assert list(scores) == ["b", "a", "d", "c", "e"]
-    assert fuse([(1, sure("a")), (1, sure("a"))]) == {"a": 1.0}
-    assert fuse([(3, sure("a")), (1, sure("b"))])["a"] == pytest.approx(0.75)
-    assert fuse([(1, sure("a")), (1, [("b", 0.1)])])["b"] == pytest.approx(0.05)
-    assert fuse([]) == {}
-    assert fuse([(0, sure("a"))]) == {"a": 0.0}
+    assert fuse_rankings([(1, sure("a")), (1, sure("a"))]) == {"a": 1.0}
+    assert fuse_rankings([(3, sure("a")), (1, sure("b"))])["a"] == pytest.approx(0.75)
+    assert fuse_rankings([(1, sure("a")), (1, [("b", 0.1)])])["b"] == pytest.approx(0.05)
+    assert fuse_rankings([]) == {}
+    assert fuse_rankings([(0, sure("a"))]) == {"a": 0.0}

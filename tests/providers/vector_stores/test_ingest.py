@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from apis.files import NewFile
+from apis.files import CreateFile
 from apis.provider import Provider
 from apis.storage.kv_store import Op, Put
 from apis.vector_index import Search
@@ -19,7 +19,7 @@ from providers.reader.child import Child
 from providers.vector_index.sqlite_vec import SQLiteVec
 from providers.vector_stores import records as shelves
 from providers.vector_stores.hybrid import Hybrid
-from providers.vector_stores.records import CLAIM, WORK, Work
+from providers.vector_stores.records import JOB_PREFIX, LEASE_PREFIX, JobRecord
 from tests.support.models.hashing import DIMENSIONS, Hashing
 
 BOUND_S = 30
@@ -68,7 +68,7 @@ class Setting:
         async def data() -> AsyncIterator[bytes]:
             yield text.encode()
 
-        return (await self.files.create(NewFile(filename="a.txt", purpose="assistants"), data(), tenant=T)).id
+        return (await self.files.create(CreateFile(filename="a.txt", purpose="assistants"), data(), tenant=T)).id
 
     async def indexed(self, store_id: str) -> list[str]:
         """What the index holds of a store, whatever the records say."""
@@ -87,7 +87,7 @@ async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
 
 async def settled(setting: Setting, store_id: str) -> None:
     async def holds() -> bool:
-        records = await shelves.files_of(setting.kv, T, store_id)
+        records = await shelves.list_file_records(setting.kv, T, store_id)
         return all(record.status != "in_progress" for _, record in records)
 
     await setting.kv.until(holds)
@@ -110,8 +110,10 @@ async def test_what_a_dead_process_had_claimed_is_taken_up_when_its_lease_is_ove
     await first.close()
     file_id = await setting.upload("left behind")
     await first.add_file(store.id, AddFile(file_id=file_id), tenant=T)
-    place = shelves.Place(T, store.id, file_id)
-    await setting.kv.write([Put(f"{CLAIM}{place}", b"", LEASE_S), Put(f"{WORK}{place}", shelves.encode(Work(1)))])
+    place = shelves.FileRef(T, store.id, file_id)
+    await setting.kv.write(
+        [Put(f"{LEASE_PREFIX}{place}", b"", LEASE_S), Put(f"{JOB_PREFIX}{place}", shelves.encode_record(JobRecord(1)))]
+    )
     second = await setting.open()
     await settled(setting, store.id)
     assert (await second.get_file(store.id, file_id, tenant=T)).status == "completed"
@@ -185,8 +187,8 @@ async def test_what_kills_its_worker_again_and_again_has_failed(setting: Setting
     await first.close()
     file_id = await setting.upload("poison")
     await first.add_file(store.id, AddFile(file_id=file_id), tenant=T)
-    place = shelves.Place(T, store.id, file_id)
-    await setting.kv.write([Put(f"{WORK}{place}", shelves.encode(Work(4)))])
+    place = shelves.FileRef(T, store.id, file_id)
+    await setting.kv.write([Put(f"{JOB_PREFIX}{place}", shelves.encode_record(JobRecord(4)))])
     second = await setting.open()
     await settled(setting, store.id)
     file = await second.get_file(store.id, file_id, tenant=T)

@@ -216,7 +216,7 @@ async def test_a_client_that_leaves_stops_it() -> None:
             ):
                 pass
         async with asyncio.timeout(10):
-            while not inference.left_early:  # noqa: ASYNC110  # what is waited for sets no event
+            while not inference.abandoned_chats:  # noqa: ASYNC110  # what is waited for sets no event
                 await asyncio.sleep(0)
 
 

@@ -241,7 +241,7 @@ def model(served: Served) -> Scripted:
 
 async def has_stopped(served: Served) -> None:
     """Within a second of a client's leaving, its generation has stopped."""
-    await until(served, lambda: model(served).left_early == 1, within_s=1)
+    await until(served, lambda: model(served).abandoned_chats == 1, within_s=1)
 
 
 async def kept(served: Served, response_id: str) -> Any:

@@ -125,7 +125,7 @@ async def test_a_cancelled_response_stops_its_model_and_stays_cancelled() -> Non
         assert (told.status, told.output_text, told.output[0].status) == ("cancelled", "one two ", "incomplete")
         assert told.usage.output_tokens == 2
         async with asyncio.timeout(2):
-            while not model.left_early:  # noqa: ASYNC110  # a model sets no event
+            while not model.abandoned_chats:  # noqa: ASYNC110  # a model sets no event
                 await asyncio.sleep(0.01)
         events = await reading
         check_stream(events, whole=False)

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, InvalidWebhookSignatureError
 
 from apis.errors import ConfigError
 from stack.config import StackConfig
-from stack.wiring import wire, wiring_lines
+from stack.wiring import wire_providers, wiring_lines
 from tests.support.sdk.requests import create, responses
 from tests.support.servers.serving import MEMORY, SCRIPTED, Served, scripted, serving
 from tests.support.servers.webhook_receiver import SECRET, receiving
@@ -151,12 +151,12 @@ async def test_what_was_not_sent_is_sent_after_a_restart(tmp_path: Path) -> None
 @pytest.mark.parametrize("secret", ["plain-secret", "whsec_", "whsec_dG9vIHNob3J0", "whsec_!!!!"])
 def test_a_secret_that_is_none_is_refused_and_not_told(secret: str) -> None:
     with pytest.raises(ConfigError, match="24 to 64 random bytes") as caught:
-        wire(configured(secret=secret))
+        wire_providers(configured(secret=secret))
     assert secret.removeprefix("whsec_") == "" or secret not in str(caught.value)
 
 
 def test_what_is_told_of_the_config_holds_no_secret() -> None:
-    told_of = "\n".join(wiring_lines(wire(configured())))
+    told_of = "\n".join(wiring_lines(wire_providers(configured())))
     assert "webhooks=hooks.example" in told_of
     assert "of-the-url" not in told_of
     assert SECRET not in told_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apis.chat import AllowedTools, NamedFunction
+from apis.chat import ChatAllowedTools, NamedFunction
 from tests.support.sdk.answer_shapes import call, function
 from tests.support.sdk.requests import asked, create, messages, stream
 from tests.support.sdk.web_pages import TOOL, browsing, model, web
@@ -241,6 +241,6 @@ async def test_a_forced_search_may_be_any_of_its_actions(native: bool) -> None:
         await create(served, tools=[TOOL, function()], tool_choice={"type": "web_search"})
         first, second = (chat.tool_choice for chat in asked(served))
     assert second == "auto"
-    assert isinstance(first, NamedFunction if native else AllowedTools)
+    assert isinstance(first, NamedFunction if native else ChatAllowedTools)
     named = [first.name] if isinstance(first, NamedFunction) else [tool.name for tool in first.allowed_tools.tools]
     assert named == (["browser"] if native else ["web_search", "open_page", "find_in_page"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apis.chat import AllowedTools, NamedFunction
+from apis.chat import ChatAllowedTools, NamedFunction
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.requests import asked, bare, create, messages, refusal
 from tests.support.servers.mcp_server import RealServer
@@ -121,7 +121,7 @@ async def test_a_choice_may_name_the_server_or_one_of_its_tools() -> None:
         named, _, either, _ = (chat.tool_choice for chat in asked(served))
     assert isinstance(named, NamedFunction)
     assert named.function.name == "real__note"
-    assert isinstance(either, AllowedTools)
+    assert isinstance(either, ChatAllowedTools)
     names = [each.function.name for each in either.allowed_tools.tools if isinstance(each, NamedFunction)]
     assert names == ["real__echo", "real__note"]
 

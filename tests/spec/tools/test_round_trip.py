@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from apis.chat import ChatRequest, Native
-from apis.deltas import Step
+from apis.chat import ChatRequest, NativeToolName
+from apis.deltas import DeltaBatch
 from apis.inference import Model
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.file_search_stack import Filing, store_of
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewra
 
 Json = dict[str, Any]
 USER: Json = {"role": "user", "content": "hi"}
-OWN: frozenset[Native] = frozenset({"browser", "python"})
+OWN: frozenset[NativeToolName] = frozenset({"browser", "python"})
 
 
 class Both(Filing):
@@ -38,7 +38,7 @@ class Both(Filing):
         first, *others = await super().models()
         return [first, replace(first, id="native", native_tools=OWN), *others]
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         async for step in super().chat(request.model_copy(update={"model": "scripted"})):
             yield step
 

@@ -30,7 +30,7 @@ def model(served: Served) -> Scripted:
 async def calm(served: Served, left: int = 1) -> None:
     """Wait until so many generations were left early."""
     async with asyncio.timeout(1):
-        while model(served).left_early < left:  # noqa: ASYNC110  # what is waited for sets no event
+        while model(served).abandoned_chats < left:  # noqa: ASYNC110  # what is waited for sets no event
             await asyncio.sleep(0)
 
 

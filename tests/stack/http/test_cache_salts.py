@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from apis.chat import OWN_SALT, ChatRequest, Message
+from apis.chat import TENANT_SALT_PREFIX, ChatRequest, Message
 from apis.errors import Unsupported
-from providers.inference.chat_completions.body import Dialect, request_to_body
-from stack.config import ServerConfig
+from providers.inference.chat_completions.body import ChatDialect, request_to_body
+from stack.config import HttpServerConfig
 from stack.http.cache_salts import CacheSalts
 from tests.support.sdk.requests import asked
 from tests.support.sdk.websockets import talking
@@ -22,7 +22,7 @@ def request(**fields: Any) -> ChatRequest:
 
 
 def salts(*keys: dict[str, str]) -> CacheSalts:
-    return CacheSalts(ServerConfig.model_validate({"api_keys": [*keys]}))
+    return CacheSalts(HttpServerConfig.model_validate({"api_keys": [*keys]}))
 
 
 async def ask_everywhere(served: Served, key: str, **fields: Any) -> set[str | None]:
@@ -50,7 +50,7 @@ async def test_each_tenant_has_one_salt_and_no_other_tenant_can_have_it() -> Non
         (one,) = await ask_everywhere(served, "key-of-a")
         (other,) = await ask_everywhere(served, "key-of-b")
         assert one is not None
-        assert one.startswith(OWN_SALT)
+        assert one.startswith(TENANT_SALT_PREFIX)
         (forged,) = await ask_everywhere(served, "key-of-b", cache_salt=one)
         (narrowed,) = await ask_everywhere(served, "key-of-a", cache_salt="mine")
     assert len({one, other, forged, narrowed, "mine"}) == 5
@@ -67,14 +67,14 @@ async def test_a_server_of_one_tenant_hands_on_what_it_is_given() -> None:
 def test_all_workers_of_a_config_make_the_same_salts_and_new_keys_make_others() -> None:
     one, same = salts(*KEYS), salts(*reversed(KEYS))
     other = salts(*KEYS, {"key": "more", "tenant": "a"})
-    salted = one.salted(request(), "a").cache_salt
-    assert salted == same.salted(request(), "a").cache_salt
-    assert salted != other.salted(request(), "a").cache_salt
+    salted = one.add_salt(request(), "a").cache_salt
+    assert salted == same.add_salt(request(), "a").cache_salt
+    assert salted != other.add_salt(request(), "a").cache_salt
 
 
 def test_a_server_without_caches_to_keep_apart_does_without_a_salt_that_nobody_asked_for() -> None:
-    plain = Dialect(engine="openai")
-    assert b"cache_salt" not in request_to_body(salts(*KEYS).salted(request(), "a"), plain)
-    assert b"cache_salt" in request_to_body(salts(*KEYS).salted(request(), "a"), Dialect())
+    plain = ChatDialect(engine="openai")
+    assert b"cache_salt" not in request_to_body(salts(*KEYS).add_salt(request(), "a"), plain)
+    assert b"cache_salt" in request_to_body(salts(*KEYS).add_salt(request(), "a"), ChatDialect())
     with pytest.raises(Unsupported, match="cache_salt"):
-        request_to_body(salts(*KEYS).salted(request(cache_salt="mine"), "a"), plain)
+        request_to_body(salts(*KEYS).add_salt(request(cache_salt="mine"), "a"), plain)

@@ -62,7 +62,7 @@ async def test_a_client_that_leaves_its_stream_stops_it(
             await reader.readuntil(seen)
             if reset:
                 writer.transport.abort()
-        await until(lambda: model(served).left_early == 1)
+        await until(lambda: model(served).abandoned_chats == 1)
         await stored(served, "cancelled")
         assert_calm(caplog)
         told = [record.getMessage() for record in caplog.records if record.name != "stack.access"]
@@ -91,7 +91,7 @@ async def test_a_client_that_leaves_before_a_whole_answer_stops_it(caplog: pytes
         async with connection(served.url) as (_, writer):
             writer.write(request(served.url, ask_for(stream=False)))
             await until(lambda: model(served).requests)
-        await until(lambda: model(served).left_early == 1)
+        await until(lambda: model(served).abandoned_chats == 1)
         await stored(served, "cancelled")
         assert_calm(caplog)
 
@@ -101,7 +101,7 @@ async def test_nothing_is_kept_of_what_was_not_to_be_stored(caplog: pytest.LogCa
         async with connection(served.url) as (reader, writer):
             writer.write(request(served.url, ask_for(stream=True, store=False)))
             await reader.readuntil(b"output_text.delta")
-        await until(lambda: model(served).left_early == 1)
+        await until(lambda: model(served).abandoned_chats == 1)
         assert not await served.stack.kv_store.scan("default/")
         assert_calm(caplog)
 
@@ -129,7 +129,7 @@ async def test_a_chat_stream_that_is_left_stops_too(caplog: pytest.LogCaptureFix
                 if stream:
                     await reader.readuntil(b"once")
                 await until(lambda number=number: len(model(served).requests) == number)
-            await until(lambda number=number: model(served).left_early == number)
+            await until(lambda number=number: model(served).abandoned_chats == number)
         assert_calm(caplog)
 
 
@@ -139,7 +139,7 @@ async def test_a_client_that_leaves_after_the_end_changes_nothing(caplog: pytest
             writer.write(request(served.url, ask_for(stream=True)))
             await reader.readuntil(b"[DONE]")
         await stored(served, "completed")
-        assert model(served).left_early == 0
+        assert model(served).abandoned_chats == 0
         assert_calm(caplog)
 
 
@@ -149,7 +149,7 @@ async def test_closing_ones_half_is_leaving(caplog: pytest.LogCaptureFixture) ->
         writer.write(request(served.url, ask_for(stream=True)))
         await reader.readuntil(b"output_text.delta")
         writer.write_eof()
-        await until(lambda: model(served).left_early == 1)
+        await until(lambda: model(served).abandoned_chats == 1)
         assert b"[DONE]" not in await reader.read()
         assert_calm(caplog)
 
@@ -164,7 +164,7 @@ async def test_many_that_leave_together_leave_nothing_behind(caplog: pytest.LogC
                 await reader.readuntil(b"response.in_progress")
 
         await asyncio.gather(*(leave() for _ in range(50)))
-        await until(lambda: model(served).left_early == 50, within_s=5)
+        await until(lambda: model(served).abandoned_chats == 50, within_s=5)
         await until(lambda: len(asyncio.all_tasks()) <= before, within_s=5)
         assert await statuses(served) == ["cancelled"] * 50
         assert_calm(caplog)
@@ -191,7 +191,7 @@ async def test_a_model_waits_for_a_client_that_does_not_read() -> None:
             )
             assert size < len(piece) * pieces / 3
             await loop.sock_recv(client, 65536)
-        await until(lambda: model(served).left_early == 1)
+        await until(lambda: model(served).abandoned_chats == 1)
         await stored(served, "cancelled")
 
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from stack.http.app import ROUTES
-from stack.serving.connection import Connection
+from stack.serving.connection import HttpServerConnection
 from tests.stack.http.raw import Answer, ask, check_error, connection, parse, request, send
 from tests.support.servers.serving import Served, serving
 
@@ -357,7 +357,7 @@ async def test_a_client_that_waits_to_be_told_to_go_on_is_told(local: Served) ->
 
 
 async def test_one_that_then_sends_nothing_is_closed(local: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "body_s", 0.2)
+    monkeypatch.setattr(HttpServerConnection, "body_s", 0.2)
     async with connection(local.url) as (reader, writer):
         writer.write(request(local.url, headers=[("content-length", "10"), ("expect", "100-continue")]))
         assert b" 200 " not in await reader.read()

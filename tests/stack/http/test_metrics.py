@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from apis.provider import Figures
+from apis.provider import ProviderMetrics
 from providers.inference.scripted import Scripted
 from tests.stack.http.raw import Answer, ask, check_error, connection, request
 from tests.support.servers.serving import Served, scripted, serving
@@ -32,7 +32,7 @@ class Counts:
 class Telling(Scripted):
     """Tells of itself as an engine does."""
 
-    def metrics(self) -> Figures:
+    def metrics(self) -> ProviderMetrics:
         return Counts(running=2, busy_s=0.25)
 
 

@@ -13,7 +13,7 @@ from openai.types.responses import (
 
 from apis.responses import CreateResponse
 from providers.responses.events.response_object import begin_response
-from stack.http.sse import DONE, frames
+from stack.http.sse import DONE_FRAME, encode_frames
 from tests.stack.http.raw import ask, check_error, connection, request
 from tests.support.laws.stream_laws import check_frames, check_stream
 from tests.support.servers.serving import scripted, serving
@@ -47,7 +47,7 @@ def response() -> Response:
 
 
 def test_a_frame_is_an_event_line_a_data_line_and_a_blank_line() -> None:
-    assert frames([text_delta("a"), thought("b")], "openai") == (
+    assert encode_frames([text_delta("a"), thought("b")], "openai") == (
         b"event: response.output_text.delta\n"
         b'data: {"content_index":0,"delta":"a","item_id":"msg_1","logprobs":[],"output_index":0,"sequence_number":7,'
         b'"type":"response.output_text.delta"}\n\n'
@@ -58,7 +58,7 @@ def test_a_frame_is_an_event_line_a_data_line_and_a_blank_line() -> None:
 
 
 def test_nothing_frames_to_nothing() -> None:
-    assert frames([], "openai") == b""
+    assert encode_frames([], "openai") == b""
 
 
 @pytest.mark.parametrize(
@@ -66,26 +66,26 @@ def test_nothing_frames_to_nothing() -> None:
 )
 def test_no_text_can_break_a_frame(text: str) -> None:
     for dialect in ("openai", "open-responses"):
-        raw = frames([text_delta(text)], dialect)
+        raw = encode_frames([text_delta(text)], dialect)
         assert raw.count(b"\n") == 3
         assert raw.count(b"\r") == 0
-        [event] = check_frames(raw + DONE)
+        [event] = check_frames(raw + DONE_FRAME)
         assert event["delta"] == text
 
 
 def test_the_other_dialect_has_other_names() -> None:
-    [event] = check_frames(frames([thought("b")], "open-responses") + DONE)
+    [event] = check_frames(encode_frames([thought("b")], "open-responses") + DONE_FRAME)
     assert event["type"] == "response.reasoning.delta"
-    [event] = check_frames(frames([text_delta("b")], "open-responses") + DONE)
+    [event] = check_frames(encode_frames([text_delta("b")], "open-responses") + DONE_FRAME)
     assert event["type"] == "response.output_text.delta"
 
 
 @pytest.mark.parametrize("text", ["a", "a longer piece of text", "é" * 40])
 def test_obfuscation_hides_the_length_of_a_delta(text: str) -> None:
-    [event] = check_frames(frames([text_delta(text)], "openai", obfuscate=True) + DONE)
+    [event] = check_frames(encode_frames([text_delta(text)], "openai", obfuscate=True) + DONE_FRAME)
     assert event["delta"] == text
     assert (len(text) + len(event["obfuscation"])) % 32 == 0
-    [plain] = check_frames(frames([text_delta(text)], "openai") + DONE)
+    [plain] = check_frames(encode_frames([text_delta(text)], "openai") + DONE_FRAME)
     assert "obfuscation" not in plain
 
 
@@ -93,8 +93,10 @@ def test_times_are_whole_seconds_and_texts_that_look_like_times_stay() -> None:
     whole = response().model_copy(
         update={"created_at": 5.0, "completed_at": 6.0, "metadata": {"a": '"created_at":5.0,'}}
     )
-    raw = frames([ResponseCompletedEvent(type="response.completed", response=whole, sequence_number=1)], "openai")
-    [event] = check_frames(raw + DONE)
+    raw = encode_frames(
+        [ResponseCompletedEvent(type="response.completed", response=whole, sequence_number=1)], "openai"
+    )
+    [event] = check_frames(raw + DONE_FRAME)
     assert '"created_at":5,' in raw.decode()
     assert '"completed_at":6,' in raw.decode()
     assert event["response"]["metadata"] == {"a": '"created_at":5.0,'}
@@ -146,7 +148,7 @@ async def test_a_long_silence_is_filled_with_comments() -> None:
         async with connection(served.url) as (reader, writer):
             writer.write(request(served.url, {"model": "scripted", "input": "hi", "stream": True}))
             raw = b""
-            while DONE not in raw:
+            while DONE_FRAME not in raw:
                 raw += await reader.readuntil(b"\n\n")
         before, _, after = raw.partition(b"response.output_item.added")
         assert before.startswith(b"HTTP/1.1 200 OK")

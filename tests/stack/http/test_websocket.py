@@ -20,8 +20,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from providers.inference.scripted import Scripted
-from stack.serving.connection import Connection
-from stack.serving.socket_connection import SocketConnection
+from stack.serving.connection import HttpServerConnection
+from stack.serving.socket_connection import WebSocketServerConnection
 from tests.stack.http.raw import BOUND_S, Answer, ask, check_error, connection, parse
 from tests.support.servers.serving import Served, scripted, serving
 
@@ -72,7 +72,7 @@ def model(served: Served) -> Scripted:
 
 async def left_early(served: Served, count: int = 1) -> None:
     async with asyncio.timeout(1):
-        while model(served).left_early < count:  # noqa: ASYNC110  # what is waited for sets no event
+        while model(served).abandoned_chats < count:  # noqa: ASYNC110  # what is waited for sets no event
             await asyncio.sleep(0)
 
 
@@ -162,7 +162,7 @@ async def test_what_breaks_the_protocol_ends_what_runs() -> None:
 
 async def test_pings_are_answered_and_sent_and_pongs_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("head_s", "body_s"):
-        monkeypatch.setattr(Connection, limit, 0.2)  # these are of HTTP, and end with it
+        monkeypatch.setattr(HttpServerConnection, limit, 0.2)  # these are of HTTP, and end with it
     async with serving(server={"keep_alive_s": 0.05}) as served, opened(served, ping_interval=None) as websocket:
         await (await websocket.ping(b"are you there"))
         await websocket.send(json.dumps(CREATE))
@@ -211,7 +211,7 @@ async def test_a_client_that_leaves_stops_its_responses(way: str, caplog: pytest
 
 
 async def test_a_client_that_reads_nothing_is_waited_for_and_then_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SocketConnection, "stall_s", 0.3)
+    monkeypatch.setattr(WebSocketServerConnection, "stall_s", 0.3)
     lots = [{"text": ["x" * 10_000] * 5000}]
     async with serving(scripted(lots)) as served:
         at = urlsplit(served.url)
@@ -227,7 +227,7 @@ async def test_a_client_that_reads_nothing_is_waited_for_and_then_cut_off(monkey
             await reader.readuntil(b"\r\n\r\n")
             text = json.dumps(CREATE).encode()
             writer.write(struct.pack("!BB4x", 0x81, 0x80 | len(text)) + text)
-            while not model(served).left_early:  # noqa: ASYNC110  # what is waited for sets no event
+            while not model(served).abandoned_chats:  # noqa: ASYNC110  # what is waited for sets no event
                 await asyncio.sleep(0)
             writer.close()
 

@@ -21,9 +21,9 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from apis.errors import ConfigError
-from stack.config import ServerConfig
-from stack.serving.connection import Connection
-from stack.serving.serve import bind, url
+from stack.config import HttpServerConfig
+from stack.serving.connection import HttpServerConnection
+from stack.serving.serve import bind_listener, listener_url
 
 BOUND_S = 60.0
 # Far more than it takes and far less than the default grace period, on however busy a machine.
@@ -33,10 +33,10 @@ ENDED = (0, 1)
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import sys
-from stack.serving.exit_codes import told
-from stack.serving.launch import Launch, run
-with told():
-    sys.exit(run(Launch(sys.argv[1], {"port": 0}, "tests.stack.tiny:create_app"), **eval(sys.argv[2])))
+from stack.serving.exit_codes import exit_on_error
+from stack.serving.launch import LaunchOptions, run
+with exit_on_error():
+    sys.exit(run(LaunchOptions(sys.argv[1], {"port": 0}, "tests.stack.tiny:create_app"), **eval(sys.argv[2])))
 """
 
 
@@ -243,7 +243,7 @@ async def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError) as caught:
-            bind(ServerConfig(port=port))
+            bind_listener(HttpServerConfig(port=port))
     assert str(caught.value) == (
         f"server: cannot listen on 127.0.0.1 port {port}: Address already in use. Choose another with server.host and "
         "server.port, or --host and --port."
@@ -252,8 +252,8 @@ async def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
 
 @pytest.mark.parametrize(("host", "begins"), [("localhost", "http://"), ("::1", "http://[::1]:")])
 def test_names_and_both_families_can_be_bound(host: str, begins: str) -> None:
-    with bind(ServerConfig(host=host, port=0)) as listener:
-        assert url(listener).startswith(begins)
+    with bind_listener(HttpServerConfig(host=host, port=0)) as listener:
+        assert listener_url(listener).startswith(begins)
 
 
 # --- several ---------------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ async def test_a_changed_run_config_is_served_anew(tmp_path: Path) -> None:
 # --- slow and large senders ------------------------------------------------------------------------------------------
 
 
-class Hasty(Connection):
+class Hasty(HttpServerConnection):
     head_s: ClassVar[float] = 0.3
     body_s: ClassVar[float] = 0.3
     max_head_bytes: ClassVar[int] = 1024

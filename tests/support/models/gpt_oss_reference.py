@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import GptOssForCausalLM
 
 from providers.inference.gpt_oss.checkpoint.checkpoint import open_checkpoint
-from providers.inference.gpt_oss.engine.runner import Plan, Row
-from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.engine.runner import Plan, PlanRow
+from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
 from providers.inference.gpt_oss.torch_backend.model import Placement, TorchModel
-from providers.inference.gpt_oss.torch_backend.runner import DTYPES, Precise, TorchRunner, TorchSettings
+from providers.inference.gpt_oss.torch_backend.runner import DTYPES, DtypeName, TorchRunner, TorchSettings
 
 GREEDY = RowSampling(temperature=0.0)
 
@@ -60,25 +60,25 @@ class Hand:
         self.tables[slot] = []
         self.runner.open(slot, sampling, prompt, ())
 
-    def row(self, slot: int, start: int, tokens: Sequence[int], *, samples: bool = True) -> Row:
+    def row(self, slot: int, start: int, tokens: Sequence[int], *, samples: bool = True) -> PlanRow:
         table = self.tables[slot]
         while len(table) * self.runner.page_tokens < start + len(tokens):
             # 7 has no factor in common with the page counts used here, so this visits every page once.
             table.append(self.used * 7 % self.runner.page_count)
             self.used += 1
-        return Row(slot, start, tokens, table, samples)
+        return PlanRow(slot, start, tokens, table, samples)
 
-    def step(self, *rows: Row, masks: Mapping[int, bytes] | None = None) -> Mapping[int, Sampled]:
+    def step(self, *rows: PlanRow, masks: Mapping[int, bytes] | None = None) -> Mapping[int, SampledToken]:
         ordered = sorted(rows, key=lambda row: len(row.tokens) > 1)
         return self.runner.step(Plan(ordered), masks or {})
 
-    def logits(self, *rows: Row) -> Tensor:
+    def logits(self, *rows: PlanRow) -> Tensor:
         self.step(*rows)
         assert self.model.logits is not None
         return self.model.logits
 
 
-def hand(folder: Path, dtype: Precise = "float32", together_bytes: int = 2**25, **settings: Any) -> Hand:
+def hand(folder: Path, dtype: DtypeName = "float32", together_bytes: int = 2**25, **settings: Any) -> Hand:
     """A runner of a checkpoint with memory full of numbers that are none."""
     # Models this small gain nothing from more, and lose much where other tests run beside them.
     torch.set_num_threads(1)

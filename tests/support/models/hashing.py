@@ -8,7 +8,7 @@ from array import array
 from collections.abc import AsyncGenerator, Sequence
 
 from apis.chat import ChatRequest
-from apis.deltas import Finish, Step, Text, Usage
+from apis.deltas import DeltaBatch, Finish, TextDelta, Usage
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import UpstreamError
 from apis.inference import Inference, Model
@@ -29,8 +29,8 @@ class Hashing(Inference):
     async def models(self) -> Sequence[Model]:
         return [Model("hashing", "tests", embedding_dimensions=DIMENSIONS)]
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
-        yield (Text("Yes."), Finish("stop", Usage()))
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+        yield (TextDelta("Yes."), Finish("stop", Usage()))
 
     async def count_tokens(self, request: ChatRequest) -> int:
         return len(request.messages)

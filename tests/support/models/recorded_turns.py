@@ -17,13 +17,13 @@ from apis.deltas import Finish, FinishReason, Usage
 from apis.responses import CreateResponse
 from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime, ToolSpec
 from apis.wire.tools import WebSearchTool
-from providers.responses.events.ids import Ids
-from providers.responses.events.output import Output
+from providers.responses.events.ids import ResponseIds
+from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import begin_response, end_response
-from providers.responses.run.turn import Turn
-from providers.responses.tools.offered import Toolbox
-from providers.responses.tools.registry import Made
-from providers.responses.tools.tool_context import Setting
+from providers.responses.run.turn import TurnStream
+from providers.responses.tools.offered import OfferedTools
+from providers.responses.tools.registry import ToolBinding
+from providers.responses.tools.tool_context import ToolContext
 from providers.responses.tools.web_search.tool import WebSearch
 from tests.support.laws.stream_laws import check_stream
 
@@ -42,17 +42,17 @@ class Pages(ToolRuntime):
 
 
 DECLARED = WebSearchTool(type="web_search")
-SEARCH = Toolbox(REQUEST, [Made(DECLARED, WebSearch(DECLARED, Setting(REQUEST), Pages()))])
+SEARCH = OfferedTools(REQUEST, [ToolBinding(DECLARED, WebSearch(DECLARED, ToolContext(REQUEST), Pages()))])
 
 
 def finish(reason: FinishReason = "stop") -> Finish:
     return Finish(reason, Usage(1, 2))
 
 
-def turn_of(sources: Mapping[int, Source] | None = None) -> tuple[Turn, Output]:
-    output = Output(Ids())
+def turn_of(sources: Mapping[int, Source] | None = None) -> tuple[TurnStream, ResponseOutput]:
+    output = ResponseOutput(ResponseIds())
     output.sources.update(sources or {})
-    return Turn(output, SEARCH), output
+    return TurnStream(output, SEARCH), output
 
 
 def line(event: Any) -> str:
@@ -77,13 +77,13 @@ def line(event: Any) -> str:
 
 
 def check_laws(
-    events: Sequence[ResponseStreamEvent], output: Output, ending: Literal["completed", "incomplete", "failed"]
+    events: Sequence[ResponseStreamEvent], output: ResponseOutput, ending: Literal["completed", "incomplete", "failed"]
 ) -> None:
     """Hold the events against the laws of the stream, with a beginning and an end around them."""
     begun = begin_response(REQUEST, "resp_1", created_at=5)
     reason = "max_output_tokens" if ending == "incomplete" else None
     error = ResponseError(code="server_error", message="x") if ending == "failed" else None
-    ended = end_response(begun, ending, output.finished(), Usage(1, 2), reason=reason, error=error)
+    ended = end_response(begun, ending, output.finished_items(), Usage(1, 2), reason=reason, error=error)
     last: dict[str, Any] = {
         "completed": ResponseCompletedEvent,
         "incomplete": ResponseIncompleteEvent,

@@ -13,8 +13,8 @@ from apis.embeddings import EmbeddingRequest
 from apis.inference import Inference
 from apis.vector_index import Chunk, VectorIndex
 from apis.vector_stores import SearchStores
-from providers.vector_stores.records import Store
-from providers.vector_stores.search import find
+from providers.vector_stores.records import StoreRecord
+from providers.vector_stores.search import search_stores
 
 CORPUS: Final = Path(__file__).with_name("corpus")
 WAYS: Final[Mapping[str, dict[str, Any]]] = {
@@ -52,13 +52,13 @@ async def qualities(index: VectorIndex, inference: Inference, model: str) -> dic
     vectors = (await inference.embed(request)).vectors
     chunks = [Chunk(key, 0, text, {}, vector) for (key, text), vector in zip(passages, vectors, strict=True)]
     await index.upsert("t/corpus", chunks)
-    stores = {"corpus": Store(at=0, active_at=0, model=model)}
+    stores = {"corpus": StoreRecord(created_at=0, last_active_at=0, model=model)}
     found: dict[str, Quality] = {}
     for way, ranking in WAYS.items():
         ranks: list[int] = []
         for key, question in questions:
             asked = SearchStores.model_validate({"query": question, "ranking_options": ranking})
-            hits = [hit.file for (_, hit), _ in await find(index, inference, "t", stores, asked)]
+            hits = [hit.file for (_, hit), _ in await search_stores(index, inference, "t", stores, asked)]
             ranks.append(hits.index(key) + 1 if key in hits else 0)
         at_1, at_3, at_10 = (sum(0 < rank <= most for rank in ranks) / len(ranks) for most in (1, 3, 10))
         found[way] = Quality(at_1, at_3, at_10, sum(1 / rank for rank in ranks if rank) / len(ranks))

@@ -17,7 +17,7 @@ from openai_harmony import (  # pyright: ignore[reportMissingTypeStubs] - typed 
     ToolNamespaceConfig,
 )
 
-from providers.responses.tools.file_search import FUNCTION
+from providers.responses.tools.file_search import FILE_SEARCH_FUNCTION
 
 TODAY: Final = "2026-01-01"
 """The date in its system message: ask it with `current_date` set to this day."""
@@ -261,7 +261,7 @@ def _tool_conversations() -> Iterator[tuple[list[Message], Sequence[ToolTurn]]]:
     atlas = ToolNamespaceConfig(name="atlas", tools=[ToolDescription(**ATLAS)])
     offered = Message.from_role_and_content(Role.DEVELOPER, DeveloperContent.new().with_tools(atlas))
     yield [Message.from_role_and_content(Role.SYSTEM, system()), offered], POPULATION
-    search = FUNCTION.function
+    search = FILE_SEARCH_FUNCTION.function
     found = ToolDescription(
         name=search.name, description=search.description or "", parameters=dict(search.parameters or {})
     )

@@ -5,7 +5,7 @@ import os
 from collections.abc import AsyncGenerator
 
 from apis.chat import ChatRequest
-from apis.deltas import Finish, Step, Text, ToolArguments, ToolCallStart, Usage
+from apis.deltas import DeltaBatch, Finish, TextDelta, ToolArgumentsDelta, ToolCallStart, Usage
 from providers.inference.scripted import Scripted
 
 
@@ -15,13 +15,13 @@ class Coding(Scripted):
     class Config(Scripted.Config):
         pass
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         self.requests.append(request)
         last = request.messages[-1]
         if last.role == "tool":
-            yield (Text(f"{os.getpid()} {last.content}"),)
+            yield (TextDelta(f"{os.getpid()} {last.content}"),)
             yield (Finish("stop", Usage(1, 1)),)
         else:
             yield (ToolCallStart("call_1", "python"),)
-            yield (ToolArguments("call_1", json.dumps({"code": last.content})),)
+            yield (ToolArgumentsDelta("call_1", json.dumps({"code": last.content})),)
             yield (Finish("tool_calls", Usage(1, 1)),)

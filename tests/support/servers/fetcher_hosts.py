@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 
 from apis.errors import FetchFailed
-from apis.fetcher import Fetched, Outgoing
-from providers.fetcher.safe import Resolve, Safe
+from apis.fetcher import FetchRequest, FetchResponse
+from providers.fetcher.safe import HostResolver, Safe
 
 SITE: Final = "127.0.0.2"
 """The one loopback address that the tests open; the canary has all the others."""
@@ -143,7 +143,7 @@ async def raw_server(*pieces: bytes, pause_s: float = 0.0) -> AsyncGenerator[tup
 
 
 @asynccontextmanager
-async def fetching(ports: Sequence[int], resolve: Resolve | None = None, **fields: Any) -> AsyncGenerator[Safe]:
+async def fetching(ports: Sequence[int], resolve: HostResolver | None = None, **fields: Any) -> AsyncGenerator[Safe]:
     """A started Safe that may go to these ports, and to `SITE`."""
     config = {"allowed_ports": list(ports), "allowed_private_networks": [f"{SITE}/32"], **fields}
     safe = Safe(Safe.Config.model_validate(config), resolve)
@@ -154,7 +154,7 @@ async def fetching(ports: Sequence[int], resolve: Resolve | None = None, **field
         await safe.close()
 
 
-def answers(*rounds: Sequence[str]) -> tuple[Resolve, list[str]]:
+def answers(*rounds: Sequence[str]) -> tuple[HostResolver, list[str]]:
     """A resolver that gives these answers, one round after the other and then the last again, and whom it was asked
     for."""
     asked: list[str] = []
@@ -189,10 +189,10 @@ async def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return cert, key
 
 
-async def fetch(safe: Safe, url: str, **fields: Any) -> Fetched:
+async def fetch(safe: Safe, url: str, **fields: Any) -> FetchResponse:
     """One request, in bounded time."""
     async with asyncio.timeout(20):
-        return await safe.fetch(Outgoing(url, **fields))
+        return await safe.fetch(FetchRequest(url, **fields))
 
 
 async def failure_of(safe: Safe, url: str, **fields: Any) -> str:

@@ -13,10 +13,10 @@ from openai import AsyncOpenAI
 from starlette.types import Message, Receive, Scope, Send
 
 from stack.build import Stack
-from stack.config import ServerConfig, StackConfig
+from stack.config import HttpServerConfig, StackConfig
 from stack.http.app import create_app
-from stack.http.sse import DONE
-from stack.serving.serve import Server
+from stack.http.sse import DONE_FRAME
+from stack.serving.serve import DrainingServer
 from tests.support.laws.stream_laws import check_frames, check_stream
 
 SCRIPTED: dict[str, Any] = {"provider": "scripted"}
@@ -77,9 +77,9 @@ class Recorder:
             if dialect != "openai":
                 continue
             raw = bytes(body)
-            whole = raw.endswith(DONE)
+            whole = raw.endswith(DONE_FRAME)
             if not whole:
-                raw = raw[: raw.rfind(b"\n\n") + 2] + DONE
+                raw = raw[: raw.rfind(b"\n\n") + 2] + DONE_FRAME
             check_stream(check_frames(raw), whole=whole)
 
 
@@ -126,10 +126,10 @@ async def serving(
         recorder.assert_lawful()
 
 
-class _Quiet(Server):
+class _Quiet(DrainingServer):
     """The server without its signal handlers, which are the test runner's, and without its pauses, which add up."""
 
-    def __init__(self, app: Any, config: ServerConfig, on_listening: Callable[[], None]) -> None:
+    def __init__(self, app: Any, config: HttpServerConfig, on_listening: Callable[[], None]) -> None:
         super().__init__(app, config, on_listening, lambda: False)
         self.leaving = asyncio.Event()
 

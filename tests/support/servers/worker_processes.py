@@ -16,10 +16,10 @@ import yaml
 from pydantic import TypeAdapter
 
 from apis.chat import ChatRequest
-from apis.deltas import Step
+from apis.deltas import DeltaBatch
 from apis.provider import Provider
 from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime, ToolSpec
-from providers.inference.scripted import AnyLine, Scripted
+from providers.inference.scripted import AnyScriptLine, Scripted
 from tests.support.laws.stream_laws import check_frames, check_stream
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,11 +49,11 @@ PLAYS["tell"] = [*PLAYS["wait"][:1], [{"text": ["found "] * 20}, {"wait_s": 2}, 
 class Stepping(Scripted):
     """Plays its own turns, and PLAYS where they are asked for."""
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         model: Scripted = super()
         if play := PLAYS.get(str(request.messages[0].content).partition(" ")[0]):
             turn = play[sum(message.role == "assistant" for message in request.messages)]
-            model = Scripted(Scripted.Config(turns=[TypeAdapter(list[AnyLine]).validate_python(turn)]))
+            model = Scripted(Scripted.Config(turns=[TypeAdapter(list[AnyScriptLine]).validate_python(turn)]))
         async with aclosing(model.chat(request)) as steps:
             async for step in steps:
                 yield step

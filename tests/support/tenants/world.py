@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 
 from apis.chat import ChatRequest
-from apis.deltas import Finish, Reasoning, Step, Text, ToolArguments, ToolCallStart, Usage
+from apis.deltas import DeltaBatch, Finish, ReasoningDelta, TextDelta, ToolArgumentsDelta, ToolCallStart, Usage
 from tests.support.sdk.file_search_stack import Filing
 from tests.support.servers.serving import Served, serving
 from tests.support.tenants.operations import PAIRS, PROBES, Ids, Operation, ask
@@ -40,21 +40,21 @@ SHARED_ITEM: Final = "msg_of-everybody"
 class Echoing(Filing):
     """A model that says all that it is told, and searches or runs code where it is told to: nothing stays in it."""
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         self.requests.append(request)
         told = "\n".join(message.model_dump_json(exclude_none=True) for message in request.messages)
         words = _WORD.findall(told)[-1000:]  # no id is cut in two
         offered = {tool.name for tool in request.tools or ()}
         if "search!" in told and "file_search" in offered and request.messages[-1].role == "user":
             yield (ToolCallStart("call_1", "file_search"),)
-            yield (ToolArguments("call_1", '{"queries":["secret word"]}'),)
+            yield (ToolArgumentsDelta("call_1", '{"queries":["secret word"]}'),)
             yield (Finish("tool_calls", Usage(1, 1)),)
             return
-        yield (Reasoning("".join(words[:20])),)
+        yield (ReasoningDelta("".join(words[:20])),)
         if "slowly!" in told:
             await asyncio.sleep(0.3)
         for start in range(0, len(words), 100):
-            yield (Text("".join(words[start : start + 100])),)
+            yield (TextDelta("".join(words[start : start + 100])),)
         yield (Finish("stop", Usage(1, 1)),)
 
 

@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from apis.errors import ConfigError
-from providers.inference.gpt_oss.checkpoint.files import Stored, read_files
-from providers.inference.gpt_oss.checkpoint.layout import Layout, check, detect_layout, end_names, layer_names
+from providers.inference.gpt_oss.checkpoint.files import StoredTensor, read_tensor_headers
+from providers.inference.gpt_oss.checkpoint.layout import Layout, check_tensors, detect_layout, end_names, layer_names
 from providers.inference.gpt_oss.checkpoint.mxfp4 import SCALE_NAN
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec, read_spec
 
@@ -73,45 +73,45 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class ModelCheckpoint:
     """Whole as far as headers tell. Tensors are views of the mapped files: pages come from disk when touched."""
 
     folder: Path
     spec: ModelSpec
     layout: Layout
-    stored: dict[str, Stored]
+    stored_tensors: dict[str, StoredTensor]
 
     @property
-    def packed(self) -> bool:
+    def experts_packed(self) -> bool:
         return self.layout != "dense"
 
-    def ends(self) -> EndTensors:
+    def read_ends(self) -> EndTensors:
         names = end_names(self.layout)
-        embedding = self._read(names["embedding"])
-        unembedding = embedding if self.spec.tied else self._read(names["unembedding"])
-        return EndTensors(embedding, self._read(names["norm"]), unembedding)
+        embedding = self._read_tensor(names["embedding"])
+        unembedding = embedding if self.spec.tied_embeddings else self._read_tensor(names["unembedding"])
+        return EndTensors(embedding, self._read_tensor(names["norm"]), unembedding)
 
-    def layers(self, progress: Callable[[Progress], None] | None = None) -> Iterator[LayerTensors]:
+    def read_layers(self, progress: Callable[[Progress], None] | None = None) -> Iterator[LayerTensors]:
         """Each layer in turn; `progress` is told when the taker of a layer comes back for the next.
 
         Raises ConfigError naming the tensor and its file where a file cannot be read, or its numbers are not finite.
         """
-        total = sum(each.nbytes for each in self.stored.values())
+        total = sum(each.nbytes for each in self.stored_tensors.values())
         done = 0
         for layer in range(len(self.spec.layers)):
             names = layer_names(self.layout, layer)
-            parts = {part: self._stacked(stacked) for part, stacked in names.items()}
-            yield _layer(parts)
-            done += sum(self.stored[name].nbytes for stacked in names.values() for name in stacked)
+            parts = {part: self._read_stacked(stacked) for part, stacked in names.items()}
+            yield _build_layer(parts)
+            done += sum(self.stored_tensors[name].nbytes for stacked in names.values() for name in stacked)
             if progress is not None:
                 progress(Progress(layer + 1, len(self.spec.layers), done, total))
 
-    def _stacked(self, names: tuple[str, ...]) -> Tensor:
-        tensors = [self._read(name) for name in names]
+    def _read_stacked(self, names: tuple[str, ...]) -> Tensor:
+        tensors = [self._read_tensor(name) for name in names]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
-    def _read(self, name: str) -> Tensor:
-        file = self.stored[name].file
+    def _read_tensor(self, name: str) -> Tensor:
+        file = self.stored_tensors[name].file
         try:
             with cast("Any", safe_open(file, framework="pt")) as opened:
                 tensor: Tensor = opened.get_tensor(name)
@@ -122,17 +122,17 @@ class Checkpoint:
         return tensor
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+def open_checkpoint(path: str | Path) -> ModelCheckpoint:
     """Open a folder of any of the known layouts, having checked every tensor's name, shape, type and place.
 
     Raises ConfigError naming the file, the tensor and the remedy.
     """
     folder = Path(path).expanduser()
     spec, _ = read_spec(folder)
-    stored = read_files(folder)
+    stored = read_tensor_headers(folder)
     layout = detect_layout(folder, stored)
-    check(spec, layout, stored, folder)
-    return Checkpoint(folder, spec, layout, stored)
+    check_tensors(spec, layout, stored, folder)
+    return ModelCheckpoint(folder, spec, layout, stored)
 
 
 def _is_damaged(name: str, tensor: Tensor) -> bool:
@@ -142,7 +142,7 @@ def _is_damaged(name: str, tensor: Tensor) -> bool:
     return not bool(torch.isfinite(least) & torch.isfinite(most))
 
 
-def _layer(parts: dict[str, Tensor]) -> LayerTensors:
+def _build_layer(parts: dict[str, Tensor]) -> LayerTensors:
     def experts(name: str) -> Experts:
         bias = parts.pop(f"{name}_bias")
         if f"{name}_weight" in parts:

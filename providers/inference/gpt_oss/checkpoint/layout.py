@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from apis.errors import ConfigError
-from providers.inference.gpt_oss.checkpoint.files import FLOATS, Stored
+from providers.inference.gpt_oss.checkpoint.files import FLOAT_BYTES, StoredTensor
 from providers.inference.gpt_oss.checkpoint.spec import MXFP4_GROUP, ModelSpec
 
 Layout = Literal["openai", "transformers", "dense"]
-Names = Mapping[str, tuple[str, ...]]
+TensorNames = Mapping[str, tuple[str, ...]]
 
 _TRANSFORMERS_ATTENTION: Final = {
     "attention_norm": ("input_layernorm.weight",),
@@ -30,7 +30,7 @@ _TRANSFORMERS_ATTENTION: Final = {
     "gate_up_bias": ("mlp.experts.gate_up_proj_bias",),
     "down_bias": ("mlp.experts.down_proj_bias",),
 }
-_LAYERS: Final[Mapping[Layout, Names]] = MappingProxyType(
+_LAYER_NAMES: Final[Mapping[Layout, TensorNames]] = MappingProxyType(
     {
         "openai": {
             "attention_norm": ("attn.norm.scale",),
@@ -60,51 +60,55 @@ _LAYERS: Final[Mapping[Layout, Names]] = MappingProxyType(
         | {"gate_up_weight": ("mlp.experts.gate_up_proj",), "down_weight": ("mlp.experts.down_proj",)},
     }
 )
-_OPENAI_ENDS: Final = {"embedding": "embedding.weight", "unembedding": "unembedding.weight", "norm": "norm.scale"}
-_ENDS: Final = {"embedding": "model.embed_tokens.weight", "unembedding": "lm_head.weight", "norm": "model.norm.weight"}
+_OPENAI_END_NAMES: Final = {"embedding": "embedding.weight", "unembedding": "unembedding.weight", "norm": "norm.scale"}
+_TRANSFORMERS_END_NAMES: Final = {
+    "embedding": "model.embed_tokens.weight",
+    "unembedding": "lm_head.weight",
+    "norm": "model.norm.weight",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExpectedTensor:
     """A tensor that must be there. `packed` ones are bytes, the others any floating type."""
 
     name: str
     shape: tuple[int, ...]
-    packed: bool
+    is_packed: bool
 
 
 def layer_names(layout: Layout, layer: int) -> dict[str, tuple[str, ...]]:
     """For each part of a layer the tensors that, stacked in this order, are it."""
     prefix = f"block.{layer}." if layout == "openai" else f"model.layers.{layer}."
-    return {part: tuple(prefix + name for name in names) for part, names in _LAYERS[layout].items()}
+    return {part: tuple(prefix + name for name in names) for part, names in _LAYER_NAMES[layout].items()}
 
 
 def end_names(layout: Layout) -> dict[str, str]:
     """The tensors that belong to no layer: embedding, unembedding, norm."""
-    return _OPENAI_ENDS if layout == "openai" else _ENDS
+    return _OPENAI_END_NAMES if layout == "openai" else _TRANSFORMERS_END_NAMES
 
 
-def wanted(spec: ModelSpec, layout: Layout) -> list[Wanted]:
+def expected_tensors(spec: ModelSpec, layout: Layout) -> list[ExpectedTensor]:
     """Every tensor of a checkpoint, in the order of its layers."""
     ends = {"embedding": (spec.vocabulary, spec.hidden), "norm": (spec.hidden,)}
-    if not spec.tied:
+    if not spec.tied_embeddings:
         ends["unembedding"] = (spec.vocabulary, spec.hidden)
     names = end_names(layout)
-    all_of_them = [Wanted(names[part], shape, packed=False) for part, shape in ends.items()]
+    all_of_them = [ExpectedTensor(names[part], shape, is_packed=False) for part, shape in ends.items()]
     shapes = _layer_shapes(spec)
     for layer in range(len(spec.layers)):
         for part, stacked in layer_names(layout, layer).items():
             packed = part.endswith(("_blocks", "_scales"))
             rows = _stacked_rows(spec) if len(stacked) > 1 else shapes[part][:1]
             for name, count in zip(stacked, rows, strict=True):
-                all_of_them.append(Wanted(name, (count, *shapes[part][1:]), packed))
+                all_of_them.append(ExpectedTensor(name, (count, *shapes[part][1:]), packed))
     return all_of_them
 
 
 def detect_layout(folder: Path, names: Iterable[str]) -> Layout:
     """Which layout the names are of. Raises ConfigError for none of them."""
     known = set(names)
-    for layout, parts in _LAYERS.items():
+    for layout, parts in _LAYER_NAMES.items():
         marker = parts["gate_up_weight" if layout == "dense" else "gate_up_blocks"][0]
         if any(name.endswith(marker) for name in known):
             return layout
@@ -115,13 +119,13 @@ def detect_layout(folder: Path, names: Iterable[str]) -> Layout:
     )
 
 
-def check(spec: ModelSpec, layout: Layout, stored: Mapping[str, Stored], folder: Path) -> None:
+def check_tensors(spec: ModelSpec, layout: Layout, stored_tensors: Mapping[str, StoredTensor], folder: Path) -> None:
     """Raises ConfigError naming the first tensor that is missing, too many, or of a wrong shape or type."""
     if layout != "dense" and (spec.hidden % MXFP4_GROUP or spec.intermediate % MXFP4_GROUP):
         raise ConfigError(f"{folder / 'config.json'}: MXFP4 needs sizes that are multiples of {MXFP4_GROUP}.")
-    expected = {each.name: each for each in wanted(spec, layout)}
+    expected = {each.name: each for each in expected_tensors(spec, layout)}
     for name, want in expected.items():
-        have = stored.get(name)
+        have = stored_tensors.get(name)
         if have is None:
             raise ConfigError(
                 f"{folder}: tensor {name} is missing. The download is not whole, or its config not its own."
@@ -131,12 +135,13 @@ def check(spec: ModelSpec, layout: Layout, stored: Mapping[str, Stored], folder:
                 f"{have.file}: tensor {name} has the shape {list(have.shape)}, but {folder / 'config.json'} makes it "
                 f"{list(want.shape)}. File and config are not of the same model."
             )
-        if have.dtype not in (("U8",) if want.packed else FLOATS):
-            types = "U8" if want.packed else ", ".join(FLOATS)
+        if have.dtype not in (("U8",) if want.is_packed else FLOAT_BYTES):
+            types = "U8" if want.is_packed else ", ".join(FLOAT_BYTES)
             raise ConfigError(f"{have.file}: tensor {name} is of type {have.dtype}; it must be {types}.")
-    for name in sorted(stored.keys() - expected.keys()):
+    for name in sorted(stored_tensors.keys() - expected.keys()):
         raise ConfigError(
-            f"{stored[name].file}: tensor {name} does not belong to the model that {folder / 'config.json'} describes."
+            f"{stored_tensors[name].file}: tensor {name} does not belong to the model that "
+            f"{folder / 'config.json'} describes."
         )
 
 

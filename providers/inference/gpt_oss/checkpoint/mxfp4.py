@@ -6,35 +6,35 @@ from typing import Final
 import torch
 from torch import Tensor
 
-E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+E2M1_VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 SCALE_BIAS: Final = 127
 SCALE_NAN: Final = 255
 
-_WIDE: Final = {torch.bfloat16: torch.int64, torch.float32: torch.complex128, torch.float64: torch.complex128}
+_GATHER_DTYPES: Final = {torch.bfloat16: torch.int64, torch.float32: torch.complex128, torch.float64: torch.complex128}
 """An element as wide as all the values of one look-up: a gather of elements is far quicker than one of short rows."""
 
 
 @cache
-def _table(dtype: torch.dtype, device: torch.device) -> Tensor:
+def _lookup_table(dtype: torch.dtype, device: torch.device) -> Tensor:
     """For every look-up (two bytes, or one in float64) its values in `dtype`, as one wide element."""
-    values = torch.tensor(E2M1, dtype=dtype)
+    values = torch.tensor(E2M1_VALUES, dtype=dtype)
     of_byte = torch.stack((values.repeat(16), values.repeat_interleave(16)), dim=-1)
-    if _lookup_weights(dtype) == 4:
+    if _weights_per_lookup(dtype) == 4:
         pairs = torch.arange(65536)
         of_byte = torch.cat((of_byte[pairs & 255], of_byte[pairs >> 8]), dim=-1)
-    return of_byte.contiguous().view(_WIDE[dtype]).flatten().to(device)
+    return of_byte.contiguous().view(_GATHER_DTYPES[dtype]).flatten().to(device)
 
 
-class Scratch:
+class UnpackScratch:
     """Memory to unpack into, again and again: fresh memory of this size costs more to get than to fill."""
 
     def __init__(self, weights: int, dtype: torch.dtype, device: torch.device) -> None:
-        per_lookup = _lookup_weights(dtype)
+        per_lookup = _weights_per_lookup(dtype)
         self.index = torch.empty(weights // per_lookup, dtype=torch.int32, device=device)
-        self.wide = torch.empty(weights // per_lookup, dtype=_WIDE[dtype], device=device)
+        self.gather_buffer = torch.empty(weights // per_lookup, dtype=_GATHER_DTYPES[dtype], device=device)
 
 
-def unpack(blocks: Tensor, scales: Tensor, dtype: torch.dtype, scratch: Scratch | None = None) -> Tensor:
+def unpack(blocks: Tensor, scales: Tensor, dtype: torch.dtype, scratch: UnpackScratch | None = None) -> Tensor:
     """The weights of `blocks` [..., G, 16] uint8 and `scales` [..., G] uint8, as [..., G * 32] of `dtype`.
 
     Exact in bfloat16, float32 and float64, but for what is beyond the first two's range: infinity, as in any cast.
@@ -43,14 +43,14 @@ def unpack(blocks: Tensor, scales: Tensor, dtype: torch.dtype, scratch: Scratch 
     lookups = blocks.reshape(-1)
     if dtype != torch.float64:
         lookups = lookups.view(torch.uint16)
-    scratch = scratch or Scratch(2 * blocks.numel(), dtype, blocks.device)
-    index, wide = scratch.index[: lookups.numel()], scratch.wide[: lookups.numel()]
-    torch.index_select(_table(dtype, blocks.device), 0, index.copy_(lookups), out=wide)
+    scratch = scratch or UnpackScratch(2 * blocks.numel(), dtype, blocks.device)
+    index, wide = scratch.index[: lookups.numel()], scratch.gather_buffer[: lookups.numel()]
+    torch.index_select(_lookup_table(dtype, blocks.device), 0, index.copy_(lookups), out=wide)
     values = wide.view(dtype).view(*scales.shape, -1)
     return values.mul_(scale_values(scales, dtype).unsqueeze(-1)).flatten(-2)
 
 
-def _lookup_weights(dtype: torch.dtype) -> int:
+def _weights_per_lookup(dtype: torch.dtype) -> int:
     return 2 if dtype == torch.float64 else 4
 
 
@@ -76,7 +76,7 @@ def pack(weights: Tensor) -> tuple[Tensor, Tensor]:
     exponents = torch.where(largest > 0, torch.ceil(torch.log2(largest / 6)), torch.zeros_like(largest))
     scales = (exponents + SCALE_BIAS).clamp(0, SCALE_NAN - 1)
     scaled = torch.ldexp(groups, (SCALE_BIAS - scales).unsqueeze(-1))
-    steps = torch.tensor(E2M1[:8], dtype=torch.float64, device=weights.device)
+    steps = torch.tensor(E2M1_VALUES[:8], dtype=torch.float64, device=weights.device)
     middles = (steps[1:] + steps[:-1]) / 2
     codes = torch.bucketize(scaled.abs(), middles).to(torch.uint8) | (scaled < 0).to(torch.uint8) << 3
     return codes[..., 0::2] | codes[..., 1::2] << 4, scales.to(torch.uint8)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from apis.errors import ConfigError
 
 LayerKind = Literal["sliding_attention", "full_attention"]
-Dialect = Literal["openai", "transformers"]
+ConfigDialect = Literal["openai", "transformers"]
 
 MXFP4_GROUP: Final = 32
 
@@ -47,7 +47,7 @@ class ModelSpec:
     swiglu_alpha: float
     context_tokens: int
     rotary: Rotary
-    tied: bool = False
+    tied_embeddings: bool = False
 
     @property
     def qkv(self) -> int:
@@ -75,7 +75,7 @@ class ModelSpec:
         return len(self.layers) * 2 * self.kv_heads * self.head_dim * item_bytes
 
 
-class _Openai(BaseModel):
+class _OpenaiConfig(BaseModel):
     """`original/config.json`."""
 
     model_config = ConfigDict(extra="ignore")
@@ -99,7 +99,7 @@ class _Openai(BaseModel):
 
     def spec(self) -> ModelSpec:
         return ModelSpec(
-            layers=_alternating(self.num_hidden_layers),
+            layers=_alternate_layer_kinds(self.num_hidden_layers),
             hidden=self.hidden_size,
             intermediate=self.intermediate_size,
             heads=self.num_attention_heads,
@@ -141,7 +141,7 @@ class _Quantization(BaseModel):
     quant_method: Literal["mxfp4"]
 
 
-class _Transformers(BaseModel):
+class _TransformersConfig(BaseModel):
     """transformers' GptOssConfig: version 4 has `rope_scaling` and `rope_theta`, version 5 `rope_parameters`."""
 
     model_config = ConfigDict(extra="ignore")
@@ -188,7 +188,7 @@ class _Transformers(BaseModel):
 
     def spec(self) -> ModelSpec:
         return ModelSpec(
-            layers=self.layer_types or _alternating(self.num_hidden_layers),
+            layers=self.layer_types or _alternate_layer_kinds(self.num_hidden_layers),
             hidden=self.hidden_size,
             intermediate=self.intermediate_size,
             heads=self.num_attention_heads,
@@ -203,11 +203,11 @@ class _Transformers(BaseModel):
             swiglu_alpha=self.swiglu_alpha,
             context_tokens=self.max_position_embeddings,
             rotary=self.rotary(),
-            tied=self.tie_word_embeddings,
+            tied_embeddings=self.tie_word_embeddings,
         )
 
 
-def read_spec(folder: Path) -> tuple[ModelSpec, Dialect]:
+def read_spec(folder: Path) -> tuple[ModelSpec, ConfigDialect]:
     """The shape that `folder/config.json` tells, and whose words it used.
 
     Raises ConfigError, naming the file and the key, where it is missing, damaged or of a model that is not gpt-oss.
@@ -216,7 +216,7 @@ def read_spec(folder: Path) -> tuple[ModelSpec, Dialect]:
     try:
         found: Any = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{file}: there is no such file. {_where_else(folder)}") from None
+        raise ConfigError(f"{file}: there is no such file. {_missing_config_hint(folder)}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read as JSON: {error}. Download it again.") from error
     if not isinstance(found, dict):
@@ -224,15 +224,15 @@ def read_spec(folder: Path) -> tuple[ModelSpec, Dialect]:
     values = cast("dict[str, Any]", found)
     ours = "num_experts" in values and "rope_scaling_factor" in values and "model_type" not in values
     try:
-        read = _Openai.model_validate(values) if ours else _Transformers.model_validate(values)
+        read = _OpenaiConfig.model_validate(values) if ours else _TransformersConfig.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{file}: {key}: {first['msg']}. This engine serves gpt-oss models only.") from error
-    return _checked(read.spec(), file, read.num_hidden_layers), "openai" if ours else "transformers"
+    return _validate_spec(read.spec(), file, read.num_hidden_layers), "openai" if ours else "transformers"
 
 
-def _checked(spec: ModelSpec, file: Path, layers: int) -> ModelSpec:
+def _validate_spec(spec: ModelSpec, file: Path, layers: int) -> ModelSpec:
     wrong = {
         "layer_types must have num_hidden_layers entries": len(spec.layers) != layers,
         "num_attention_heads must be a multiple of num_key_value_heads": spec.heads % spec.kv_heads != 0,
@@ -245,11 +245,11 @@ def _checked(spec: ModelSpec, file: Path, layers: int) -> ModelSpec:
     return spec
 
 
-def _alternating(count: int) -> tuple[LayerKind, ...]:
+def _alternate_layer_kinds(count: int) -> tuple[LayerKind, ...]:
     return tuple("sliding_attention" if index % 2 == 0 else "full_attention" for index in range(count))
 
 
-def _where_else(folder: Path) -> str:
+def _missing_config_hint(folder: Path) -> str:
     if not folder.is_dir():
         return "The folder of the checkpoint does not exist either: give the path of a downloaded gpt-oss checkpoint."
     nested = sorted(each.parent for each in folder.glob("*/config.json"))

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - typed in part
 from torch import Tensor
 
-from providers.inference.gpt_oss.checkpoint.files import INDEX
-from providers.inference.gpt_oss.checkpoint.layout import Layout, layer_names, wanted
+from providers.inference.gpt_oss.checkpoint.files import INDEX_FILE
+from providers.inference.gpt_oss.checkpoint.layout import Layout, expected_tensors, layer_names
 from providers.inference.gpt_oss.checkpoint.mxfp4 import unpack
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec, Rotary
 
@@ -36,7 +36,7 @@ TINY: Final = ModelSpec(
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SaveFormat:
     """How a checkpoint is written: its layout, how many files, and the type of what is not packed."""
 
     layout: Layout = "openai"
@@ -44,16 +44,20 @@ class Saved:
     dtype: torch.dtype = torch.bfloat16
 
 
-def write_checkpoint(folder: Path, spec: ModelSpec = TINY, saved: Saved = Saved(), seed: int = 0) -> None:
+def write_checkpoint(
+    folder: Path, spec: ModelSpec = TINY, save_format: SaveFormat = SaveFormat(), seed: int = 0
+) -> None:
     """Write config.json and the tensors. One seed gives the same model in every layout, within `saved.dtype`.
 
     The sizes are such that numbers keep their magnitude through the layers, as in a trained model.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = dict(_as_saved(random_tensors(spec, seed), spec, saved))
-    write_tensors(folder, tensors, saved.shards)
+    tensors = dict(_convert_layout(random_tensors(spec, seed), spec, save_format))
+    write_tensors(folder, tensors, save_format.shards)
     config = (
-        openai_config(spec) if saved.layout == "openai" else transformers_config(spec, packed=saved.layout != "dense")
+        openai_config(spec)
+        if save_format.layout == "openai"
+        else transformers_config(spec, experts_packed=save_format.layout != "dense")
     )
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
@@ -61,7 +65,7 @@ def write_checkpoint(folder: Path, spec: ModelSpec = TINY, saved: Saved = Saved(
 def random_tensors(spec: ModelSpec, seed: int) -> dict[str, Tensor]:
     """A model in OpenAI's layout, floats in float32 with bfloat16's precision."""
     generator = torch.Generator().manual_seed(seed)
-    return {each.name: _random(each.name, each.shape, generator) for each in wanted(spec, "openai")}
+    return {each.name: _random_tensor(each.name, each.shape, generator) for each in expected_tensors(spec, "openai")}
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor], shards: int = 1) -> None:
@@ -78,7 +82,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], shards: int = 1) 
         weight_map |= dict.fromkeys(part, file)
     total = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    (folder / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
 
 
 def openai_config(spec: ModelSpec) -> dict[str, Any]:
@@ -103,7 +107,7 @@ def openai_config(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def transformers_config(spec: ModelSpec, *, packed: bool) -> dict[str, Any]:
+def transformers_config(spec: ModelSpec, *, experts_packed: bool) -> dict[str, Any]:
     """config.json as it is on the model hub."""
     config = {
         "architectures": ["GptOssForCausalLM"],
@@ -124,7 +128,7 @@ def transformers_config(spec: ModelSpec, *, packed: bool) -> dict[str, Any]:
         "layer_types": list(spec.layers),
         "max_position_embeddings": spec.context_tokens,
         "rms_norm_eps": spec.norm_eps,
-        "tie_word_embeddings": spec.tied,
+        "tie_word_embeddings": spec.tied_embeddings,
         "rope_theta": spec.rotary.theta,
         "rope_scaling": {
             "rope_type": "yarn",
@@ -135,12 +139,12 @@ def transformers_config(spec: ModelSpec, *, packed: bool) -> dict[str, Any]:
             "truncate": spec.rotary.truncate,
         },
     }
-    if packed:
+    if experts_packed:
         config["quantization_config"] = {"quant_method": "mxfp4"}
     return config
 
 
-def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     if name.endswith("blocks"):
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     if name.endswith("scales"):
@@ -157,32 +161,34 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
     return values.bfloat16().float()
 
 
-def _as_saved(tensors: Mapping[str, Tensor], spec: ModelSpec, saved: Saved) -> Iterator[tuple[str, Tensor]]:
+def _convert_layout(
+    tensors: Mapping[str, Tensor], spec: ModelSpec, save_format: SaveFormat
+) -> Iterator[tuple[str, Tensor]]:
     def stored(tensor: Tensor) -> Tensor:
-        return tensor if tensor.dtype == torch.uint8 else tensor.to(saved.dtype)
+        return tensor if tensor.dtype == torch.uint8 else tensor.to(save_format.dtype)
 
-    if saved.layout == "openai":
+    if save_format.layout == "openai":
         for name, tensor in tensors.items():
             yield name, stored(tensor)
         return
     rows = [spec.heads * spec.head_dim] + 2 * [spec.kv_heads * spec.head_dim]
     ends = {"embedding.weight": "model.embed_tokens.weight", "norm.scale": "model.norm.weight"}
-    for ours, theirs in (ends if spec.tied else ends | {"unembedding.weight": "lm_head.weight"}).items():
+    for ours, theirs in (ends if spec.tied_embeddings else ends | {"unembedding.weight": "lm_head.weight"}).items():
         yield theirs, stored(tensors[ours])
     for layer in range(len(spec.layers)):
         openai = {part: tensors[names[0]] for part, names in layer_names("openai", layer).items()}
-        for part, names in layer_names(saved.layout, layer).items():
-            whole = _unpacked(openai, part) if part in ("gate_up_weight", "down_weight") else openai[part]
+        for part, names in layer_names(save_format.layout, layer).items():
+            whole = _unpack_experts(openai, part) if part in ("gate_up_weight", "down_weight") else openai[part]
             pieces = torch.split(whole, rows) if len(names) > 1 else (whole,)
             for name, piece in zip(names, pieces, strict=True):
                 yield name, stored(piece)
 
 
-def _unpacked(parts: Mapping[str, Tensor], part: str) -> Tensor:
+def _unpack_experts(parts: Mapping[str, Tensor], part: str) -> Tensor:
     matrix = part.removesuffix("_weight")
     return unpack(parts[f"{matrix}_blocks"], parts[f"{matrix}_scales"], torch.float32).transpose(1, 2)
 
 
-def resized(**changes: Any) -> ModelSpec:
+def tiny_spec_with(**changes: Any) -> ModelSpec:
     """TINY, but for these fields."""
     return replace(TINY, **changes)

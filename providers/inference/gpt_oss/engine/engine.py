@@ -15,10 +15,10 @@ from queue import SimpleQueue
 from typing import Final
 
 from apis.errors import ContextLengthExceeded, InvalidRequest, Overloaded, StackError, UpstreamError
-from providers.inference.gpt_oss.engine.runner import Run, Runner
-from providers.inference.gpt_oss.engine.sampling import Sampled
-from providers.inference.gpt_oss.engine.scheduler import Scheduler, Step
-from providers.inference.gpt_oss.engine.sequence import EngineRequest, Finish, TokenSequence
+from providers.inference.gpt_oss.engine.runner import Runner, SampledRun
+from providers.inference.gpt_oss.engine.sampling import SampledToken
+from providers.inference.gpt_oss.engine.scheduler import ScheduledStep, Scheduler
+from providers.inference.gpt_oss.engine.sequence import EngineFinishReason, EngineRequest, TokenSequence
 
 MAX_UNREAD_TOKENS: Final = 1024
 """A sequence whose reader is this far behind leaves its place until it has caught up."""
@@ -46,8 +46,8 @@ class EngineStep:
     """
 
     ids: Sequence[int]
-    logprobs: Sequence[Sampled]
-    finish: Finish | None
+    logprobs: Sequence[SampledToken]
+    finish_reason: EngineFinishReason | None
     cached_tokens: int
 
 
@@ -75,38 +75,40 @@ class _Stream:
 
     def __init__(self, sequence: TokenSequence) -> None:
         self.sequence = sequence
-        self.made = 0
-        self.known = False
-        self.held = False
-        self.read = 0
-        self.left = False
+        self.generated_count = 0
+        self.is_registered = False
+        self.is_throttled = False
+        self.read_count = 0
+        self.was_abandoned = False
         self.error: StackError | None = None
-        self._finish: Finish | None = None
-        self._fresh: list[Sampled] = []
+        self._finish_reason: EngineFinishReason | None = None
+        self._new_tokens: list[SampledToken] = []
         self._waiter: asyncio.Future[None] | None = None
 
-    def receive(self, fresh: Sequence[Sampled], finish: Finish | None, error: StackError | None) -> None:
-        self._fresh += fresh
-        self._finish = finish or self._finish
+    def receive(
+        self, new_tokens: Sequence[SampledToken], finish_reason: EngineFinishReason | None, error: StackError | None
+    ) -> None:
+        self._new_tokens += new_tokens
+        self._finish_reason = finish_reason or self._finish_reason
         self.error = error or self.error
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def next(self) -> EngineStep:
+    async def next_step(self) -> EngineStep:
         """All that came since the last time, as soon as there is something. Raises the error it ends with."""
-        while not self._fresh and self._finish is None:
+        while not self._new_tokens and self._finish_reason is None:
             if self.error is not None:
                 raise self.error
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        fresh, self._fresh = self._fresh, []
-        self.read += len(fresh)
+        fresh, self._new_tokens = self._new_tokens, []
+        self.read_count += len(fresh)
         sequence = self.sequence
         logprobs = () if sequence.request.sampling.logprobs is None else fresh
-        return EngineStep([each.token for each in fresh], logprobs, self._finish, sequence.cached or 0)
+        return EngineStep([each.token for each in fresh], logprobs, self._finish_reason, sequence.cached_tokens or 0)
 
 
-_News = list[tuple[_Stream, Sequence[Sampled], Finish | None, StackError | None]]
+_DeliveryBatch = list[tuple[_Stream, Sequence[SampledToken], EngineFinishReason | None, StackError | None]]
 
 
 class Engine:
@@ -118,42 +120,42 @@ class Engine:
         self._settings = settings
         self._scheduler = Scheduler(runner, settings.step_tokens)
         self._inbox = SimpleQueue[_Stream | None]()
-        self._news = deque[_News]()
-        self._told = False
+        self._delivery_batches = deque[_DeliveryBatch]()
+        self._delivery_scheduled = False
         self._thread: threading.Thread | None = None
         self._refuse_until = 0.0
-        self._closing = False
+        self._is_closing = False
         # The event loop's own:
-        self._open: dict[_Stream, None] = {}
-        self._tenants = Counter[str]()
+        self._open_streams: dict[_Stream, None] = {}
+        self._tenant_stream_counts = Counter[str]()
         # The thread's own:
         self._streams: dict[TokenSequence, _Stream] = {}
-        self._made: _News = []
-        self._step: Step | None = None
-        self._failures_in_a_row = 0
-        self._failures = 0
-        self._generated = 0
+        self._pending_deliveries: _DeliveryBatch = []
+        self._current_step: ScheduledStep | None = None
+        self._consecutive_failures = 0
+        self._failure_count = 0
+        self._generated_tokens = 0
         self._runner_s = 0.0
         self._engine_s = 0.0
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._ended = asyncio.Event()
+        self._thread_ended = asyncio.Event()
         # A daemon: a computation that hangs must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name="gpt-oss engine", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="gpt-oss engine", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
         """Every stream fails at once; then the thread ends, after the step it is in. Safe when never started."""
-        self._closing = True
-        self._fail_open()
+        self._is_closing = True
+        self._fail_open_streams()
         thread, self._thread = self._thread, None
         if thread is None:
             return
         self._inbox.put(None)
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._ended.wait()
+                await self._thread_ended.wait()
         except TimeoutError:
             logger.error("The engine's step did not end within %g s; its thread is left behind.", CLOSE_TIMEOUT_S)
         else:
@@ -165,48 +167,48 @@ class Engine:
         Raises ContextLengthExceeded, InvalidRequest, Overloaded, or UpstreamError when the engine failed or stops.
         """
         stream = self._admit(request)
-        self._open[stream] = None
-        self._tenants[request.tenant] += 1
+        self._open_streams[stream] = None
+        self._tenant_stream_counts[request.tenant] += 1
         self._inbox.put(stream)
         ended = False
         try:
             while not ended:
-                step = await stream.next()
-                ended = step.finish is not None
-                if stream.held:
+                step = await stream.next_step()
+                ended = step.finish_reason is not None
+                if stream.is_throttled:
                     self._inbox.put(stream)
                 yield step
         finally:
-            del self._open[stream]
-            self._tenants[request.tenant] -= 1
-            if not self._tenants[request.tenant]:
-                del self._tenants[request.tenant]
+            del self._open_streams[stream]
+            self._tenant_stream_counts[request.tenant] -= 1
+            if not self._tenant_stream_counts[request.tenant]:
+                del self._tenant_stream_counts[request.tenant]
             if not ended:
-                stream.left = True
+                stream.was_abandoned = True
                 self._inbox.put(stream)
 
     def metrics(self) -> EngineMetrics:
         """May be called anywhere; the figures may be those of two neighbouring steps."""
         counts, scheduler = self._scheduler.counts, self._scheduler
         return EngineMetrics(
-            running=scheduler.running,
-            waiting=scheduler.waiting,
+            running=scheduler.running_count,
+            waiting=scheduler.waiting_count,
             pages=self._runner.page_count,
             pages_free=scheduler.pages_free,
             steps=counts.steps,
             rows=counts.rows,
             computed_tokens=counts.computed_tokens,
-            generated_tokens=self._generated,
+            generated_tokens=self._generated_tokens,
             hit_tokens=counts.hit_tokens,
             pauses=counts.pauses,
-            failures=self._failures,
+            failures=self._failure_count,
             runner_s=self._runner_s,
             engine_s=self._engine_s,
         )
 
     def _admit(self, request: EngineRequest) -> _Stream:
-        if self._closing or self._thread is None:
-            raise _stopped()
+        if self._is_closing or self._thread is None:
+            raise _engine_stopped_error()
         wait_s = self._refuse_until - time.monotonic()
         if wait_s > 0:
             raise UpstreamError("The engine keeps failing. Try again later.", retry_after_s=round(wait_s) or 1)
@@ -219,167 +221,167 @@ class Engine:
                 param="messages",
             )
         settings, slots = self._settings, self._runner.slots
-        if len(self._open) >= slots + settings.max_waiting:
+        if len(self._open_streams) >= slots + settings.max_waiting:
             raise Overloaded("Too many requests are waiting for the engine. Try again shortly.", retry_after_s=1)
-        if self._tenants[request.tenant] >= slots + settings.max_tenant_waiting:
+        if self._tenant_stream_counts[request.tenant] >= slots + settings.max_tenant_waiting:
             raise Overloaded("Too many of your requests are waiting for the engine.", retry_after_s=1)
         return _Stream(TokenSequence(request, limit))
 
-    def _fail_open(self) -> None:
-        for stream in self._open:
-            stream.receive((), None, _stopped())
+    def _fail_open_streams(self) -> None:
+        for stream in self._open_streams:
+            stream.receive((), None, _engine_stopped_error())
 
-    def _end(self) -> None:
+    def _on_thread_end(self) -> None:
         """On the event loop, when the thread has ended."""
-        self._fail_open()
-        self._ended.set()
+        self._fail_open_streams()
+        self._thread_ended.set()
 
     def _deliver(self) -> None:
         """On the event loop. The flag falls first: news that come meanwhile are either seen here or told anew."""
-        self._told = False
-        while self._news:
-            for stream, fresh, finish, error in self._news.popleft():
+        self._delivery_scheduled = False
+        while self._delivery_batches:
+            for stream, fresh, finish, error in self._delivery_batches.popleft():
                 stream.receive(fresh, finish, error)
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         idle = True
-        while not self._closing:
+        while not self._is_closing:
             try:
-                self._look(wait=idle)
-                idle = not self._closing and not self._work()
+                self._drain_inbox(wait=idle)
+                idle = not self._is_closing and not self._run_step()
             except Exception:
                 logger.exception("A step of the engine failed.")
                 self._recover()
                 # With nobody left to try, a runner that fails at closing its slots must not be asked for ever.
-                idle = not (self._scheduler.running or self._scheduler.waiting)
-            self._tell()
-        self._call(self._end)
+                idle = not (self._scheduler.running_count or self._scheduler.waiting_count)
+            self._schedule_delivery()
+        self._call_on_loop(self._on_thread_end)
 
-    def _look(self, *, wait: bool) -> None:
+    def _drain_inbox(self, *, wait: bool) -> None:
         """Heed what the event loop put in; wait for it when there is nothing else to do."""
         while wait or not self._inbox.empty():
             stream = self._inbox.get()
             if stream is None:
                 return
             wait = False
-            self._heed(stream)
+            self._handle_stream(stream)
 
-    def _heed(self, stream: _Stream) -> None:
+    def _handle_stream(self, stream: _Stream) -> None:
         """A stream that is new, that was left, or whose reader has caught up."""
         sequence = stream.sequence
-        if stream.left:
-            self._forget(sequence)
-        elif not stream.known:
-            stream.known = True
+        if stream.was_abandoned:
+            self._remove_sequence(sequence)
+        elif not stream.is_registered:
+            stream.is_registered = True
             self._streams[sequence] = stream
-            self._advance(stream, None)
-            if sequence in self._streams and not stream.held:
+            self._advance_stream(stream, None)
+            if sequence in self._streams and not stream.is_throttled:
                 self._scheduler.add(sequence)
-        elif stream.held and sequence in self._streams:
-            stream.held = False
+        elif stream.is_throttled and sequence in self._streams:
+            stream.is_throttled = False
             self._scheduler.add(sequence)
 
-    def _work(self) -> bool:
+    def _run_step(self) -> bool:
         """Plan, compute and take in one step; False when there is nothing to do."""
         began = time.perf_counter()
-        self._step = step = self._scheduler.plan()
-        for slot in self._scheduler.take_closed() if step is None else step.closed:
+        self._current_step = step = self._scheduler.plan()
+        for slot in self._scheduler.take_closed_slots() if step is None else step.closed_slots:
             self._runner.close(slot)
         if step is None:
             return False
-        for sequence in step.opened:
+        for sequence in step.opened_sequences:
             prompt, generated = sequence.tokens[: sequence.prompt_tokens], sequence.tokens[sequence.prompt_tokens :]
             self._runner.open(sequence.slot, sequence.request.sampling, prompt, generated)
         masks = {sequence.slot: sequence.mask for sequence in step.sequences if sequence.mask is not None}
         runner_began = time.perf_counter()
         sampled = self._runner.step(step.plan, masks)
         runner_s = time.perf_counter() - runner_began
-        self._scheduler.absorb(step)
+        self._scheduler.complete_step(step)
         for row, sequence in zip(step.plan.rows, step.sequences, strict=True):
-            if row.samples:
-                self._advance(self._streams[sequence], sampled[row.slot])
-        self._step = None
-        self._failures_in_a_row = 0
+            if row.needs_sample:
+                self._advance_stream(self._streams[sequence], sampled[row.slot])
+        self._current_step = None
+        self._consecutive_failures = 0
         self._runner_s += runner_s
         self._engine_s += time.perf_counter() - began - runner_s
         return True
 
-    def _advance(self, stream: _Stream, sampled: Sampled | None) -> None:
+    def _advance_stream(self, stream: _Stream, sampled_token: SampledToken | None) -> None:
         """Append the token, and what the grammar forces behind it; tell, and end or hold what is to."""
         sequence = stream.sequence
         try:
-            fresh = sequence.take_forced() if sampled is None else _taken(sequence, sampled)
+            fresh = sequence.append_forced() if sampled_token is None else _append_sampled(sequence, sampled_token)
         except StackError as exc:
-            self._fail(sequence, exc)
+            self._fail_sequence(sequence, exc)
             return
         except BaseException:  # a panic of native code is no Exception, and a grammar's must cost its request alone
             logger.exception("A request's grammar failed.")
-            self._fail(sequence, _failed())
+            self._fail_sequence(sequence, _engine_failed_error())
             return
-        stream.made += len(fresh)
-        self._generated += len(fresh)
-        if fresh or sequence.finish is not None:
-            self._made.append((stream, fresh, sequence.finish, None))
-        if sequence.finish is not None:
-            self._forget(sequence)
-        elif stream.made - stream.read > MAX_UNREAD_TOKENS:
-            stream.held = True
+        stream.generated_count += len(fresh)
+        self._generated_tokens += len(fresh)
+        if fresh or sequence.finish_reason is not None:
+            self._pending_deliveries.append((stream, fresh, sequence.finish_reason, None))
+        if sequence.finish_reason is not None:
+            self._remove_sequence(sequence)
+        elif stream.generated_count - stream.read_count > MAX_UNREAD_TOKENS:
+            stream.is_throttled = True
             # The reader looks at `held` after it has read; if it did so a moment ago, nobody would wake this again.
-            if stream.made - stream.read > MAX_UNREAD_TOKENS:
+            if stream.generated_count - stream.read_count > MAX_UNREAD_TOKENS:
                 self._scheduler.remove(sequence)
             else:
-                stream.held = False
+                stream.is_throttled = False
 
     def _recover(self) -> None:
         """Fail what the step was about, all there is when there was none, and have the rest computed anew."""
-        step, self._step = self._step, None
-        self._failures += 1
-        self._failures_in_a_row += 1
-        if self._failures_in_a_row >= MAX_FAILURES:
+        step, self._current_step = self._current_step, None
+        self._failure_count += 1
+        self._consecutive_failures += 1
+        if self._consecutive_failures >= MAX_FAILURES:
             self._refuse_until = time.monotonic() + REFUSE_S
         self._scheduler.reset()
         for sequence in list(self._streams) if step is None else step.sequences:
-            self._fail(sequence, _failed())
+            self._fail_sequence(sequence, _engine_failed_error())
 
-    def _fail(self, sequence: TokenSequence, error: StackError) -> None:
+    def _fail_sequence(self, sequence: TokenSequence, error: StackError) -> None:
         if stream := self._streams.get(sequence):
-            self._made.append((stream, (), None, error))
-            self._forget(sequence)
+            self._pending_deliveries.append((stream, (), None, error))
+            self._remove_sequence(sequence)
 
-    def _forget(self, sequence: TokenSequence) -> None:
+    def _remove_sequence(self, sequence: TokenSequence) -> None:
         self._streams.pop(sequence, None)
         self._scheduler.remove(sequence)
 
-    def _tell(self) -> None:
-        if self._made:
-            news, self._made = self._made, []
-            self._news.append(news)
-            if not self._told:
-                self._told = True
-                self._call(self._deliver)
+    def _schedule_delivery(self) -> None:
+        if self._pending_deliveries:
+            news, self._pending_deliveries = self._pending_deliveries, []
+            self._delivery_batches.append(news)
+            if not self._delivery_scheduled:
+                self._delivery_scheduled = True
+                self._call_on_loop(self._deliver)
 
-    def _call(self, what: Callable[[], None]) -> None:
+    def _call_on_loop(self, callback: Callable[[], None]) -> None:
         try:
-            self._loop.call_soon_threadsafe(what)
+            self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
             # The event loop is gone, and nobody closed the engine: there is nobody to work for.
-            self._closing = True
+            self._is_closing = True
 
 
-def _taken(sequence: TokenSequence, sampled: Sampled) -> list[Sampled]:
+def _append_sampled(sequence: TokenSequence, sampled_token: SampledToken) -> list[SampledToken]:
     """The token, and those of a run behind it that still have their place before the sequence's end."""
-    fresh = sequence.take(sampled)
-    for each in sampled.more if isinstance(sampled, Run) else ():
-        if sequence.finish is None:
-            fresh += sequence.take(each)
+    fresh = sequence.append_sampled(sampled_token)
+    for each in sampled_token.following_tokens if isinstance(sampled_token, SampledRun) else ():
+        if sequence.finish_reason is None:
+            fresh += sequence.append_sampled(each)
     return fresh
 
 
-def _failed() -> UpstreamError:
+def _engine_failed_error() -> UpstreamError:
     return UpstreamError("The engine failed at this request. Try it again.")
 
 
-def _stopped() -> UpstreamError:
+def _engine_stopped_error() -> UpstreamError:
     return UpstreamError("The engine is stopped.")

@@ -8,27 +8,27 @@ class PagePool:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._free = list(range(count - 1, -1, -1))
-        self._taken = bytearray(count)
+        self._free_pages = list(range(count - 1, -1, -1))
+        self._is_allocated = bytearray(count)
 
     @property
-    def free(self) -> int:
-        return len(self._free)
+    def free_count(self) -> int:
+        return len(self._free_pages)
 
-    def take(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         """`count` pages, which must be free. Those given back last come first: caches may know them still."""
-        assert count <= len(self._free), f"{count} pages wanted, {len(self._free)} free"
+        assert count <= len(self._free_pages), f"{count} pages wanted, {len(self._free_pages)} free"
         if count == 0:
             return []
-        pages = self._free[-count:]
-        del self._free[-count:]
+        pages = self._free_pages[-count:]
+        del self._free_pages[-count:]
         for page in pages:
-            self._taken[page] = 1
+            self._is_allocated[page] = 1
         return pages
 
-    def give(self, pages: Iterable[int]) -> None:
+    def release(self, pages: Iterable[int]) -> None:
         """Each page becomes free; it must be taken."""
         for page in pages:
-            assert self._taken[page], f"page {page} is free already"
-            self._taken[page] = 0
-            self._free.append(page)
+            assert self._is_allocated[page], f"page {page} is free already"
+            self._is_allocated[page] = 0
+            self._free_pages.append(page)

@@ -12,19 +12,19 @@ TOKEN_BYTES = array("i").itemsize
 HEAP_SLACK = 64
 
 
-class Node:
+class PrefixNode:
     """`key` is the run's tokens as bytes: runs are compared by memcmp, not token by token."""
 
-    __slots__ = ("children", "key", "locks", "pages", "parent", "salt", "used")
+    __slots__ = ("children", "key", "last_used", "lock_count", "pages", "parent", "salt")
 
-    def __init__(self, parent: "Node | None", key: bytes, pages: list[int], salt: str | None = None) -> None:
+    def __init__(self, parent: "PrefixNode | None", key: bytes, pages: list[int], salt: str | None = None) -> None:
         self.parent = parent
         self.key = key
         self.pages = pages
         self.salt = salt
-        self.children: dict[bytes, Node] = {}
-        self.locks = 0
-        self.used = 0
+        self.children: dict[bytes, PrefixNode] = {}
+        self.lock_count = 0
+        self.last_used = 0
 
 
 class RadixTree:
@@ -33,93 +33,93 @@ class RadixTree:
     def __init__(self, page_tokens: int) -> None:
         self._page_tokens = page_tokens
         self._page_bytes = page_tokens * TOKEN_BYTES
-        self.roots: dict[str | None, Node] = {}
+        self.roots: dict[str | None, PrefixNode] = {}
         self._clock = count(1)
         # Unlocked leaves by last use. An entry whose node was used again, locked or lengthened since is stale.
-        self._leaves: list[tuple[int, int, Node]] = []
-        self._nodes = 0
-        self.held = 0
-        self.evictable = 0
+        self._eviction_queue: list[tuple[int, int, PrefixNode]] = []
+        self._node_count = 0
+        self.page_count = 0
+        self.evictable_pages = 0
 
     @property
-    def queued(self) -> int:
+    def eviction_queue_length(self) -> int:
         """How long the queue of candidates for eviction is."""
-        return len(self._leaves)
+        return len(self._eviction_queue)
 
-    def match(self, salt: str | None, tokens: "array[int]") -> tuple[Node, list[int]]:
+    def match(self, salt: str | None, tokens: "array[int]") -> tuple[PrefixNode, list[int]]:
         """The longest known prefix of whole pages: its node, locked for the caller, and its pages in order."""
         node = self.roots.get(salt)
         if node is None:
-            node = self.roots[salt] = Node(None, b"", [], salt)
+            node = self.roots[salt] = PrefixNode(None, b"", [], salt)
         pages: list[int] = []
         key = tokens[: len(tokens) // self._page_tokens * self._page_tokens].tobytes()
-        node, _ = self._walk(node, key, pages)
-        self._lock(node)
+        node, _ = self._follow_key(node, key, pages)
+        self._lock_path(node)
         return node, pages
 
-    def insert(self, node: Node, tokens: "array[int]", pages: list[int]) -> tuple[Node, int]:
+    def insert(self, node: PrefixNode, tokens: "array[int]", pages: list[int]) -> tuple[PrefixNode, int]:
         """Put a run of whole pages below `node`, which the caller has locked; the lock moves to the run's end.
 
         Gives the run's last node and how many of `pages` were known already. Those stay the caller's; the rest now are
         the tree's.
         """
         key = tokens.tobytes()
-        end, at = self._walk(node, key, [])
+        end, at = self._follow_key(node, key, [])
         known = at // self._page_bytes
         if at < len(key):
-            leaf = Node(end, key[at:], pages[known:])
+            leaf = PrefixNode(end, key[at:], pages[known:])
             end.children[key[at : at + self._page_bytes]] = leaf
-            self._nodes += 1
-            self.held += len(leaf.pages)
-            self.evictable += len(leaf.pages)
+            self._node_count += 1
+            self.page_count += len(leaf.pages)
+            self.evictable_pages += len(leaf.pages)
             end = leaf
-        self._lock(end)
+        self._lock_path(end)
         self.unlock(node)
         return end, known
 
-    def knows(self, node: Node, first_page: "array[int]") -> bool:
+    def has_child(self, node: PrefixNode, first_page: "array[int]") -> bool:
         """Whether a run that begins with this page is known below `node`."""
         return first_page.tobytes() in node.children
 
-    def unlock(self, node: Node) -> None:
+    def unlock(self, node: PrefixNode) -> None:
         """Give back a lock got from `match` or `insert`."""
         now = next(self._clock)
         leaf = node
-        step: Node | None = node
+        step: PrefixNode | None = node
         while step is not None:
-            assert step.locks > 0, "a lock is given back twice"
-            step.locks -= 1
-            step.used = now
-            if step.locks == 0:
-                self.evictable += len(step.pages)
+            assert step.lock_count > 0, "a lock is given back twice"
+            step.lock_count -= 1
+            step.last_used = now
+            if step.lock_count == 0:
+                self.evictable_pages += len(step.pages)
             step = step.parent
-        self._offer(leaf)
+        self._queue_if_evictable(leaf)
 
-    def evict(self, wanted: int) -> list[int]:
+    def evict(self, max_pages: int) -> list[int]:
         """Forget up to `wanted` unlocked pages, from the least recently used ends on, and give them."""
         gone: list[int] = []
-        while len(gone) < wanted and self._leaves:
-            used, _, node = heapq.heappop(self._leaves)
-            if not self._is_loose(node) or node.used != used:
+        while len(gone) < max_pages and self._eviction_queue:
+            used, _, node = heapq.heappop(self._eviction_queue)
+            if not self._is_evictable(node) or node.last_used != used:
                 continue
             parent = node.parent
             assert parent is not None
-            kept = max(0, len(node.pages) - (wanted - len(gone)))
+            kept = max(0, len(node.pages) - (max_pages - len(gone)))
             gone += node.pages[kept:]
             if kept:
                 del node.pages[kept:]
                 node.key = node.key[: kept * self._page_bytes]
-                self._offer(node)
+                self._queue_if_evictable(node)
             else:
                 del parent.children[node.key[: self._page_bytes]]
                 node.parent = None
-                self._nodes -= 1
-                self._offer(parent)
-        self.held -= len(gone)
-        self.evictable -= len(gone)
+                self._node_count -= 1
+                self._queue_if_evictable(parent)
+        self.page_count -= len(gone)
+        self.evictable_pages -= len(gone)
         return gone
 
-    def _walk(self, node: Node, key: bytes, pages: list[int]) -> tuple[Node, int]:
+    def _follow_key(self, node: PrefixNode, key: bytes, pages: list[int]) -> tuple[PrefixNode, int]:
         """Follow `key` from `node` on, adding the pages passed; where it leaves the tree inside a run, split that."""
         size = self._page_bytes
         at = 0
@@ -127,15 +127,15 @@ class RadixTree:
             child = node.children.get(key[at : at + size])
             if child is None:
                 break
-            same = self._common(child.key, key, at)
+            same = self._common_bytes(child.key, key, at)
             if same < len(child.key):
-                child = self._split(child, same)
+                child = self._split_node(child, same)
             pages += child.pages
             at += same
             node = child
         return node, at
 
-    def _common(self, run: bytes, key: bytes, at: int) -> int:
+    def _common_bytes(self, run: bytes, key: bytes, at: int) -> int:
         """How many bytes of whole pages `run` and `key` from `at` share: the first is known to."""
         if key.startswith(run, at):
             return len(run)
@@ -148,40 +148,44 @@ class RadixTree:
                 high = middle - 1
         return low * self._page_bytes
 
-    def _split(self, node: Node, at: int) -> Node:
+    def _split_node(self, node: PrefixNode, at: int) -> PrefixNode:
         """Cut a run in two and give the first half. The node becomes the second: locks on it keep their depth."""
         parent = node.parent
         assert parent is not None
         pages = at // self._page_bytes
-        head = Node(parent, node.key[:at], node.pages[:pages])
-        head.locks, head.used = node.locks, node.used
+        head = PrefixNode(parent, node.key[:at], node.pages[:pages])
+        head.lock_count, head.last_used = node.lock_count, node.last_used
         parent.children[head.key[: self._page_bytes]] = head
-        self._nodes += 1
+        self._node_count += 1
         node.parent, node.key = head, node.key[at:]
         del node.pages[:pages]
         head.children[node.key[: self._page_bytes]] = node
         return head
 
-    def _lock(self, node: Node) -> None:
+    def _lock_path(self, node: PrefixNode) -> None:
         now = next(self._clock)
-        step: Node | None = node
+        step: PrefixNode | None = node
         while step is not None:
-            if step.locks == 0:
-                self.evictable -= len(step.pages)
-            step.locks += 1
-            step.used = now
+            if step.lock_count == 0:
+                self.evictable_pages -= len(step.pages)
+            step.lock_count += 1
+            step.last_used = now
             step = step.parent
 
-    def _is_loose(self, node: Node) -> bool:
-        return node.locks == 0 and not node.children and node.parent is not None
+    def _is_evictable(self, node: PrefixNode) -> bool:
+        return node.lock_count == 0 and not node.children and node.parent is not None
 
-    def _offer(self, node: Node) -> None:
+    def _queue_if_evictable(self, node: PrefixNode) -> None:
         """A node that may have become an unlocked leaf takes its place among them; a root without anything goes."""
         if node.parent is None:
-            if node.locks == 0 and not node.children and self.roots.get(node.salt) is node:
+            if node.lock_count == 0 and not node.children and self.roots.get(node.salt) is node:
                 del self.roots[node.salt]
-        elif self._is_loose(node):
-            heapq.heappush(self._leaves, (node.used, next(self._clock), node))
-            if len(self._leaves) > 2 * self._nodes + HEAP_SLACK:
-                self._leaves = [leaf for leaf in self._leaves if self._is_loose(leaf[2]) and leaf[2].used == leaf[0]]
-                heapq.heapify(self._leaves)
+        elif self._is_evictable(node):
+            heapq.heappush(self._eviction_queue, (node.last_used, next(self._clock), node))
+            if len(self._eviction_queue) > 2 * self._node_count + HEAP_SLACK:
+                self._eviction_queue = [
+                    leaf
+                    for leaf in self._eviction_queue
+                    if self._is_evictable(leaf[2]) and leaf[2].last_used == leaf[0]
+                ]
+                heapq.heapify(self._eviction_queue)

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlanRow:
     """Some of one sequence's tokens, to compute now.
 
     `tokens` (one or more) stand at positions `start`, `start + 1`, ...; everything before is computed. `pages` is the
@@ -21,29 +21,29 @@ class Row:
     start: int
     tokens: Sequence[int]
     pages: Sequence[int]
-    samples: bool
+    needs_sample: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step's rows, each of another slot, those of one token first. Rows write to different pages, always."""
 
-    rows: Sequence[Row]
+    rows: Sequence[PlanRow]
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         return sum(len(row.tokens) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Run(Sampled):
+class SampledRun(SampledToken):
     """A chosen token and those behind it, which a runner that guesses ahead found in the same step.
 
     They are what as many more steps would have given. The sequence's next row has them all, and the runner computes
     again only what it has to.
     """
 
-    more: Sequence[Sampled] = ()
+    following_tokens: Sequence[SampledToken] = ()
 
 
 class Runner(Protocol):
@@ -77,7 +77,7 @@ class Runner(Protocol):
         """The slot's sequence leaves. Safe for a slot that is not open."""
         ...
 
-    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
         """Compute the rows' keys and values into their pages, and sample where rows ask: the tokens by slot.
 
         `masks` are token bitmasks by slot (little-endian 32-bit words, bit t of the whole says that token t is

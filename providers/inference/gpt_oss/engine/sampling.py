@@ -28,9 +28,9 @@ class RowSampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledToken:
     """A chosen token; when asked for, its natural-log probability and the likeliest (token, logprob), best first."""
 
     token: int
     logprob: float | None = None
-    top: Sequence[tuple[int, float]] = ()
+    top_logprobs: Sequence[tuple[int, float]] = ()

@@ -13,36 +13,36 @@ from dataclasses import dataclass, field
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.engine.pages import PagePool
 from providers.inference.gpt_oss.engine.prefix import RadixTree
-from providers.inference.gpt_oss.engine.runner import Plan, Row, Runner
+from providers.inference.gpt_oss.engine.runner import Plan, PlanRow, Runner
 from providers.inference.gpt_oss.engine.sequence import NO_RANK, Rank, TokenSequence
 
 PRIORITY_ARRIVALS = 64
-LEAST_CHUNK_TOKENS = 64
+MIN_CHUNK_TOKENS = 64
 
-Entry = tuple[Rank, TokenSequence]
+QueueEntry = tuple[Rank, TokenSequence]
 
 
 @dataclass(slots=True)
 class Tenant:
     """`served` counts computed tokens; lists are in order of rank. Dropped when it has nothing here any more."""
 
-    served: int
-    waiting: list[Entry] = field(default_factory=list[Entry])
-    running: dict[TokenSequence, None] = field(default_factory=dict[TokenSequence, None])
+    served_tokens: int
+    waiting_entries: list[QueueEntry] = field(default_factory=list[QueueEntry])
+    running_sequences: dict[TokenSequence, None] = field(default_factory=dict[TokenSequence, None])
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScheduledStep:
     """What the runner is to do: close slots, open sequences, compute the plan, whose rows are these sequences'."""
 
-    closed: list[int]
-    opened: list[TokenSequence]
+    closed_slots: list[int]
+    opened_sequences: list[TokenSequence]
     plan: Plan
     sequences: list[TokenSequence]
 
 
 @dataclass(slots=True)
-class Counts:
+class SchedulerCounts:
     """Since the start: tokens that were computed, prompt tokens that were reused instead, sequences paused."""
 
     steps: int = 0
@@ -59,7 +59,7 @@ class Scheduler:
         """`step_tokens` bounds the tokens of a step. Raises ConfigError when that is less than the runner's slots."""
         if step_tokens < runner.slots:
             raise ConfigError(f"step_tokens is {step_tokens}; it must be at least the number of slots, {runner.slots}.")
-        self.counts = Counts()
+        self.counts = SchedulerCounts()
         self.limit = min(runner.context_tokens, runner.page_count * runner.page_tokens)
         self._page_tokens = runner.page_tokens
         self._page_count = runner.page_count
@@ -74,26 +74,26 @@ class Scheduler:
         tenants, self._tenants = self._tenants, {}
         self.pool = PagePool(self._page_count)
         self.tree = RadixTree(self._page_tokens)
-        self._slots = list(range(self._slot_count - 1, -1, -1))
-        self._closed = list(range(self._slot_count))
-        self._prefilling: dict[TokenSequence, None] = {}
-        self._decoding: dict[TokenSequence, None] = {}
-        self._opened: list[TokenSequence] = []
-        self._starved = False
-        self.waiting = 0
+        self._free_slots = list(range(self._slot_count - 1, -1, -1))
+        self._closed_slots = list(range(self._slot_count))
+        self._prefill_sequences: dict[TokenSequence, None] = {}
+        self._decode_sequences: dict[TokenSequence, None] = {}
+        self._opened_sequences: list[TokenSequence] = []
+        self._is_starved = False
+        self.waiting_count = 0
         for tenant in tenants.values():
-            for sequence in [*tenant.running, *(waiting for _, waiting in tenant.waiting)]:
-                sequence.rest()
-                self._wait(sequence)
+            for sequence in [*tenant.running_sequences, *(waiting for _, waiting in tenant.waiting_entries)]:
+                sequence.reset()
+                self._enqueue(sequence)
 
     @property
-    def running(self) -> int:
-        return len(self._decoding) + len(self._prefilling)
+    def running_count(self) -> int:
+        return len(self._decode_sequences) + len(self._prefill_sequences)
 
     @property
     def pages_free(self) -> int:
         """Pages that could be had without pausing anyone: free ones, and those of unlocked prefixes."""
-        return self.pool.free + self.tree.evictable
+        return self.pool.free_count + self.tree.evictable_pages
 
     def add(self, sequence: TokenSequence) -> None:
         """It waits for its turn; one that was here before gets its old rank. It must have room to grow."""
@@ -101,7 +101,7 @@ class Scheduler:
         if sequence.rank == NO_RANK:
             self._arrivals += 1
             sequence.rank = (self._arrivals + sequence.request.priority * PRIORITY_ARRIVALS, self._arrivals)
-        self._wait(sequence)
+        self._enqueue(sequence)
 
     def remove(self, sequence: TokenSequence) -> None:
         """It is finished or not wanted now: its pages and its slot are free at once. Safe for one that is not here."""
@@ -109,100 +109,100 @@ class Scheduler:
         if tenant is None:
             return
         entry = (sequence.rank, sequence)
-        if sequence in tenant.running:
-            self._keep_prefix(sequence)
-            self._leave(sequence)
-        elif entry in tenant.waiting[(at := bisect_left(tenant.waiting, entry)) : at + 1]:
-            del tenant.waiting[at]
-            self.waiting -= 1
-        if not tenant.running and not tenant.waiting:
+        if sequence in tenant.running_sequences:
+            self._store_prefix(sequence)
+            self._release_slot(sequence)
+        elif entry in tenant.waiting_entries[(at := bisect_left(tenant.waiting_entries, entry)) : at + 1]:
+            del tenant.waiting_entries[at]
+            self.waiting_count -= 1
+        if not tenant.running_sequences and not tenant.waiting_entries:
             del self._tenants[sequence.request.tenant]
 
-    def take_closed(self) -> list[int]:
+    def take_closed_slots(self) -> list[int]:
         """The slots that were left since the last time."""
-        closed, self._closed = self._closed, []
+        closed, self._closed_slots = self._closed_slots, []
         return closed
 
-    def plan(self) -> Step | None:
+    def plan(self) -> ScheduledStep | None:
         """The next step; None when there is nothing to do until somebody is added."""
-        if self._starved or not self._slots:
-            self._make_room()
-        for sequence in list(self._decoding):
+        if self._is_starved or not self._free_slots:
+            self._pause_for_starved_tenant()
+        for sequence in list(self._decode_sequences):
             if len(sequence.tokens) > len(sequence.pages) * self._page_tokens and sequence.slot >= 0:
-                self._grow(sequence)
+                self._grow_pages(sequence)
         given: dict[TokenSequence, int] = {}
-        spare = self._step_tokens - len(self._decoding)
-        for sequence in self._decoding:
-            tokens = min(sequence.remaining, 1 + spare)
+        spare = self._step_tokens - len(self._decode_sequences)
+        for sequence in self._decode_sequences:
+            tokens = min(sequence.remaining_tokens, 1 + spare)
             spare -= tokens - 1
-            self._give(given, sequence, tokens)
-        if len(self._decoding) < self.running + self.waiting:
-            self._give_prompts(given, spare)
+            self._assign_tokens(given, sequence, tokens)
+        if len(self._decode_sequences) < self.running_count + self.waiting_count:
+            self._assign_prompt_tokens(given, spare)
         if not given:
             return None
-        return self._step(given)
+        return self._build_step(given)
 
-    def absorb(self, step: Step) -> None:
+    def complete_step(self, step: ScheduledStep) -> None:
         """The step was computed."""
         for row, sequence in zip(step.plan.rows, step.sequences, strict=True):
-            sequence.computed += len(row.tokens)
-            if row.samples and sequence in self._prefilling:
-                del self._prefilling[sequence]
-                self._decoding[sequence] = None
+            sequence.computed_tokens += len(row.tokens)
+            if row.needs_sample and sequence in self._prefill_sequences:
+                del self._prefill_sequences[sequence]
+                self._decode_sequences[sequence] = None
                 self._share_prefix(sequence)
 
-    def _step(self, given: dict[TokenSequence, int]) -> Step:
+    def _build_step(self, token_counts: dict[TokenSequence, int]) -> ScheduledStep:
         # Rows of one token first: runners compute those together.
-        sequences = [each for each, tokens in given.items() if tokens == 1]
-        if len(sequences) < len(given):
-            sequences += [each for each, tokens in given.items() if tokens > 1]
-        rows: list[Row] = []
+        sequences = [each for each, tokens in token_counts.items() if tokens == 1]
+        if len(sequences) < len(token_counts):
+            sequences += [each for each, tokens in token_counts.items() if tokens > 1]
+        rows: list[PlanRow] = []
         for each in sequences:
-            start, end = each.computed, each.computed + given[each]
-            rows.append(Row(each.slot, start, each.tokens[start:end], each.pages, end == len(each.tokens)))
-        opened, self._opened = self._opened, []
+            start, end = each.computed_tokens, each.computed_tokens + token_counts[each]
+            rows.append(PlanRow(each.slot, start, each.tokens[start:end], each.pages, end == len(each.tokens)))
+        opened, self._opened_sequences = self._opened_sequences, []
         self.counts.steps += 1
         self.counts.rows += len(rows)
-        self.counts.computed_tokens += sum(given.values())
-        return Step(self.take_closed(), opened, Plan(rows), sequences)
+        self.counts.computed_tokens += sum(token_counts.values())
+        return ScheduledStep(self.take_closed_slots(), opened, Plan(rows), sequences)
 
     # --- who gets how many tokens ------------------------------------------------------------------------------------
 
-    def _give(self, given: dict[TokenSequence, int], sequence: TokenSequence, tokens: int) -> None:
-        given[sequence] = given.get(sequence, 0) + tokens
-        self._tenants[sequence.request.tenant].served += tokens
+    def _assign_tokens(self, token_counts: dict[TokenSequence, int], sequence: TokenSequence, tokens: int) -> None:
+        token_counts[sequence] = token_counts.get(sequence, 0) + tokens
+        self._tenants[sequence.request.tenant].served_tokens += tokens
 
-    def _give_prompts(self, given: dict[TokenSequence, int], spare: int) -> None:
+    def _assign_prompt_tokens(self, token_counts: dict[TokenSequence, int], token_budget: int) -> None:
         """Each in turn gets up to half of what is left, so that a short prompt need not wait for a long one to end."""
-        queues: dict[str, list[Entry]] = {}
-        for sequence in self._prefilling:
+        queues: dict[str, list[QueueEntry]] = {}
+        for sequence in self._prefill_sequences:
             insort(queues.setdefault(sequence.request.tenant, []), (sequence.rank, sequence))
-        admitting = bool(self._slots)
+        admitting = bool(self._free_slots)
         chunks: list[TokenSequence] = []
-        while spare > 0 and (sequence := self._pick(queues, admitting=admitting)):
+        while token_budget > 0 and (sequence := self._pick_sequence(queues, admitting=admitting)):
             if sequence.slot >= 0:
                 queues[sequence.request.tenant].pop(0)
             elif not self._admit(sequence):
                 admitting = False
                 continue
-            admitting = admitting and bool(self._slots)
-            tokens = min(sequence.remaining, max(spare // 2, min(spare, LEAST_CHUNK_TOKENS)))
-            self._give(given, sequence, tokens)
-            spare -= tokens
+            admitting = admitting and bool(self._free_slots)
+            tokens = min(sequence.remaining_tokens, max(token_budget // 2, min(token_budget, MIN_CHUNK_TOKENS)))
+            self._assign_tokens(token_counts, sequence, tokens)
+            token_budget -= tokens
             chunks.append(sequence)
         for sequence in chunks:
-            more = min(sequence.remaining - given[sequence], spare)
+            more = min(sequence.remaining_tokens - token_counts[sequence], token_budget)
             if more > 0:
-                self._give(given, sequence, more)
-                spare -= more
+                self._assign_tokens(token_counts, sequence, more)
+                token_budget -= more
 
-    def _pick(self, queues: dict[str, list[Entry]], *, admitting: bool) -> TokenSequence | None:
+    def _pick_sequence(self, queues: dict[str, list[QueueEntry]], *, admitting: bool) -> TokenSequence | None:
         """The first by rank of the tenant that was served least."""
-        best: tuple[int, Entry] | None = None
+        best: tuple[int, QueueEntry] | None = None
         for name, tenant in self._tenants.items():
-            heads = queues.get(name, [])[:1] + (tenant.waiting[:1] if admitting else [])
-            if heads and (best is None or (tenant.served, min(heads)) < best):
-                best = (tenant.served, min(heads))
+            heads = queues.get(name, [])[:1] + (tenant.waiting_entries[:1] if admitting else [])
+            if heads and (best is None or (tenant.served_tokens, min(heads)) < best):
+                best = (tenant.served_tokens, min(heads))
         return None if best is None else best[1][1]
 
     def _admit(self, sequence: TokenSequence) -> bool:
@@ -212,99 +212,109 @@ class Scheduler:
         node, pages = self.tree.match(sequence.request.salt, sequence.tokens[:-1])
         tenant = self._tenants[sequence.request.tenant]
         wanted = -(-len(sequence.tokens) // size) - len(pages)
-        if wanted + self.running > self.pages_free:
+        if wanted + self.running_count > self.pages_free:
             self.tree.unlock(node)
-            self._starved = not tenant.running
+            self._is_starved = not tenant.running_sequences
             return False
-        sequence.node, sequence.shared, sequence.computed = node, len(pages), len(pages) * size
-        sequence.pages = pages + self._take(wanted)
-        sequence.slot = self._slots.pop()
-        if sequence.cached is None:
-            sequence.cached = min(sequence.computed, sequence.prompt_tokens)
-            self.counts.hit_tokens += sequence.cached
-        tenant.waiting.remove((sequence.rank, sequence))
-        self.waiting -= 1
-        tenant.running[sequence] = None
-        self._prefilling[sequence] = None
-        self._opened.append(sequence)
+        sequence.node, sequence.shared_pages, sequence.computed_tokens = node, len(pages), len(pages) * size
+        sequence.pages = pages + self._allocate_pages(wanted)
+        sequence.slot = self._free_slots.pop()
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = min(sequence.computed_tokens, sequence.prompt_tokens)
+            self.counts.hit_tokens += sequence.cached_tokens
+        tenant.waiting_entries.remove((sequence.rank, sequence))
+        self.waiting_count -= 1
+        tenant.running_sequences[sequence] = None
+        self._prefill_sequences[sequence] = None
+        self._opened_sequences.append(sequence)
         return True
 
     # --- who leaves, and with what -----------------------------------------------------------------------------------
 
-    def _make_room(self) -> None:
+    def _pause_for_starved_tenant(self) -> None:
         """When the tenant whose turn it is has nothing running and cannot begin, one of the largest makes way."""
-        self._starved = False
-        needy = [tenant for tenant in self._tenants.values() if tenant.waiting]
+        self._is_starved = False
+        needy = [tenant for tenant in self._tenants.values() if tenant.waiting_entries]
         if needy:
-            least = min(needy, key=lambda tenant: (tenant.served, tenant.waiting[0]))
-            largest = max(self._tenants.values(), key=lambda tenant: len(tenant.running))
-            if not least.running and len(largest.running) > 1 and least.served < largest.served:
-                self._pause(max(largest.running, key=_rank))
+            least = min(needy, key=lambda tenant: (tenant.served_tokens, tenant.waiting_entries[0]))
+            largest = max(self._tenants.values(), key=lambda tenant: len(tenant.running_sequences))
+            if (
+                not least.running_sequences
+                and len(largest.running_sequences) > 1
+                and least.served_tokens < largest.served_tokens
+            ):
+                self._pause(max(largest.running_sequences, key=_sequence_rank))
 
-    def _grow(self, sequence: TokenSequence) -> None:
+    def _grow_pages(self, sequence: TokenSequence) -> None:
         """Pages for all its tokens, or a pause: its own, when it is the one to make way."""
         wanted = -(-len(sequence.tokens) // self._page_tokens) - len(sequence.pages)
         while wanted > self.pages_free:
-            youngest = [max(tenant.running, key=_rank) for tenant in self._tenants.values() if tenant.running]
-            victim = max(youngest, key=lambda each: (len(self._tenants[each.request.tenant].running), each.rank))
+            youngest = [
+                max(tenant.running_sequences, key=_sequence_rank)
+                for tenant in self._tenants.values()
+                if tenant.running_sequences
+            ]
+            victim = max(
+                youngest, key=lambda each: (len(self._tenants[each.request.tenant].running_sequences), each.rank)
+            )
             self._pause(victim)
             if victim is sequence:
                 return
-        sequence.pages += self._take(wanted)
+        sequence.pages += self._allocate_pages(wanted)
 
-    def _take(self, pages: int) -> list[int]:
-        if pages > self.pool.free:
-            self.pool.give(self.tree.evict(pages - self.pool.free))
-        return self.pool.take(pages)
+    def _allocate_pages(self, count: int) -> list[int]:
+        if count > self.pool.free_count:
+            self.pool.release(self.tree.evict(count - self.pool.free_count))
+        return self.pool.allocate(count)
 
     def _pause(self, sequence: TokenSequence) -> None:
         self.counts.pauses += 1
-        self._keep_prefix(sequence)
-        self._leave(sequence)
-        self._wait(sequence)
+        self._store_prefix(sequence)
+        self._release_slot(sequence)
+        self._enqueue(sequence)
 
-    def _wait(self, sequence: TokenSequence) -> None:
+    def _enqueue(self, sequence: TokenSequence) -> None:
         tenant = self._tenants.get(sequence.request.tenant)
         if tenant is None:
             # Whoever comes anew, or again, is served from now on: not for the time it was away.
-            served = min((each.served for each in self._tenants.values()), default=0)
+            served = min((each.served_tokens for each in self._tenants.values()), default=0)
             tenant = self._tenants[sequence.request.tenant] = Tenant(served)
-        insort(tenant.waiting, (sequence.rank, sequence))
-        self.waiting += 1
+        insort(tenant.waiting_entries, (sequence.rank, sequence))
+        self.waiting_count += 1
 
-    def _leave(self, sequence: TokenSequence) -> None:
+    def _release_slot(self, sequence: TokenSequence) -> None:
         """Out of its slot; its pages are somebody else's by now."""
-        self._slots.append(sequence.slot)
-        self._closed.append(sequence.slot)
-        del self._tenants[sequence.request.tenant].running[sequence]
-        self._prefilling.pop(sequence, None)
-        self._decoding.pop(sequence, None)
-        sequence.rest()
+        self._free_slots.append(sequence.slot)
+        self._closed_slots.append(sequence.slot)
+        del self._tenants[sequence.request.tenant].running_sequences[sequence]
+        self._prefill_sequences.pop(sequence, None)
+        self._decode_sequences.pop(sequence, None)
+        sequence.reset()
 
     def _share_prefix(self, sequence: TokenSequence) -> None:
         """Let others start from its whole pages while it runs; not if another was first, as its pages stay its own."""
-        first, whole = sequence.shared, sequence.computed // self._page_tokens
+        first, whole = sequence.shared_pages, sequence.computed_tokens // self._page_tokens
         assert sequence.node is not None
-        tokens = self._tokens_of(sequence, first, whole)
-        if first < whole and not self.tree.knows(sequence.node, tokens[: self._page_tokens]):
+        tokens = self._page_range_tokens(sequence, first, whole)
+        if first < whole and not self.tree.has_child(sequence.node, tokens[: self._page_tokens]):
             sequence.node, _ = self.tree.insert(sequence.node, tokens, sequence.pages[first:whole])
-            sequence.shared = whole
+            sequence.shared_pages = whole
 
-    def _keep_prefix(self, sequence: TokenSequence) -> None:
+    def _store_prefix(self, sequence: TokenSequence) -> None:
         """Hand its whole pages to the tree, where they can be found until others need them; free the rest."""
-        first, whole = sequence.shared, sequence.computed // self._page_tokens
+        first, whole = sequence.shared_pages, sequence.computed_tokens // self._page_tokens
         assert sequence.node is not None
         node, known = sequence.node, 0
         if first < whole:
-            tokens = self._tokens_of(sequence, first, whole)
+            tokens = self._page_range_tokens(sequence, first, whole)
             node, known = self.tree.insert(node, tokens, sequence.pages[first:whole])
         self.tree.unlock(node)
-        self.pool.give(sequence.pages[first : first + known])
-        self.pool.give(sequence.pages[whole:])
+        self.pool.release(sequence.pages[first : first + known])
+        self.pool.release(sequence.pages[whole:])
 
-    def _tokens_of(self, sequence: TokenSequence, first_page: int, end_page: int) -> "array[int]":
+    def _page_range_tokens(self, sequence: TokenSequence, first_page: int, end_page: int) -> "array[int]":
         return sequence.tokens[first_page * self._page_tokens : end_page * self._page_tokens]
 
 
-def _rank(sequence: TokenSequence) -> Rank:
+def _sequence_rank(sequence: TokenSequence) -> Rank:
     return sequence.rank

@@ -3,26 +3,26 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from providers.inference.gpt_oss.engine.runner import Plan, Row
-from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.engine.runner import Plan, PlanRow
+from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
 
-Script = Callable[[Sequence[int]], int]
+TokenScript = Callable[[Sequence[int]], int]
 """The next token, from all tokens so far."""
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenSequence:
     """`written` positions were computed; -1 until the first row tells where the sequence starts."""
 
     prompt_tokens: int
     tokens: list[int]
     digests: list[int] = field(default_factory=list[int])
-    written: int = -1
+    written_tokens: int = -1
     pages: list[int] = field(default_factory=list[int])
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RunnerShape:
     """A runner's numbers."""
 
     page_tokens: int = 16
@@ -39,8 +39,8 @@ class ScriptedRunner:
     AssertionError. Where a mask forbids the script's token, the lowest that it allows is played.
     """
 
-    def __init__(self, script: Script, shape: Shape | None = None) -> None:
-        shape = shape or Shape()
+    def __init__(self, script: TokenScript, shape: RunnerShape | None = None) -> None:
+        shape = shape or RunnerShape()
         self.page_tokens = shape.page_tokens
         self.page_count = shape.page_count
         self.slots = shape.slots
@@ -48,17 +48,17 @@ class ScriptedRunner:
         self.vocabulary_size = shape.vocabulary_size
         self._script = script
         self._memory: dict[tuple[int, int], int] = {}
-        self._open: dict[int, _Open] = {}
+        self._open_sequences: dict[int, _OpenSequence] = {}
 
     def open(self, slot: int, sampling: RowSampling, prompt: Sequence[int], generated: Sequence[int]) -> None:
         assert 0 <= slot < self.slots
-        assert slot not in self._open, f"slot {slot} is opened twice"
-        self._open[slot] = _Open(len(prompt), [*prompt, *generated])
+        assert slot not in self._open_sequences, f"slot {slot} is opened twice"
+        self._open_sequences[slot] = _OpenSequence(len(prompt), [*prompt, *generated])
 
     def close(self, slot: int) -> None:
-        self._open.pop(slot, None)
+        self._open_sequences.pop(slot, None)
 
-    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
         assert plan.rows
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "a slot has two rows"
         widths = [len(row.tokens) > 1 for row in plan.rows]
@@ -69,21 +69,23 @@ class ScriptedRunner:
                 assert writers.setdefault(page, row.slot) == row.slot, f"page {page} has two writers"
         for row in plan.rows:
             self._compute(row)
-        return {row.slot: self._sample(row, masks.get(row.slot)) for row in plan.rows if row.samples}
+        return {row.slot: self._sample(row, masks.get(row.slot)) for row in plan.rows if row.needs_sample}
 
-    def _written_pages(self, row: Row) -> Sequence[int]:
+    def _written_pages(self, row: PlanRow) -> Sequence[int]:
         first, last = row.start // self.page_tokens, (row.start + len(row.tokens) - 1) // self.page_tokens
         pages = row.pages[first : last + 1]
-        for slot, other in self._open.items():
-            if slot != row.slot and other.written > 0:
-                used = other.pages[: -(-other.written // self.page_tokens)]
+        for slot, other in self._open_sequences.items():
+            if slot != row.slot and other.written_tokens > 0:
+                used = other.pages[: -(-other.written_tokens // self.page_tokens)]
                 assert not set(used) & set(pages), f"slot {row.slot} writes to a page that slot {slot} reads"
         return pages
 
-    def _compute(self, row: Row) -> None:
-        state = self._open[row.slot]
+    def _compute(self, row: PlanRow) -> None:
+        state = self._open_sequences[row.slot]
         assert row.tokens
-        assert row.start == state.written or state.written < 0, "a row does not begin where the last one ended"
+        assert row.start == state.written_tokens or state.written_tokens < 0, (
+            "a row does not begin where the last one ended"
+        )
         assert list(row.pages[: len(state.pages)]) == state.pages, "a block table changed"
         end = row.start + len(row.tokens)
         assert end <= min(len(row.pages) * self.page_tokens, self.context_tokens)
@@ -97,21 +99,21 @@ class ScriptedRunner:
             assert self._memory.get(self._cell(row, position)) == state.digests[position], f"{position} is not there"
         for position in range(row.start, end):
             self._memory[self._cell(row, position)] = state.digests[position]
-        state.written, state.pages = end, list(row.pages)
+        state.written_tokens, state.pages = end, list(row.pages)
 
-    def _cell(self, row: Row, position: int) -> tuple[int, int]:
+    def _cell(self, row: PlanRow, position: int) -> tuple[int, int]:
         page = row.pages[position // self.page_tokens]
         assert 0 <= page < self.page_count
         return page, position % self.page_tokens
 
-    def _sample(self, row: Row, mask: bytes | None) -> Sampled:
-        token = self._script(self._open[row.slot].tokens)
+    def _sample(self, row: PlanRow, mask: bytes | None) -> SampledToken:
+        token = self._script(self._open_sequences[row.slot].tokens)
         if mask is not None and not mask[token // 8] >> token % 8 & 1:
             token = next(each for each in range(len(mask) * 8) if mask[each // 8] >> each % 8 & 1)
-        return Sampled(token, 0.0)
+        return SampledToken(token, 0.0)
 
 
-def scripted(scripts: Mapping[tuple[int, ...], Sequence[int]], end: int) -> Script:
+def script_from_answers(scripts: Mapping[tuple[int, ...], Sequence[int]], end_token: int) -> TokenScript:
     """A script that answers each prompt with its own tokens, then with `end` for ever.
 
     Of two prompts that both begin what is asked, the longer counts.
@@ -123,7 +125,7 @@ def scripted(scripts: Mapping[tuple[int, ...], Sequence[int]], end: int) -> Scri
             if tuple(tokens[: len(prompt)]) == prompt:
                 played = len(tokens) - len(prompt)
                 answer = scripts[prompt]
-                return answer[played] if played < len(answer) else end
-        return end
+                return answer[played] if played < len(answer) else end_token
+        return end_token
 
     return next_token

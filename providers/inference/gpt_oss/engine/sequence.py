@@ -5,22 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from providers.inference.gpt_oss.engine.prefix import Node
-from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.engine.prefix import PrefixNode
+from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
 
-Finish = Literal["stop", "length"]
+EngineFinishReason = Literal["stop", "length"]
 Rank = tuple[int, int]
 NO_RANK: Rank = (0, 0)
 
 
-class Matcher(Protocol):
+class TokenMatcher(Protocol):
     """Holds generation to a grammar. `forced` looks ahead: only `accept` moves on.
 
     Used by the engine's thread. What any of these raises fails the request alone; a StackError says so in its words.
     """
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Nothing may follow any more."""
         ...
 
@@ -32,7 +32,7 @@ class Matcher(Protocol):
         """Move on over `token`; False, and nothing moves, when it may not follow."""
         ...
 
-    def forced(self) -> Sequence[int]:
+    def forced_tokens(self) -> Sequence[int]:
         """The tokens that must follow; empty where there is a choice."""
         ...
 
@@ -49,13 +49,13 @@ class EngineRequest:
     sampling: RowSampling
     max_tokens: int | None = None
     stop_ids: Sequence[int] = ()
-    matcher: Matcher | None = None
+    matcher: TokenMatcher | None = None
     tenant: str = ""
     priority: int = 0
     salt: str | None = None
 
 
-class GrammarBroken(Exception):
+class GrammarViolation(Exception):
     """The runner sampled what the grammar's mask forbids."""
 
 
@@ -71,61 +71,61 @@ class TokenSequence:
         self.limit = min(most, context_tokens)
         self.stop_ids = frozenset(request.stop_ids)
         self.rank = NO_RANK
-        self.rest()
+        self.reset()
         self.mask: bytes | None = None
-        self.cached: int | None = None
-        self.finish: Finish | None = None
+        self.cached_tokens: int | None = None
+        self.finish_reason: EngineFinishReason | None = None
 
     @property
-    def remaining(self) -> int:
+    def remaining_tokens(self) -> int:
         """Tokens that are known and not computed: one in the midst of decoding."""
-        return len(self.tokens) - self.computed
+        return len(self.tokens) - self.computed_tokens
 
-    def rest(self) -> None:
+    def reset(self) -> None:
         """It has no place: no slot, and nothing computed that it could count on."""
         self.slot = -1
-        self.computed = 0
+        self.computed_tokens = 0
         self.pages: list[int] = []
-        self.shared = 0
-        self.node: Node | None = None
+        self.shared_pages = 0
+        self.node: PrefixNode | None = None
 
-    def take(self, sampled: Sampled) -> list[Sampled]:
+    def append_sampled(self, sampled_token: SampledToken) -> list[SampledToken]:
         """Append a sampled token and those that a grammar forces behind it; all of them, up to the end if it is there.
 
         Raises GrammarBroken when the token is not one that its mask allowed.
         """
         matcher = self.request.matcher
         if matcher is None:
-            self._append(sampled.token)
-            return [sampled]
-        if not matcher.accept(sampled.token):
-            raise GrammarBroken(sampled.token)
-        self._append(sampled.token)
-        return [sampled, *self.take_forced()]
+            self._append(sampled_token.token)
+            return [sampled_token]
+        if not matcher.accept(sampled_token.token):
+            raise GrammarViolation(sampled_token.token)
+        self._append(sampled_token.token)
+        return [sampled_token, *self.append_forced()]
 
-    def take_forced(self) -> list[Sampled]:
+    def append_forced(self) -> list[SampledToken]:
         """Append what the grammar forces now, without a choice. Also ends the sequence when the grammar has."""
         matcher = self.request.matcher
-        taken: list[Sampled] = []
+        taken: list[SampledToken] = []
         if matcher is None:
             return taken
         logprob = None if self.request.sampling.logprobs is None else 0.0
-        while self.finish is None and (forced := matcher.forced()):
+        while self.finish_reason is None and (forced := matcher.forced_tokens()):
             for token in forced:
-                if self.finish is not None:
+                if self.finish_reason is not None:
                     break
                 if not matcher.accept(token):
-                    raise GrammarBroken(token)
+                    raise GrammarViolation(token)
                 self._append(token)
-                taken.append(Sampled(token, logprob))
-        if self.finish is None and matcher.done:
-            self.finish = "stop"
-        self.mask = None if self.finish else matcher.mask()
+                taken.append(SampledToken(token, logprob))
+        if self.finish_reason is None and matcher.is_done:
+            self.finish_reason = "stop"
+        self.mask = None if self.finish_reason else matcher.mask()
         return taken
 
     def _append(self, token: int) -> None:
         self.tokens.append(token)
         if token in self.stop_ids:
-            self.finish = "stop"
+            self.finish_reason = "stop"
         elif len(self.tokens) >= self.limit:
-            self.finish = "length"
+            self.finish_reason = "length"

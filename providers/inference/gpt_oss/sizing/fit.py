@@ -5,8 +5,8 @@ from typing import Final
 
 from providers.inference.gpt_oss.checkpoint.spec import MXFP4_GROUP, ModelSpec
 
-LEAST_TOKENS_PER_S: Final = 2.0
-LEAST_CONTEXT_TOKENS: Final = 4096
+MIN_TOKENS_PER_S: Final = 2.0
+MIN_CONTEXT_TOKENS: Final = 4096
 
 _GIB: Final = 2**30
 _PACKED_BYTES: Final = 0.5 + 1 / MXFP4_GROUP
@@ -27,11 +27,11 @@ class Precision:
     """`item_bytes` of a number that is not packed; `packed` says that the experts are MXFP4."""
 
     item_bytes: int
-    packed: bool
+    experts_packed: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Usefulness:
+class FitReport:
     """`refusal` says what is wrong and what to do instead; None means go ahead. Speed is of one lone sequence."""
 
     needed_bytes: int
@@ -42,24 +42,24 @@ class Usefulness:
 def weight_bytes(spec: ModelSpec, precision: Precision) -> int:
     """Of all weights as they are held in memory."""
     expert = _expert_bytes(spec, precision) * spec.experts * len(spec.layers)
-    embedding = 0 if spec.tied else spec.vocabulary * spec.hidden
+    embedding = 0 if spec.tied_embeddings else spec.vocabulary * spec.hidden
     return round(expert + (spec.dense_parameters + embedding) * precision.item_bytes)
 
 
-def token_bytes(spec: ModelSpec, precision: Precision) -> int:
+def token_read_bytes(spec: ModelSpec, precision: Precision) -> int:
     """Read for every token of a lone sequence."""
     expert = _expert_bytes(spec, precision) * spec.experts_per_token * len(spec.layers)
     return round(expert + spec.dense_parameters * precision.item_bytes)
 
 
-def usefulness(
-    spec: ModelSpec, precision: Precision, machine: Machine, least_tokens_per_s: float = LEAST_TOKENS_PER_S
-) -> Usefulness:
+def assess_fit(
+    spec: ModelSpec, precision: Precision, machine: Machine, min_tokens_per_s: float = MIN_TOKENS_PER_S
+) -> FitReport:
     """The memory the model needs with a short context, the speed to expect at most, and whether that will do."""
-    context = min(LEAST_CONTEXT_TOKENS, spec.context_tokens)
+    context = min(MIN_CONTEXT_TOKENS, spec.context_tokens)
     needed = weight_bytes(spec, precision) + context * spec.kv_bytes(precision.item_bytes)
-    seconds = token_bytes(spec, precision) / machine.read_bytes_per_s
-    if precision.packed:
+    seconds = token_read_bytes(spec, precision) / machine.read_bytes_per_s
+    if precision.experts_packed:
         seconds += len(spec.layers) * spec.experts_per_token * spec.expert_weights / machine.unpack_weights_per_s
     speed = 1 / seconds
     instead = (
@@ -72,11 +72,11 @@ def usefulness(
             f"This model needs about {needed / _GIB:.1f} GiB and {machine.device} has "
             f"{machine.memory_bytes / _GIB:.1f} GiB free. {instead}"
         )
-    elif speed < least_tokens_per_s:
+    elif speed < min_tokens_per_s:
         refusal = f"This model would make at most {speed:.2g} tokens/s on {machine.device} with torch. {instead}"
-    return Usefulness(needed, speed, refusal)
+    return FitReport(needed, speed, refusal)
 
 
 def _expert_bytes(spec: ModelSpec, precision: Precision) -> float:
-    weights = spec.expert_weights * (_PACKED_BYTES if precision.packed else precision.item_bytes)
+    weights = spec.expert_weights * (_PACKED_BYTES if precision.experts_packed else precision.item_bytes)
     return weights + spec.expert_biases * precision.item_bytes

@@ -23,7 +23,7 @@ def rotary_table(rotary: Rotary, head_dim: int, positions: int) -> tuple[Tensor,
     concentration = 1.0
     inverse = 1.0 / frequencies
     if rotary.factor > 1:
-        low, high = (_dimension(rotary, head_dim, turns) for turns in (rotary.beta_fast, rotary.beta_slow))
+        low, high = (_correction_dimension(rotary, head_dim, turns) for turns in (rotary.beta_fast, rotary.beta_slow))
         if rotary.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
@@ -39,9 +39,9 @@ def rotary_table(rotary: Rotary, head_dim: int, positions: int) -> tuple[Tensor,
     return angles.cos() * concentration, angles.sin() * concentration
 
 
-def _dimension(rotary: Rotary, head_dim: int, turns: float) -> float:
+def _correction_dimension(rotary: Rotary, head_dim: int, rotations: float) -> float:
     """The dimension that turns this often within the original context."""
-    wavelengths = rotary.original_context_tokens / (turns * 2 * math.pi)
+    wavelengths = rotary.original_context_tokens / (rotations * 2 * math.pi)
     return head_dim * math.log(wavelengths) / (2 * math.log(rotary.theta))
 
 
@@ -59,30 +59,30 @@ class PageMemory:
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
 
-    def begin(self, pages: Tensor) -> None:
+    def clear_pages(self, pages: Tensor) -> None:
         """These pages get a new owner. A weight of zero does not silence a value that is no number: values go."""
         self.values.index_fill_(2, pages, 0)
 
-    def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(self, layer: int, kv_offsets: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store [T, kv_heads, D] at `places` [T]: page * PAGE_TOKENS + offset."""
-        self.keys[layer].flatten(1, 2).index_copy_(1, places, keys.transpose(0, 1))
-        self.values[layer].flatten(1, 2).index_copy_(1, places, values.transpose(0, 1))
+        self.keys[layer].flatten(1, 2).index_copy_(1, kv_offsets, keys.transpose(0, 1))
+        self.values[layer].flatten(1, 2).index_copy_(1, kv_offsets, values.transpose(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AttentionGroup:
     """`rows` sequences with `queries` tokens each, which are the batch's tokens `first` to `last` (exclusive).
 
     `pages` [rows, P] hold the keys; the first key of row r stands at `origin[r]`. `positions` [rows, queries].
     """
 
     first: int
-    last: int
+    end: int
     pages: Tensor
     origin: Tensor
     positions: Tensor
 
-    def unseen(self, window: int | None) -> Tensor:
+    def masked_keys(self, window: int | None) -> Tensor:
         """[rows, queries, P * PAGE_TOKENS]: the keys after a query, or so long before that its window has passed."""
         offsets = torch.arange(self.pages.shape[1] * PAGE_TOKENS, device=self.pages.device)
         ages = self.positions.unsqueeze(-1) - (self.origin.unsqueeze(-1) + offsets).unsqueeze(1)
@@ -90,16 +90,16 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """One row of a batch: its tokens `first` to `last` (exclusive) begin at position `start`; `pages` [P]."""
 
     first: int
-    last: int
+    end: int
     start: int
     pages: Tensor
 
 
-class Grouping:
+class AttentionGrouping:
     """Cuts a batch into groups whose scores, and gathered keys and values, take at most about `scratch_bytes`."""
 
     def __init__(self, spec: ModelSpec, item_bytes: int, scratch_bytes: int) -> None:
@@ -108,7 +108,7 @@ class Grouping:
         self._key_bytes = 2 * spec.kv_heads * spec.head_dim * item_bytes
         self._scratch_bytes = scratch_bytes
 
-    def single(self, pages: Tensor, positions: Tensor, window: int | None) -> Iterator[Group]:
+    def group_single_tokens(self, pages: Tensor, positions: Tensor, window: int | None) -> Iterator[AttentionGroup]:
         """Rows of one token, the batch's first ones: tables [R, P] and positions [R]."""
         origin = torch.zeros_like(positions)
         if window is not None:
@@ -121,11 +121,11 @@ class Grouping:
         rows = max(1, rows)
         for low in range(0, len(positions), rows):
             high = min(low + rows, len(positions))
-            yield Group(low, high, pages[low:high], origin[low:high], positions[low:high].unsqueeze(-1))
+            yield AttentionGroup(low, high, pages[low:high], origin[low:high], positions[low:high].unsqueeze(-1))
 
-    def span(self, span: Span, window: int | None) -> Iterator[Group]:
+    def group_span(self, span: TokenSpan, window: int | None) -> Iterator[AttentionGroup]:
         """A row of several tokens, in blocks of queries."""
-        end = span.start + span.last - span.first
+        end = span.start + span.end - span.first
         seen = end if window is None else min(end, 2 * window)
         block = max(1, self._scratch_bytes // (self._query_bytes * (seen + 2 * PAGE_TOKENS)))
         if window is not None:
@@ -137,28 +137,28 @@ class Grouping:
             positions = torch.arange(start, stop, device=span.pages.device).unsqueeze(0)
             origin = torch.full((1,), low * PAGE_TOKENS, device=span.pages.device)
             first = span.first + start - span.start
-            yield Group(first, first + stop - start, span.pages[low:high].unsqueeze(0), origin, positions)
+            yield AttentionGroup(first, first + stop - start, span.pages[low:high].unsqueeze(0), origin, positions)
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class AttentionPlan:
     """The groups of a batch for one kind of layer, and that kind's window."""
 
     window: int | None
-    groups: Sequence[Group]
+    groups: Sequence[AttentionGroup]
 
 
-def attend(queries: Tensor, memory: PageMemory, layer: int, sinks: Tensor, reach: Reach) -> Tensor:
+def attend(queries: Tensor, memory: PageMemory, layer: int, sinks: Tensor, plan: AttentionPlan) -> Tensor:
     """Attention of `queries` [T, heads, D], already in memory as keys: [T, heads * D].
 
     `sinks` [heads], in the type to sum in, is one more score of each head, which has weight and no value.
     """
-    results = [_attend_group(queries, memory, layer, sinks, (group, reach.window)) for group in reach.groups]
+    results = [_attend_group(queries, memory, layer, sinks, (group, plan.window)) for group in plan.groups]
     return results[0] if len(results) == 1 else torch.cat(results)
 
 
 def _attend_group(
-    queries: Tensor, memory: PageMemory, layer: int, sinks: Tensor, part: tuple[Group, int | None]
+    queries: Tensor, memory: PageMemory, layer: int, sinks: Tensor, part: tuple[AttentionGroup, int | None]
 ) -> Tensor:
     group, window = part
     rows, count = group.positions.shape
@@ -167,11 +167,11 @@ def _attend_group(
     flat = group.pages.reshape(-1)
     keys = memory.keys[layer].index_select(1, flat).view(kv_heads, rows, -1, width)
     values = memory.values[layer].index_select(1, flat).view(kv_heads, rows, -1, width)
-    asked = queries[group.first : group.last].view(rows, count, kv_heads, heads // kv_heads, width)
+    asked = queries[group.first : group.end].view(rows, count, kv_heads, heads // kv_heads, width)
     asked = asked.permute(2, 0, 1, 3, 4).reshape(kv_heads, rows, -1, width)
     scores = (asked @ keys.transpose(-1, -2)).to(sinks.dtype).mul_(width**-0.5)
     scores = scores.view(kv_heads, rows, count, heads // kv_heads, -1)
-    scores.masked_fill_(group.unseen(window).unsqueeze(2), -torch.inf)
+    scores.masked_fill_(group.masked_keys(window).unsqueeze(2), -torch.inf)
     extra = sinks.view(kv_heads, 1, 1, -1, 1)
     highest = torch.maximum(scores.amax(dim=-1, keepdim=True), extra)
     weights = scores.sub_(highest).exp_()

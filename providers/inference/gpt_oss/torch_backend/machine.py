@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch.nn.functional import linear
 
-from providers.inference.gpt_oss.checkpoint.mxfp4 import Scratch, unpack
+from providers.inference.gpt_oss.checkpoint.mxfp4 import UnpackScratch, unpack
 from providers.inference.gpt_oss.sizing.fit import Machine
 
 _SIDE: Final = 2880
@@ -20,15 +20,15 @@ _CGROUPS: Final = (
 )
 
 
-def measure(device: torch.device, dtype: torch.dtype) -> Machine:
+def measure_device(device: torch.device, dtype: torch.dtype) -> Machine:
     """Takes about a tenth of a second and 64 MiB."""
     weights = torch.ones(_ROWS, _SIDE, dtype=dtype, device=device)
     vector = torch.ones(1, _SIDE, dtype=dtype, device=device)
     blocks = torch.zeros(_SIDE, _SIDE // 32, 16, dtype=torch.uint8, device=device)
     scales = torch.full((_SIDE, _SIDE // 32), 127, dtype=torch.uint8, device=device)
-    scratch = Scratch(_SIDE * _SIDE, dtype, device)
-    read_s = _quickest(lambda: linear(vector, weights), device)
-    unpack_s = _quickest(lambda: unpack(blocks, scales, dtype, scratch), device)
+    scratch = UnpackScratch(_SIDE * _SIDE, dtype, device)
+    read_s = _best_time_s(lambda: linear(vector, weights), device)
+    unpack_s = _best_time_s(lambda: unpack(blocks, scales, dtype, scratch), device)
     return Machine(str(device), free_bytes(device), weights.nbytes / read_s, _SIDE * _SIDE / unpack_s)
 
 
@@ -36,7 +36,7 @@ def free_bytes(device: torch.device) -> int:
     """Memory that can be had now: of the card, or of the machine within its container's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = _free_of_machine()
+    free = _free_system_bytes()
     for limit, used in _CGROUPS:
         try:
             free = min(free, int(limit.read_text()) - int(used.read_text()))
@@ -45,12 +45,12 @@ def free_bytes(device: torch.device) -> int:
     return max(free, 0)
 
 
-def cores() -> int:
+def core_count() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _free_of_machine() -> int:
+def _free_system_bytes() -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -58,7 +58,7 @@ def _free_of_machine() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _quickest(work: Callable[[], object], device: torch.device) -> float:
+def _best_time_s(work: Callable[[], object], device: torch.device) -> float:
     """Seconds of the best of three, after one to warm up."""
     times: list[float] = []
     for _ in range(4):

@@ -12,18 +12,18 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from providers.inference.gpt_oss.checkpoint.checkpoint import (
-    Checkpoint,
     DenseExperts,
     Experts,
     LayerTensors,
+    ModelCheckpoint,
     PackedExperts,
     Progress,
 )
-from providers.inference.gpt_oss.checkpoint.mxfp4 import Scratch, unpack
+from providers.inference.gpt_oss.checkpoint.mxfp4 import UnpackScratch, unpack
 from providers.inference.gpt_oss.checkpoint.spec import LayerKind
-from providers.inference.gpt_oss.torch_backend.attention import PageMemory, Reach, attend, rotary_table, rotate
+from providers.inference.gpt_oss.torch_backend.attention import AttentionPlan, PageMemory, attend, rotary_table, rotate
 
-TOGETHER_BYTES: Final = 32 * 2**20
+MAX_UNPACKED_BYTES: Final = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Placement:
 
     device: torch.device
     dtype: torch.dtype
-    together_bytes: int = TOGETHER_BYTES
+    max_unpacked_bytes: int = MAX_UNPACKED_BYTES
 
     @property
     def sum_dtype(self) -> torch.dtype:
@@ -42,96 +42,102 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TorchBatch:
     """Tokens [T] of several sequences, their `positions` [T] and `places` in the page memory [T]; `sampled` [S] are
     the tokens whose logits are wanted, `reach` what is attended in each kind of layer."""
 
     tokens: Tensor
     positions: Tensor
-    places: Tensor
-    sampled: Tensor
-    reach: Mapping[LayerKind, Reach]
+    kv_offsets: Tensor
+    sample_rows: Tensor
+    attention_plans: Mapping[LayerKind, AttentionPlan]
 
 
 class TorchModel:
     """The weights and the forward pass."""
 
     def __init__(
-        self, checkpoint: Checkpoint, placement: Placement, progress: Callable[[Progress], None] | None = None
+        self, checkpoint: ModelCheckpoint, placement: Placement, progress: Callable[[Progress], None] | None = None
     ) -> None:
         """Load layer by layer. Raises ConfigError naming the tensor and file where one is damaged."""
         self.spec = checkpoint.spec
         self.placement = placement
-        self._layers: Sequence[LayerTensors] = [self._placed(layer) for layer in checkpoint.layers(progress)]
-        ends = checkpoint.ends()
-        self._embedding = self._dense(ends.embedding)
-        self._unembedding = self._embedding if ends.unembedding is ends.embedding else self._dense(ends.unembedding)
+        self._layers: Sequence[LayerTensors] = [self._place_layer(layer) for layer in checkpoint.read_layers(progress)]
+        ends = checkpoint.read_ends()
+        self._embedding = self._place_tensor(ends.embedding)
+        self._unembedding = (
+            self._embedding if ends.unembedding is ends.embedding else self._place_tensor(ends.unembedding)
+        )
         self._norm = ends.norm.to(placement.device, placement.sum_dtype)
         self._scratch = self._expert_scratch()
         cosines, sines = rotary_table(self.spec.rotary, self.spec.head_dim, self.spec.context_tokens)
         self._cosines = cosines.to(placement.device)
         self._sines = sines.to(placement.device)
 
-    def forward(self, batch: Batch, memory: PageMemory) -> Tensor:
+    def forward(self, batch: TorchBatch, memory: PageMemory) -> Tensor:
         """Store the batch's keys and values, and return the logits [S, vocabulary] of its sampled tokens."""
         hidden = embedding(batch.tokens, self._embedding)
         cosines = self._cosines[batch.positions].unsqueeze(1).to(hidden.dtype)
         sines = self._sines[batch.positions].unsqueeze(1).to(hidden.dtype)
         for index, layer in enumerate(self._layers):
-            normed = self._normed(hidden, layer.attention_norm)
+            normed = self._rms_norm(hidden, layer.attention_norm)
             hidden = hidden + self._attention(index, normed, batch, (cosines, sines), memory)
-            hidden = hidden + self._experts(layer, self._normed(hidden, layer.mlp_norm))
-        return linear(self._normed(hidden.index_select(0, batch.sampled), self._norm), self._unembedding)
+            hidden = hidden + self._compute_experts(layer, self._rms_norm(hidden, layer.mlp_norm))
+        return linear(self._rms_norm(hidden.index_select(0, batch.sample_rows), self._norm), self._unembedding)
 
     def _attention(
-        self, index: int, normed: Tensor, batch: Batch, turns: tuple[Tensor, Tensor], memory: PageMemory
+        self, index: int, normed_hidden: Tensor, batch: TorchBatch, rotation: tuple[Tensor, Tensor], memory: PageMemory
     ) -> Tensor:
         spec, layer = self.spec, self._layers[index]
-        projected = linear(normed, layer.qkv_weight, layer.qkv_bias).view(len(normed), -1, spec.head_dim)
-        turned = rotate(projected[:, : spec.heads + spec.kv_heads], *turns)
+        projected = linear(normed_hidden, layer.qkv_weight, layer.qkv_bias).view(len(normed_hidden), -1, spec.head_dim)
+        turned = rotate(projected[:, : spec.heads + spec.kv_heads], *rotation)
         queries, keys = turned[:, : spec.heads], turned[:, spec.heads :]
-        memory.write(index, batch.places, keys, projected[:, spec.heads + spec.kv_heads :])
-        found = attend(queries, memory, index, layer.sinks, batch.reach[spec.layers[index]])
+        memory.write(index, batch.kv_offsets, keys, projected[:, spec.heads + spec.kv_heads :])
+        found = attend(queries, memory, index, layer.sinks, batch.attention_plans[spec.layers[index]])
         return linear(found, layer.out_weight, layer.out_bias)
 
-    def _experts(self, layer: LayerTensors, normed: Tensor) -> Tensor:
-        scores = linear(normed, layer.router_weight, layer.router_bias)
+    def _compute_experts(self, layer: LayerTensors, normed_hidden: Tensor) -> Tensor:
+        scores = linear(normed_hidden, layer.router_weight, layer.router_bias)
         best, chosen = scores.topk(self.spec.experts_per_token, dim=-1)
         shares = best.softmax(dim=-1)
-        if isinstance(layer.gate_up, DenseExperts) and isinstance(layer.down, DenseExperts) and self._together():
-            outputs = self._all_experts(layer.gate_up, layer.down, normed, chosen)
+        if isinstance(layer.gate_up, DenseExperts) and isinstance(layer.down, DenseExperts) and self._fits_unpacked():
+            outputs = self._compute_all_experts(layer.gate_up, layer.down, normed_hidden, chosen)
         else:
-            outputs = self._each_expert(layer, normed, chosen)
+            outputs = self._compute_each_expert(layer, normed_hidden, chosen)
         return (shares.unsqueeze(1) @ outputs).squeeze(1)
 
-    def _all_experts(self, gate_up: DenseExperts, down: DenseExperts, normed: Tensor, chosen: Tensor) -> Tensor:
+    def _compute_all_experts(
+        self, gate_up: DenseExperts, down: DenseExperts, normed_hidden: Tensor, chosen_experts: Tensor
+    ) -> Tensor:
         """[T, chosen, hidden] by one product over all experts, each with as many places as the busiest needs."""
-        flat = chosen.flatten()
+        flat = chosen_experts.flatten()
         order = flat.argsort(stable=True)
         of_expert = flat[order]
         counts = torch.bincount(flat, minlength=self.spec.experts)
         place = torch.arange(len(flat), device=flat.device) - (counts.cumsum(0) - counts)[of_expert]
-        inputs = normed.new_zeros(self.spec.experts, int(counts.max()), normed.shape[-1])
-        inputs[of_expert, place] = normed[order // chosen.shape[1]]
+        inputs = normed_hidden.new_zeros(self.spec.experts, int(counts.max()), normed_hidden.shape[-1])
+        inputs[of_expert, place] = normed_hidden[order // chosen_experts.shape[1]]
         inner = self._swiglu(torch.baddbmm(gate_up.bias.unsqueeze(1), inputs, gate_up.weight))
         found = torch.baddbmm(down.bias.unsqueeze(1), inner, down.weight)
-        outputs = normed.new_empty(len(flat), normed.shape[-1])
+        outputs = normed_hidden.new_empty(len(flat), normed_hidden.shape[-1])
         outputs[order] = found[of_expert, place]
-        return outputs.view(*chosen.shape, -1)
+        return outputs.view(*chosen_experts.shape, -1)
 
-    def _each_expert(self, layer: LayerTensors, normed: Tensor, chosen: Tensor) -> Tensor:
+    def _compute_each_expert(self, layer: LayerTensors, normed_hidden: Tensor, chosen_experts: Tensor) -> Tensor:
         """[T, chosen, hidden], one chosen expert after the other."""
-        flat = chosen.flatten()
+        flat = chosen_experts.flatten()
         counts: list[int] = cast("Any", torch.bincount(flat, minlength=self.spec.experts)).tolist()
         parts = torch.split(flat.argsort(stable=True), counts)
-        outputs = normed.new_empty(len(flat), normed.shape[-1])
+        outputs = normed_hidden.new_empty(len(flat), normed_hidden.shape[-1])
         for expert, pairs in enumerate(parts):
             if len(pairs):
-                inner = self._swiglu(self._matrix(layer.gate_up, expert, normed[pairs // chosen.shape[1]]))
-                outputs[pairs] = self._matrix(layer.down, expert, inner)
-        return outputs.view(*chosen.shape, -1)
+                inner = self._swiglu(
+                    self._multiply_expert(layer.gate_up, expert, normed_hidden[pairs // chosen_experts.shape[1]])
+                )
+                outputs[pairs] = self._multiply_expert(layer.down, expert, inner)
+        return outputs.view(*chosen_experts.shape, -1)
 
-    def _matrix(self, experts: Experts, expert: int, inputs: Tensor) -> Tensor:
+    def _multiply_expert(self, experts: Experts, expert: int, inputs: Tensor) -> Tensor:
         if isinstance(experts, DenseExperts):
             return torch.addmm(experts.bias[expert], inputs, experts.weight[expert])
         weight = unpack(experts.blocks[expert], experts.scales[expert], inputs.dtype, self._scratch)
@@ -143,41 +149,39 @@ class TorchModel:
         line = gate_up[..., 1::2].clamp(-limit, limit)
         return gate * torch.sigmoid(gate * self.spec.swiglu_alpha) * (line + 1)
 
-    def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:
+    def _rms_norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         wide = hidden.to(weight.dtype)
         scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.spec.norm_eps)
         return (wide * scale * weight).to(hidden.dtype)
 
-    def _together(self) -> bool:
+    def _fits_unpacked(self) -> bool:
         weights = 2 * self.spec.experts * self.spec.intermediate * self.spec.hidden
-        return weights * self.placement.dtype.itemsize <= self.placement.together_bytes
+        return weights * self.placement.dtype.itemsize <= self.placement.max_unpacked_bytes
 
-    def _expert_scratch(self) -> Scratch | None:
+    def _expert_scratch(self) -> UnpackScratch | None:
         if not any(isinstance(layer.gate_up, PackedExperts) for layer in self._layers):
             return None
         weights = 2 * self.spec.intermediate * self.spec.hidden
-        return Scratch(weights, self.placement.dtype, self.placement.device)
+        return UnpackScratch(weights, self.placement.dtype, self.placement.device)
 
-    def _dense(self, tensor: Tensor) -> Tensor:
+    def _place_tensor(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.placement.device, self.placement.dtype)
 
-    def _placed(self, layer: LayerTensors) -> LayerTensors:
+    def _place_layer(self, layer: LayerTensors) -> LayerTensors:
         summed = {"attention_norm", "mlp_norm", "sinks"}
         tensors = {
-            field.name: self._dense(getattr(layer, field.name))
+            field.name: self._place_tensor(getattr(layer, field.name))
             for field in fields(layer)
             if field.name not in summed | {"gate_up", "down"}
         }
         tensors |= {name: getattr(layer, name).to(self.placement.device, self.placement.sum_dtype) for name in summed}
-        return LayerTensors(
-            **tensors, gate_up=self._placed_experts(layer.gate_up), down=self._placed_experts(layer.down)
-        )
+        return LayerTensors(**tensors, gate_up=self._place_experts(layer.gate_up), down=self._place_experts(layer.down))
 
-    def _placed_experts(self, experts: Experts) -> Experts:
-        bias = self._dense(experts.bias)
+    def _place_experts(self, experts: Experts) -> Experts:
+        bias = self._place_tensor(experts.bias)
         if isinstance(experts, DenseExperts):
-            return DenseExperts(self._dense(experts.weight), bias)
+            return DenseExperts(self._place_tensor(experts.weight), bias)
         blocks, scales = (each.to(self.placement.device) for each in (experts.blocks, experts.scales))
-        if self._together():
+        if self._fits_unpacked():
             return DenseExperts(unpack(blocks, scales, self.placement.dtype).transpose(1, 2), bias)
         return PackedExperts(blocks, scales, bias)

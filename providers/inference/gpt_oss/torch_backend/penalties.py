@@ -15,12 +15,12 @@ class Penalties:
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
         self._device = device
-        self._slots: dict[int, _Seen] = {}
+        self._slots: dict[int, _SlotPenalties] = {}
 
     def open(self, slot: int, sampling: RowSampling, prompt: Sequence[int], generated: Sequence[int]) -> None:
         penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
         if penalties != (0.0, 0.0, 1.0):
-            self._slots[slot] = _Seen(sampling, prompt, torch.zeros(self._vocabulary, device=self._device))
+            self._slots[slot] = _SlotPenalties(sampling, prompt, torch.zeros(self._vocabulary, device=self._device))
             self.count(slot, len(prompt), generated)
 
     def close(self, slot: int) -> None:
@@ -29,8 +29,8 @@ class Penalties:
     def count(self, slot: int, start: int, tokens: Sequence[int]) -> None:
         """Tokens of positions that were counted before, being computed anew, are not counted again."""
         seen = self._slots.get(slot)
-        if seen is not None and start + len(tokens) > seen.known:
-            seen.add(tokens[max(0, seen.known - start) :])
+        if seen is not None and start + len(tokens) > seen.counted_tokens:
+            seen.add(tokens[max(0, seen.counted_tokens - start) :])
 
     def apply(self, scores: Tensor, slots: Sequence[int]) -> None:
         """Change the rows of `scores` whose slots have penalties, in place."""
@@ -39,17 +39,17 @@ class Penalties:
                 self._slots[slot].apply(scores[row])
 
 
-class _Seen:
+class _SlotPenalties:
     """One slot's. `tokens` may repeat: each gets its new score from its old one and its count, again and again."""
 
     def __init__(self, sampling: RowSampling, prompt: Sequence[int], counts: Tensor) -> None:
-        self.known = len(prompt)
+        self.counted_tokens = len(prompt)
         self._sampling = sampling
         self._tokens = array("q", prompt if sampling.repetition_penalty != 1 else ())
         self._counts = counts
 
     def add(self, tokens: Sequence[int]) -> None:
-        self.known += len(tokens)
+        self.counted_tokens += len(tokens)
         self._tokens.extend(iter(tokens))  # arrays take from arrays of their own type alone
         fresh = torch.tensor(list(tokens), device=self._counts.device)
         self._counts.index_add_(0, fresh, torch.ones_like(fresh, dtype=self._counts.dtype))

@@ -10,21 +10,28 @@ import torch
 from torch import Tensor
 
 from apis.errors import ConfigError
-from providers.inference.gpt_oss.checkpoint.checkpoint import Checkpoint, Progress, open_checkpoint
+from providers.inference.gpt_oss.checkpoint.checkpoint import ModelCheckpoint, Progress, open_checkpoint
 from providers.inference.gpt_oss.checkpoint.spec import LayerKind
-from providers.inference.gpt_oss.engine.runner import Plan, Row
-from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
-from providers.inference.gpt_oss.sizing.fit import Precision, usefulness
-from providers.inference.gpt_oss.sizing.kv_memory import Wanted, page_room
-from providers.inference.gpt_oss.torch_backend.attention import PAGE_TOKENS, Group, Grouping, PageMemory, Reach, Span
-from providers.inference.gpt_oss.torch_backend.machine import cores, free_bytes, measure
-from providers.inference.gpt_oss.torch_backend.model import Batch, Placement, TorchModel
+from providers.inference.gpt_oss.engine.runner import Plan, PlanRow
+from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
+from providers.inference.gpt_oss.sizing.fit import Precision, assess_fit
+from providers.inference.gpt_oss.sizing.kv_memory import KvRequest, kv_pages
+from providers.inference.gpt_oss.torch_backend.attention import (
+    PAGE_TOKENS,
+    AttentionGroup,
+    AttentionGrouping,
+    AttentionPlan,
+    PageMemory,
+    TokenSpan,
+)
+from providers.inference.gpt_oss.torch_backend.machine import core_count, free_bytes, measure_device
+from providers.inference.gpt_oss.torch_backend.model import Placement, TorchBatch, TorchModel
 from providers.inference.gpt_oss.torch_backend.sampler import Sampler
 
-Precise = Literal["bfloat16", "float32", "float64"]
+DtypeName = Literal["bfloat16", "float32", "float64"]
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
-SMALL_BYTES: Final = 2**30
+MIN_MEASURED_BYTES: Final = 2**30
 """A checkpoint below this runs anywhere, and is not worth a measurement."""
 
 
@@ -38,7 +45,7 @@ class TorchSettings:
     """
 
     device: str = "auto"
-    dtype: Precise = "bfloat16"
+    dtype: DtypeName = "bfloat16"
     threads: int | None = None
     slots: int = 32
     context_tokens: int | None = None
@@ -55,11 +62,11 @@ def load_runner(
     Raises ConfigError: for a damaged checkpoint (naming file and tensor), a device that is not there, a machine that
     is too small or too slow for the model, or too little memory for the context (saying what to lower).
     """
-    torch.set_num_threads(settings.threads or max(1, cores() - 1))
+    torch.set_num_threads(settings.threads or max(1, core_count() - 1))
     device = find_device(settings.device)
     checkpoint = open_checkpoint(path)
     if not settings.run_anyway:
-        _must_be_useful(checkpoint, device, DTYPES[settings.dtype])
+        _check_fit(checkpoint, device, DTYPES[settings.dtype])
     with torch.inference_mode():
         model = TorchModel(checkpoint, Placement(device, DTYPES[settings.dtype]), progress)
         return TorchRunner(model, settings)
@@ -76,74 +83,76 @@ class TorchRunner:
         self._device, dtype = model.placement.device, model.placement.dtype
         self.slots = settings.slots
         self.vocabulary_size = model.spec.vocabulary
-        wanted = Wanted(settings.slots, settings.context_tokens, settings.kv_memory_gib)
+        wanted = KvRequest(settings.slots, settings.context_tokens, settings.kv_memory_gib)
         page_bytes = model.spec.kv_bytes(dtype.itemsize) * PAGE_TOKENS
         free = free_bytes(self._device)
-        self.page_count, self.context_tokens = page_room(model.spec, wanted, page_bytes, PAGE_TOKENS, free)
+        self.page_count, self.context_tokens = kv_pages(model.spec, wanted, page_bytes, PAGE_TOKENS, free)
         self.memory = PageMemory(model.spec, self.page_count, dtype, self._device)
         self.kv_bytes = self.memory.keys.nbytes + self.memory.values.nbytes
-        self._grouping = Grouping(model.spec, dtype.itemsize, settings.scratch_mib * 2**20)
+        self._grouping = AttentionGrouping(model.spec, dtype.itemsize, settings.scratch_mib * 2**20)
         self._sampler = Sampler(model.spec.vocabulary, self._device)
         self._tables = torch.zeros(
             settings.slots, -(-self.context_tokens // PAGE_TOKENS), dtype=torch.int64, device=self._device
         )
-        self._listed = [0] * settings.slots
+        self._listed_page_counts = [0] * settings.slots
 
     def open(self, slot: int, sampling: RowSampling, prompt: Sequence[int], generated: Sequence[int]) -> None:
-        self._listed[slot] = 0
+        self._listed_page_counts[slot] = 0
         self._sampler.open(slot, sampling, prompt, generated)
 
     def close(self, slot: int) -> None:
         self._sampler.close(slot)
 
     @torch.inference_mode()
-    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
         """Raises FloatingPointError when a sampled row's logits are not numbers."""
-        logits = self._model.forward(self._batch(plan.rows), self.memory)
+        logits = self._model.forward(self._build_batch(plan.rows), self.memory)
         for row in plan.rows:
             self._sampler.count(row.slot, row.start, row.tokens)
-        sampled = [(row.slot, row.start + len(row.tokens)) for row in plan.rows if row.samples]
+        sampled = [(row.slot, row.start + len(row.tokens)) for row in plan.rows if row.needs_sample]
         return self._sampler.sample(logits, sampled, masks) if sampled else {}
 
-    def _batch(self, rows: Sequence[Row]) -> Batch:
+    def _build_batch(self, rows: Sequence[PlanRow]) -> TorchBatch:
         tokens, slots, positions, last = array("q"), array("q"), array("q"), array("q")
         begun: list[int] = []
         for row in rows:
             count = len(row.tokens)
             end = row.start + count
-            self._list(row)
+            self._update_block_table(row)
             tokens.extend(iter(row.tokens))  # an array extends no array of another width
             slots.extend([row.slot] * count)
             positions.extend(range(row.start, end))
             begun.extend(row.pages[-(-row.start // PAGE_TOKENS) : -(-end // PAGE_TOKENS)])
-            if row.samples:
+            if row.needs_sample:
                 last.append(len(tokens) - 1)
         if begun:
-            self.memory.begin(torch.tensor(begun, device=self._device))
+            self.memory.clear_pages(torch.tensor(begun, device=self._device))
         ids, of_slot, at = torch.stack(
             [torch.frombuffer(each, dtype=torch.int64) for each in (tokens, slots, positions)]
         ).to(self._device)
         places = self._tables[of_slot, at // PAGE_TOKENS] * PAGE_TOKENS + at % PAGE_TOKENS
         sampled = torch.tensor(last, dtype=torch.int64, device=self._device)
-        return Batch(ids, at, places, sampled, self._reach(rows, of_slot, at))
+        return TorchBatch(ids, at, places, sampled, self._plan_attention(rows, of_slot, at))
 
-    def _list(self, row: Row) -> None:
+    def _update_block_table(self, row: PlanRow) -> None:
         """Bring the slot's block table up to date."""
-        listed, count = self._listed[row.slot], len(row.pages)
+        listed, count = self._listed_page_counts[row.slot], len(row.pages)
         if count <= listed:
             return
         if listed == 0:
             # Columns that are not the row's are read too, with a weight of zero: they must be its own pages.
             self._tables[row.slot].fill_(row.pages[0])
         self._tables[row.slot, listed:count] = torch.tensor(row.pages[listed:count], device=self._device)
-        self._listed[row.slot] = count
+        self._listed_page_counts[row.slot] = count
 
-    def _reach(self, rows: Sequence[Row], slots: Tensor, positions: Tensor) -> dict[LayerKind, Reach]:
+    def _plan_attention(
+        self, rows: Sequence[PlanRow], slots: Tensor, positions: Tensor
+    ) -> dict[LayerKind, AttentionPlan]:
         singles = next((index for index, row in enumerate(rows) if len(row.tokens) > 1), len(rows))
-        spans: list[Span] = []
+        spans: list[TokenSpan] = []
         first = singles
         for row in rows[singles:]:
-            spans.append(Span(first, first + len(row.tokens), row.start, self._tables[row.slot]))
+            spans.append(TokenSpan(first, first + len(row.tokens), row.start, self._tables[row.slot]))
             first += len(row.tokens)
         longest = max((row.start for row in rows[:singles]), default=0) // PAGE_TOKENS + 1
         tables = self._tables[:, :longest].index_select(0, slots[:singles])
@@ -151,12 +160,14 @@ class TorchRunner:
             ("full_attention", None),
             ("sliding_attention", self._model.spec.window),
         )
-        reach: dict[LayerKind, Reach] = {}
+        reach: dict[LayerKind, AttentionPlan] = {}
         for kind, window in kinds:
-            groups: list[Group] = list(self._grouping.single(tables, positions[:singles], window)) if singles else []
+            groups: list[AttentionGroup] = (
+                list(self._grouping.group_single_tokens(tables, positions[:singles], window)) if singles else []
+            )
             for span in spans:
-                groups.extend(self._grouping.span(span, window))
-            reach[kind] = Reach(window, groups)
+                groups.extend(self._grouping.group_span(span, window))
+            reach[kind] = AttentionPlan(window, groups)
         return reach
 
 
@@ -176,9 +187,11 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def _must_be_useful(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
-    if sum(each.nbytes for each in checkpoint.stored.values()) < SMALL_BYTES:
+def _check_fit(checkpoint: ModelCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
+    if sum(each.nbytes for each in checkpoint.stored_tensors.values()) < MIN_MEASURED_BYTES:
         return
-    found = usefulness(checkpoint.spec, Precision(dtype.itemsize, checkpoint.packed), measure(device, dtype))
+    found = assess_fit(
+        checkpoint.spec, Precision(dtype.itemsize, checkpoint.experts_packed), measure_device(device, dtype)
+    )
     if found.refusal is not None:
         raise ConfigError(f"{checkpoint.folder}: {found.refusal}")

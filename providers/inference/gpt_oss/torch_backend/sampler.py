@@ -9,28 +9,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
 from providers.inference.gpt_oss.torch_backend.penalties import Penalties
 
 GREEDY_BELOW: Final = 1e-5
 CANDIDATES: Final = 512
 """So many of the likeliest tokens are sorted first; a row that wants more has MORE times as many sorted, and so on."""
 
-MORE: Final = 16
+CANDIDATE_GROWTH: Final = 16
 
 _BLOCK: Final = 128
-_WORD: Final = 2**64 - 1
+_WORD_MASK: Final = 2**64 - 1
 
 
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that depends on these two alone: splitmix64 (Steele et al., 2014) over a hashed seed."""
-    return _mixed(_mixed(seed & _WORD) + 0x9E3779B97F4A7C15 * (position + 1) & _WORD) / 2**53
+    return _mix_bits(_mix_bits(seed & _WORD_MASK) + 0x9E3779B97F4A7C15 * (position + 1) & _WORD_MASK) / 2**53
 
 
-def _mixed(word: int) -> int:
+def _mix_bits(word: int) -> int:
     """53 well-mixed bits of 64."""
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-    word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD_MASK
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD_MASK
     return (word ^ word >> 31) >> 11
 
 
@@ -39,75 +39,80 @@ class Sampler:
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
-        self._open: dict[int, RowSampling] = {}
-        self._bias: dict[int, tuple[Tensor, Tensor]] = {}
+        self._sampling_by_slot: dict[int, RowSampling] = {}
+        self._bias_by_slot: dict[int, tuple[Tensor, Tensor]] = {}
         self._penalties = Penalties(vocabulary, device)
         self._device = device
 
     def open(self, slot: int, sampling: RowSampling, prompt: Sequence[int], generated: Sequence[int]) -> None:
         self.close(slot)
-        self._open[slot] = sampling
+        self._sampling_by_slot[slot] = sampling
         self._penalties.open(slot, sampling, prompt, generated)
         # A token that does not exist has no logit to bias, and must not fail the others' step.
         known = {token: bias for token, bias in sampling.logit_bias.items() if 0 <= token < self._vocabulary}
         if known:
             tokens = torch.tensor(list(known), device=self._device)
-            self._bias[slot] = tokens, torch.tensor(list(known.values()), dtype=torch.float32, device=self._device)
+            self._bias_by_slot[slot] = (
+                tokens,
+                torch.tensor(list(known.values()), dtype=torch.float32, device=self._device),
+            )
 
     def close(self, slot: int) -> None:
-        self._open.pop(slot, None)
-        self._bias.pop(slot, None)
+        self._sampling_by_slot.pop(slot, None)
+        self._bias_by_slot.pop(slot, None)
         self._penalties.close(slot)
 
     def count(self, slot: int, start: int, tokens: Sequence[int]) -> None:
         """The slot's sequence was given `tokens` from position `start` on."""
         self._penalties.count(slot, start, tokens)
 
-    def sample(self, logits: Tensor, rows: Sequence[tuple[int, int]], masks: Mapping[int, bytes]) -> dict[int, Sampled]:
+    def sample(
+        self, logits: Tensor, rows: Sequence[tuple[int, int]], masks: Mapping[int, bytes]
+    ) -> dict[int, SampledToken]:
         """A token for each of `rows` (slot, position to fill) from its logits [rows, vocabulary], which are used up.
 
         Log-probabilities are the model's own: before penalties, bias, mask and temperature. Raises FloatingPointError
         when a row's logits are not numbers.
         """
         scores = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-        wanted = [row for row, (slot, _) in enumerate(rows) if self._open[slot].logprobs is not None]
+        wanted = [row for row, (slot, _) in enumerate(rows) if self._sampling_by_slot[slot].logprobs is not None]
         raw = scores[wanted] if wanted else None
-        self._edit(scores, [slot for slot, _ in rows], masks)
-        tokens: list[int] = _listed(self._choose(scores, rows))
-        chosen = {slot: Sampled(token) for (slot, _), token in zip(rows, tokens, strict=True)}
+        self._adjust_scores(scores, [slot for slot, _ in rows], masks)
+        tokens: list[int] = _tensor_to_list(self._choose_tokens(scores, rows))
+        chosen = {slot: SampledToken(token) for (slot, _), token in zip(rows, tokens, strict=True)}
         if raw is not None:
             asked = [(rows[row][0], tokens[row]) for row in wanted]
-            chosen |= self._reported(raw, asked)
+            chosen |= self._report_logprobs(raw, asked)
         return chosen
 
-    def _edit(self, scores: Tensor, slots: Sequence[int], masks: Mapping[int, bytes]) -> None:
+    def _adjust_scores(self, scores: Tensor, slots: Sequence[int], masks: Mapping[int, bytes]) -> None:
         self._penalties.apply(scores, slots)
         for row, slot in enumerate(slots):
-            if slot in self._bias:
-                tokens, bias = self._bias[slot]
+            if slot in self._bias_by_slot:
+                tokens, bias = self._bias_by_slot[slot]
                 scores[row].index_add_(0, tokens, bias.to(scores.dtype))
             if slot in masks:
-                scores[row].masked_fill_(_forbidden(masks[slot], self._vocabulary, self._device), -torch.inf)
+                scores[row].masked_fill_(_forbidden_tokens(masks[slot], self._vocabulary, self._device), -torch.inf)
 
-    def _choose(self, scores: Tensor, rows: Sequence[tuple[int, int]]) -> Tensor:
+    def _choose_tokens(self, scores: Tensor, rows: Sequence[tuple[int, int]]) -> Tensor:
         kinds: dict[str, list[int]] = {}
         for row, (slot, _) in enumerate(rows):
-            kinds.setdefault(_kind(self._open[slot]), []).append(row)
+            kinds.setdefault(_sampling_kind(self._sampling_by_slot[slot]), []).append(row)
         if len(kinds) == 1:
-            return self._choose_alike(next(iter(kinds)), scores, rows)
+            return self._choose_same_kind(next(iter(kinds)), scores, rows)
         chosen = torch.empty(len(rows), dtype=torch.int64, device=scores.device)
         for kind, members in kinds.items():
-            chosen[members] = self._choose_alike(kind, scores[members], [rows[row] for row in members])
+            chosen[members] = self._choose_same_kind(kind, scores[members], [rows[row] for row in members])
         return chosen
 
-    def _choose_alike(self, kind: str, scores: Tensor, rows: Sequence[tuple[int, int]]) -> Tensor:
+    def _choose_same_kind(self, kind: str, scores: Tensor, rows: Sequence[tuple[int, int]]) -> Tensor:
         if kind == "greedy":
             best, tokens = scores.max(dim=-1)
-            _must_be_finite(best)
+            _check_finite(best)
             return tokens
-        samplings = [self._open[slot] for slot, _ in rows]
+        samplings = [self._sampling_by_slot[slot] for slot, _ in rows]
         uniforms = torch.tensor(
-            [uniform(self._open[slot].seed, position) for slot, position in rows],
+            [uniform(self._sampling_by_slot[slot].seed, position) for slot, position in rows],
             dtype=torch.float64,
             device=scores.device,
         )
@@ -122,18 +127,20 @@ class Sampler:
         )
         return draw_filtered(scores, limits, uniforms)
 
-    def _reported(self, raw: Tensor, asked: Sequence[tuple[int, int]]) -> dict[int, Sampled]:
-        total = raw.logsumexp(dim=-1, keepdim=True)
-        most = max(self._open[slot].logprobs or 0 for slot, _ in asked)
-        values, tokens = raw.topk(min(most, self._vocabulary), dim=-1)
+    def _report_logprobs(self, raw_logits: Tensor, slot_tokens: Sequence[tuple[int, int]]) -> dict[int, SampledToken]:
+        total = raw_logits.logsumexp(dim=-1, keepdim=True)
+        most = max(self._sampling_by_slot[slot].logprobs or 0 for slot, _ in slot_tokens)
+        values, tokens = raw_logits.topk(min(most, self._vocabulary), dim=-1)
         values = values - total
-        own: list[float] = _listed(raw[range(len(asked)), [token for _, token in asked]] - total.squeeze(-1))
+        own: list[float] = _tensor_to_list(
+            raw_logits[range(len(slot_tokens)), [token for _, token in slot_tokens]] - total.squeeze(-1)
+        )
         tops: list[list[tuple[int, float]]] = [
-            list(zip(*pair, strict=True)) for pair in zip(_listed(tokens), _listed(values), strict=True)
+            list(zip(*pair, strict=True)) for pair in zip(_tensor_to_list(tokens), _tensor_to_list(values), strict=True)
         ]
         return {
-            slot: Sampled(token, own[row], tops[row][: self._open[slot].logprobs or 0])
-            for row, (slot, token) in enumerate(asked)
+            slot: SampledToken(token, own[row], tops[row][: self._sampling_by_slot[slot].logprobs or 0])
+            for row, (slot, token) in enumerate(slot_tokens)
         }
 
 
@@ -147,7 +154,7 @@ def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
         weights = pad(weights, (0, -weights.shape[-1] % _BLOCK))
     blocks = weights.view(len(weights), -1, _BLOCK)
     ends = blocks.sum(dim=-1).double().cumsum(dim=-1)
-    _must_be_finite(ends[:, -1])
+    _check_finite(ends[:, -1])
     target = (uniforms * ends[:, -1]).unsqueeze(-1)
     block = torch.searchsorted(ends, target, right=True).clamp_(max=ends.shape[-1] - 1)
     before = torch.where(block > 0, ends.gather(1, (block - 1).clamp_(min=0)), 0.0)
@@ -161,7 +168,7 @@ def draw_filtered(scores: Tensor, limits: Tensor, uniforms: Tensor, candidates: 
     values, tokens = scores.topk(count, dim=-1)
     top_k, top_p, min_p = (limits[:, column].unsqueeze(-1) for column in range(3))
     total = scores.logsumexp(dim=-1, keepdim=True).double()
-    _must_be_finite(total)
+    _check_finite(total)
     weights = (values.double() - total).exp()
     weights.mul_(torch.arange(count, device=scores.device) < top_k)
     mass = torch.where(top_k < scores.shape[-1], weights.sum(dim=-1, keepdim=True), 1.0)
@@ -174,7 +181,7 @@ def draw_filtered(scores: Tensor, limits: Tensor, uniforms: Tensor, candidates: 
     chosen = tokens.gather(1, place.unsqueeze(-1)).squeeze(-1)
     if count < scores.shape[-1] and not bool(whole.all()):
         rest = (~whole).nonzero().squeeze(-1)
-        chosen[rest] = draw_filtered(scores[rest], limits[rest], uniforms[rest], candidates * MORE)
+        chosen[rest] = draw_filtered(scores[rest], limits[rest], uniforms[rest], candidates * CANDIDATE_GROWTH)
     return chosen
 
 
@@ -185,7 +192,7 @@ def _first_above(cumulated: Tensor, target: Tensor) -> Tensor:
     return torch.searchsorted(cumulated, target, right=True).squeeze(-1).clamp_(max=cumulated.shape[-1] - 1)
 
 
-def _kind(sampling: RowSampling) -> str:
+def _sampling_kind(sampling: RowSampling) -> str:
     if sampling.temperature < GREEDY_BELOW:
         return "greedy"
     plain = sampling.top_p >= 1 and sampling.top_k <= 0 and sampling.min_p <= 0
@@ -196,17 +203,17 @@ def _column(values: Iterable[float], like: Tensor) -> Tensor:
     return torch.tensor(list(values), dtype=like.dtype, device=like.device).unsqueeze(-1)
 
 
-def _listed(values: Tensor) -> Any:
+def _tensor_to_list(values: Tensor) -> Any:
     """`tolist`, whose own type says nothing of what is in the list."""
     return cast("Any", values).tolist()
 
 
-def _must_be_finite(values: Tensor) -> None:
+def _check_finite(values: Tensor) -> None:
     if not math.isfinite(float(values.sum())):
         raise FloatingPointError("the model's logits are not finite")
 
 
-def _forbidden(mask: bytes, vocabulary: int, device: torch.device) -> Tensor:
+def _forbidden_tokens(mask: bytes, vocabulary: int, device: torch.device) -> Tensor:
     """[vocabulary] of bool. What lies behind the mask's end is forbidden."""
     size = (vocabulary + 7) // 8
     octets = torch.frombuffer(bytearray(mask[:size].ljust(size, b"\0")), dtype=torch.uint8).to(device)

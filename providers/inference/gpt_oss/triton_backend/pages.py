@@ -12,7 +12,7 @@ from torch import Tensor
 
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS
 
-NONE = -1
+NO_COLUMN = -1
 
 
 class BlockTables:
@@ -20,45 +20,45 @@ class BlockTables:
 
     def __init__(self, tables: Tensor, pages: int) -> None:
         slots, self._columns = tables.shape
-        self._flat = tables.view(-1)
-        self._place_of = list(range(pages))
-        self._spares = list(range(pages, pages + slots))
-        self._listed = [0] * slots
-        self._borrowed = [NONE] * slots
-        self._written: dict[int, int] = {}
+        self._flat_tables = tables.view(-1)
+        self._device_pages = list(range(pages))
+        self._spare_pages = list(range(pages, pages + slots))
+        self._listed_page_counts = [0] * slots
+        self._spare_columns = [NO_COLUMN] * slots
+        self._pending_writes: dict[int, int] = {}
 
     def open(self, slot: int) -> None:
         """The slot has another sequence, of which no page is known."""
-        self._listed[slot] = 0
-        self._borrowed[slot] = NONE
+        self._listed_page_counts[slot] = 0
+        self._spare_columns[slot] = NO_COLUMN
 
     def grow(self, slot: int, pages: Sequence[int]) -> None:
         """These are the slot's pages; the first of them it had before."""
-        for column in range(self._listed[slot], len(pages)):
+        for column in range(self._listed_page_counts[slot], len(pages)):
             page = pages[column]
-            if column == self._borrowed[slot]:
-                self._place_of[page], self._spares[slot] = self._spares[slot], self._place_of[page]
-                self._borrowed[slot] = NONE
+            if column == self._spare_columns[slot]:
+                self._device_pages[page], self._spare_pages[slot] = self._spare_pages[slot], self._device_pages[page]
+                self._spare_columns[slot] = NO_COLUMN
             else:
-                self._write(slot, column, self._place_of[page])
-        self._listed[slot] = max(self._listed[slot], len(pages))
+                self._set_page(slot, column, self._device_pages[page])
+        self._listed_page_counts[slot] = max(self._listed_page_counts[slot], len(pages))
 
-    def reach(self, slot: int, position: int) -> None:
+    def reserve_position(self, slot: int, position: int) -> None:
         """The slot is to have room up to `position`: at most a page more than it was given."""
         column = position // PAGE_TOKENS
-        if column >= self._listed[slot] and column != self._borrowed[slot]:
-            self._borrowed[slot] = column
-            self._write(slot, column, self._spares[slot])
+        if column >= self._listed_page_counts[slot] and column != self._spare_columns[slot]:
+            self._spare_columns[slot] = column
+            self._set_page(slot, column, self._spare_pages[slot])
 
-    def flush(self) -> None:
+    def write_tables(self) -> None:
         """Bring the device's tables up to date, behind what it does already."""
-        if not self._written:
+        if not self._pending_writes:
             return
-        pinned = self._flat.device.type == "cuda"
-        changes = torch.tensor([[*self._written], [*self._written.values()]], pin_memory=pinned)
-        places, pages = changes.to(self._flat.device, non_blocking=True)
-        self._flat.index_copy_(0, places, pages.int())
-        self._written.clear()
+        pinned = self._flat_tables.device.type == "cuda"
+        changes = torch.tensor([[*self._pending_writes], [*self._pending_writes.values()]], pin_memory=pinned)
+        places, pages = changes.to(self._flat_tables.device, non_blocking=True)
+        self._flat_tables.index_copy_(0, places, pages.int())
+        self._pending_writes.clear()
 
-    def _write(self, slot: int, column: int, page: int) -> None:
-        self._written[slot * self._columns + column] = page
+    def _set_page(self, slot: int, column: int, page: int) -> None:
+        self._pending_writes[slot * self._columns + column] = page

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import torch
 
-_MOST_TOLD = 300
+_MAX_ERROR_CHARS = 300
 
 
-def why_not(device: torch.device) -> str | None:
+def probe_triton(device: torch.device) -> str | None:
     """What keeps kernels from running on `device`; None where nothing does. Takes a second or two."""
     broken: type[Exception] = cast("Any", importlib.import_module("triton")).TritonError
     try:
@@ -24,6 +24,6 @@ def why_not(device: torch.device) -> str | None:
             norm.norm_rows(torch.empty_like(numbers), numbers, torch.ones(16, device=device), 1e-5)
             numbers.sum().item()  # what fails on the device is told here
     except (RuntimeError, AttributeError, ImportError, OSError, ValueError, subprocess.SubprocessError, broken) as exc:
-        told = " ".join(str(exc).split())[:_MOST_TOLD]
+        told = " ".join(str(exc).split())[:_MAX_ERROR_CHARS]
         return f"Triton cannot run a kernel: {type(exc).__name__}: {told}."
     return None

@@ -11,68 +11,70 @@ from typing import Final
 
 from providers.inference.gpt_oss.checkpoint.spec import MXFP4_GROUP, ModelSpec
 
-MOST_DRAFTS: Final = 7
-COUNTS: Final = (1, 3, MOST_DRAFTS)
+MAX_DRAFTS: Final = 7
+DRAFT_COUNTS: Final = (1, 3, MAX_DRAFTS)
 """How many tokens may be guessed: with the one that is known they fill a bucket of rows."""
 
-MARGIN: Final = 1.1
+MIN_SPEEDUP: Final = 1.1
 """A step with guesses must be expected to make so much more of its time: what it costs is an estimate."""
 
-MOST_LOOKED_AT: Final = 2**15
+MAX_INDEXED_TOKENS: Final = 2**15
 """Tokens that are looked at in one go: some hundredths of a second, while all others wait."""
 
-_MATCHED: Final = 3
-_HOPE: Final = 0.75
-_FORGOTTEN: Final = 0.8
-_RECOVERED: Final = 1 / 128
+_NGRAM_TOKENS: Final = 3
+_INITIAL_ACCEPTANCE: Final = 0.75
+_HISTORY_DECAY: Final = 0.8
+_RECOVERY_RATE: Final = 1 / 128
 
 
-class Lookup:
+class PromptLookup:
     """One sequence's tokens, and where each three of them stood last."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens = array("i", tokens)
-        self._followed: dict[tuple[int, int, int], int] = {}
-        self._looked_at = _MATCHED
-        self._right, self._tried = 2 * _HOPE, 2.0
+        self._position_after: dict[tuple[int, int, int], int] = {}
+        self._indexed_end = _NGRAM_TOKENS
+        self._accepted_drafts, self._tested_drafts = 2 * _INITIAL_ACCEPTANCE, 2.0
 
     def extend(self, start: int, tokens: Sequence[int]) -> None:
         """The sequence has `tokens` from position `start` on, some of which may be known."""
         fresh = tokens[max(0, len(self._tokens) - start) :]
         self._tokens.extend(iter(fresh))
-        self._right += (_HOPE * self._tried - self._right) * (1 - (1 - _RECOVERED) ** len(fresh))
+        self._accepted_drafts += (_INITIAL_ACCEPTANCE * self._tested_drafts - self._accepted_drafts) * (
+            1 - (1 - _RECOVERY_RATE) ** len(fresh)
+        )
 
-    def drafts(self, count: int) -> Sequence[int]:
+    def propose_drafts(self, count: int) -> Sequence[int]:
         """Up to `count` tokens that may follow the last; none where nothing is like it."""
-        if count <= 0 or len(self._tokens) < _MATCHED:
+        if count <= 0 or len(self._tokens) < _NGRAM_TOKENS:
             return ()
-        self._look()
-        first, second, third = self._tokens[-_MATCHED:]
-        at = self._followed.get((first, second, third))
+        self._index_tokens()
+        first, second, third = self._tokens[-_NGRAM_TOKENS:]
+        at = self._position_after.get((first, second, third))
         if at is None:
             return ()
         # What repeats itself within less than `count` tokens is guessed to go on doing so.
         period = len(self._tokens) - at
         return [self._tokens[at + place % period] for place in range(count)]
 
-    def _look(self) -> None:
+    def _index_tokens(self) -> None:
         """At all tokens since the last time; of a long prompt's at its end alone."""
         tokens = self._tokens
-        begin = max(self._looked_at, len(tokens) - MOST_LOOKED_AT)
+        begin = max(self._indexed_end, len(tokens) - MAX_INDEXED_TOKENS)
         for place in range(begin, len(tokens)):
-            self._followed[tokens[place - 3], tokens[place - 2], tokens[place - 1]] = place
-        self._looked_at = max(begin, len(tokens))
+            self._position_after[tokens[place - 3], tokens[place - 2], tokens[place - 1]] = place
+        self._indexed_end = max(begin, len(tokens))
 
-    def learn(self, drafted: int, accepted: int) -> None:
+    def record_drafts(self, drafted_count: int, accepted_count: int) -> None:
         """Of `drafted` tokens the first `accepted` were right; those behind a wrong one were not put to the test."""
-        self._right = self._right * _FORGOTTEN + accepted
-        self._tried = self._tried * _FORGOTTEN + accepted + (accepted < drafted)
+        self._accepted_drafts = self._accepted_drafts * _HISTORY_DECAY + accepted_count
+        self._tested_drafts = self._tested_drafts * _HISTORY_DECAY + accepted_count + (accepted_count < drafted_count)
 
-    def worth(self, costs: Sequence[float], rows: int) -> int:
+    def best_draft_count(self, costs: Sequence[float], rows: int) -> int:
         """How many tokens to guess beside a step's `rows` rows, by `costs` (of n rows, n from 0): 0 where none pays."""
-        share = self._right / self._tried
-        best, most = 0, MARGIN
-        for count in COUNTS:
+        share = self._accepted_drafts / self._tested_drafts
+        best, most = 0, MIN_SPEEDUP
+        for count in DRAFT_COUNTS:
             if rows + count < len(costs):
                 made = rows + sum(share**place for place in range(1, count + 1))
                 gain = made / rows * costs[rows] / costs[rows + count]

@@ -14,23 +14,23 @@ from typing import Final
 import torch
 
 from providers.inference.gpt_oss.backend import BackendSettings
-from providers.inference.gpt_oss.checkpoint.checkpoint import Checkpoint, Progress
-from providers.inference.gpt_oss.engine.runner import Plan, Row, Run
-from providers.inference.gpt_oss.engine.sampling import RowSampling, Sampled
+from providers.inference.gpt_oss.checkpoint.checkpoint import ModelCheckpoint, Progress
+from providers.inference.gpt_oss.engine.runner import Plan, PlanRow, SampledRun
+from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
 from providers.inference.gpt_oss.sizing.fit import Precision, weight_bytes
-from providers.inference.gpt_oss.sizing.kv_memory import Wanted, page_room
+from providers.inference.gpt_oss.sizing.kv_memory import KvRequest, kv_pages
 from providers.inference.gpt_oss.torch_backend.machine import free_bytes
 from providers.inference.gpt_oss.torch_backend.runner import DTYPES
 from providers.inference.gpt_oss.torch_backend.sampler import GREEDY_BELOW, Sampler
-from providers.inference.gpt_oss.triton_backend.batch import Line, Shapes
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS, Room, make_tables
+from providers.inference.gpt_oss.triton_backend.batch import SlotTokens, StepShapes
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS, TableSizes, make_tables
 from providers.inference.gpt_oss.triton_backend.kernels.step import TRITON, Kernels
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights, load_weights
 from providers.inference.gpt_oss.triton_backend.pages import BlockTables
-from providers.inference.gpt_oss.triton_backend.prompt_lookup import MOST_DRAFTS, Lookup, step_costs
-from providers.inference.gpt_oss.triton_backend.steps import Pending, Steps
+from providers.inference.gpt_oss.triton_backend.prompt_lookup import MAX_DRAFTS, PromptLookup, step_costs
+from providers.inference.gpt_oss.triton_backend.steps import PendingTokens, StepLauncher
 
-GUESSED_ROWS: Final = 4
+MAX_DRAFTING_ROWS: Final = 4
 """Guesses are made in steps of so many sequences at most: beyond it a step is too dear to lengthen."""
 
 
@@ -39,49 +39,51 @@ class TritonSettings:
     """`step_tokens` is the most that a plan has. `ahead` launches steps before they are asked for, `guesses` lets
     sequences that repeat themselves make several tokens a step; neither changes any token."""
 
-    room: Wanted
+    kv_request: KvRequest
     step_tokens: int = 2048
-    ahead: bool = True
-    guesses: bool = True
+    launch_ahead: bool = True
+    use_drafts: bool = True
 
 
 @dataclass(slots=True)
-class _Slot:
+class _SlotState:
     """A sequence. `last` was sampled for position `next`, -1 where none was. `known` tokens stand at `known_at` and
     behind, computed though the engine has not asked for them yet."""
 
     sampling: RowSampling
-    plain: bool
-    lookup: Lookup | None
-    last: int = -1
-    next: int = -1
-    known: Sequence[int] = ()
-    known_at: int = 0
+    is_plain: bool
+    lookup: PromptLookup | None
+    last_token: int = -1
+    next_position: int = -1
+    computed_tokens: Sequence[int] = ()
+    computed_start: int = 0
 
 
 @dataclass(slots=True)
-class _Flight:
+class _StepInFlight:
     """A step under way, or done. `lines` are those whose tokens `pending` has, in its order."""
 
-    lines: Sequence[Line]
-    pending: Pending
-    chosen: Mapping[int, Sampled] = field(default_factory=dict[int, Sampled])
+    slot_tokens: Sequence[SlotTokens]
+    pending: PendingTokens
+    sampled_tokens: Mapping[int, SampledToken] = field(default_factory=dict[int, SampledToken])
 
 
 def load_triton_runner(
-    checkpoint: Checkpoint,
+    checkpoint: ModelCheckpoint,
     device: torch.device,
     settings: BackendSettings,
     progress: Callable[[Progress], None] | None = None,
 ) -> "TritonRunner":
     """Load, repack and compile, where the backend's checks found nothing wrong. Raises ConfigError as they do."""
     asked = settings.torch
-    room = Wanted(asked.slots, asked.context_tokens, asked.kv_memory_gib)
+    room = KvRequest(asked.slots, asked.context_tokens, asked.kv_memory_gib)
     spec, itemsize = checkpoint.spec, DTYPES[asked.dtype].itemsize
-    left = free_bytes(device) - weight_bytes(spec, Precision(itemsize, packed=True))
-    page_room(spec, room, spec.kv_bytes(itemsize) * PAGE_TOKENS, PAGE_TOKENS, left)  # or it is said after minutes
+    left = free_bytes(device) - weight_bytes(spec, Precision(itemsize, experts_packed=True))
+    kv_pages(spec, room, spec.kv_bytes(itemsize) * PAGE_TOKENS, PAGE_TOKENS, left)  # or it is said after minutes
     with torch.inference_mode():
-        weights = load_weights(checkpoint, device, DTYPES[asked.dtype], progress, certified=settings.certified_head)
+        weights = load_weights(
+            checkpoint, device, DTYPES[asked.dtype], progress, certified_head=settings.certified_head
+        )
     return TritonRunner(weights, TritonSettings(room, settings.step_tokens))
 
 
@@ -98,33 +100,33 @@ class TritonRunner:
         spec, embedding = weights.spec, weights.ends.embedding
         self._device, dtype = embedding.device, embedding.dtype
         self.settings = settings
-        self.slots = settings.room.slots
+        self.slots = settings.kv_request.slots
         self.vocabulary_size = spec.vocabulary
-        self.certified_head = weights.ends.narrow is not None
+        self.certified_head = weights.ends.int8_unembedding is not None
         page_bytes = spec.kv_bytes(dtype.itemsize) * PAGE_TOKENS
         if self._device.type == "cuda":
             torch.cuda.empty_cache()  # loading left much of it, which would count as taken
         free = free_bytes(self._device)
-        self.page_count, self.context_tokens = page_room(spec, settings.room, page_bytes, PAGE_TOKENS, free)
+        self.page_count, self.context_tokens = kv_pages(spec, settings.kv_request, page_bytes, PAGE_TOKENS, free)
         pages = self.page_count + self.slots
         self.kv_bytes = pages * page_bytes
-        self._slots: dict[int, _Slot] = {}
-        self._ahead: _Flight | None = None
+        self._slots: dict[int, _SlotState] = {}
+        self._step_ahead: _StepInFlight | None = None
         self._sampler = Sampler(spec.vocabulary, self._device)
-        self.shapes = Shapes(self.slots, settings.step_tokens)
-        self._costs = step_costs(spec, GUESSED_ROWS + MOST_DRAFTS)
+        self.shapes = StepShapes(self.slots, settings.step_tokens)
+        self._step_costs = step_costs(spec, MAX_DRAFTING_ROWS + MAX_DRAFTS)
         with torch.inference_mode(), self._on_device():
-            self.tables = make_tables(spec, Room(self.slots, self.context_tokens, pages, dtype, self._device))
-            self._blocks = BlockTables(self.tables.pages, self.page_count)
-            self.steps = Steps(weights, self.tables, self.shapes, kernels)
+            self.tables = make_tables(spec, TableSizes(self.slots, self.context_tokens, pages, dtype, self._device))
+            self._block_tables = BlockTables(self.tables.pages, self.page_count)
+            self.steps = StepLauncher(weights, self.tables, self.shapes, kernels)
             if self._device.type == "cuda":
-                self.steps.warm_up(self.shapes.all())
+                self.steps.warm_up(self.shapes.all_shapes())
 
     def open(self, slot: int, sampling: RowSampling, prompt: Sequence[int], generated: Sequence[int]) -> None:
         plain = _is_plain(sampling)
-        lookup = Lookup([*prompt, *generated]) if plain and self.settings.guesses else None
-        self._slots[slot] = _Slot(sampling, plain, lookup)
-        self._blocks.open(slot)
+        lookup = PromptLookup([*prompt, *generated]) if plain and self.settings.use_drafts else None
+        self._slots[slot] = _SlotState(sampling, plain, lookup)
+        self._block_tables.open(slot)
         self._sampler.open(slot, sampling, prompt, generated)
         with torch.inference_mode():
             self.tables.temperatures[slot].fill_(sampling.temperature)
@@ -134,120 +136,134 @@ class TritonRunner:
         self._slots.pop(slot, None)
         self._sampler.close(slot)
 
-    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
         """Raises FloatingPointError when a sampled row's logits are not numbers."""
         with torch.inference_mode(), self._on_device():
-            return self._step(plan.rows, masks)
+            return self._run_step(plan.rows, masks)
 
-    def _step(self, rows: Sequence[Row], masks: Mapping[int, bytes]) -> Mapping[int, Sampled]:
-        flown, self._ahead = self._ahead, None
-        under_way = {line.slot: line.start for line in flown.lines} if flown else {}
+    def _run_step(self, rows: Sequence[PlanRow], masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
+        flown, self._step_ahead = self._step_ahead, None
+        under_way = {line.slot: line.start for line in flown.slot_tokens} if flown else {}
         taken: set[int] = set()
-        lines: list[Line] = []
+        lines: list[SlotTokens] = []
         for row in rows:
-            self._learn(row)
-            if under_way.get(row.slot) == row.start and self._goes_on(row) and row.slot not in masks:
+            self._update_slot(row)
+            if under_way.get(row.slot) == row.start and self._is_continuation(row) and row.slot not in masks:
                 taken.add(row.slot)
-            elif (line := self._line(row, masks, len(rows))) is not None:
+            elif (line := self._build_slot_tokens(row, masks, len(rows))) is not None:
                 lines.append(line)
         flight = self._launch(lines, masks) if lines else None
-        if self.settings.ahead:
-            self._ahead = self._launch_ahead(rows, masks, lines)
-        found = self._finish(flown, taken) if flown and taken else {}
+        if self.settings.launch_ahead:
+            self._step_ahead = self._launch_next_step(rows, masks, lines)
+        found = self._collect_tokens(flown, taken) if flown and taken else {}
         if flight is not None:
-            found |= self._finish(flight, {line.slot for line in lines})
+            found |= self._collect_tokens(flight, {line.slot for line in lines})
         return found
 
-    def _learn(self, row: Row) -> None:
+    def _update_slot(self, row: PlanRow) -> None:
         """What a row tells of its sequence, before it is computed."""
         state = self._slots[row.slot]
-        self._blocks.grow(row.slot, row.pages)
+        self._block_tables.grow(row.slot, row.pages)
         self._sampler.count(row.slot, row.start, row.tokens)
         if state.lookup is not None:
             state.lookup.extend(row.start, row.tokens)
 
-    def _goes_on(self, row: Row) -> bool:
+    def _is_continuation(self, row: PlanRow) -> bool:
         """Whether the row is the token that was sampled last, to be followed by the next."""
         state = self._slots[row.slot]
-        return row.samples and row.start == state.next and list(row.tokens) == [state.last]
+        return row.needs_sample and row.start == state.next_position and list(row.tokens) == [state.last_token]
 
-    def _line(self, row: Row, masks: Mapping[int, bytes], rows: int) -> Line | None:
+    def _build_slot_tokens(self, row: PlanRow, masks: Mapping[int, bytes], rows: int) -> SlotTokens | None:
         """What is to compute of a row, with guesses behind it where they are worth it; None if nothing is."""
         state = self._slots[row.slot]
         start, tokens = row.start, list(row.tokens)
-        if start == state.known_at:
+        if start == state.computed_start:
             known = 0
-            while known < min(len(state.known), len(tokens) - row.samples) and state.known[known] == tokens[known]:
+            while (
+                known < min(len(state.computed_tokens), len(tokens) - row.needs_sample)
+                and state.computed_tokens[known] == tokens[known]
+            ):
                 known += 1
-            state.known, state.known_at = state.known[known:], state.known_at + known
+            state.computed_tokens, state.computed_start = state.computed_tokens[known:], state.computed_start + known
             start, tokens = start + known, tokens[known:]
         if not tokens:
             return None
-        if not row.samples or not state.plain or row.slot in masks:
-            return Line(row.slot, start, tokens, int(row.samples), asks=row.samples)
-        drafts = self._drafts(state, start, rows) if len(tokens) == 1 else ()
+        if not row.needs_sample or not state.is_plain or row.slot in masks:
+            return SlotTokens(row.slot, start, tokens, int(row.needs_sample), needs_logits=row.needs_sample)
+        drafts = self._propose_drafts(state, start, rows) if len(tokens) == 1 else ()
         if drafts:
-            self._blocks.reach(row.slot, start + len(drafts))
-        return Line(row.slot, start, [*tokens, *drafts], 1 + len(drafts))
+            self._block_tables.reserve_position(row.slot, start + len(drafts))
+        return SlotTokens(row.slot, start, [*tokens, *drafts], 1 + len(drafts))
 
-    def _drafts(self, state: _Slot, start: int, rows: int) -> Sequence[int]:
-        if state.lookup is None or rows > GUESSED_ROWS:
+    def _propose_drafts(self, state: _SlotState, start: int, rows: int) -> Sequence[int]:
+        if state.lookup is None or rows > MAX_DRAFTING_ROWS:
             return ()
-        count = min(state.lookup.worth(self._costs, rows), self.context_tokens - start - 1)
-        return state.lookup.drafts(count)
+        count = min(state.lookup.best_draft_count(self._step_costs, rows), self.context_tokens - start - 1)
+        return state.lookup.propose_drafts(count)
 
-    def _launch(self, lines: Sequence[Line], masks: Mapping[int, bytes]) -> _Flight:
-        self._blocks.flush()
-        batch = self.shapes.batch(lines)
+    def _launch(self, slot_tokens: Sequence[SlotTokens], masks: Mapping[int, bytes]) -> _StepInFlight:
+        self._block_tables.write_tables()
+        batch = self.shapes.build_batch(slot_tokens)
         pending = self.steps.launch(batch)
-        asking = [(line.slot, line.start + len(line.tokens)) for line in lines if line.asks]
-        plain = [line for line in lines if line.sampled and not line.asks]
+        asking = [(line.slot, line.start + len(line.tokens)) for line in slot_tokens if line.needs_logits]
+        plain = [line for line in slot_tokens if line.sample_count and not line.needs_logits]
         if not asking:
-            return _Flight(plain, pending)
-        return _Flight(plain, pending, self._sampler.sample(self.steps.logits(batch), asking, masks))
+            return _StepInFlight(plain, pending)
+        return _StepInFlight(plain, pending, self._sampler.sample(self.steps.logits(batch), asking, masks))
 
-    def _launch_ahead(self, rows: Sequence[Row], masks: Mapping[int, bytes], lines: Sequence[Line]) -> _Flight | None:
+    def _launch_next_step(
+        self, rows: Sequence[PlanRow], masks: Mapping[int, bytes], slot_tokens: Sequence[SlotTokens]
+    ) -> _StepInFlight | None:
         """The step behind this one, of all its rows; None where one of them must wait for its token, or would rather
         guess, or where a prompt goes on: that is better computed together with the others' tokens."""
-        if any(line.sampled > 1 for line in lines):
+        if any(line.sample_count > 1 for line in slot_tokens):
             return None
-        ahead: list[Line] = []
+        ahead: list[SlotTokens] = []
         for row in rows:
             state, position = self._slots[row.slot], row.start + len(row.tokens)
-            if not row.samples or not state.plain or row.slot in masks or self._drafts(state, position, len(rows)):
+            if (
+                not row.needs_sample
+                or not state.is_plain
+                or row.slot in masks
+                or self._propose_drafts(state, position, len(rows))
+            ):
                 return None
             if position < self.context_tokens:
-                self._blocks.reach(row.slot, position)
-                ahead.append(Line(row.slot, position, (-1,), 1))
+                self._block_tables.reserve_position(row.slot, position)
+                ahead.append(SlotTokens(row.slot, position, (-1,), 1))
         return self._launch(ahead, {}) if ahead else None
 
-    def _finish(self, flight: _Flight, slots: set[int]) -> dict[int, Sampled]:
+    def _collect_tokens(self, flight: _StepInFlight, slots: set[int]) -> dict[int, SampledToken]:
         """The tokens of a step's `slots`, when it has ended."""
-        found = dict(flight.chosen)
+        found = dict(flight.sampled_tokens)
         ids = flight.pending.wait()
         at = 0
-        for line in flight.lines:
-            made = ids[at : at + line.sampled]
-            at += line.sampled
+        for line in flight.slot_tokens:
+            made = ids[at : at + line.sample_count]
+            at += line.sample_count
             if line.slot in slots:
-                found[line.slot] = self._absorb(line, made)
+                found[line.slot] = self._accept_drafts(line, made)
         return found
 
-    def _absorb(self, line: Line, made: Sequence[int]) -> Sampled:
-        state = self._slots[line.slot]
-        drafts = line.tokens[len(line.tokens) - line.sampled + 1 :]
+    def _accept_drafts(self, slot_tokens: SlotTokens, sampled_ids: Sequence[int]) -> SampledToken:
+        state = self._slots[slot_tokens.slot]
+        drafts = slot_tokens.tokens[len(slot_tokens.tokens) - slot_tokens.sample_count + 1 :]
         right = 0
-        while right < len(drafts) and drafts[right] == made[right]:
+        while right < len(drafts) and drafts[right] == sampled_ids[right]:
             right += 1
-        if min(made[: right + 1]) < 0:
+        if min(sampled_ids[: right + 1]) < 0:
             raise FloatingPointError("the model's logits are not finite")
-        first = line.start + len(line.tokens) - len(drafts)
-        state.last, state.next = made[right], first + right
+        first = slot_tokens.start + len(slot_tokens.tokens) - len(drafts)
+        state.last_token, state.next_position = sampled_ids[right], first + right
         if drafts:
             assert state.lookup is not None
-            state.lookup.learn(len(drafts), right)
-            state.known, state.known_at = made[:right], first
-        return Run(made[0], more=[Sampled(token) for token in made[1 : right + 1]]) if right else Sampled(made[0])
+            state.lookup.record_drafts(len(drafts), right)
+            state.computed_tokens, state.computed_start = sampled_ids[:right], first
+        return (
+            SampledRun(sampled_ids[0], following_tokens=[SampledToken(token) for token in sampled_ids[1 : right + 1]])
+            if right
+            else SampledToken(sampled_ids[0])
+        )
 
     def _on_device(self) -> AbstractContextManager[object]:
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()

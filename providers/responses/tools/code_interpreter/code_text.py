@@ -6,88 +6,88 @@ from typing import Any, Final, Literal, cast
 
 from apis.errors import ToolFailed
 
-_BEGINNING: Final = re.compile(r'\s*\{\s*"code"\s*:\s*"')
-_BARE_BEGINNING: Final = '{"code":"'
-_STRING: Final = re.compile(r'(?:[^"\\]++|\\u[0-9a-fA-F]{4}|\\[^u])*+')
-_LONE: Final = re.compile("[\ud800-\udfff]")
-_LONGEST_BEGINNING: Final = 100
-_LONGEST_ESCAPE: Final = len(r"\ud83d\ude00")
+_OBJECT_PREFIX: Final = re.compile(r'\s*\{\s*"code"\s*:\s*"')
+_COMPACT_PREFIX: Final = '{"code":"'
+_STRING_BODY: Final = re.compile(r'(?:[^"\\]++|\\u[0-9a-fA-F]{4}|\\[^u])*+')
+_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_MAX_PREFIX_CHARS: Final = 100
+_MAX_ESCAPE_CHARS: Final = len(r"\ud83d\ude00")
 
 
-class CodeText:
+class CodeParser:
     """Reads `{"code": "..."}`, cut anywhere, or raw code. What begins like no object is raw code too: models that
     were trained on a Python tool of their own forget the JSON now and then. `code` is what was read so far."""
 
-    def __init__(self, *, raw: bool) -> None:
-        self._reading: Literal["beginning", "code", "raw", "nothing"] = "raw" if raw else "beginning"
-        self._tail = ""
-        self._pieces: list[str] = []
+    def __init__(self, *, is_raw: bool) -> None:
+        self._state: Literal["beginning", "code", "raw", "nothing"] = "raw" if is_raw else "beginning"
+        self._buffer = ""
+        self._code_chunks: list[str] = []
 
     @property
     def code(self) -> str:
-        return "".join(self._pieces)
+        return "".join(self._code_chunks)
 
-    def feed(self, piece: str) -> str:
+    def feed(self, chunk: str) -> str:
         """More of the arguments; gives the code that is new in it."""
-        if self._reading == "nothing":
+        if self._state == "nothing":
             return ""
-        self._tail += piece
-        if self._reading == "beginning":
-            self._begin()
-        if self._reading == "raw":
-            return self._add(self._tail, "")
-        return self._decode() if self._reading == "code" else ""
+        self._buffer += chunk
+        if self._state == "beginning":
+            self._detect_format()
+        if self._state == "raw":
+            return self._append_code(self._buffer, "")
+        return self._decode_buffer() if self._state == "code" else ""
 
-    def end(self, arguments: str) -> str:
+    def finish(self, arguments: str) -> str:
         """All is fed; gives the code that could not be read before. Raises ToolFailed where the arguments are not
         what they should be."""
         rest = ""
-        if self._reading != "raw":
-            whole = _code_in(arguments)
-            if not self._pieces:
-                rest = self._add(whole, "")
+        if self._state != "raw":
+            whole = _parse_code(arguments)
+            if not self._code_chunks:
+                rest = self._append_code(whole, "")
             elif whole != self.code:
                 raise ToolFailed("The arguments of `python` hold `code` twice.")
         if not self.code.strip():
             raise ToolFailed("`python` needs code to run.")
         return rest
 
-    def _begin(self) -> None:
-        found = _BEGINNING.match(self._tail)
-        bare = "".join(self._tail.split())
+    def _detect_format(self) -> None:
+        found = _OBJECT_PREFIX.match(self._buffer)
+        bare = "".join(self._buffer.split())
         if found:
-            self._reading = "code"
-            self._tail = self._tail[found.end() :]
+            self._state = "code"
+            self._buffer = self._buffer[found.end() :]
         elif bare and bare[0] != "{":
-            self._reading = "raw"
-        elif not _BARE_BEGINNING.startswith(bare) or len(self._tail) > _LONGEST_BEGINNING:
-            self._reading = "nothing"  # something stands before the code: `end` finds it
+            self._state = "raw"
+        elif not _COMPACT_PREFIX.startswith(bare) or len(self._buffer) > _MAX_PREFIX_CHARS:
+            self._state = "nothing"  # something stands before the code: `end` finds it
 
-    def _decode(self) -> str:
+    def _decode_buffer(self) -> str:
         """The part of the tail that is whole: no escape may be cut, nor two that are one character together."""
-        end = _STRING.match(self._tail).end()  # pyright: ignore[reportOptionalMemberAccess] - it matches nothing too
-        raw, rest = self._tail[:end], self._tail[end:]
+        end = _STRING_BODY.match(self._buffer).end()  # pyright: ignore[reportOptionalMemberAccess] - it matches nothing too
+        raw, rest = self._buffer[:end], self._buffer[end:]
         closed = rest.startswith('"')
         try:
             text = cast(str, json.loads(f'"{raw}"', strict=False))
         except ValueError:
-            self._reading = "nothing"
+            self._state = "nothing"
             return ""
         if not closed and "\ud800" <= text[-1:] <= "\udbff":
             text, rest = text[:-1], raw[-6:] + rest
-        if closed or len(rest) > _LONGEST_ESCAPE:
-            self._reading = "nothing"
-        return self._add(text, rest)
+        if closed or len(rest) > _MAX_ESCAPE_CHARS:
+            self._state = "nothing"
+        return self._append_code(text, rest)
 
-    def _add(self, text: str, rest: str) -> str:
-        self._tail = rest
-        code = _LONE.sub("\ufffd", text)
+    def _append_code(self, text: str, remainder: str) -> str:
+        self._buffer = remainder
+        code = _LONE_SURROGATE.sub("\ufffd", text)
         if code:
-            self._pieces.append(code)
+            self._code_chunks.append(code)
         return code
 
 
-def _code_in(arguments: str) -> str:
+def _parse_code(arguments: str) -> str:
     """Line breaks that a model did not escape are forgiven: they mean what they look like."""
     try:
         given: Any = json.loads(arguments or "{}", strict=False)
@@ -96,4 +96,4 @@ def _code_in(arguments: str) -> str:
     code: Any = cast(dict[str, Any], given).get("code") if isinstance(given, dict) else None
     if not isinstance(code, str):
         raise ToolFailed("The arguments of `python` must be an object with the text `code`.")
-    return _LONE.sub("\ufffd", code)
+    return _LONE_SURROGATE.sub("\ufffd", code)

@@ -21,169 +21,177 @@ from openai.types.responses import (
 from openai.types.responses.response_code_interpreter_tool_call import Output as CodeOutput
 from openai.types.responses.response_code_interpreter_tool_call import OutputImage, OutputLogs
 
-from apis.chat import Function, FunctionTool, NativeTool, Tool
-from apis.containers import Containers, NewContainer
+from apis.chat import ChatFunctionTool, ChatTool, FunctionDefinition, NativeTool
+from apis.containers import Containers, CreateContainer
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime
 from apis.wire.tool_items import CodeInterpreterCallItem
 from apis.wire.tools import CodeInterpreterTool
-from providers.responses.events.output import Output
-from providers.responses.events.tool_result import MadeFile
-from providers.responses.tools.call import Events, HostedCall, TypedTool
-from providers.responses.tools.code_interpreter.code_text import CodeText
-from providers.responses.tools.tool_context import Setting
+from providers.responses.events.output import ResponseOutput
+from providers.responses.events.tool_result import ContainerFile
+from providers.responses.tools.call import EventList, HostedCall, TypedTool
+from providers.responses.tools.code_interpreter.code_text import CodeParser
+from providers.responses.tools.tool_context import ToolContext
 
-NAME: Final = "python"
-_NEW: Final = "[this is a new Python session"
-_ALL_GONE: Final = f"{_NEW}: the variables and files of the earlier calls are gone]\n"
-_IMAGES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
+PYTHON_NAME: Final = "python"
+_NEW_SESSION_PREFIX: Final = "[this is a new Python session"
+_STATE_LOST_NOTICE: Final = f"{_NEW_SESSION_PREFIX}: the variables and files of the earlier calls are gone]\n"
+_IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _MAX_IMAGE_BYTES: Final = 4 * 1024 * 1024
 """Of one call, in its item. Larger ones are files of the container all the same."""
-_MAX_LOOKED_FOR: Final = 10
+_MAX_CONTAINER_LOOKUPS: Final = 10
 """Of the containers that a conversation names, the newest: each may be another process's to tell of."""
 CodeStatus = Literal["in_progress", "interpreting", "completed", "failed", "incomplete"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _ContainerChoice:
     """The container of a request's calls: what it is made of where it is not there yet, whether it never was, and
     whether the model has to be told that it is not the one of its earlier calls."""
 
     id: str
-    new: NewContainer | None = None
-    never_made: bool = False
-    all_gone: bool = False
+    new_container: CreateContainer | None = None
+    was_never_created: bool = False
+    is_state_lost: bool = False
 
 
-def make_code_interpreter(declared: CodeInterpreterTool, setting: Setting) -> TypedTool:
+def make_code_interpreter(declaration: CodeInterpreterTool, context: ToolContext) -> TypedTool:
     """The interpreter of a request, where a Python tool is configured. Its `check` raises NotFound for an id of no
     container."""
-    runtime = setting.runtime
+    runtime = context.runtime
     containers = runtime.containers() if runtime else None
-    if runtime is None or containers is None or setting.spec(NAME) is None:
-        raise setting.missing(
+    if runtime is None or containers is None or context.find_spec(PYTHON_NAME) is None:
+        raise context.not_configured_error(
             "No code interpreter is configured: give the run config's `tool_runtime` the provider `python`."
         )
-    return CodeInterpreter(declared, setting, runtime, containers)
+    return CodeInterpreter(declaration, context, runtime, containers)
 
 
-async def _choose(declared: CodeInterpreterTool, setting: Setting, containers: Containers) -> _Chosen:
+async def _choose_container(
+    declaration: CodeInterpreterTool, context: ToolContext, containers: Containers
+) -> _ContainerChoice:
     """Raises NotFound, and another refusal of a container that the request names, naming the field."""
-    asked = declared.container
+    asked = declaration.container
     if isinstance(asked, str):
         try:
-            await containers.get(asked, tenant=setting.tenant)
+            await containers.get(asked, tenant=context.tenant)
         except (NotFound, Unsupported) as exc:
-            exc.param = f"{setting.param}.container"
+            exc.param = f"{context.param}.container"
             raise
-        return _Chosen(asked)
-    new = NewContainer(
+        return _ContainerChoice(asked)
+    new = CreateContainer(
         name="auto", file_ids=asked.file_ids, memory_limit=asked.memory_limit, network_policy=asked.network_policy
     )
-    earlier = [item for item in reversed(setting.items) if isinstance(item, CodeInterpreterCallItem)]
+    earlier = [item for item in reversed(context.items) if isinstance(item, CodeInterpreterCallItem)]
     known = dict.fromkeys(item.container_id for item in earlier if item.container_id)
-    for identity in islice(known, _MAX_LOOKED_FOR):
+    for identity in islice(known, _MAX_CONTAINER_LOOKUPS):
         # one that is out of reach is as good as gone
         with suppress(NotFound, Unsupported):
-            await containers.get(identity, tenant=setting.tenant)
-            return _Chosen(identity, new)
+            await containers.get(identity, tenant=context.tenant)
+            return _ContainerChoice(identity, new)
     ran = any(item.status == "completed" for item in earlier)
-    return _Chosen(f"cntr_{secrets.token_hex(16)}", new, never_made=True, all_gone=ran)
+    return _ContainerChoice(f"cntr_{secrets.token_hex(16)}", new, was_never_created=True, is_state_lost=ran)
 
 
 class CodeInterpreter(TypedTool):
     """The interpreter as one request declared it. It has its container once it was checked."""
 
-    _chosen: _Chosen
+    _container_choice: _ContainerChoice
 
     def __init__(
-        self, declared: CodeInterpreterTool, setting: Setting, runtime: ToolRuntime, containers: Containers
+        self, declaration: CodeInterpreterTool, context: ToolContext, runtime: ToolRuntime, containers: Containers
     ) -> None:
-        self.shows_outputs = setting.includes("code_interpreter_call.outputs")
-        self._declared = declared
-        self._setting = setting
+        self.shows_outputs = context.includes("code_interpreter_call.outputs")
+        self._declaration = declaration
+        self._context = context
         self._runtime = runtime
         self._containers = containers
-        self.copied: set[str] = set()
-        self._native = NAME in setting.native
-        self._tenant = setting.tenant
-        self._making = asyncio.Lock()
+        self.copied_file_ids: set[str] = set()
+        self._is_native = PYTHON_NAME in context.native_tools
+        self._tenant = context.tenant
+        self._creation_lock = asyncio.Lock()
 
     @property
     def container_id(self) -> str:
-        return self._chosen.id
+        return self._container_choice.id
 
-    async def check(self) -> None:
-        chosen = await _choose(self._declared, self._setting, self._containers)
-        for told in self._setting.told.values():
+    async def check_declaration(self) -> None:
+        chosen = await _choose_container(self._declaration, self._context, self._containers)
+        for told in self._context.tool_results.values():
             state: Any = told.state
-            if told.name.removeprefix("functions.") == NAME and state and state["container_id"] == chosen.id:
-                self.copied |= {*state["file_ids"]}
-        self._chosen = chosen
-        if chosen.new is None:
+            if told.name.removeprefix("functions.") == PYTHON_NAME and state and state["container_id"] == chosen.id:
+                self.copied_file_ids |= {*state["file_ids"]}
+        self._container_choice = chosen
+        if chosen.new_container is None:
             return
         try:
-            await self._containers.check(chosen.new, tenant=self._tenant)
+            await self._containers.check(chosen.new_container, tenant=self._tenant)
         except (Unsupported, NotFound, InvalidRequest) as exc:
-            exc.param = f"{self._setting.param}.container.{exc.param}"
+            exc.param = f"{self._context.param}.container.{exc.param}"
             raise
 
     @property
-    def offered(self) -> Sequence[Tool]:
-        if self._native:
-            return [NativeTool(type=NAME)]
-        spec = next(tool for tool in self._runtime.tools() if tool.name == NAME)
+    def offered_tools(self) -> Sequence[ChatTool]:
+        if self._is_native:
+            return [NativeTool(type=PYTHON_NAME)]
+        spec = next(tool for tool in self._runtime.tools() if tool.name == PYTHON_NAME)
         parameters = cast(dict[str, Any], spec.parameters)
-        return [FunctionTool(function=Function(name=NAME, description=spec.description, parameters=parameters))]
+        return [
+            ChatFunctionTool(
+                function=FunctionDefinition(name=PYTHON_NAME, description=spec.description, parameters=parameters)
+            )
+        ]
 
-    def begin(self, start: ToolCallStart) -> HostedCall:
-        return _Interpretation(self, start)
+    def create_call(self, start: ToolCallStart) -> HostedCall:
+        return _CodeInterpreterCall(self, start)
 
     async def run(self, call_id: str, code: str) -> ToolResult:
         """Run code in the container, which is made with the first call. Raises StackError where it cannot be run."""
-        async with self._making:
-            await self._make()
-        call = ToolCall(call_id, NAME, {"code": code}, tenant=self._tenant, session=self.container_id)
+        async with self._creation_lock:
+            await self._prepare_container()
+        call = ToolCall(call_id, PYTHON_NAME, {"code": code}, tenant=self._tenant, session=self.container_id)
         result = await self._runtime.call(call)
-        if self._chosen.all_gone:
-            self._chosen = replace(self._chosen, all_gone=False)
-            if not result.text.startswith(_NEW):  # or else it says why, too
-                return replace(result, text=_ALL_GONE + result.text)
+        if self._container_choice.is_state_lost:
+            self._container_choice = replace(self._container_choice, is_state_lost=False)
+            if not result.text.startswith(_NEW_SESSION_PREFIX):  # or else it says why, too
+                return replace(result, text=_STATE_LOST_NOTICE + result.text)
         return result
 
-    async def _make(self) -> None:
+    async def _prepare_container(self) -> None:
         """The container, and in it the files that the request names."""
-        chosen, tenant = self._chosen, self._tenant
-        named = (chosen.new.file_ids if chosen.new else None) or []
-        if not chosen.never_made and await self._is_there():
+        chosen, tenant = self._container_choice, self._tenant
+        named = (chosen.new_container.file_ids if chosen.new_container else None) or []
+        if not chosen.was_never_created and await self._container_exists():
             for file_id in named:
-                if file_id not in self.copied:
+                if file_id not in self.copied_file_ids:
                     await self._containers.copy_file(chosen.id, file_id, tenant=tenant)
-        elif chosen.new is not None:
-            await self._containers.create(chosen.new, tenant=tenant, container_id=chosen.id)
-            self._chosen = replace(chosen, never_made=False, all_gone=chosen.all_gone or not chosen.never_made)
-        self.copied |= {*named}
+        elif chosen.new_container is not None:
+            await self._containers.create(chosen.new_container, tenant=tenant, container_id=chosen.id)
+            self._container_choice = replace(
+                chosen, was_never_created=False, is_state_lost=chosen.is_state_lost or not chosen.was_never_created
+            )
+        self.copied_file_ids |= {*named}
 
-    async def _is_there(self) -> bool:
+    async def _container_exists(self) -> bool:
         """Raises NotFound where it was named, and nothing says how to make another."""
         try:
-            await self._containers.get(self._chosen.id, tenant=self._tenant)
+            await self._containers.get(self._container_choice.id, tenant=self._tenant)
         except NotFound:
-            if self._chosen.new is None:
+            if self._container_choice.new_container is None:
                 raise
             return False
         return True
 
 
-class _Interpretation(HostedCall):
+class _CodeInterpreterCall(HostedCall):
     prefix = "ci"
 
     def __init__(self, tool: CodeInterpreter, start: ToolCallStart) -> None:
         super().__init__(start)
         self._tool = tool
-        self._code = CodeText(raw=start.custom)
-        self._code_told = False
+        self._code_parser = CodeParser(is_raw=start.custom)
+        self._is_code_done = False
         self._outputs: list[CodeOutput] = []
 
     def item(self, status: str) -> ResponseCodeInterpreterToolCall:
@@ -192,12 +200,12 @@ class _Interpretation(HostedCall):
             id=self.id,
             type="code_interpreter_call",
             status=cast(CodeStatus, status),
-            code=self._code.code,
+            code=self._code_parser.code,
             container_id=self._tool.container_id,
             outputs=self._outputs if ended and self._tool.shows_outputs else None,
         )
 
-    def open(self) -> Events:
+    def open(self) -> EventList:
         in_progress = ResponseCodeInterpreterCallInProgressEvent(
             type="response.code_interpreter_call.in_progress",
             item_id=self.id,
@@ -206,28 +214,28 @@ class _Interpretation(HostedCall):
         )
         return [*super().open(), in_progress]
 
-    def append(self, text: str, events: Events) -> None:
+    def append(self, text: str, events: EventList) -> None:
         super().append(text, events)
-        events += self._delta(self._code.feed(text))
+        events += self._code_delta(self._code_parser.feed(text))
 
-    def close(self, status: str) -> Events:
-        return [*self._tell_code(), *super().close(status)]
+    def close(self, status: str) -> EventList:
+        return [*self._finish_code(), *super().close(status)]
 
-    async def run(self, output: Output) -> AsyncGenerator[Events]:
-        rest = self._delta(self._code.end(self.text))
+    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
+        rest = self._code_delta(self._code_parser.finish(self.text))
         interpreting = ResponseCodeInterpreterCallInterpretingEvent(
             type="response.code_interpreter_call.interpreting",
             item_id=self.id,
             output_index=self.index,
             sequence_number=0,
         )
-        yield [*rest, *self._tell_code(), interpreting]
-        result = await self._tool.run(self.call_id, self._code.code)
-        self._outputs = _shown(result, output)
-        state = {"container_id": self._tool.container_id, "file_ids": sorted(self._tool.copied)}
-        files = _made(result, self._tool.container_id)
+        yield [*rest, *self._finish_code(), interpreting]
+        result = await self._tool.run(self.call_id, self._code_parser.code)
+        self._outputs = _build_outputs(result, output)
+        state = {"container_id": self._tool.container_id, "file_ids": sorted(self._tool.copied_file_ids)}
+        files = _written_files(result, self._tool.container_id)
         output.files.update(files)
-        self.tell(result.text, state=state, files=files)
+        self.record_result(result.text, state=state, files=files)
         completed = ResponseCodeInterpreterCallCompletedEvent(
             type="response.code_interpreter_call.completed",
             item_id=self.id,
@@ -240,15 +248,15 @@ class _Interpretation(HostedCall):
     def text(self) -> str:
         """As the model is told it again: arguments that were forgiven are told as they should have been."""
         written = super().text
-        if self.custom or not self._code_told:
+        if self.is_custom or not self._is_code_done:
             return written
         try:
             orjson.loads(written)
         except orjson.JSONDecodeError:
-            return orjson.dumps({"code": self._code.code}).decode()
+            return orjson.dumps({"code": self._code_parser.code}).decode()
         return written
 
-    def _delta(self, code: str) -> Events:
+    def _code_delta(self, code: str) -> EventList:
         if not code:
             return []
         return [
@@ -261,39 +269,39 @@ class _Interpretation(HostedCall):
             )
         ]
 
-    def _tell_code(self) -> Events:
+    def _finish_code(self) -> EventList:
         """The code is whole, or as whole as it will be. Told once."""
-        if self._code_told:
+        if self._is_code_done:
             return []
-        self._code_told = True
+        self._is_code_done = True
         return [
             ResponseCodeInterpreterCallCodeDoneEvent(
                 type="response.code_interpreter_call_code.done",
                 item_id=self.id,
                 output_index=self.index,
-                code=self._code.code,
+                code=self._code_parser.code,
                 sequence_number=0,
             )
         ]
 
 
-def _made(result: ToolResult, container_id: str) -> dict[str, MadeFile]:
+def _written_files(result: ToolResult, container_id: str) -> dict[str, ContainerFile]:
     """The files that the call wrote, by the paths that programs and models know them by."""
     data: Any = result.data or {}
-    return {path: MadeFile(container_id, file_id) for path, file_id in data.get("files", {}).items()}
+    return {path: ContainerFile(container_id, file_id) for path, file_id in data.get("files", {}).items()}
 
 
-def _shown(result: ToolResult, output: Output) -> list[CodeOutput]:
+def _build_outputs(result: ToolResult, output: ResponseOutput) -> list[CodeOutput]:
     """What the item shows of a result: what was printed, and the images."""
     match result.data:
         case {"logs": str(logs), "exit": "ok" | "exception"}:
             text = logs
         case _:
             text = result.text  # it says how the session was ended
-    shown: list[CodeOutput] = [OutputLogs(type="logs", logs=output.bound(text))] if text else []
+    shown: list[CodeOutput] = [OutputLogs(type="logs", logs=output.truncate_text(text))] if text else []
     left = _MAX_IMAGE_BYTES
     for file in result.files:
-        if file.media_type in _IMAGES and len(file.data) <= left:
+        if file.media_type in _IMAGE_TYPES and len(file.data) <= left:
             left -= len(file.data)
             data = base64.b64encode(file.data).decode()
             shown.append(OutputImage(type="image", url=f"data:{file.media_type};base64,{data}"))

@@ -16,31 +16,33 @@ from apis.wire.tools import Approvals, McpTool, ToolFilter
 from providers.responses.tools.call import ClientCall
 
 
-def is_allowed(declared: McpTool, tool: Mapping[str, Any]) -> bool:
+def is_allowed(declaration: McpTool, tool: Mapping[str, Any]) -> bool:
     """Whether `allowed_tools` has the tool among them."""
-    allowed = declared.allowed_tools
-    return allowed is None or _matches(ToolFilter(tool_names=allowed) if isinstance(allowed, list) else allowed, tool)
+    allowed = declaration.allowed_tools
+    return allowed is None or _matches_filter(
+        ToolFilter(tool_names=allowed) if isinstance(allowed, list) else allowed, tool
+    )
 
 
-def needs_approval(declared: McpTool, tool: Mapping[str, Any]) -> bool:
+def needs_approval(declaration: McpTool, tool: Mapping[str, Any]) -> bool:
     """Whether a call must be approved first. It must, unless the request says otherwise."""
-    required = declared.require_approval
+    required = declaration.require_approval
     if isinstance(required, Approvals):
-        if _is_named_by(required.always, tool):
+        if _is_selected_by(required.always, tool):
             return True
-        return not _is_named_by(required.never, tool)
+        return not _is_selected_by(required.never, tool)
     return required != "never"
 
 
 @dataclass(frozen=True, slots=True)
-class Approved:
+class ApprovedCall:
     """A call that the request approves. `begun` says that it was before, and that nobody knows what became of it."""
 
     request: McpApprovalRequest
-    begun: bool
+    was_started: bool
 
 
-def approved_requests(request: CreateResponse, items: Sequence[Item]) -> Sequence[Approved]:
+def find_approved_calls(request: CreateResponse, items: Sequence[Item]) -> Sequence[ApprovedCall]:
     """The calls that the request's input approves and that have no outcome yet; `items` are the whole conversation, in
     their order. Raises InvalidRequest for an answer that cannot be acted on, or that an earlier one contradicts."""
     given = request.input if isinstance(request.input, list) else []
@@ -56,10 +58,10 @@ def approved_requests(request: CreateResponse, items: Sequence[Item]) -> Sequenc
         if isinstance(item, McpApprovalResponse):
             identity, index = item.approval_request_id, places.get(id(item))
             if index is not None and identity not in asked:
-                raise _wrong(index, f"No approval request has the id '{identity[:256]}'.")
+                raise _invalid_approval(index, f"No approval request has the id '{identity[:256]}'.")
             if index is not None and answers.get(identity, item.approve) != item.approve:
                 before = "approved" if answers[identity] else "refused"
-                raise _wrong(index, f"The approval request '{identity[:256]}' was {before} before.")
+                raise _invalid_approval(index, f"The approval request '{identity[:256]}' was {before} before.")
             answers[identity] = item.approve
             if index is not None and item.approve:
                 open_[identity] = index
@@ -69,8 +71,10 @@ def approved_requests(request: CreateResponse, items: Sequence[Item]) -> Sequenc
     for identity, index in open_.items():
         if asked[identity].server_label not in labels and not _has_ended(calls.get(identity)):
             label = asked[identity].server_label[:64]
-            raise _wrong(index, f"The approved call is one of the MCP server '{label}', which is not declared.")
-    return [Approved(asked[each], each in calls) for each in open_ if not _has_ended(calls.get(each))]
+            raise _invalid_approval(
+                index, f"The approved call is one of the MCP server '{label}', which is not declared."
+            )
+    return [ApprovedCall(asked[each], each in calls) for each in open_ if not _has_ended(calls.get(each))]
 
 
 def _has_ended(call: McpCallItem | None) -> bool:
@@ -78,44 +82,48 @@ def _has_ended(call: McpCallItem | None) -> bool:
     return call is not None and (call.output is not None or call.error is not None)
 
 
-def _wrong(index: int, why: str) -> InvalidRequest:
-    return InvalidRequest(why, param=f"input[{index}].approval_request_id", code="invalid_value")
+def _invalid_approval(index: int, reason: str) -> InvalidRequest:
+    return InvalidRequest(reason, param=f"input[{index}].approval_request_id", code="invalid_value")
 
 
-class ApprovalRequest(ClientCall):
+class ApprovalRequestCall(ClientCall):
     """A call that the client is to approve."""
 
     prefix = "mcpr"
 
-    def __init__(self, start: ToolCallStart, label: str, tool: str) -> None:
+    def __init__(self, start: ToolCallStart, server_label: str, tool_name: str) -> None:
         super().__init__(start)
-        self._label = label
-        self._tool = tool
+        self._server_label = server_label
+        self._tool_name = tool_name
 
-    def take(self) -> None:
-        self.arguments()
-        self._pieces = self._pieces if self.text else ["{}"]
-        self.tell("")  # the name and the arguments as they were written, for later turns
+    def validate_arguments(self) -> None:
+        self.parse_arguments()
+        self._argument_chunks = self._argument_chunks if self.text else ["{}"]
+        self.record_result("")  # the name and the arguments as they were written, for later turns
 
     def item(self, status: str) -> ResponseOutputItem:
         return ApprovalRequestItem(
             id=self.id,
             type="mcp_approval_request",
-            server_label=self._label,
-            name=self._tool,
+            server_label=self._server_label,
+            name=self._tool_name,
             arguments=self.text,
             status=status,  # pyright: ignore[reportCallIssue]  # extra: Open Responses wants one on every item
         )
 
 
-def _is_named_by(among: ToolFilter | None, tool: Mapping[str, Any]) -> bool:
+def _is_selected_by(tool_filter: ToolFilter | None, tool: Mapping[str, Any]) -> bool:
     """Here an empty filter names nothing: it would lift the approval of all."""
-    return among is not None and (among.tool_names, among.read_only) != (None, None) and _matches(among, tool)
+    return (
+        tool_filter is not None
+        and (tool_filter.tool_names, tool_filter.read_only) != (None, None)
+        and _matches_filter(tool_filter, tool)
+    )
 
 
-def _matches(among: ToolFilter, tool: Mapping[str, Any]) -> bool:
+def _matches_filter(tool_filter: ToolFilter, tool: Mapping[str, Any]) -> bool:
     notes: Any = tool.get("annotations")  # a client may have sent anything
     read_only = isinstance(notes, dict) and cast(Mapping[str, Any], notes).get("readOnlyHint") is True
-    return (among.tool_names is None or tool["name"] in among.tool_names) and (
-        among.read_only is None or among.read_only == read_only
+    return (tool_filter.tool_names is None or tool["name"] in tool_filter.tool_names) and (
+        tool_filter.read_only is None or tool_filter.read_only == read_only
     )

@@ -18,26 +18,26 @@ from openai.types.responses.response_output_item import McpCall, McpListTools, M
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.tool_runtime import ToolCall
-from providers.responses.events.output import Output
-from providers.responses.tools.call import Events, HostedCall
+from providers.responses.events.output import ResponseOutput
+from providers.responses.tools.call import EventList, HostedCall
 
-LIST: Final = "mcp_list_tools"
-CALL: Final = "mcp_call"
-CHECK: Final = "mcp_check_server"
-_NOT_MADE: Final = -32000
+MCP_LIST_TOOLS: Final = "mcp_list_tools"
+MCP_CALL: Final = "mcp_call"
+MCP_CHECK_SERVER: Final = "mcp_check_server"
+_NOT_EXECUTED_CODE: Final = -32000
 """JSON-RPC leaves these codes to the implementation: the call was never made, or its outcome was not waited for."""
-_BROKEN_OFF: Final = (
+_INTERRUPTED_MESSAGE: Final = (
     "Not made again: this call was begun before and broken off. Nobody knows whether it did what it was to do, nor "
     "with what result."
 )
-CallStatus = Literal["in_progress", "completed", "incomplete", "calling", "failed"]
+McpCallStatus = Literal["in_progress", "completed", "incomplete", "calling", "failed"]
 
 
 class McpServer(Protocol):
     """What the calls of a server need of it."""
 
     label: str
-    declaration: str
+    declaration_hash: str
     """Of all that decides which tools the server is asked for: equal where a list need not be asked for again."""
 
     async def list_tools(self, call: ToolCall) -> Sequence[Mapping[str, Any]]: ...
@@ -45,14 +45,14 @@ class McpServer(Protocol):
     async def call_tool(self, call: ToolCall) -> str: ...
 
 
-class McpListing(HostedCall):
+class McpListToolsCall(HostedCall):
     """Asks a server for its tools. Where that fails the item says so, and the response goes on without them."""
 
     prefix = "mcpl"
-    counts = False
+    counts_toward_limit = False
 
     def __init__(self, server: McpServer) -> None:
-        super().__init__(ToolCallStart(LIST, LIST))
+        super().__init__(ToolCallStart(MCP_LIST_TOOLS, MCP_LIST_TOOLS))
         self._server = server
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._error: str | None = None
@@ -64,27 +64,27 @@ class McpListing(HostedCall):
             server_label=self._server.label,
             tools=[McpListToolsTool.model_validate(tool) for tool in self._tools],
             status=status,  # pyright: ignore[reportCallIssue]  # extra: Open Responses wants one on every item
-            declaration=self._server.declaration,  # pyright: ignore[reportCallIssue]  # extra: see McpServer
+            declaration=self._server.declaration_hash,  # pyright: ignore[reportCallIssue]  # extra: see McpServer
         )
         if self._error is not None:  # a null, some clients' schemas do not know
             item.error = self._error
         return item
 
-    def open(self) -> Events:
+    def open(self) -> EventList:
         begun = ResponseMcpListToolsInProgressEvent(
             type="response.mcp_list_tools.in_progress", item_id=self.id, output_index=self.index, sequence_number=0
         )
         return [*super().open(), begun]
 
-    async def run(self, output: Output) -> AsyncGenerator[Events]:
-        self._tools = await self._server.list_tools(ToolCall(self.call_id, LIST, {}))
+    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
+        self._tools = await self._server.list_tools(ToolCall(self.call_id, MCP_LIST_TOOLS, {}))
         yield self.close("completed")
 
-    def fail(self, error: ToolFailed) -> Events:
+    def fail(self, error: ToolFailed) -> EventList:
         self._error = error.message
         return self.close("failed")
 
-    def close(self, status: str) -> Events:
+    def close(self, status: str) -> EventList:
         if status == "completed":
             ended = ResponseMcpListToolsCompletedEvent(
                 type="response.mcp_list_tools.completed", item_id=self.id, output_index=self.index, sequence_number=0
@@ -103,13 +103,13 @@ class McpToolCall(HostedCall):
     prefix = "mcp"
 
     def __init__(
-        self, server: McpServer, tool: str, start: ToolCallStart, approved: tuple[str, str] | None = None
+        self, server: McpServer, tool_name: str, start: ToolCallStart, approval: tuple[str, str] | None = None
     ) -> None:
         super().__init__(start)
         self._server = server
-        self._tool = tool
-        self._approved = approved
-        self._is_written = False
+        self._tool_name = tool_name
+        self._approval = approval
+        self._are_arguments_done = False
         self._output: str | None = None
         self._error: dict[str, Any] | None = None
 
@@ -117,25 +117,25 @@ class McpToolCall(HostedCall):
         return McpCall(
             id=self.id,
             type="mcp_call",
-            status=cast(CallStatus, status),
+            status=cast(McpCallStatus, status),
             server_label=self._server.label,
-            name=self._tool,
+            name=self._tool_name,
             arguments=self.text,
-            approval_request_id=self._approved[1] if self._approved else None,
+            approval_request_id=self._approval[1] if self._approval else None,
             output=self._output,
             error=self._error,  # pyright: ignore[reportArgumentType]  # validated from the dict
         )
 
-    def open(self) -> Events:
+    def open(self) -> EventList:
         begun = ResponseMcpCallInProgressEvent(
             type="response.mcp_call.in_progress", item_id=self.id, output_index=self.index, sequence_number=0
         )
         events = [*super().open(), begun]
-        if self._approved:
-            self.append(self._approved[0], events)
+        if self._approval:
+            self.append(self._approval[0], events)
         return events
 
-    def append(self, text: str, events: Events) -> None:
+    def append(self, text: str, events: EventList) -> None:
         super().append(text, events)
         events.append(
             ResponseMcpCallArgumentsDeltaEvent(
@@ -147,19 +147,19 @@ class McpToolCall(HostedCall):
             )
         )
 
-    async def run(self, output: Output) -> AsyncGenerator[Events]:
-        yield self._written()
-        arguments = {"name": self._tool, "arguments": self.arguments()}
-        self._output = output.bound(await self._server.call_tool(ToolCall(self.call_id, CALL, arguments)))
-        self.tell(self._output)
+    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
+        yield self._finish_arguments()
+        arguments = {"name": self._tool_name, "arguments": self.parse_arguments()}
+        self._output = output.truncate_text(await self._server.call_tool(ToolCall(self.call_id, MCP_CALL, arguments)))
+        self.record_result(self._output)
         yield self.close("completed")
 
-    def fail(self, error: ToolFailed) -> Events:
+    def fail(self, error: ToolFailed) -> EventList:
         self._error = error.detail or _protocol_error(error.message)
         return super().fail(error)
 
-    def close(self, status: str) -> Events:
-        events = [] if self._is_written else self._written(whole=status != "incomplete")
+    def close(self, status: str) -> EventList:
+        events = [] if self._are_arguments_done else self._finish_arguments(are_complete=status != "incomplete")
         if status == "completed":
             events.append(
                 ResponseMcpCallCompletedEvent(
@@ -175,11 +175,11 @@ class McpToolCall(HostedCall):
             )
         return [*events, *super().close(status)]
 
-    def _written(self, *, whole: bool = True) -> Events:
+    def _finish_arguments(self, *, are_complete: bool = True) -> EventList:
         """No more arguments come. A model that has written none means an empty object."""
-        self._is_written = True
-        events: Events = []
-        if whole and not self.text:
+        self._are_arguments_done = True
+        events: EventList = []
+        if are_complete and not self.text:
             self.append("{}", events)
         return [
             *events,
@@ -193,14 +193,14 @@ class McpToolCall(HostedCall):
         ]
 
 
-class BrokenOffCall(McpToolCall):
+class InterruptedMcpCall(McpToolCall):
     """One that was approved and begun before, and broken off: it is not made again, for it may have done what it does.
     The client and the model are told so."""
 
-    async def run(self, output: Output) -> AsyncGenerator[Events]:
-        yield self._written()
-        raise ToolFailed(_BROKEN_OFF)
+    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
+        yield self._finish_arguments()
+        raise ToolFailed(_INTERRUPTED_MESSAGE)
 
 
 def _protocol_error(message: str) -> dict[str, Any]:
-    return {"type": "mcp_protocol_error", "code": _NOT_MADE, "message": message}
+    return {"type": "mcp_protocol_error", "code": _NOT_EXECUTED_CODE, "message": message}

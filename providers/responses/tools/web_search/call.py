@@ -22,46 +22,46 @@ from openai.types.responses.response_function_web_search import (
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime
-from providers.responses.events.output import Output
-from providers.responses.tools.call import Events, HostedCall
-from providers.responses.tools.web_search.pages import Domains, Page, Pages, wrap
+from providers.responses.events.output import ResponseOutput
+from providers.responses.tools.call import EventList, HostedCall
+from providers.responses.tools.web_search.pages import DomainFilter, PageHistory, WebPage, wrap_lines
 
 SearchStatus = Literal["in_progress", "searching", "completed", "failed", "incomplete"]
 _MAX_PATTERN_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Web:
+class WebAccess:
     """The web as one request may see it. `options` are the declaration's; `view_chars` of a page are shown at once."""
 
     runtime: ToolRuntime
     tenant: str
     options: Mapping[str, Any]
-    pages: Pages
+    pages: PageHistory
     view_chars: int
     shows_sources: bool = False
     shows_results: bool = False
 
     @property
-    def domains(self) -> Domains:
+    def domains(self) -> DomainFilter:
         return self.options.get("allowed_domains"), self.options.get("blocked_domains")
 
     async def search(self, call_id: str, query: str) -> ToolResult:
-        return await self._call(call_id, "search", query=query)
+        return await self._call_runtime(call_id, "search", query=query)
 
-    async def open(self, call_id: str, url: str) -> Page:
+    async def open_page(self, call_id: str, url: str) -> WebPage:
         """The page at this URL: the very one that was opened before in this conversation, if it was."""
-        known = self.pages.find(url, self.domains)
+        known = self.pages.find_by_url(url, self.domains)
         if known is not None:
             return known
-        result = await self._call(call_id, "open_page", url=url)
+        result = await self._call_runtime(call_id, "open_page", url=url)
         source = result.sources[0] if result.sources else Source(url, url, result.text)
         data: Mapping[str, Any] = result.data or {}
         text = f"{source.text}\n\n[The page is longer than can be shown here.]" if data.get("cut") else source.text
         links: Sequence[str] = data.get("links") or ()
-        return Page(source.url, source.title, wrap(text), links, asked=url, domains=self.domains)
+        return WebPage(source.url, source.title, wrap_lines(text), links, requested_url=url, domains=self.domains)
 
-    async def _call(self, call_id: str, name: str, **arguments: str) -> ToolResult:
+    async def _call_runtime(self, call_id: str, name: str, **arguments: str) -> ToolResult:
         return await self.runtime.call(ToolCall(call_id, name, arguments, self.options, self.tenant))
 
 
@@ -70,61 +70,61 @@ class WebCall(HostedCall):
 
     prefix = "ws"
 
-    def __init__(self, web: Web, start: ToolCallStart) -> None:
+    def __init__(self, web: WebAccess, start: ToolCallStart) -> None:
         super().__init__(start)
         self.web = web
 
     @abstractmethod
-    async def work(self, output: Output) -> None:
+    async def execute(self, output: ResponseOutput) -> None:
         """Do it, and tell the model. Raises ToolFailed."""
 
     @abstractmethod
-    def action(self, *, ended: bool) -> Action:
+    def action(self, *, is_finished: bool) -> Action:
         """What it does, as far as it is known."""
 
     def item(self, status: str) -> ResponseFunctionWebSearch:
-        action = self.action(ended=status not in ("in_progress", "searching"))
+        action = self.action(is_finished=status not in ("in_progress", "searching"))
         return ResponseFunctionWebSearch(
             id=self.id, type="web_search_call", status=cast(SearchStatus, status), action=action
         )
 
-    def open(self) -> Events:
+    def open(self) -> EventList:
         begun = ResponseWebSearchCallInProgressEvent(
             type="response.web_search_call.in_progress", item_id=self.id, output_index=self.index, sequence_number=0
         )
         return [*super().open(), begun]
 
-    async def run(self, output: Output) -> AsyncGenerator[Events]:
+    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         yield [
             ResponseWebSearchCallSearchingEvent(
                 type="response.web_search_call.searching", item_id=self.id, output_index=self.index, sequence_number=0
             )
         ]
-        await self.work(output)
+        await self.execute(output)
         completed = ResponseWebSearchCallCompletedEvent(
             type="response.web_search_call.completed", item_id=self.id, output_index=self.index, sequence_number=0
         )
         yield [completed, *self.close("completed")]
 
-    def whole(self, name: str, default: int) -> int:
+    def int_argument(self, name: str, default: int) -> int:
         """An argument that is a whole number; models write it as 3, 3.0 or "3"."""
-        value: Any = self.arguments().get(name)
+        value: Any = self.parse_arguments().get(name)
         if value is None:
             return default
-        number = as_number(value)
+        number = parse_int(value)
         if number is None:
             raise ToolFailed(f"`{name}` must be a whole number.")
         return number
 
-    def words(self, name: str) -> str:
+    def text_argument(self, name: str) -> str:
         """An argument that is a text, and not an empty one."""
-        value: Any = self.arguments().get(name)
+        value: Any = self.parse_arguments().get(name)
         if not isinstance(value, str) or not value.strip():
             raise ToolFailed(f"`{self.name}` needs `{name}`, a text that is not empty.")
         return value
 
 
-def as_number(value: Any) -> int | None:
+def parse_int(value: Any) -> int | None:
     if isinstance(value, str) and value.strip().removeprefix("-").isdecimal() and len(value) < 10:
         return int(value)
     if isinstance(value, float) and value.is_integer():
@@ -132,54 +132,54 @@ def as_number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-class SearchCall(WebCall):
+class WebSearchCall(WebCall):
     """A search."""
 
     query = ""
-    found: Sequence[Source] = ()
+    sources: Sequence[Source] = ()
 
     async def search(self) -> ToolResult:
-        self.query = self.words("query")
+        self.query = self.text_argument("query")
         result = await self.web.search(self.call_id, self.query)
-        self.found = result.sources
+        self.sources = result.sources
         return result
 
-    def action(self, *, ended: bool) -> Action:
+    def action(self, *, is_finished: bool) -> Action:
         action = ActionSearch(type="search", query=self.query)
         if self.query:
             action.queries = [self.query]
-        if ended and self.web.shows_sources:
-            action.sources = [ActionSearchSource(type="url", url=source.url) for source in self.found]
+        if is_finished and self.web.shows_sources:
+            action.sources = [ActionSearchSource(type="url", url=source.url) for source in self.sources]
         return action
 
     def item(self, status: str) -> ResponseFunctionWebSearch:
         item = super().item(status)
         if not self.web.shows_results or status != "completed":
             return item
-        results = [{"url": each.url, "title": each.title, "text": each.text} for each in self.found]
+        results = [{"url": each.url, "title": each.title, "text": each.text} for each in self.sources]
         return item.model_copy(update={"results": results})
 
 
-class OpenCall(WebCall):
+class OpenPageCall(WebCall):
     """A look at a page."""
 
     url: str | None = None
 
-    def action(self, *, ended: bool) -> Action:
+    def action(self, *, is_finished: bool) -> Action:
         return ActionOpenPage(type="open_page", url=self.url)
 
 
-class FindCall(WebCall):
+class FindInPageCall(WebCall):
     """A search for a text in a page."""
 
     url = ""
     pattern = ""
 
     def read_pattern(self) -> None:
-        pattern = self.words("pattern")
+        pattern = self.text_argument("pattern")
         if len(pattern) > _MAX_PATTERN_CHARS:
             raise ToolFailed(f"The `pattern` may have {_MAX_PATTERN_CHARS} characters at most.")
         self.pattern = pattern
 
-    def action(self, *, ended: bool) -> Action:
+    def action(self, *, is_finished: bool) -> Action:
         return ActionFind(type="find_in_page", pattern=self.pattern, url=self.url)

@@ -12,121 +12,134 @@ from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.tool_runtime import Source
 from providers.responses.events.citations import line_number
-from providers.responses.events.output import Output
-from providers.responses.tools.web_search.call import FindCall, OpenCall, SearchCall, Web, WebCall, as_number
+from providers.responses.events.output import ResponseOutput
+from providers.responses.tools.web_search.call import (
+    FindInPageCall,
+    OpenPageCall,
+    WebAccess,
+    WebCall,
+    WebSearchCall,
+    parse_int,
+)
 from providers.responses.tools.web_search.pages import (
-    Domains,
-    Page,
+    DomainFilter,
+    WebPage,
     find_matches,
-    host_of,
     one_line,
-    show,
-    with_link_ids,
-    without_links,
-    wrap,
+    render_link_ids,
+    render_page,
+    strip_links,
+    url_host,
+    wrap_lines,
 )
 
 _LINES_ABOVE: Final = 4
 _MAX_VIEW_CHARS: Final = 20_000
 
 
-class Search(SearchCall):
-    async def work(self, output: Output) -> None:
+class BrowserSearch(WebSearchCall):
+    async def execute(self, output: ResponseOutput) -> None:
         await self.search()
-        _tell(self, output, _results(self.query, self.found, self.web.domains), sources=self.found)
+        _show_page(self, output, _build_results_page(self.query, self.sources, self.web.domains), sources=self.sources)
 
 
-class Open(OpenCall):
-    async def work(self, output: Output) -> None:
-        loc = self.whole("loc", -1)
-        num_lines = self.whole("num_lines", -1)
-        page, line = await self._page()
-        _tell(self, output, page, first=loc if loc >= 0 else line, num_lines=num_lines)
+class BrowserOpen(OpenPageCall):
+    async def execute(self, output: ResponseOutput) -> None:
+        loc = self.int_argument("loc", -1)
+        num_lines = self.int_argument("num_lines", -1)
+        page, line = await self._resolve_page()
+        _show_page(self, output, page, first=loc if loc >= 0 else line, num_lines=num_lines)
 
-    async def _page(self) -> tuple[Page, int]:
+    async def _resolve_page(self) -> tuple[WebPage, int]:
         """The page that is meant, and the line at which to show it unless the call says one."""
-        meant: Any = self.arguments().get("id", -1)
-        link = as_number(meant)
+        meant: Any = self.parse_arguments().get("id", -1)
+        link = parse_int(meant)
         if link is None:
-            self.url = self.words("id").strip()
-            return await self._open(self.url), 0
-        page = _current(self)
+            self.url = self.text_argument("id").strip()
+            return await self._open_url(self.url), 0
+        page = _page_at_cursor(self)
         self.url = page.url or None
         if link < 0:
-            return (page if _is_shown(self, page) else await self._open(page.url)), 0
+            return (page if _is_viewable(self, page) else await self._open_url(page.url)), 0
         if link >= len(page.links):
             raise ToolFailed(f"Invalid link id `{link}`.")
         self.url = page.links[link]
         line = page.lines[link] if page.kind == "matches" else 0
-        return await self._open(self.url), line - _LINES_ABOVE if line > _LINES_ABOVE else line
+        return await self._open_url(self.url), line - _LINES_ABOVE if line > _LINES_ABOVE else line
 
-    async def _open(self, url: str) -> Page:
+    async def _open_url(self, url: str) -> WebPage:
         if not url:
             raise ToolFailed("These results cannot be shown any more. Search again.")
-        page = await self.web.open(self.call_id, url)
+        page = await self.web.open_page(self.call_id, url)
         self.url = page.url
         return page
 
 
-class Find(FindCall):
-    async def work(self, output: Output) -> None:
+class BrowserFind(FindInPageCall):
+    async def execute(self, output: ResponseOutput) -> None:
         self.read_pattern()
-        page = _current(self)
+        page = _page_at_cursor(self)
         if not page.url:
             raise ToolFailed("`find` works on opened pages, not on search results.")
         self.url = page.url
-        if page.kind == "matches" or not _is_shown(self, page):
-            page = await self.web.open(self.call_id, page.url)
-        _tell(self, output, _matches(page, self.pattern))
+        if page.kind == "matches" or not _is_viewable(self, page):
+            page = await self.web.open_page(self.call_id, page.url)
+        _show_page(self, output, _build_matches_page(page, self.pattern))
 
 
-def _is_shown(call: OpenCall | FindCall, page: Page) -> bool:
+def _is_viewable(call: OpenPageCall | FindInPageCall, page: WebPage) -> bool:
     """Whether what is kept of the page may be shown. One that came through another filter has to come through this."""
     return bool(page.text) and call.web.domains in ((None, None), page.domains)
 
 
-def _current(call: OpenCall | FindCall) -> Page:
+def _page_at_cursor(call: OpenPageCall | FindInPageCall) -> WebPage:
     """The page that the call's cursor means."""
     pages = call.web.pages
-    cursor = call.whole("cursor", -1)
-    if pages.last is None:
+    cursor = call.int_argument("cursor", -1)
+    if pages.last_number is None:
         raise ToolFailed("No pages to access!")
-    page = pages.get(pages.last if cursor < 0 else cursor)
+    page = pages.get(pages.last_number if cursor < 0 else cursor)
     if page is None:
-        raise ToolFailed(f"There is no page with the cursor `{cursor}`. The last one is `{pages.last}`.")
+        raise ToolFailed(f"There is no page with the cursor `{cursor}`. The last one is `{pages.last_number}`.")
     return page
 
 
-def _results(query: str, sources: Sequence[Source], domains: Domains) -> Page:
+def _build_results_page(query: str, sources: Sequence[Source], domains: DomainFilter) -> WebPage:
     lines = ["# Search Results", ""]
     begins: list[int] = []
     for link, source in enumerate(sources):
         begins.append(len(lines))
         title = one_line(source.title).replace("†", "‡")
-        lines.append(f"  * 【{link}†{title}†{host_of(source.url)}】")
-        lines += wrap(one_line(source.text)).split("\n")
+        lines.append(f"  * 【{link}†{title}†{url_host(source.url)}】")
+        lines += wrap_lines(one_line(source.text)).split("\n")
     if not sources:
         lines.append("The search found no results.")
     urls = [source.url for source in sources]
-    return Page("", one_line(query), "\n".join(lines), urls, "results", begins, domains=domains)
+    return WebPage("", one_line(query), "\n".join(lines), urls, "results", begins, domains=domains)
 
 
-def _matches(page: Page, pattern: str) -> Page:
+def _build_matches_page(page: WebPage, pattern: str) -> WebPage:
     pattern = one_line(pattern)
     found = find_matches(page, pattern)
     entries = [
-        "\n".join([f"# 【{link}†match at L{line}】", *map(without_links, lines)])
+        "\n".join([f"# 【{link}†match at L{line}】", *map(strip_links, lines)])
         for link, (line, lines) in enumerate(found)
     ]
     text = "\n\n".join(entries) or f"No `find` results for pattern: `{pattern}`"
     title = f"Find results for text: `{pattern}` in `{one_line(page.title)}`"
     lines = [line for line, _ in found]
     links = [page.url] * len(found)
-    return Page(page.url, title, text, links, "matches", lines, found_in=page.title, domains=page.domains)
+    return WebPage(page.url, title, text, links, "matches", lines, found_in=page.title, domains=page.domains)
 
 
-def _tell(
-    call: WebCall, output: Output, page: Page, *, first: int = 0, num_lines: int = -1, sources: Sequence[Source] = ()
+def _show_page(
+    call: WebCall,
+    output: ResponseOutput,
+    page: WebPage,
+    *,
+    first: int = 0,
+    num_lines: int = -1,
+    sources: Sequence[Source] = (),
 ) -> None:
     """Show the page by a new cursor. `sources` are those of a search, which its lines are cited by."""
     last = page.text.count("\n")
@@ -138,12 +151,12 @@ def _tell(
         numbered[line_number(cursor, line)] = Source(source.url, source.title)
     output.sources.update(numbered)
     max_chars = _MAX_VIEW_CHARS if num_lines > 0 else call.web.view_chars
-    head, lines = show(cursor, page, first, max_chars=max_chars, num_lines=num_lines)
-    call.tell(head + with_link_ids(lines, page), sources=numbered, state=call.web.pages.add(cursor, page))
+    head, lines = render_page(cursor, page, first, max_chars=max_chars, num_lines=num_lines)
+    call.record_result(head + render_link_ids(lines, page), sources=numbered, state=call.web.pages.add(cursor, page))
 
 
-CALLS: Final[Mapping[str, Callable[[Web, ToolCallStart], WebCall]]] = {
-    "browser.search": Search,
-    "browser.open": Open,
-    "browser.find": Find,
+NATIVE_BROWSER_CALLS: Final[Mapping[str, Callable[[WebAccess, ToolCallStart], WebCall]]] = {
+    "browser.search": BrowserSearch,
+    "browser.open": BrowserOpen,
+    "browser.find": BrowserFind,
 }

@@ -7,14 +7,13 @@ later turn: `{"number": 3, "page": {...}}`, or `{"number": 4, "same": 3}` where 
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any, Final, Literal
 from urllib.parse import urldefrag, urlsplit
 
 import msgspec
 
-from providers.responses.events.tool_result import Told
+from providers.responses.events.tool_result import ToolResultRecord
 
 MAX_PAGE_CHARS: Final = 150_000
 MAX_CHAIN_CHARS: Final = 2_000_000
@@ -22,17 +21,16 @@ MAX_CHAIN_CHARS: Final = 2_000_000
 _MAX_LINK_LIST_CHARS: Final = 10_000
 _MAX_MATCHES: Final = 50
 _SNIPPET_LINES: Final = 4
-_WIDTH: Final = 80
+_LINE_CHARS: Final = 80
 
-_PIECE: Final = re.compile(rf".{{1,{_WIDTH}}}(?:\s|\Z)|.{{{_WIDTH}}}")
-_LINK: Final = re.compile(r"\[#(\d{1,4})\]")
-_PLAIN: Final = str.maketrans({"【": "〖", "】": "〗", "\u2028": " ", "\u2029": " "})
+_WRAPPED_LINE: Final = re.compile(rf".{{1,{_LINE_CHARS}}}(?:\s|\Z)|.{{{_LINE_CHARS}}}")
+_LINK_MARK: Final = re.compile(r"\[#(\d{1,4})\]")
+_MARK_REPLACEMENTS: Final = str.maketrans({"【": "〖", "】": "〗", "\u2028": " ", "\u2029": " "})
 
-Domains = tuple[list[str] | None, list[str] | None]
+DomainFilter = tuple[list[str] | None, list[str] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class WebPage(msgspec.Struct, frozen=True, rename={"requested_url": "asked"}):
     """A page as lines of text, where `[#1]` means the first of `links`. `asked` is the URL that led to it, `domains`
     the request's filter that let it through.
 
@@ -47,96 +45,98 @@ class Page:
     links: Sequence[str] = ()
     kind: Literal["page", "results", "matches"] = "page"
     lines: Sequence[int] = ()
-    asked: str = ""
+    requested_url: str = ""
     found_in: str = ""
-    domains: Domains = (None, None)
+    domains: DomainFilter = (None, None)
 
     @property
-    def size(self) -> int:
+    def size_chars(self) -> int:
         return len(self.text) + sum(map(len, self.links))
 
 
-class Pages:
+class PageHistory:
     """All pages of a conversation. `last` is the number of the one that was shown last."""
 
-    def __init__(self, told: Iterable[Told] = ()) -> None:
-        self._pages: dict[int, Page] = {}
-        self._room = MAX_CHAIN_CHARS
-        self.last: int | None = None
-        for each in told:
+    def __init__(self, tool_results: Iterable[ToolResultRecord] = ()) -> None:
+        self._pages: dict[int, WebPage] = {}
+        self._remaining_chars = MAX_CHAIN_CHARS
+        self.last_number: int | None = None
+        for each in tool_results:
             match each.state:
                 case {"number": int() as number, "page": page}:
-                    self._put(number, msgspec.convert(page, Page))
+                    self._put(number, msgspec.convert(page, WebPage))
                 case {"number": int() as number, "same": int() as same} if same in self._pages:
                     self._put(number, self._pages[same])
                 case _:
                     pass
-        self._room -= sum({id(page): page.size for page in self._pages.values()}.values())
+        self._remaining_chars -= sum({id(page): page.size_chars for page in self._pages.values()}.values())
 
-    def get(self, number: int) -> Page | None:
+    def get(self, number: int) -> WebPage | None:
         return self._pages.get(number)
 
     def number_of(self, url: str) -> int | None:
         """By which number a page of this URL was shown."""
-        return next((number for number, page in self._pages.items() if _is_at(page, url)), None)
+        return next((number for number, page in self._pages.items() if _has_url(page, url)), None)
 
-    def find(self, url: str, domains: Domains) -> Page | None:
+    def find_by_url(self, url: str, domains: DomainFilter) -> WebPage | None:
         """The page at this URL, where its text is kept. One that was opened under another filter than the request's is
         none: only who fetches can say whether it would come through this one."""
         fits = (
             page
             for page in self._pages.values()
-            if page.text and _is_at(page, url) and domains in ((None, None), page.domains)
+            if page.text and _has_url(page, url) and domains in ((None, None), page.domains)
         )
         return next(fits, None)
 
-    def add(self, number: int, page: Page) -> Mapping[str, Any]:
+    def add(self, number: int, page: WebPage) -> Mapping[str, Any]:
         """The page is shown by this number. Gives what the call has to keep of it."""
         same = next((known for known, each in self._pages.items() if each is page), None)
         self._put(number, page)
         if same is not None:
             return {"number": number, "same": same}
-        if page.size > self._room:
-            page = replace(page, text="", links=() if page.kind == "page" else page.links)
-        self._room -= page.size
-        return {"number": number, "page": asdict(page)}
+        if page.size_chars > self._remaining_chars:
+            page = msgspec.structs.replace(page, text="", links=() if page.kind == "page" else page.links)
+        self._remaining_chars -= page.size_chars
+        return {"number": number, "page": msgspec.to_builtins(page)}
 
-    def _put(self, number: int, page: Page) -> None:
+    def _put(self, number: int, page: WebPage) -> None:
         self._pages[number] = page
-        self.last = number
+        self.last_number = number
 
 
-def _is_at(page: Page, url: str) -> bool:
-    return page.kind == "page" and urldefrag(url).url in (urldefrag(page.url).url, urldefrag(page.asked).url)
+def _has_url(page: WebPage, url: str) -> bool:
+    return page.kind == "page" and urldefrag(url).url in (urldefrag(page.url).url, urldefrag(page.requested_url).url)
 
 
-def wrap(text: str) -> str:
+def wrap_lines(text: str) -> str:
     """Text as lines short enough to be cited by number. What could pass for a citation mark or a link is changed."""
     lines: list[str] = []
-    for line in text[:MAX_PAGE_CHARS].translate(_PLAIN).split("\n"):
-        lines += [piece.rstrip() for piece in _PIECE.findall(line)] if len(line) > _WIDTH else [line]
+    for line in text[:MAX_PAGE_CHARS].translate(_MARK_REPLACEMENTS).split("\n"):
+        lines += [piece.rstrip() for piece in _WRAPPED_LINE.findall(line)] if len(line) > _LINE_CHARS else [line]
     return "\n".join(lines)
 
 
 def one_line(text: str) -> str:
     """The same for what stands on a line with other things."""
-    return " ".join(text.translate(_PLAIN).split())
+    return " ".join(text.translate(_MARK_REPLACEMENTS).split())
 
 
-def show(number: int, page: Page, first: int, *, max_chars: int, num_lines: int = 0) -> tuple[str, Sequence[str]]:
+def render_page(
+    number: int, page: WebPage, first: int, *, max_chars: int, num_lines: int = 0
+) -> tuple[str, Sequence[str]]:
     """A page's head and its numbered lines, from `first` on: as many as `num_lines` says, or as have room."""
     lines = page.text.split("\n")
     first = max(0, first)
-    end = _end(lines, first, num_lines, max_chars)
-    head = f"{_head(number, page)}\n**viewing lines [{first} - {end - 1}] of {len(lines) - 1}**\n\n"
+    end = _view_end(lines, first, num_lines, max_chars)
+    head = f"{_render_header(number, page)}\n**viewing lines [{first} - {end - 1}] of {len(lines) - 1}**\n\n"
     return head, [f"L{first + at}: {line}" for at, line in enumerate(lines[first:end])]
 
 
-def _head(number: int, page: Page) -> str:
+def _render_header(number: int, page: WebPage) -> str:
     return f"[{number}] {one_line(page.title)}{f' ({page.url})' if page.url else ''}"
 
 
-def _end(lines: Sequence[str], first: int, num_lines: int, max_chars: int) -> int:
+def _view_end(lines: Sequence[str], first: int, num_lines: int, max_chars: int) -> int:
     last = min(first + num_lines, len(lines)) if num_lines > 0 else len(lines)
     for at in range(first, last):
         max_chars -= len(lines[at]) + 6
@@ -145,42 +145,42 @@ def _end(lines: Sequence[str], first: int, num_lines: int, max_chars: int) -> in
     return last
 
 
-def with_link_list(lines: Sequence[str], page: Page) -> str:
+def append_link_list(lines: Sequence[str], page: WebPage) -> str:
     """Lines of a page, followed by the URLs of the links in them, as far as there is room for those."""
     text = "\n".join(lines)
     links: list[str] = []
     room = _MAX_LINK_LIST_CHARS
-    for number in dict.fromkeys(int(found[1]) for found in _LINK.finditer(text)):
+    for number in dict.fromkeys(int(found[1]) for found in _LINK_MARK.finditer(text)):
         if 0 < number <= len(page.links) and len(page.links[number - 1]) <= room:
             links.append(f"[#{number}] {page.links[number - 1]}")
             room -= len(links[-1])
     return "\n".join([text, "", "Links:", *links] if links else [text])
 
 
-def with_link_ids(lines: Sequence[str], page: Page) -> str:
+def render_link_ids(lines: Sequence[str], page: WebPage) -> str:
     """Lines of a page, with its links as gpt-oss knows them: 【id†domain】."""
 
     def mark(found: re.Match[str]) -> str:
         number = int(found[1]) - 1
-        return f"【{number}†{host_of(page.links[number])}】" if 0 <= number < len(page.links) else found[0]
+        return f"【{number}†{url_host(page.links[number])}】" if 0 <= number < len(page.links) else found[0]
 
     text = "\n".join(lines)
-    return _LINK.sub(mark, text) if page.kind == "page" else text
+    return _LINK_MARK.sub(mark, text) if page.kind == "page" else text
 
 
-def host_of(url: str) -> str:
+def url_host(url: str) -> str:
     try:
         return one_line(urlsplit(url).hostname or "")
     except ValueError:
         return ""
 
 
-def find_matches(page: Page, pattern: str) -> Sequence[tuple[int, Sequence[str]]]:
+def find_matches(page: WebPage, pattern: str) -> Sequence[tuple[int, Sequence[str]]]:
     """Where the pattern stands, whatever its case and wherever lines break: each time the number of the line, and that
     line with those that follow it."""
     lines = page.text.split("\n")
-    plain = [_folded(without_links(line)) for line in lines]
-    text, wanted = " ".join(plain), _folded(pattern.translate(_PLAIN))
+    plain = [_normalize(strip_links(line)) for line in lines]
+    text, wanted = " ".join(plain), _normalize(pattern.translate(_MARK_REPLACEMENTS))
     starts = [0, *accumulate(len(line) + 1 for line in plain)]
     found: list[int] = []
     at = text.find(wanted)
@@ -191,9 +191,9 @@ def find_matches(page: Page, pattern: str) -> Sequence[tuple[int, Sequence[str]]
     return [(line, lines[line : line + _SNIPPET_LINES]) for line in found]
 
 
-def _folded(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def without_links(text: str) -> str:
-    return _LINK.sub("", text)
+def strip_links(text: str) -> str:
+    return _LINK_MARK.sub("", text)

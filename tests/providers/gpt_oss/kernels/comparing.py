@@ -11,23 +11,23 @@ from torch import Tensor
 from providers.inference.gpt_oss.checkpoint.checkpoint import PackedExperts
 from providers.inference.gpt_oss.checkpoint.mxfp4 import pack
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with
 from providers.inference.gpt_oss.torch_backend.attention import rotary_table
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
     PAGE_TOKENS,
-    Room,
-    Step,
-    fill,
+    StepBuffers,
+    TableSizes,
+    fill_input,
     make_step,
     make_tables,
     query_tiles,
-    tensors_of,
+    tensors_by_name,
 )
-from providers.inference.gpt_oss.triton_backend.kernels.layout import tile
-from providers.inference.gpt_oss.triton_backend.kernels.weights import Ends, Layer, sum_dtype
+from providers.inference.gpt_oss.triton_backend.kernels.layout import tile_experts
+from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights, Layer, sum_dtype
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
-BY_ROW = {"hidden", "normed", "queries", "attended", "chosen", "shares", "inner"}
+BY_ROW = {"hidden", "normed_hidden", "queries", "attention_output", "chosen_experts", "shares", "inner"}
 """Tensors of a Step whose rows of padding may hold anything."""
 
 
@@ -36,8 +36,8 @@ class Case:
     """A layer and the ends of a model, and a step in the middle of its life, all of it made of `seed`."""
 
     layer: Layer
-    ends: Ends
-    step: Step
+    ends: EndWeights
+    step: StepBuffers
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ ENDS_SHAPES = {
     "decoding": Shape(),
     "one": Shape(sequences=((15, 1),), padding=0),
     "mixed": Shape(sequences=((0, 1), (16, 1), (3, 7), (17, 20)), padding=1),
-    "odd": Shape(sequences=((2, 1),) * 20, spec=resized(hidden=96, vocabulary=333)),
+    "odd": Shape(sequences=((2, 1),) * 20, spec=tiny_spec_with(hidden=96, vocabulary=333)),
 }
 """For the kernels behind the layers: of everything that can be sampled a little."""
 
@@ -69,7 +69,7 @@ def make_case(shape: Shape = Shape()) -> Case:
     device = torch.device(shape.device)
     step = _step(shape, device)
     spec, rows = shape.spec, len(step.positions)
-    for name in ("hidden", "normed", "queries", "attended", "inner"):
+    for name in ("hidden", "normed_hidden", "queries", "attention_output", "inner"):
         getattr(step, name).copy_(torch.randn(getattr(step, name).shape))
     scores = torch.randn(rows, spec.experts)
     best, chosen = scores.topk(spec.experts_per_token)
@@ -78,12 +78,12 @@ def make_case(shape: Shape = Shape()) -> Case:
     return Case(make_layer(shape), make_ends(shape), step)
 
 
-def choose(step: Step, chosen: Tensor) -> None:
+def choose(step: StepBuffers, chosen: Tensor) -> None:
     """These are the experts [T, K] of the rows that are not padding; `order` and `starts` follow."""
     live = (step.positions >= 0).unsqueeze(-1).cpu()
-    step.chosen.copy_(chosen.masked_fill(~live, -1))
+    step.chosen_experts.copy_(chosen.masked_fill(~live, -1))
     experts = len(step.starts) - 1
-    flat = step.chosen.flatten().where(step.chosen.flatten() >= 0, experts).long()
+    flat = step.chosen_experts.flatten().where(step.chosen_experts.flatten() >= 0, experts).long()
     step.order.copy_(flat.argsort(stable=True))
     step.starts[1:] = torch.bincount(flat, minlength=experts + 1)[:experts].cumsum(0)
 
@@ -100,7 +100,7 @@ def make_layer(shape: Shape) -> Layer:
 
     def experts(rows: int, depth: int) -> Any:
         blocks, scales = pack(torch.randn(spec.experts, rows, depth) * depth**-0.5)
-        return tile(PackedExperts(blocks.to(device), scales.to(device), vector(spec.experts, rows)))
+        return tile_experts(PackedExperts(blocks.to(device), scales.to(device), vector(spec.experts, rows)))
 
     cosines, sines = rotary_table(spec.rotary, spec.head_dim, 4096)
     return Layer(
@@ -122,28 +122,28 @@ def make_layer(shape: Shape) -> Layer:
     )
 
 
-def make_ends(shape: Shape) -> Ends:
+def make_ends(shape: Shape) -> EndWeights:
     spec, device = shape.spec, torch.device(shape.device)
     embedding = torch.randn(spec.vocabulary, spec.hidden).to(device, shape.dtype)
     unembedding = (torch.randn(spec.vocabulary, spec.hidden) * spec.hidden**-0.5).to(device, shape.dtype)
     norm = (1 + torch.randn(spec.hidden) / 10).to(device, sum_dtype(shape.dtype))
-    return Ends(spec, embedding, norm, unembedding)
+    return EndWeights(spec, embedding, norm, unembedding)
 
 
-def _step(shape: Shape, device: torch.device) -> Step:
+def _step(shape: Shape, device: torch.device) -> StepBuffers:
     """Slots in a scattered order, pages too; what a row may not see is not a number."""
     spec = replace(shape.spec, layers=TINY.layers[:2])
     longest = max((cached + new for cached, new in shape.sequences), default=1)
     each = -(-longest // PAGE_TOKENS)
     slots = len(shape.sequences) + 2
-    room = Room(slots, longest, slots * each + 1, shape.dtype, device)
+    room = TableSizes(slots, longest, slots * each + 1, shape.dtype, device)
     tables = make_tables(spec, room)
     scattered = list(range(room.pages))
     Random(shape.seed).shuffle(scattered)
     tables.pages.copy_(torch.tensor(scattered[: slots * each]).view(slots, each))
     for memory in (tables.keys, tables.values):
         memory.fill_(torch.nan)
-    tables.last.copy_(torch.randint(0, spec.vocabulary, (slots,)))
+    tables.last_tokens.copy_(torch.randint(0, spec.vocabulary, (slots,)))
     tables.temperatures.copy_(torch.rand(slots) * (torch.arange(slots) % 3 > 0))
     tables.seeds.copy_(torch.randint(-(2**62), 2**62, (slots,)))
     singles = [(slots - 1 - place, *each) for place, each in enumerate(shape.sequences) if each[1] == 1]
@@ -156,9 +156,9 @@ def _step(shape: Shape, device: torch.device) -> Step:
     samples = [row for row in range(len(rows)) if rows[row][1] >= 0 and row % 4 != 2]
     step = make_step(spec, tables, len(rows), len(samples) + shape.padding, first_span)
     for name, column in zip(("slots", "positions", "tokens"), zip(*rows, strict=True), strict=True):
-        fill(step, name, column)
-    fill(step, "tiles", tiles)
-    fill(step, "samples", samples)
+        fill_input(step, name, column)
+    fill_input(step, "tiles", tiles)
+    fill_input(step, "sample_rows", samples)
     for slot, cached, new in singles + several:
         places = torch.arange(cached + new)
         pages = tables.pages[slot, places // PAGE_TOKENS].long()
@@ -169,15 +169,15 @@ def _step(shape: Shape, device: torch.device) -> Step:
     return step
 
 
-def copied(step: Step) -> Step:
+def copied(step: StepBuffers) -> StepBuffers:
     """The same step elsewhere in memory."""
-    tables = replace(step.tables, **{name: each.clone() for name, each in tensors_of(step.tables).items()})
-    return replace(step, tables=tables, **{name: each.clone() for name, each in tensors_of(step).items()})
+    tables = replace(step.tables, **{name: each.clone() for name, each in tensors_by_name(step.tables).items()})
+    return replace(step, tables=tables, **{name: each.clone() for name, each in tensors_by_name(step).items()})
 
 
 def assert_same(
     case: Case,
-    pair: tuple[Callable[[Any, Step], None], Callable[[Any, Step], None]],
+    pair: tuple[Callable[[Any, StepBuffers], None], Callable[[Any, StepBuffers], None]],
     outputs: Sequence[str],
     *,
     poisoned: Sequence[str] = (),
@@ -187,7 +187,7 @@ def assert_same(
     a Tables' tensors) and change nothing else. `poisoned` outputs are no numbers before: those not also inputs."""
     before = copied(case.step)
     for name in poisoned:
-        target = tensors_of(before)[name]
+        target = tensors_by_name(before)[name]
         target.fill_(torch.nan if target.is_floating_point() else 1_000_003)
     before.partials.fill_(torch.nan)
     bound = TOLERANCES[case.step.hidden.dtype] if tolerance is None else tolerance
@@ -197,9 +197,11 @@ def assert_same(
     pair[1](first, expected)
     live = before.positions >= 0
     for made, wanted, was in ((found, expected, before), (found.tables, expected.tables, before.tables)):
-        for name, filled in tensors_of(made).items():
-            of_row = live if name in BY_ROW else before.samples >= 0 if name == "logits" else ...
-            value, truth, old = (each[of_row] for each in (filled, tensors_of(wanted)[name], tensors_of(was)[name]))
+        for name, filled in tensors_by_name(made).items():
+            of_row = live if name in BY_ROW else before.sample_rows >= 0 if name == "logits" else ...
+            value, truth, old = (
+                each[of_row] for each in (filled, tensors_by_name(wanted)[name], tensors_by_name(was)[name])
+            )
             if name not in outputs:
                 assert name == "partials" or torch.equal(_bits(value), _bits(old)), f"{name} was changed"
             elif not value.is_floating_point():

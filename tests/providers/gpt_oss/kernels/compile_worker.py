@@ -22,9 +22,9 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import resized
-from providers.inference.gpt_oss.triton_backend.batch import Shape, Shapes
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import Room, Step, make_step, make_tables
+from providers.inference.gpt_oss.checkpoint.synth import tiny_spec_with
+from providers.inference.gpt_oss.triton_backend.batch import StepShape, StepShapes
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers, TableSizes, make_step, make_tables
 from providers.inference.gpt_oss.triton_backend.kernels.layout import (
     TILE_DEPTH,
     TILE_ROWS,
@@ -32,10 +32,10 @@ from providers.inference.gpt_oss.triton_backend.kernels.layout import (
     TILE_WORDS,
     TiledExperts,
 )
-from providers.inference.gpt_oss.triton_backend.kernels.narrow import Narrow
+from providers.inference.gpt_oss.triton_backend.kernels.narrow import Int8Unembedding
 from providers.inference.gpt_oss.triton_backend.kernels.step import TRITON
-from providers.inference.gpt_oss.triton_backend.kernels.weights import Ends, Layer, Weights
-from providers.inference.gpt_oss.triton_backend.steps import Steps
+from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights, Layer, Weights
+from providers.inference.gpt_oss.triton_backend.steps import StepLauncher
 
 NOWHERE: Final = torch.device("meta")
 TOOLS: Final = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -68,7 +68,7 @@ class NoCard:
 
 def spec_of(model: str) -> ModelSpec:
     layers, experts = MODELS[model]
-    return resized(
+    return tiny_spec_with(
         layers=("sliding_attention", "full_attention") * (layers // 2),
         hidden=2880,
         intermediate=2880,
@@ -116,11 +116,11 @@ def launches(job: dict[str, Any]) -> list[Any]:
     """What Triton compiled while the launch function ran, on a full layer and then on a sliding one."""
     spec = spec_of(job["model"])
     rows = job["rows"]
-    tables = make_tables(spec, Room(128, 32768, 1 << 17, torch.bfloat16, NOWHERE))
-    step: Step = make_step(spec, tables, rows, min(rows, 128), rows if job["singles"] else 0)
+    tables = make_tables(spec, TableSizes(128, 32768, 1 << 17, torch.bfloat16, NOWHERE))
+    step: StepBuffers = make_step(spec, tables, rows, min(rows, 128), rows if job["singles"] else 0)
     weight = torch.empty(spec.vocabulary, spec.hidden, dtype=torch.bfloat16, device=NOWHERE)
-    narrow = Narrow(weight.to(torch.int8), *torch.empty(3, spec.vocabulary, device=NOWHERE))
-    ends = Ends(spec, weight, torch.empty(spec.hidden, device=NOWHERE), weight, narrow)
+    narrow = Int8Unembedding(weight.to(torch.int8), *torch.empty(3, spec.vocabulary, device=NOWHERE))
+    ends = EndWeights(spec, weight, torch.empty(spec.hidden, device=NOWHERE), weight, narrow)
     full = make_layer(spec, None)
     launch = getattr(
         importlib.import_module(f"providers.inference.gpt_oss.triton_backend.kernels.{job['kernel']}"), job["kernel"]
@@ -146,10 +146,10 @@ def launches(job: dict[str, Any]) -> list[Any]:
     return found
 
 
-class Unknown(Steps):
+class Unknown(StepLauncher):
     """Steps that no device runs: nothing is captured."""
 
-    def _capture(self, shape: Shape) -> None:
+    def _capture(self, shape: StepShape) -> None:
         pass
 
 
@@ -157,11 +157,11 @@ def compiled_when(job: dict[str, Any]) -> dict[str, Any]:
     """How many kernels a runner's warming up compiles, and which all steps that can ever be would add."""
     triton.runtime.driver.set_active(NoCard(job["architecture"], fresh=True))
     spec = replace(spec_of(job["model"]), layers=("full_attention", "sliding_attention"))
-    tables = make_tables(spec, Room(job["slots"], 32768, 1 << 17, torch.bfloat16, NOWHERE))
+    tables = make_tables(spec, TableSizes(job["slots"], 32768, 1 << 17, torch.bfloat16, NOWHERE))
     weight = torch.empty(spec.vocabulary, spec.hidden, dtype=torch.bfloat16, device=NOWHERE)
-    ends = Ends(spec, weight, torch.empty(spec.hidden, device=NOWHERE), weight)
+    ends = EndWeights(spec, weight, torch.empty(spec.hidden, device=NOWHERE), weight)
     layers = (make_layer(spec, None), replace(make_layer(spec, spec.window), index=0))
-    shapes = Shapes(job["slots"], job["step_tokens"])
+    shapes = StepShapes(job["slots"], job["step_tokens"])
     steps = Unknown(Weights(spec, layers, ends), tables, shapes, TRITON)
     found: dict[tuple[str, str], None] = {}
     original, synchronize = triton.JITFunction._do_compile, torch.cuda.synchronize
@@ -172,12 +172,12 @@ def compiled_when(job: dict[str, Any]) -> dict[str, Any]:
     triton.JITFunction._do_compile = never
     torch.cuda.synchronize = lambda device=None: None
     try:
-        steps.warm_up(shapes.all())
+        steps.warm_up(shapes.all_shapes())
         before = len(found)
         rows = shapes.buckets[-1]
         mixed = [(singles, spans) for spans in shapes.spans for singles in (0, *shapes.buckets)]
-        tiles = {shape.rows - shape.singles: shape.tiles for shape in shapes.all()}
-        steps.warm_up([Shape(singles + spans, singles, rows, tiles[spans]) for singles, spans in mixed])
+        tiles = {shape.rows - shape.singles: shape.tiles for shape in shapes.all_shapes()}
+        steps.warm_up([StepShape(singles + spans, singles, rows, tiles[spans]) for singles, spans in mixed])
     finally:
         triton.JITFunction._do_compile, torch.cuda.synchronize = original, synchronize
     return {"before": before, "later": [name for name, _ in list(found)[before:]]}

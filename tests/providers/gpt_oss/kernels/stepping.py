@@ -9,16 +9,16 @@ from torch import Tensor
 
 from providers.inference.gpt_oss.checkpoint.checkpoint import open_checkpoint
 from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
-    ALONE_ROWS,
+    MAX_UNGROUPED_ROWS,
     PAGE_TOKENS,
-    Room,
-    Step,
+    StepBuffers,
     Tables,
-    fill,
-    listed,
+    TableSizes,
+    fill_input,
     make_step,
     make_tables,
     query_tiles,
+    tensor_to_list,
 )
 from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, Kernels, launch_step
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Weights, load_weights
@@ -45,7 +45,7 @@ class Stepper:
     alone_rows: int
     pages: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
 
-    def step(self, asked: Sequence[Asked], *, padding: int = 0) -> Step:
+    def step(self, asked: Sequence[Asked], *, padding: int = 0) -> StepBuffers:
         """Compute all of it in one step, those of one token first, with so many rows of padding behind those."""
         ordered = sorted(asked, key=lambda each: len(each.tokens) > 1)
         singles = sum(len(each.tokens) == 1 for each in ordered) + padding
@@ -62,11 +62,11 @@ class Stepper:
         rows += [(0, -1, -1)] * (singles - len(rows))
         step = make_step(self.weights.spec, self.tables, len(rows), len(samples) + padding, singles)
         for name, value in zip(("slots", "positions", "tokens"), zip(*rows, strict=True), strict=True):
-            fill(step, name, value)
-        fill(step, "tiles", tiles)
-        fill(step, "samples", samples)
+            fill_input(step, name, value)
+        fill_input(step, "tiles", tiles)
+        fill_input(step, "sample_rows", samples)
         poison(step)
-        launch_step(self.weights, step, self.kernels, alone_rows=self.alone_rows)
+        launch_step(self.weights, step, self.kernels, ungrouped_rows=self.alone_rows)
         return step
 
     def logits(self, asked: Sequence[Asked], *, padding: int = 0) -> Tensor:
@@ -79,7 +79,7 @@ class Stepper:
         step = self.step(asked, padding=padding)
         self.kernels.sample(self.weights.ends, step)
         ordered = sorted(asked, key=lambda each: len(each.tokens) > 1)
-        return {each.slot: token for each, token in zip(ordered, listed(step.sampled), strict=False)}
+        return {each.slot: token for each, token in zip(ordered, tensor_to_list(step.sampled_tokens), strict=False)}
 
     def _grow(self, slot: int, tokens: int) -> None:
         held = self.pages.setdefault(slot, [])
@@ -91,21 +91,23 @@ class Stepper:
             self.tables.pages[slot, len(held) - 1] = held[-1]
 
 
-def poison(step: Step) -> None:
+def poison(step: StepBuffers) -> None:
     """What a step makes is not a number before."""
-    for name in ("hidden", "normed", "queries", "attended", "shares", "inner", "logits", "partials"):
+    for name in ("hidden", "normed_hidden", "queries", "attention_output", "shares", "inner", "logits", "partials"):
         getattr(step, name).fill_(torch.nan)
-    for name in ("chosen", "order", "starts", "sampled"):
+    for name in ("chosen_experts", "order", "starts", "sampled_tokens"):
         getattr(step, name).fill_(1_000_003)
 
 
 def stepper(
-    folder: Path, dtype: torch.dtype = torch.float32, kernels: Kernels = REFERENCE, alone_rows: int = ALONE_ROWS
+    folder: Path, dtype: torch.dtype = torch.float32, kernels: Kernels = REFERENCE, alone_rows: int = MAX_UNGROUPED_ROWS
 ) -> Stepper:
     """Of a checkpoint, for 8 slots of 1,024 tokens."""
     torch.set_num_threads(1)
     weights = load_weights(open_checkpoint(folder), CPU, dtype)
-    tables = make_tables(weights.spec, Room(slots=8, context_tokens=1024, pages=8 * 64 + 1, dtype=dtype, device=CPU))
+    tables = make_tables(
+        weights.spec, TableSizes(slots=8, context_tokens=1024, pages=8 * 64 + 1, dtype=dtype, device=CPU)
+    )
     tables.keys.fill_(torch.nan)
     tables.values.fill_(torch.nan)
     return Stepper(weights, tables, kernels, alone_rows)

@@ -6,20 +6,20 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with
 from providers.inference.gpt_oss.triton_backend.kernels.attend_decode import attend_decode, attend_decode_reference
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import fill
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import fill_input
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, OLD, Budget, Job, check
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 KERNELS = (attend_decode, attend_decode_reference)
-ODD = resized(layers=TINY.layers[:2], heads=12, kv_heads=4)
-ALIKE = resized(layers=TINY.layers[:2], heads=4, kv_heads=4, head_dim=32)
+ODD = tiny_spec_with(layers=TINY.layers[:2], heads=12, kv_heads=4)
+ALIKE = tiny_spec_with(layers=TINY.layers[:2], heads=4, kv_heads=4, head_dim=32)
 
 
 def compare(shape: Shape) -> None:
-    assert_same(make_case(shape), KERNELS, ["attended"], poisoned=["attended"])
+    assert_same(make_case(shape), KERNELS, ["attention_output"], poisoned=["attention_output"])
 
 
 @BOTH
@@ -57,19 +57,19 @@ def test_odd_shapes(spec: ModelSpec) -> None:
 def test_several_rows_of_one_slot() -> None:
     """As of drafts: a row sees those before it, and none behind it."""
     case = make_case(Shape(sequences=((40, 1), (3, 1), (3, 1), (3, 1)), padding=1))
-    fill(case.step, "slots", [5, 5, 5, 3])
-    fill(case.step, "positions", [14, 15, 16, 3])
-    assert_same(case, KERNELS, ["attended"], poisoned=["attended"])
+    fill_input(case.step, "slots", [5, 5, 5, 3])
+    fill_input(case.step, "positions", [14, 15, 16, 3])
+    assert_same(case, KERNELS, ["attention_output"], poisoned=["attention_output"])
 
 
 def test_rows_behind_the_singles_are_left_alone() -> None:
     case = make_case(Shape(sequences=((40, 1), (3, 5)), padding=1))
-    assert_same(case, KERNELS, ["attended"])
+    assert_same(case, KERNELS, ["attention_output"])
 
 
 def test_nothing_but_padding() -> None:
     case = make_case(Shape(sequences=(), padding=3))
-    assert_same(case, KERNELS, ["attended"], poisoned=["attended"])
+    assert_same(case, KERNELS, ["attention_output"], poisoned=["attention_output"])
 
 
 BUDGETS = {

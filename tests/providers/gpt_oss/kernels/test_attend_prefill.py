@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with
 from providers.inference.gpt_oss.triton_backend.kernels.attend_prefill import attend_prefill, attend_prefill_reference
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-ODD = resized(layers=TINY.layers[:2], heads=12, kv_heads=4)
-ALIKE = resized(layers=TINY.layers[:2], heads=4, kv_heads=4, head_dim=32)
+ODD = tiny_spec_with(layers=TINY.layers[:2], heads=12, kv_heads=4)
+ALIKE = tiny_spec_with(layers=TINY.layers[:2], heads=4, kv_heads=4, head_dim=32)
 
 
 def compare(shape: Shape) -> None:
     """Rows that no tile names are left alone."""
-    assert_same(make_case(shape), (attend_prefill, attend_prefill_reference), ["attended"])
+    assert_same(make_case(shape), (attend_prefill, attend_prefill_reference), ["attention_output"])
 
 
 @BOTH
@@ -48,7 +48,7 @@ def test_odd_shapes(spec: ModelSpec) -> None:
 def test_tiles_of_padding_are_passed_over() -> None:
     case = make_case(Shape(sequences=((3, 4), (5, 3))))
     case.step.tiles[0, 1] = 0
-    assert_same(case, (attend_prefill, attend_prefill_reference), ["attended"])
+    assert_same(case, (attend_prefill, attend_prefill_reference), ["attention_output"])
 
 
 BUDGETS = {

@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import resized
+from providers.inference.gpt_oss.checkpoint.synth import tiny_spec_with
 from providers.inference.gpt_oss.triton_backend.kernels.experts_down import experts_down, experts_down_reference
-from providers.inference.gpt_oss.triton_backend.kernels.unpacking import ALONE
+from providers.inference.gpt_oss.triton_backend.kernels.unpacking import SINGLE_PAIR_TILING
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, copied, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check, multiplying
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-ODD = resized(hidden=96, intermediate=32, heads=12, kv_heads=4, experts=5, experts_per_token=3)
+ODD = tiny_spec_with(hidden=96, intermediate=32, heads=12, kv_heads=4, experts=5, experts_per_token=3)
 # Three turns of the inner loop and a rest: of two parts the second has an empty turn.
-DEEP = resized(hidden=64, intermediate=800, experts=3, experts_per_token=2)
+DEEP = tiny_spec_with(hidden=64, intermediate=800, experts=3, experts_per_token=2)
 BUDGETS = {
     80: Budget(registers=76, shared_bytes=26_624, instructions=1000),
     90: Budget(registers=120, shared_bytes=30_720, instructions=1100),
@@ -65,7 +65,7 @@ def test_it_gives_the_same_bits_every_time_and_counts_from_zero() -> None:
 @pytest.mark.parametrize(("architecture", "rows"), [(80, 1), (90, 1), (90, 2), (100, 1)])
 def test_it_is_within_its_budget(architecture: int, rows: int) -> None:
     (kernel,) = check(Job("experts_down", architecture, rows=rows), BUDGETS[architecture])
-    product = multiplying(architecture, ALONE.wide)
+    product = multiplying(architecture, SINGLE_PAIR_TILING.pair_columns)
     assert sum(count for opcode, count in kernel.opcodes.items() if opcode.startswith(product)) >= 16
     if architecture == 100:
         return  # Its waits look like loops too.

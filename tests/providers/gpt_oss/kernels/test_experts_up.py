@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with
 from providers.inference.gpt_oss.triton_backend.kernels.experts_up import experts_up, experts_up_reference
-from providers.inference.gpt_oss.triton_backend.kernels.unpacking import ALONE
+from providers.inference.gpt_oss.triton_backend.kernels.unpacking import SINGLE_PAIR_TILING
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check, multiplying
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-ODD = resized(hidden=96, intermediate=32, heads=12, kv_heads=4, experts=5, experts_per_token=3)
+ODD = tiny_spec_with(hidden=96, intermediate=32, heads=12, kv_heads=4, experts=5, experts_per_token=3)
 # Two turns of the inner loop and a rest.
-DEEP = resized(hidden=576, intermediate=32, experts=3, experts_per_token=1)
+DEEP = tiny_spec_with(hidden=576, intermediate=32, experts=3, experts_per_token=1)
 BUDGETS = {
     80: Budget(registers=72, shared_bytes=26_624, instructions=740),
     90: Budget(registers=120, shared_bytes=30_720, instructions=800),
@@ -46,14 +46,14 @@ def test_shapes_beside_the_tiles(dtype: torch.dtype, spec: ModelSpec) -> None:
 
 def test_gates_and_linear_parts_are_clamped() -> None:
     case = make_case(Shape(sequences=((3, 1),), padding=0))
-    case.step.normed.mul_(8)
+    case.step.normed_hidden.mul_(8)
     same(case)
     same(replace(case, layer=replace(case.layer, spec=replace(TINY, swiglu_limit=0.5, swiglu_alpha=2.0))))
 
 
 def test_rows_of_padding_may_hold_anything() -> None:
     case = make_case(Shape(sequences=((3, 1),), padding=2))
-    case.step.normed[case.step.positions < 0] = torch.nan
+    case.step.normed_hidden[case.step.positions < 0] = torch.nan
     same(case)
     choose(case.step, torch.zeros(3, 4, dtype=torch.int64))
     same(case)
@@ -61,14 +61,14 @@ def test_rows_of_padding_may_hold_anything() -> None:
 
 def test_what_is_no_number_stays_none() -> None:
     case = make_case(Shape(sequences=((3, 1), (4, 1)), padding=0))
-    case.step.normed[0, 5] = torch.nan
+    case.step.normed_hidden[0, 5] = torch.nan
     same(case)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_it_is_within_its_budget(architecture: int) -> None:
     (kernel,) = check(Job("experts_up", architecture), BUDGETS[architecture])
-    product = multiplying(architecture, ALONE.wide)
+    product = multiplying(architecture, SINGLE_PAIR_TILING.pair_columns)
     assert sum(count for opcode, count in kernel.opcodes.items() if opcode.startswith(product)) >= 16
     if architecture == 100:
         return  # Its waits look like loops too.

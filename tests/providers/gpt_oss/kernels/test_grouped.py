@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import resized
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step
+from providers.inference.gpt_oss.checkpoint.synth import tiny_spec_with
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.grouped_down import grouped_down, grouped_down_reference
 from providers.inference.gpt_oss.triton_backend.kernels.grouped_up import grouped_up, grouped_up_reference
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, make_case
@@ -22,7 +22,7 @@ class Grouped:
     """A kernel, its reference, what they make, of which `poisoned` is not also read, and a shape with which it has a
     turn of the inner loop and a rest."""
 
-    pair: tuple[Callable[[Any, Step], None], Callable[[Any, Step], None]]
+    pair: tuple[Callable[[Any, StepBuffers], None], Callable[[Any, StepBuffers], None]]
     outputs: Sequence[str]
     poisoned: Sequence[str]
     deep: ModelSpec
@@ -35,19 +35,19 @@ UP = Grouped(
     (grouped_up, grouped_up_reference),
     outputs=["inner"],
     poisoned=["inner"],
-    deep=resized(hidden=320, intermediate=32, experts=3, experts_per_token=1),
+    deep=tiny_spec_with(hidden=320, intermediate=32, experts=3, experts_per_token=1),
 )
 DOWN = Grouped(
     (grouped_down, grouped_down_reference),
     outputs=["hidden"],
     poisoned=[],
-    deep=resized(hidden=64, intermediate=320, experts=3, experts_per_token=1),
+    deep=tiny_spec_with(hidden=64, intermediate=320, experts=3, experts_per_token=1),
 )
 EACH = pytest.mark.parametrize("grouped", [UP, DOWN], ids=["up", "down"])
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-ODD = resized(hidden=96, intermediate=32, heads=12, kv_heads=4, experts=5, experts_per_token=3)
+ODD = tiny_spec_with(hidden=96, intermediate=32, heads=12, kv_heads=4, experts=5, experts_per_token=3)
 # So many experts that a tile of pairs is as narrow as it can be, though one of them may have more.
-MANY = resized(intermediate=32, experts=32, experts_per_token=2)
+MANY = tiny_spec_with(intermediate=32, experts=32, experts_per_token=2)
 BUDGETS = {
     ("grouped_up", 80, 32): Budget(registers=80, shared_bytes=35_840, instructions=1000),
     ("grouped_up", 80, 2048): Budget(registers=168, shared_bytes=62_208, instructions=1600),
@@ -80,7 +80,7 @@ def test_it_is_its_reference(grouped: Grouped, dtype: torch.dtype, rows: int) ->
 @BOTH
 @pytest.mark.parametrize("rows", [40, 70], ids=["64 wide", "128 wide"])
 def test_prefill_is_its_reference(grouped: Grouped, dtype: torch.dtype, rows: int) -> None:
-    spec = resized(hidden=64, intermediate=32)
+    spec = tiny_spec_with(hidden=64, intermediate=32)
     grouped.same(make_case(Shape(sequences=((0, 1), (3, rows - 2)), padding=1, dtype=dtype, spec=spec)))
 
 
@@ -94,7 +94,7 @@ def test_shapes_beside_the_tiles(grouped: Grouped, dtype: torch.dtype, odd: bool
 
 @EACH
 def test_prefill_of_shapes_beside_the_tiles(grouped: Grouped) -> None:
-    spec = resized(hidden=96, intermediate=96, heads=12, kv_heads=4, experts=2, experts_per_token=1)
+    spec = tiny_spec_with(hidden=96, intermediate=96, heads=12, kv_heads=4, experts=2, experts_per_token=1)
     grouped.same(make_case(Shape(sequences=((3, 80),), padding=1, spec=spec)))
 
 
@@ -112,7 +112,7 @@ def test_one_expert_may_have_all_and_others_none(grouped: Grouped, expert: int) 
 def test_rows_of_padding_may_hold_anything(grouped: Grouped) -> None:
     case = make_case(Shape(sequences=((3, 1), (4, 6)), padding=4))
     padding = case.step.positions < 0
-    for filled in (case.step.hidden, case.step.normed, case.step.inner, case.step.shares):
+    for filled in (case.step.hidden, case.step.normed_hidden, case.step.inner, case.step.shares):
         filled[padding] = torch.nan
     grouped.same(case)
 

@@ -6,7 +6,13 @@ import torch
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.checkpoint.checkpoint import PackedExperts
 from providers.inference.gpt_oss.checkpoint.mxfp4 import unpack
-from providers.inference.gpt_oss.triton_backend.kernels.layout import TILE_DEPTH, TILE_ROWS, VERSION, tile, untile
+from providers.inference.gpt_oss.triton_backend.kernels.layout import (
+    TILE_DEPTH,
+    TILE_ROWS,
+    VERSION,
+    tile_experts,
+    untile_experts,
+)
 
 MASK = 0x81C0
 
@@ -22,7 +28,7 @@ def packed(experts: int, rows: int, depth: int) -> PackedExperts:
 def test_repacking_is_undone_exactly(shape: tuple[int, int, int]) -> None:
     assert VERSION == 1, "a layout that changed has a new number, and this test its new name"
     before = packed(*shape)
-    after = untile(tile(before))
+    after = untile_experts(tile_experts(before))
     assert torch.equal(after.blocks, before.blocks)
     assert torch.equal(after.scales, before.scales)
     assert after.bias is before.bias
@@ -32,7 +38,7 @@ def test_masks_and_one_multiplication_give_the_weights() -> None:
     """As a kernel is to do it: a tile of words, in the order of a warp's registers, to four left operands."""
     experts = packed(1, 128, 128)
     weights = unpack(experts.blocks[0], experts.scales[0], torch.bfloat16)
-    tiled = tile(experts)
+    tiled = tile_experts(experts)
     for row in range(2):
         for depth in range(2):
             order = tiled.values[0, row, depth].view(4, 8, 4, 2, 2, 2).permute(0, 1, 4, 3, 2, 5)  # w g h c3 c21 c0
@@ -53,7 +59,7 @@ def test_masks_and_one_multiplication_give_the_weights() -> None:
 
 
 def test_what_tiles_add_is_zero() -> None:
-    tiled = tile(packed(1, 34, 32))
+    tiled = tile_experts(packed(1, 34, 32))
     assert int((tiled.values != 0).sum()) <= 34 * 16
     assert not tiled.scales.view(64, 2)[34:].sub(126).any()
 
@@ -62,4 +68,4 @@ def test_a_scale_that_does_not_fit_is_an_error() -> None:
     experts = packed(1, 64, 64)
     experts.scales[0, 3, 1] = 129
     with pytest.raises(ConfigError, match="torch"):
-        tile(experts)
+        tile_experts(experts)

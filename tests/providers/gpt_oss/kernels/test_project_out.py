@@ -6,17 +6,17 @@ from typing import Literal
 import pytest
 import torch
 
-from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with
 from providers.inference.gpt_oss.triton_backend.kernels.project_out import project_out, project_out_reference
 from tests.providers.gpt_oss.kernels.comparing import Shape, assert_same, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 KERNELS = (project_out, project_out_reference)
-MADE = ["normed", "chosen", "shares"]
+MADE = ["normed_hidden", "chosen_experts", "shares"]
 SORTED = [*MADE, "order", "starts"]
-ODD = resized(layers=TINY.layers[:2], hidden=96, heads=12, kv_heads=4, experts=5, experts_per_token=3)
-MANY = resized(layers=TINY.layers[:2], experts=128)
+ODD = tiny_spec_with(layers=TINY.layers[:2], hidden=96, heads=12, kv_heads=4, experts=5, experts_per_token=3)
+MANY = tiny_spec_with(layers=TINY.layers[:2], experts=128)
 
 
 @BOTH
@@ -57,7 +57,7 @@ def test_many_experts(rows: int) -> None:
 
 def test_nothing_but_padding() -> None:
     case = make_case(Shape(sequences=(), padding=4))
-    assert_same(case, KERNELS, ["chosen", "order", "starts"], poisoned=SORTED)
+    assert_same(case, KERNELS, ["chosen_experts", "order", "starts"], poisoned=SORTED)
 
 
 def test_of_equal_scores_the_lower_expert_is_first() -> None:
@@ -71,7 +71,7 @@ def test_of_equal_scores_the_lower_expert_is_first() -> None:
 def test_rows_of_padding_may_hold_anything() -> None:
     case = make_case(Shape(padding=3))
     case.step.hidden[case.step.positions < 0] = torch.nan
-    case.step.attended[case.step.positions < 0] = torch.nan
+    case.step.attention_output[case.step.positions < 0] = torch.nan
     assert_same(case, KERNELS, ["hidden", *SORTED], poisoned=SORTED)
 
 

@@ -5,8 +5,8 @@ import re
 import pytest
 import torch
 
-from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step, fill
+from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers, fill_input
 from providers.inference.gpt_oss.triton_backend.kernels.norm import rms_norm
 from providers.inference.gpt_oss.triton_backend.kernels.qkv import qkv, qkv_reference
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
@@ -15,13 +15,13 @@ from tests.providers.gpt_oss.kernels.compiling import Budget, Job, check
 
 OUTPUTS = ["queries", "keys", "values"]
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-ODD = resized(layers=TINY.layers[:2], hidden=96, intermediate=32, heads=12, kv_heads=4)
+ODD = tiny_spec_with(layers=TINY.layers[:2], hidden=96, intermediate=32, heads=12, kv_heads=4)
 
 
-def norming_reference(layer: Layer, step: Step) -> None:
+def norming_reference(layer: Layer, step: StepBuffers) -> None:
     """Of many rows the norm is written down."""
     qkv_reference(layer, step)
-    step.normed.copy_(rms_norm(step.hidden, layer.attention_norm, layer.spec.norm_eps))
+    step.normed_hidden.copy_(rms_norm(step.hidden, layer.attention_norm, layer.spec.norm_eps))
 
 
 @BOTH
@@ -46,20 +46,20 @@ def test_tiles_of_32_rows(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("rows", "dtype"), [(33, torch.bfloat16), (129, torch.float32)])
 def test_the_norm_by_itself(dtype: torch.dtype, rows: int) -> None:
     case = make_case(Shape(sequences=((5, 1), (13, rows - 2)), padding=1, dtype=dtype))
-    assert_same(case, (qkv, norming_reference), [*OUTPUTS, "normed"], poisoned=["queries", "normed"])
+    assert_same(case, (qkv, norming_reference), [*OUTPUTS, "normed_hidden"], poisoned=["queries", "normed_hidden"])
 
 
 @pytest.mark.parametrize("rows", [7, 40])
 def test_odd_shapes(rows: int) -> None:
     case = make_case(Shape(sequences=((5, 1), (13, rows - 1)), padding=0, spec=ODD))
-    expected = (qkv_reference, OUTPUTS) if rows <= 32 else (norming_reference, [*OUTPUTS, "normed"])
+    expected = (qkv_reference, OUTPUTS) if rows <= 32 else (norming_reference, [*OUTPUTS, "normed_hidden"])
     assert_same(case, (qkv, expected[0]), expected[1], poisoned=["queries"])
 
 
 def test_several_rows_of_one_slot() -> None:
     case = make_case(Shape(sequences=((40, 1), (3, 1), (3, 1), (3, 1)), padding=1))
-    fill(case.step, "slots", [4, 4, 4, 3])
-    fill(case.step, "positions", [14, 15, 16, 3])
+    fill_input(case.step, "slots", [4, 4, 4, 3])
+    fill_input(case.step, "positions", [14, 15, 16, 3])
     assert_same(case, (qkv, qkv_reference), OUTPUTS, poisoned=["queries"])
 
 

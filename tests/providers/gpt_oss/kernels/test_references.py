@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step, listed, tensors_of
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers, tensor_to_list, tensors_by_name
 from providers.inference.gpt_oss.triton_backend.kernels.embed import embed_reference
 from providers.inference.gpt_oss.triton_backend.kernels.experts_down import experts_down_reference
 from providers.inference.gpt_oss.triton_backend.kernels.experts_up import experts_up_reference
@@ -18,7 +18,7 @@ from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, 
 
 
 def all_to(case: Case, expert: int) -> None:
-    chosen = torch.arange(case.layer.spec.experts_per_token).repeat(len(case.step.chosen), 1)
+    chosen = torch.arange(case.layer.spec.experts_per_token).repeat(len(case.step.chosen_experts), 1)
     chosen[:, 0] = expert
     chosen[:, 1:] += expert + 1
     choose(case.step, chosen % case.layer.spec.experts)
@@ -39,9 +39,9 @@ def test_routing_is_a_stable_sort() -> None:
     route_reference(case.layer, case.step)
     assert torch.equal(before.order, case.step.order)
     assert torch.equal(before.starts, case.step.starts)
-    pairs = listed(case.step.chosen.flatten())
+    pairs = tensor_to_list(case.step.chosen_experts.flatten())
     expected = sorted((pair for pair, expert in enumerate(pairs) if expert >= 0), key=pairs.__getitem__)
-    assert listed(case.step.order[: len(expected)]) == expected
+    assert tensor_to_list(case.step.order[: len(expected)]) == expected
     assert int(case.step.starts[-1]) == len(expected)
 
 
@@ -49,13 +49,13 @@ def test_padding_chooses_no_expert_and_writes_no_page() -> None:
     case = make_case(Shape(padding=3))
     project_out_reference(case.layer, case.step)
     padding = case.step.positions < 0
-    assert bool((case.step.chosen[padding] == -1).all())
-    assert bool((case.step.chosen[~padding] >= 0).all())
+    assert bool((case.step.chosen_experts[padding] == -1).all())
+    assert bool((case.step.chosen_experts[~padding] >= 0).all())
     before = copied(case.step)
     qkv_reference(case.layer, case.step)
     live = int((~padding).sum())
     for name in ("keys", "values"):
-        new, old = tensors_of(case.step.tables)[name], tensors_of(before.tables)[name]
+        new, old = tensors_by_name(case.step.tables)[name], tensors_by_name(before.tables)[name]
         changed = (new != old) & ~(new.isnan() & old.isnan())
         assert not changed[0].any(), "the layer's index was forgotten"
         assert int(changed[1].any(dim=-1).any(dim=1).sum()) == live
@@ -67,35 +67,35 @@ def test_of_equal_scores_the_first_expert_is_chosen() -> None:
     case.layer.router_bias.copy_(torch.tensor([0.0, 1, 1, 0, 1, 2, 1, 1]))
     project_out_reference(case.layer, case.step)
     live = case.step.positions >= 0
-    assert bool((case.step.chosen[live] == torch.tensor([5, 1, 2, 4])).all())
+    assert bool((case.step.chosen_experts[live] == torch.tensor([5, 1, 2, 4])).all())
 
 
 def test_sampled_tokens_are_left_for_the_next_step() -> None:
     case = make_case()
     case.step.hidden[0] = torch.nan
     sample_reference(case.ends, case.step)
-    asked = case.step.samples >= 0
-    rows = case.step.samples[asked].long()
+    asked = case.step.sample_rows >= 0
+    rows = case.step.sample_rows[asked].long()
     assert rows[0] == 0
-    assert int(case.step.sampled[0]) == -1
-    assert bool((case.step.sampled[asked][1:] >= 0).all())
-    assert bool((case.step.sampled[~asked] == -1).all())
-    last = case.step.tables.last[case.step.slots[rows].long()]
-    assert torch.equal(last, case.step.sampled[asked].clamp(min=0)), "never a token that there is not"
+    assert int(case.step.sampled_tokens[0]) == -1
+    assert bool((case.step.sampled_tokens[asked][1:] >= 0).all())
+    assert bool((case.step.sampled_tokens[~asked] == -1).all())
+    last = case.step.tables.last_tokens[case.step.slots[rows].long()]
+    assert torch.equal(last, case.step.sampled_tokens[asked].clamp(min=0)), "never a token that there is not"
 
 
 def test_greedy_rows_take_the_best_logit_and_warm_ones_their_own_draw() -> None:
     case = make_case(Shape(padding=0))
     case.step.tables.temperatures.zero_()
     sample_reference(case.ends, case.step)
-    greedy = case.step.sampled.clone()
+    greedy = case.step.sampled_tokens.clone()
     case.step.tables.temperatures.fill_(1e6)
     sample_reference(case.ends, case.step)
-    warm = case.step.sampled.clone()
+    warm = case.step.sampled_tokens.clone()
     case.step.tables.seeds.add_(1)
     sample_reference(case.ends, case.step)
     assert not torch.equal(warm, greedy)
-    assert not torch.equal(warm, case.step.sampled)
+    assert not torch.equal(warm, case.step.sampled_tokens)
 
 
 def test_a_token_that_the_host_did_not_know_is_the_slots_last() -> None:
@@ -105,7 +105,7 @@ def test_a_token_that_the_host_did_not_know_is_the_slots_last() -> None:
     for row in range(len(step.positions)):
         if int(step.positions[row]) >= 0:
             token = int(step.tokens[row])
-            token = int(step.tables.last[int(step.slots[row])]) if token < 0 else token
+            token = int(step.tables.last_tokens[int(step.slots[row])]) if token < 0 else token
             assert torch.equal(step.hidden[row], case.ends.embedding[token])
 
 
@@ -113,19 +113,19 @@ def test_the_comparison_sees_what_is_wrong() -> None:
     """A row that was forgotten, a tensor that was not to change, a wrong number, and nothing at all."""
     case = make_case(Shape(sequences=((0, 1), (3, 5))))
 
-    def forgetful(layer: Layer, step: Step) -> None:
+    def forgetful(layer: Layer, step: StepBuffers) -> None:
         experts_up_reference(layer, step)
         step.inner[0, 1] = torch.nan
 
-    def careless(layer: Layer, step: Step) -> None:
+    def careless(layer: Layer, step: StepBuffers) -> None:
         experts_up_reference(layer, step)
         step.arrivals[0] += 1
 
-    def inexact(layer: Layer, step: Step) -> None:
+    def inexact(layer: Layer, step: StepBuffers) -> None:
         experts_up_reference(layer, step)
         step.inner.mul_(1.0001)
 
-    def idle(layer: Layer, step: Step) -> None:
+    def idle(layer: Layer, step: StepBuffers) -> None:
         pass
 
     for wrong, told in ((forgetful, "inner"), (careless, "arrivals"), (inexact, "inner is off by 1"), (idle, "inner")):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import TINY, resized
+from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with
 from providers.inference.gpt_oss.triton_backend.kernels.route import route, route_reference
 from tests.providers.gpt_oss.kernels.comparing import Case, Shape, assert_same, choose, make_case
 from tests.providers.gpt_oss.kernels.compiling import ARCHITECTURES, Budget, Job, check
@@ -17,7 +17,7 @@ def same(case: Case) -> None:
     assert_same(case, (route, route_reference), OUTPUTS, poisoned=OUTPUTS)
 
 
-@pytest.mark.parametrize("spec", [TINY, resized(experts=5, experts_per_token=3)], ids=["tiny", "odd"])
+@pytest.mark.parametrize("spec", [TINY, tiny_spec_with(experts=5, experts_per_token=3)], ids=["tiny", "odd"])
 def test_it_is_its_reference(spec: ModelSpec) -> None:
     same(make_case(Shape(sequences=((0, 1), (3, 30)), spec=spec)))
     same(make_case(Shape(sequences=((0, 1),), padding=0, spec=spec)))
@@ -32,7 +32,7 @@ def test_one_expert_may_have_all_and_others_none() -> None:
 
 
 def test_more_pairs_than_are_counted_at_once() -> None:
-    same(make_case(Shape(sequences=((0, 1300),), padding=5, spec=resized(hidden=32, intermediate=32, heads=2))))
+    same(make_case(Shape(sequences=((0, 1300),), padding=5, spec=tiny_spec_with(hidden=32, intermediate=32, heads=2))))
 
 
 def test_nothing_but_padding_is_in_no_experts_run() -> None:

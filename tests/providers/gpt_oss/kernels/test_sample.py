@@ -16,7 +16,7 @@ PRODUCTS = {80: "HMMA", 90: "HGMMA", 100: "UTC"}
 
 
 def same(case: Case) -> None:
-    assert_same(case, (sample, sample_reference), ["sampled", "last"], poisoned=["sampled"])
+    assert_same(case, (sample, sample_reference), ["sampled_tokens", "last_tokens"], poisoned=["sampled_tokens"])
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -42,7 +42,7 @@ def test_a_row_whose_logits_are_no_numbers_has_no_token() -> None:
     case.step.hidden[1] = torch.inf
     same(case)
     sample(case.ends, case.step)
-    assert int(case.step.sampled[0]) == int(case.step.sampled[1]) == -1
+    assert int(case.step.sampled_tokens[0]) == int(case.step.sampled_tokens[1]) == -1
 
 
 def test_temperatures_near_nothing_are_greedy_and_large_ones_are_noise() -> None:
@@ -53,7 +53,7 @@ def test_temperatures_near_nothing_are_greedy_and_large_ones_are_noise() -> None
 
 def test_nothing_but_padding_is_left_alone() -> None:
     case = make_case()
-    case.step.samples.fill_(-1)
+    case.step.sample_rows.fill_(-1)
     same(case)
 
 

@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from providers.inference.gpt_oss.checkpoint.synth import resized
-from providers.inference.gpt_oss.sizing.kv_memory import narrow_bytes
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import CERTIFIED_ROWS, Step
-from providers.inference.gpt_oss.triton_backend.kernels.narrow import narrowed
+from providers.inference.gpt_oss.checkpoint.synth import tiny_spec_with
+from providers.inference.gpt_oss.sizing.kv_memory import int8_unembedding_bytes
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import MAX_CERTIFIED_ROWS, StepBuffers
+from providers.inference.gpt_oss.triton_backend.kernels.narrow import quantize_unembedding
 from providers.inference.gpt_oss.triton_backend.kernels.noise import gumbel
 from providers.inference.gpt_oss.triton_backend.kernels.sample import GREEDY_BELOW, sample, sample_reference
-from providers.inference.gpt_oss.triton_backend.kernels.sample_certified import Scratch, sample_certified, scratch
+from providers.inference.gpt_oss.triton_backend.kernels.sample_certified import (
+    CertifiedScratch,
+    sample_certified,
+    slice_scratch,
+)
 from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed
 from tests.providers.gpt_oss.kernels.comparing import ENDS_SHAPES, Case, Shape, assert_same, copied, make_case
 from tests.providers.gpt_oss.kernels.compiling import Budget, Job, Loop, check, compiled
@@ -36,11 +40,11 @@ FIVE = Shape(sequences=((2, 1),) * 6, padding=0, dtype=torch.bfloat16)
 
 
 def with_copy(case: Case) -> Case:
-    return replace(case, ends=replace(case.ends, narrow=narrowed(case.ends.unembedding)))
+    return replace(case, ends=replace(case.ends, narrow=quantize_unembedding(case.ends.unembedding)))
 
 
 def same(case: Case) -> None:
-    assert_same(case, (sample_certified, sample), ["sampled", "last"], poisoned=["sampled"])
+    assert_same(case, (sample_certified, sample), ["sampled_tokens", "last_tokens"], poisoned=["sampled_tokens"])
 
 
 def drawn(seed: int, change: Callable[[Case], None], shape: Shape = FIVE) -> Case:
@@ -51,17 +55,17 @@ def drawn(seed: int, change: Callable[[Case], None], shape: Shape = FIVE) -> Cas
     return with_copy(case)
 
 
-def looked_at(case: Case) -> tuple[Step, Scratch]:
+def looked_at(case: Case) -> tuple[StepBuffers, CertifiedScratch]:
     """What was computed on the way, of a step that nothing was known of."""
     step = copied(case.step)
     step.partials.fill_(torch.nan)
     sample_certified(case.ends, step)
-    return step, scratch(case.ends, step)
+    return step, slice_scratch(case.ends, step)
 
 
-def scores(case: Case, step: Step, logits: Tensor) -> Tensor:
+def scores(case: Case, step: StepBuffers, logits: Tensor) -> Tensor:
     """Of logits [S, V], in float64."""
-    rows = step.samples.long()
+    rows = step.sample_rows.long()
     slots = step.slots[rows].long()
     warmth = step.tables.temperatures[slots].double().unsqueeze(-1)
     noise = gumbel(step.tables.seeds[slots], step.positions[rows] + 1, case.ends.spec.vocabulary)
@@ -141,12 +145,15 @@ def assert_certified(case: Case, *, bounded: bool = True) -> None:
     """The token is `sample`'s. Bounds hold for the products in float64, and for those that `unembed` makes."""
     (step, room), other = looked_at(case), copied(case.step)
     sample(case.ends, other)
-    assert torch.equal(step.sampled, other.sampled)
-    assert torch.equal(step.tables.last, other.tables.last)
+    assert torch.equal(step.sampled_tokens, other.sampled_tokens)
+    assert torch.equal(step.tables.last_tokens, other.tables.last_tokens)
     if not bounded:
         return
-    normed = room.normed.view(len(step.samples), -1).double()
-    bounds, blocks = room.bounds.view(-1, len(step.samples)).T, room.reached.view(-1, len(step.samples)).T
+    normed = room.normed_rows.view(len(step.sample_rows), -1).double()
+    bounds, blocks = (
+        room.bounds.view(-1, len(step.sample_rows)).T,
+        room.reached_scores.view(-1, len(step.sample_rows)).T,
+    )
     unembed(case.ends, other)
     for logits in (normed @ case.ends.unembedding.double().T, other.logits):
         truth = scores(case, step, logits)
@@ -168,15 +175,17 @@ def test_bounds_hold_and_the_token_is_samples(change: str) -> None:
 )
 def test_it_is_its_reference(shape: str, dtype: torch.dtype) -> None:
     case = with_copy(make_case(replace(ENDS_SHAPES[shape], dtype=dtype)))
-    assert_same(case, (sample_certified, sample_reference), ["sampled", "last"], poisoned=["sampled"])
+    assert_same(
+        case, (sample_certified, sample_reference), ["sampled_tokens", "last_tokens"], poisoned=["sampled_tokens"]
+    )
 
 
-@pytest.mark.parametrize("rows", [CERTIFIED_ROWS, CERTIFIED_ROWS + 1])
+@pytest.mark.parametrize("rows", [MAX_CERTIFIED_ROWS, MAX_CERTIFIED_ROWS + 1])
 def test_more_rows_than_it_certifies_are_samples(rows: int) -> None:
     """And a vocabulary that no block divides is read to its end."""
-    spec = resized(hidden=96, vocabulary=333)
+    spec = tiny_spec_with(hidden=96, vocabulary=333)
     case = with_copy(make_case(Shape(((2, 1),) * rows, padding=rows // 4, spec=spec, seed=rows)))
-    assert len(case.step.samples) == rows
+    assert len(case.step.sample_rows) == rows
     same(case)
 
 
@@ -187,9 +196,9 @@ def test_what_cannot_win_is_not_read() -> None:
     assert 5 <= int(wanted.sum()) < 100
     case.ends.unembedding[~wanted] = torch.nan
     found, _ = looked_at(case)
-    assert torch.equal(found.sampled, expected.sampled)
+    assert torch.equal(found.sampled_tokens, expected.sampled_tokens)
     case.ends.unembedding[wanted] = torch.nan
-    assert bool((looked_at(case)[0].sampled == -1).any())
+    assert bool((looked_at(case)[0].sampled_tokens == -1).any())
 
 
 def test_a_block_that_cannot_win_is_left_out() -> None:
@@ -201,7 +210,7 @@ def test_a_block_that_cannot_win_is_left_out() -> None:
     left = room.scores.view(2, -1)
     assert bool((left[1] == -torch.inf).all())
     assert bool(left[0].isfinite().all())
-    assert bool((step.sampled < 128).all())
+    assert bool((step.sampled_tokens < 128).all())
     assert not bool(step.arrivals.any())
 
 
@@ -210,7 +219,7 @@ def test_of_equal_scores_the_lowest_token_wins() -> None:
         case.step.tables.temperatures.zero_()
         equal_rows(case)
 
-    assert bool((looked_at(drawn(3, change))[0].sampled == 0).all())
+    assert bool((looked_at(drawn(3, change))[0].sampled_tokens == 0).all())
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of numbers that are none
@@ -232,23 +241,23 @@ def test_rows_whose_logits_are_no_numbers_have_no_token(place: str, value: float
 
     case = drawn(4, change)
     assert_certified(case, bounded=False)
-    assert int((looked_at(case)[0].sampled == -1).sum()) == rows
+    assert int((looked_at(case)[0].sampled_tokens == -1).sum()) == rows
 
 
 def test_padding_wants_nothing() -> None:
     case = with_copy(make_case(replace(FIVE, padding=2)))
-    case.step.samples.fill_(-1)
+    case.step.sample_rows.fill_(-1)
     step, room = looked_at(case)
     assert bool((room.scores == -torch.inf).all())
-    assert bool((step.sampled == -1).all())
-    assert torch.equal(step.tables.last, case.step.tables.last)
+    assert bool((step.sampled_tokens == -1).all())
+    assert torch.equal(step.tables.last_tokens, case.step.tables.last_tokens)
 
 
 def test_the_copy_is_as_near_as_it_says() -> None:
     drawing = torch.Generator().manual_seed(0)
     weight = torch.randn(300, 96, generator=drawing).mul(torch.randn(300, 1, generator=drawing).exp()).bfloat16()
     weight[5], weight[6, 3], weight[7] = 0, torch.inf, weight[7] * 1e-37
-    copy = narrowed(weight)
+    copy = quantize_unembedding(weight)
     held = copy.codes.double() * copy.scales.double().unsqueeze(-1)
     left = lengths(weight.double() - held)
     fine = torch.arange(300) != 6
@@ -258,7 +267,7 @@ def test_the_copy_is_as_near_as_it_says() -> None:
     assert float((copy.spreads.double() / copy.lengths.double())[fine & (torch.arange(300) != 7)].median()) < 0.01
     assert float(copy.spreads[6]) == float(copy.lengths[6]) == torch.inf
     kept = sum(each.nbytes for each in (copy.codes, copy.scales, copy.spreads, copy.lengths))
-    assert kept == narrow_bytes(resized(vocabulary=300, hidden=96))
+    assert kept == int8_unembedding_bytes(tiny_spec_with(vocabulary=300, hidden=96))
 
 
 @pytest.mark.parametrize(("architecture", "rows"), [(80, 8), (90, 8), (100, 8)])

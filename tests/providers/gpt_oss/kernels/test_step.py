@@ -10,13 +10,15 @@ import torch
 from apis.errors import ConfigError
 from providers.inference.gpt_oss.checkpoint.checkpoint import open_checkpoint
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.checkpoint.synth import TINY, Saved, resized, write_checkpoint
+from providers.inference.gpt_oss.checkpoint.synth import TINY, SaveFormat, tiny_spec_with, write_checkpoint
 from providers.inference.gpt_oss.triton_backend.kernels.step import REFERENCE, TRITON
 from providers.inference.gpt_oss.triton_backend.kernels.weights import load_weights
 from tests.providers.gpt_oss.kernels.stepping import CPU, Asked, Stepper, stepper
 from tests.support.models.gpt_oss_reference import Hand, hand, relative_error
 
-ODD = resized(layers=TINY.layers[:3], hidden=96, intermediate=32, heads=12, kv_heads=4, experts=5, experts_per_token=3)
+ODD = tiny_spec_with(
+    layers=TINY.layers[:3], hidden=96, intermediate=32, heads=12, kv_heads=4, experts=5, experts_per_token=3
+)
 TOKENS = [(7 * place * place + 3 * place) % TINY.vocabulary for place in range(200)]
 
 
@@ -120,10 +122,10 @@ def test_a_step_of_nothing_but_padding_changes_nothing(tiny: Path) -> None:
     by_step = stepper(tiny)
     assert by_step.sampled([], padding=4) == {}
     assert bool(by_step.tables.keys.isnan().all())
-    assert not by_step.tables.last.any()
+    assert not by_step.tables.last_tokens.any()
 
 
 def test_unpacked_experts_are_refused(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, TINY, Saved("dense"))
+    write_checkpoint(tmp_path, TINY, SaveFormat("dense"))
     with pytest.raises(ConfigError, match="MXFP4"):
         load_weights(open_checkpoint(tmp_path), CPU, torch.float32)

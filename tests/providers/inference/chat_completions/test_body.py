@@ -7,7 +7,12 @@ import pytest
 
 from apis.chat import ChatRequest
 from apis.errors import Unsupported
-from providers.inference.chat_completions.body import ENGINE_FIELDS, Dialect, request_to_body, request_to_tokenize_body
+from providers.inference.chat_completions.body import (
+    ENGINE_FIELDS,
+    ChatDialect,
+    request_to_body,
+    request_to_tokenize_body,
+)
 
 USER = {"role": "user", "content": "hi"}
 F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "default": None}}}
@@ -16,7 +21,7 @@ SH = {"type": "custom", "custom": {"name": "sh"}}
 
 
 def body(request: dict[str, Any], **dialect: Any) -> dict[str, Any]:
-    return orjson.loads(request_to_body(asked(**request), Dialect(**dialect)))
+    return orjson.loads(request_to_body(asked(**request), ChatDialect(**dialect)))
 
 
 def asked(**fields: Any) -> ChatRequest:
@@ -241,7 +246,7 @@ def test_a_custom_call_of_the_history_is_a_function_call() -> None:
 
 
 def test_the_body_for_counting_is_the_same_prompt() -> None:
-    dialect = Dialect(extra_body={"chat_template_kwargs": {"x": 1}, "seed": 1})
+    dialect = ChatDialect(extra_body={"chat_template_kwargs": {"x": 1}, "seed": 1})
     sent = orjson.loads(request_to_tokenize_body(asked(tools=[F], temperature=1), dialect))
     assert sent == {"model": "m", "messages": [USER], "tools": [F], "chat_template_kwargs": {"x": 1}}
 

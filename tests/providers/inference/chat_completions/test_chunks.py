@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apis.deltas import Finish, Reasoning, Refusal, Text, TokenLogprob, ToolArguments, ToolCallStart, TopLogprob, Usage
+from apis.deltas import (
+    Finish,
+    ReasoningDelta,
+    RefusalDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolArgumentsDelta,
+    ToolCallStart,
+    TopLogprob,
+    Usage,
+)
 from apis.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -16,7 +26,7 @@ from apis.errors import (
     StackError,
     UpstreamError,
 )
-from providers.inference.chat_completions.chunks import ChatChunks
+from providers.inference.chat_completions.chunks import ChatChunkReader
 from tests.providers.inference.reading import USED, asked, failure, joined, read, read_cut, tools
 from tests.support.servers.upstream_server import (
     DONE,
@@ -37,26 +47,26 @@ STOP = Finish("stop", USED)
 
 def test_text_and_reasoning_become_their_deltas() -> None:
     chunks = text_chunks("Hel", "lo", reasoning=["hm", "m"])
-    assert read(chunks) == [Reasoning("hm"), Reasoning("m"), Text("Hel"), Text("lo"), STOP]
+    assert read(chunks) == [ReasoningDelta("hm"), ReasoningDelta("m"), TextDelta("Hel"), TextDelta("lo"), STOP]
 
 
 def test_both_names_of_reasoning_are_read_and_the_same_thought_twice_is_one() -> None:
     chunks = [delta_chunk(reasoning_content="a"), delta_chunk(reasoning="b", reasoning_content="b"), *text_chunks("c")]
-    assert read(chunks) == [Reasoning("a"), Reasoning("b"), Text("c"), STOP]
+    assert read(chunks) == [ReasoningDelta("a"), ReasoningDelta("b"), TextDelta("c"), STOP]
 
 
 def test_a_refusal_is_a_refusal() -> None:
-    assert read([delta_chunk(refusal="No."), *text_chunks()]) == [Refusal("No."), STOP]
+    assert read([delta_chunk(refusal="No."), *text_chunks()]) == [RefusalDelta("No."), STOP]
 
 
 def test_one_chunk_may_hold_everything() -> None:
     call = {"index": 0, "id": "c1", "function": {"name": "f", "arguments": "{}"}}
     chunk = delta_chunk("tool_calls", reasoning="r", content="t", tool_calls=[call])
     assert read([chunk]) == [
-        Reasoning("r"),
-        Text("t"),
+        ReasoningDelta("r"),
+        TextDelta("t"),
         ToolCallStart("c1", "f"),
-        ToolArguments("c1", "{}"),
+        ToolArgumentsDelta("c1", "{}"),
         Finish("tool_calls", Usage()),
     ]
 
@@ -76,19 +86,19 @@ def test_one_chunk_may_hold_everything() -> None:
 )
 def test_surrogates_are_joined_or_replaced(chunks: tuple[str, ...], texts: list[str]) -> None:
     raw = ['{"choices":[{"index":0,"delta":{"content":"' + text + '"}}]}' for text in chunks]
-    assert read([*raw, *text_chunks()]) == [*map(Text, texts), STOP]
+    assert read([*raw, *text_chunks()]) == [*map(TextDelta, texts), STOP]
 
 
 def test_half_a_pair_is_let_go_before_another_kind_of_delta() -> None:
     half = r'{"choices":[{"delta":{"reasoning":"\ud83d"}}]}'
-    assert read([half, *text_chunks("a")]) == [Reasoning("\ufffd"), Text("a"), STOP]
+    assert read([half, *text_chunks("a")]) == [ReasoningDelta("\ufffd"), TextDelta("a"), STOP]
     half = r'{"choices":[{"delta":{"content":"\ud83d"}}]}'
-    assert read([half, *call_chunks("f", "{}")])[:2] == [Text("\ufffd"), ToolCallStart("call_1", "f")]
+    assert read([half, *call_chunks("f", "{}")])[:2] == [TextDelta("\ufffd"), ToolCallStart("call_1", "f")]
 
 
 def test_wrong_utf8_is_replaced() -> None:
     raw = event('{"choices":[{"delta":{"content":"a#b"}}]}').replace(b"#", b"\xff")
-    assert read_cut(raw + b"".join(map(event, text_chunks())) + DONE, []) == [Text("a\ufffdb"), STOP]
+    assert read_cut(raw + b"".join(map(event, text_chunks())) + DONE, []) == [TextDelta("a\ufffdb"), STOP]
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------
@@ -108,7 +118,7 @@ def test_wrong_utf8_is_replaced() -> None:
     ],
 )
 def test_what_says_nothing_is_passed_over(chunk: str) -> None:
-    assert read([chunk, *text_chunks("a")]) == [Text("a"), STOP]
+    assert read([chunk, *text_chunks("a")]) == [TextDelta("a"), STOP]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +140,10 @@ def test_what_says_nothing_is_passed_over(chunk: str) -> None:
     ],
 )
 def test_a_chunk_that_is_no_chunk_fails_the_stream_behind_what_was_good(chunk: str) -> None:
-    parser = ChatChunks(asked())
-    assert parser.feed(event(delta_chunk(content="a")) + event(chunk) + event(delta_chunk(content="b"))) == [Text("a")]
+    parser = ChatChunkReader(asked())
+    assert parser.feed(event(delta_chunk(content="a")) + event(chunk) + event(delta_chunk(content="b"))) == [
+        TextDelta("a")
+    ]
     assert isinstance(parser.failure, UpstreamError)
     assert "nonsense" not in parser.failure.message
     assert parser.feed(event(delta_chunk(content="c")) + DONE) == []
@@ -145,7 +157,7 @@ def test_after_the_finish_only_usage_counts() -> None:
         call_chunk(0, "{}", call_id="x", name="f"),
     ]
     assert read([delta_chunk(content="a"), delta_chunk("stop"), *late, usage_chunk(1, 2)]) == [
-        Text("a"),
+        TextDelta("a"),
         Finish("stop", Usage(1, 2)),
     ]
 
@@ -171,7 +183,7 @@ def test_usage_in_every_chunk_is_the_last_one() -> None:
     [("stop", "stop"), ("length", "length"), ("content_filter", "content_filter"), ("tool_calls", "stop")],
 )
 def test_a_finish_reason_that_is_one(said: str, means: str) -> None:
-    assert read([delta_chunk(content="a"), delta_chunk(said), usage_chunk()]) == [Text("a"), Finish(means, USED)]  # pyright: ignore[reportArgumentType] - the table's column
+    assert read([delta_chunk(content="a"), delta_chunk(said), usage_chunk()]) == [TextDelta("a"), Finish(means, USED)]  # pyright: ignore[reportArgumentType] - the table's column
 
 
 @pytest.mark.parametrize("said", ["abort", "error", "repetition", "STOP", "", None])
@@ -182,8 +194,8 @@ def test_a_finish_reason_that_is_none(said: str | None, done: bool) -> None:
 
 def test_done_comes_once_twice_or_not_at_all() -> None:
     whole = text_chunks("a")
-    assert read(whole) == read([*whole, "[DONE]", "[DONE]"]) == read(whole, done=False) == [Text("a"), STOP]
-    assert read([*whole, "[DONE]", delta_chunk(content="late")]) == [Text("a"), STOP]
+    assert read(whole) == read([*whole, "[DONE]", "[DONE]"]) == read(whole, done=False) == [TextDelta("a"), STOP]
+    assert read([*whole, "[DONE]", delta_chunk(content="late")]) == [TextDelta("a"), STOP]
 
 
 def test_done_without_a_finish_is_a_failure() -> None:
@@ -193,7 +205,7 @@ def test_done_without_a_finish_is_a_failure() -> None:
 
 
 def test_done_within_text_is_text() -> None:
-    assert read(text_chunks("[DONE]", "data: [DONE]\n\n")) == [Text("[DONE]"), Text("data: [DONE]\n\n"), STOP]
+    assert read(text_chunks("[DONE]", "data: [DONE]\n\n")) == [TextDelta("[DONE]"), TextDelta("data: [DONE]\n\n"), STOP]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +240,7 @@ def test_logprobs_come_with_their_text_bytes_and_floor() -> None:
     top = [{"token": "b", "logprob": -1e308, "bytes": [98]}]
     logprobs = {"content": [{"token": "é", "logprob": -0.5, "bytes": None, "top_logprobs": top}]}
     assert read([delta_chunk(content="é", logprobs=logprobs), *text_chunks()]) == [
-        Text("é", (TokenLogprob("é", -0.5, [195, 169], (TopLogprob("b", -9999.0, [98]),)),)),
+        TextDelta("é", (TokenLogprob("é", -0.5, [195, 169], (TopLogprob("b", -9999.0, [98]),)),)),
         STOP,
     ]
 
@@ -240,7 +252,7 @@ def test_logprobs_of_a_token_that_is_no_text_yet_wait_for_it() -> None:
 
     one, two = (TokenLogprob(token, -1.0, [1]) for token in ("x", "y"))
     assert read([chunk("", "x"), chunk("😀", "y"), chunk(None, "control"), *text_chunks()]) == [
-        Text("😀", (one, two)),
+        TextDelta("😀", (one, two)),
         STOP,
     ]
 
@@ -275,4 +287,4 @@ def test_no_cut_changes_what_a_stream_means(data: st.DataObject) -> None:
 def test_any_text_passes_and_can_be_encoded(text: str, cuts: list[int]) -> None:
     raw = event(json.dumps(delta_chunk(content=text))) + event(delta_chunk("stop")) + DONE
     deltas = read_cut(raw, sorted(min(cut, len(raw)) for cut in cuts))
-    assert "".join(delta.text for delta in deltas if isinstance(delta, Text)) == text
+    assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == text

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apis.chat import CalledCustom, Custom, CustomCall, GrammarFormat
+from apis.chat import CalledCustomTool, ChatGrammarFormat, CustomCall, CustomToolDefinition
 from apis.wire.text_format import Grammar
 from providers.inference.chat_completions.custom_tools import (
-    CustomInput,
+    CustomInputReader,
     custom_call_to_function_call,
     custom_to_function,
 )
@@ -46,7 +46,7 @@ WRITTEN: dict[str, tuple[str, str]] = {
 
 
 def unwrap(pieces: list[str]) -> str:
-    custom = CustomInput()
+    custom = CustomInputReader()
     return "".join([custom.feed(piece) for piece in pieces] + [custom.finish()])
 
 
@@ -60,7 +60,7 @@ def test_what_was_meant_is_found_however_it_is_cut(name: str) -> None:
 
 
 def test_text_comes_as_soon_as_it_is_certain() -> None:
-    custom = CustomInput()
+    custom = CustomInputReader()
     assert [custom.feed(piece) for piece in ('{"input":"ab', "c\\", "nd", '"', "}", "")] == [
         "ab",
         "c",
@@ -80,20 +80,22 @@ def test_proper_json_always_comes_back_as_it_was(text: str, ascii_only: bool, cu
 
 
 def test_a_long_input_takes_time_in_proportion() -> None:
-    custom = CustomInput()
+    custom = CustomInputReader()
     custom.feed('{"input":"')
     assert sum(len(custom.feed('", "abc' + "x" * 50)) for _ in range(20_000)) > 1_000_000
 
 
 def test_a_tool_is_declared_as_a_function_of_one_string() -> None:
-    grammar = GrammarFormat(type="grammar", grammar=Grammar(syntax="lark", definition="start: WORD"))
-    function = custom_to_function(Custom(name="sh", description="Runs it.", format=grammar))["function"]
+    grammar = ChatGrammarFormat(type="grammar", grammar=Grammar(syntax="lark", definition="start: WORD"))
+    function = custom_to_function(CustomToolDefinition(name="sh", description="Runs it.", format=grammar))["function"]
     assert function["name"] == "sh"
     assert function["description"] == "Runs it.\n\nThe input must match this Lark grammar:\nstart: WORD"
     assert function["parameters"]["required"] == ["input"]
-    assert "description" not in custom_to_function(Custom(name="sh"))["function"]
+    assert "description" not in custom_to_function(CustomToolDefinition(name="sh"))["function"]
 
 
 def test_a_call_of_the_history_becomes_what_the_model_wrote() -> None:
-    call = custom_call_to_function_call(CustomCall(type="custom", id="c", custom=CalledCustom(name="sh", input='a"b')))
+    call = custom_call_to_function_call(
+        CustomCall(type="custom", id="c", custom=CalledCustomTool(name="sh", input='a"b'))
+    )
     assert (call.id, call.function.name, json.loads(call.function.arguments)) == ("c", "sh", {"input": 'a"b'})

@@ -4,7 +4,7 @@ import pytest
 
 from apis.chat import ChatRequest
 from apis.errors import Unsupported
-from providers.inference.chat_completions.plain_tools import plain_tools
+from providers.inference.chat_completions.plain_tools import require_plain_tools
 
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 
@@ -22,5 +22,5 @@ def test_a_tool_that_the_model_cannot_know_is_an_unsupported_that_names_it(tool:
         {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [FUNCTION, tool]}
     )
     with pytest.raises(Unsupported) as raised:
-        plain_tools(request.tools)
+        require_plain_tools(request.tools)
     assert raised.value.param == param

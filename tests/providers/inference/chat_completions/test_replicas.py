@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
-from apis.deltas import Delta, Finish, Text, Usage
+from apis.deltas import Delta, Finish, TextDelta, Usage
 from apis.errors import InvalidRequest, RateLimited, StackError, UpstreamError
-from providers.inference.chat_completions.replicas import Breaker, RetryBudget
+from providers.inference.chat_completions.replicas import CircuitBreaker, RetryBudget
 from tests.conformance.inference import drain
 from tests.providers.inference.remote import asked, started
 from tests.support.servers.upstream_server import (
@@ -26,7 +26,7 @@ from tests.support.servers.upstream_server import (
 )
 
 OK = stream(text_chunks("a"))
-OK_DELTAS = [Text("a"), Finish("stop", Usage(11, 7))]
+OK_DELTAS = [TextDelta("a"), Finish("stop", Usage(11, 7))]
 BUSY = error_answer(429, headers={"retry-after": "0"})
 BROKEN_LATE: Answer = [head(), http_chunk(event(delta_chunk(content="a"))), CUT]
 
@@ -177,7 +177,7 @@ async def test_no_other_replica_is_asked_once_a_token_came() -> None:
 
         with pytest.raises(UpstreamError):
             await read()
-        assert seen == [Text("a")]
+        assert seen == [TextDelta("a")]
         assert well.chats == []
 
 
@@ -203,50 +203,50 @@ class Clock:
         return self.now
 
 
-def fail(breaker: Breaker, times: int) -> None:
+def fail(breaker: CircuitBreaker, times: int) -> None:
     for _ in range(times):
-        breaker.fail()
+        breaker.record_failure()
 
 
 def test_a_breaker_opens_after_enough_failures_in_its_window_and_for_as_long() -> None:
     clock = Clock()
-    breaker = Breaker(5, 10, clock)
+    breaker = CircuitBreaker(5, 10, clock)
     fail(breaker, 4)
     clock.now += 10.1
     fail(breaker, 4)
-    assert breaker.allows()
-    breaker.succeed()
+    assert breaker.allows_request()
+    breaker.record_success()
     fail(breaker, 4)
-    assert breaker.allows()
-    breaker.fail()
-    assert not breaker.allows()
+    assert breaker.allows_request()
+    breaker.record_failure()
+    assert not breaker.allows_request()
     clock.now += 9.9
-    assert not breaker.allows()
+    assert not breaker.allows_request()
     clock.now += 0.1
-    assert breaker.allows()
+    assert breaker.allows_request()
 
 
 def test_a_half_open_breaker_lets_one_probe_through() -> None:
     clock = Clock()
-    breaker = Breaker(5, 10, clock)
-    earlier = breaker.begin()
+    breaker = CircuitBreaker(5, 10, clock)
+    earlier = breaker.begin_request()
     fail(breaker, 5)
     clock.now += 10
-    assert breaker.begin()
-    assert not breaker.allows()
-    breaker.end(probe=earlier)
-    assert not breaker.allows()
-    breaker.fail()
-    breaker.end(probe=True)
-    assert not breaker.allows()
+    assert breaker.begin_request()
+    assert not breaker.allows_request()
+    breaker.end_request(is_probe=earlier)
+    assert not breaker.allows_request()
+    breaker.record_failure()
+    breaker.end_request(is_probe=True)
+    assert not breaker.allows_request()
     clock.now += 10
-    breaker.begin()
-    breaker.end(probe=True)
-    assert breaker.allows()
-    breaker.begin()
-    breaker.succeed()
-    assert breaker.allows()
-    assert not breaker.begin()
+    breaker.begin_request()
+    breaker.end_request(is_probe=True)
+    assert breaker.allows_request()
+    breaker.begin_request()
+    breaker.record_success()
+    assert breaker.allows_request()
+    assert not breaker.begin_request()
 
 
 def test_retries_are_few_in_the_long_run() -> None:

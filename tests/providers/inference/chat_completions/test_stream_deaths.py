@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from apis.deltas import Finish, Text, Usage
+from apis.deltas import Finish, TextDelta, Usage
 from apis.errors import UpstreamError
 from tests.conformance.inference import drain
 from tests.providers.inference.remote import ROLE, asked, failure, sent, started
@@ -25,7 +25,7 @@ from tests.support.servers.upstream_server import (
     usage_chunk,
 )
 
-OK_DELTAS = [Text("Hel"), Text("lo"), Finish("stop", Usage(11, 7))]
+OK_DELTAS = [TextDelta("Hel"), TextDelta("lo"), Finish("stop", Usage(11, 7))]
 
 KINDS: dict[str, tuple[Chunk, Chunk, str]] = {
     "text": (delta_chunk(content="Hel"), delta_chunk(content="lo"), "stop"),

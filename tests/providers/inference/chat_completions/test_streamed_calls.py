@@ -2,9 +2,9 @@
 
 import pytest
 
-from apis.deltas import Finish, ToolArguments, ToolCallStart
+from apis.deltas import Finish, ToolArgumentsDelta, ToolCallStart
 from apis.errors import UpstreamError
-from providers.inference.chat_completions.chunks import ChatChunks
+from providers.inference.chat_completions.chunks import ChatChunkReader
 from tests.providers.inference.reading import USED, asked, failure, read, tools
 from tests.support.servers.upstream_server import call_chunk, call_chunks, delta_chunk, event, usage_chunk
 
@@ -14,14 +14,14 @@ CALLS = Finish("tool_calls", USED)
 def test_a_call_streams_its_arguments() -> None:
     assert read(call_chunks("f", '{"a"', ":1}"), asked(tools=tools("f"))) == [
         ToolCallStart("call_1", "f"),
-        ToolArguments("call_1", '{"a"'),
-        ToolArguments("call_1", ":1}"),
+        ToolArgumentsDelta("call_1", '{"a"'),
+        ToolArgumentsDelta("call_1", ":1}"),
         CALLS,
     ]
 
 
 def test_a_declared_name_begins_the_call_before_its_arguments_come() -> None:
-    parser = ChatChunks(asked(tools=tools("f")))
+    parser = ChatChunkReader(asked(tools=tools("f")))
     assert parser.feed(event(call_chunk(0, call_id="c", name="f"))) == [ToolCallStart("c", "f")]
 
 
@@ -30,7 +30,7 @@ def test_a_name_in_pieces_is_put_together(declared: tuple[str, ...]) -> None:
     chunks = [call_chunk(0, call_id="c", name="get_"), call_chunk(0, name="weather"), call_chunk(0, "{}")]
     assert read([*chunks, delta_chunk("tool_calls")], asked(tools=tools(*declared) or None))[:2] == [
         ToolCallStart("c", "get_weather"),
-        ToolArguments("c", "{}"),
+        ToolArgumentsDelta("c", "{}"),
     ]
 
 
@@ -50,11 +50,11 @@ def test_calls_may_interleave() -> None:
     ]
     assert read([*chunks, delta_chunk("tool_calls"), usage_chunk()]) == [
         ToolCallStart("a", "f"),
-        ToolArguments("a", "{"),
+        ToolArgumentsDelta("a", "{"),
         ToolCallStart("b", "g"),
-        ToolArguments("b", "["),
-        ToolArguments("a", "}"),
-        ToolArguments("b", "]"),
+        ToolArgumentsDelta("b", "["),
+        ToolArgumentsDelta("a", "}"),
+        ToolArgumentsDelta("b", "]"),
         CALLS,
     ]
 
@@ -104,15 +104,15 @@ def test_without_parallel_calls_the_first_one_is_all() -> None:
     ]
     assert read([*chunks, delta_chunk("tool_calls"), usage_chunk()], asked(parallel_tool_calls=False)) == [
         ToolCallStart("a", "f"),
-        ToolArguments("a", "{"),
-        ToolArguments("a", "}"),
+        ToolArgumentsDelta("a", "{"),
+        ToolArgumentsDelta("a", "}"),
         CALLS,
     ]
 
 
 def test_calls_without_end_are_refused() -> None:
     chunks = [call_chunk(at, "{}", name="f") for at in range(1100)]
-    parser = ChatChunks(asked())
+    parser = ChatChunkReader(asked())
     parser.feed(b"".join(map(event, chunks)))
     assert isinstance(parser.failure, UpstreamError)
 
@@ -122,5 +122,5 @@ def test_a_custom_call_streams_its_raw_input() -> None:
         call_chunks("sh", '{"inp', 'ut": "ls', ' \\"x\\"\\n', "\\ud83d", '\\ude00"}'), asked(tools=tools(custom=["sh"]))
     )
     assert deltas[0] == ToolCallStart("call_1", "sh", custom=True)
-    assert "".join(delta.text for delta in deltas if isinstance(delta, ToolArguments)) == 'ls "x"\n😀'
+    assert "".join(delta.text for delta in deltas if isinstance(delta, ToolArgumentsDelta)) == 'ls "x"\n😀'
     assert deltas[-1] == CALLS

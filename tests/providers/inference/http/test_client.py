@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from providers.inference.http.client import HttpClient, headers_to_bytes, read_url
-from providers.inference.http.connection import MAX_BARREN_BYTES, PIECE_BYTES, Answer, HttpFailed
+from providers.inference.http.client import HttpClient, headers_to_bytes, parse_url
+from providers.inference.http.connection import MAX_NON_BODY_BYTES, WRITE_CHUNK_BYTES, HttpConnection, HttpError
 from tests.support.servers.upstream_server import (
     CUT,
     HANG,
@@ -55,17 +55,17 @@ class Wire(asyncio.Transport):
         self.reading = True
 
 
-async def asked() -> tuple[Answer, Wire]:
+async def asked() -> tuple[HttpConnection, Wire]:
     """An answer that is waited for."""
-    answer, wire = Answer(lambda _: None), Wire()
+    answer, wire = HttpConnection(lambda _: None), Wire()
     answer.connection_made(wire)
-    await answer.begin(b"GET / HTTP/1.1\r\n\r\n", b"")
+    await answer.send_request(b"GET / HTTP/1.1\r\n\r\n", b"")
     return answer, wire
 
 
-async def read(answer: Answer) -> bytes:
+async def read(answer: HttpConnection) -> bytes:
     async with asyncio.timeout(5):
-        return await answer.body(1 << 30, math.inf)
+        return await answer.read_body(1 << 30, math.inf)
 
 
 @pytest.mark.parametrize("sent", [CHUNKED, LENGTH, b"HTTP/1.1 100 Continue\r\nx: 1\r\n\r\n" + LENGTH])
@@ -77,20 +77,20 @@ async def test_an_answer_may_come_in_any_pieces(sent: bytes, step: int) -> None:
         answer.data_received(sent[start : start + step])
         await asyncio.sleep(0)
     assert await reading == b"abcd"
-    assert (answer.status, answer.over, answer.reusable) == (200, True, True)
+    assert (answer.status, answer.is_complete, answer.is_reusable) == (200, True, True)
 
 
 async def test_a_wait_ends_only_with_a_piece_of_the_body_or_its_end() -> None:
     answer, _ = await asked()
     answer.data_received(head())
-    waiting = answer.more(math.inf)
+    waiting = answer.wait_for_data(math.inf)
     for part in (b"2", b"\r", b"\n"):
         answer.data_received(part)
         assert not waiting.done()
     answer.data_received(b"a")
     await waiting
-    assert answer.take() == b"a"
-    assert not answer.ready
+    assert answer.read_available() == b"a"
+    assert not answer.is_ready
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ async def test_who_sends_more_than_the_answer_or_wants_to_close_is_not_asked_aga
     answer, _ = await asked()
     answer.data_received(sent)
     assert await read(answer) == body
-    assert not answer.reusable
+    assert not answer.is_reusable
 
 
 async def test_who_speaks_without_being_asked_is_not_asked_again() -> None:
     answer, wire = await asked()
     answer.data_received(LENGTH)
-    answer.rest()
+    answer.reset()
     answer.data_received(LENGTH)
     assert wire.aborted
 
@@ -123,8 +123,8 @@ async def test_who_speaks_without_being_asked_is_not_asked_again() -> None:
     [
         b"nonsense\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * MAX_BARREN_BYTES,
-        b"HTTP/1.1 200 OK\r\nx: " + b"y" * MAX_BARREN_BYTES,
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * MAX_NON_BODY_BYTES,
+        b"HTTP/1.1 200 OK\r\nx: " + b"y" * MAX_NON_BODY_BYTES,
         b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
     ],
@@ -133,28 +133,28 @@ async def test_what_is_no_http_or_has_no_end_is_a_failure(sent: bytes) -> None:
     answer, wire = await asked()
     answer.data_received(sent)
     assert wire.aborted
-    with pytest.raises(HttpFailed):
-        answer.check()
+    with pytest.raises(HttpError):
+        answer.raise_if_failed()
 
 
 async def test_trailers_have_a_bound() -> None:
     answer, wire = await asked()
     answer.data_received(head() + http_chunk(b"ab") + b"0\r\n")
-    assert answer.take() == b"ab"
-    for _ in range(MAX_BARREN_BYTES // 1000 + 1):
+    assert answer.read_available() == b"ab"
+    for _ in range(MAX_NON_BODY_BYTES // 1000 + 1):
         answer.data_received(b"x: " + b"y" * 995 + b"\r\n")
     assert wire.aborted
-    with pytest.raises(HttpFailed):
-        answer.take()
+    with pytest.raises(HttpError):
+        answer.read_available()
 
 
 async def test_what_came_before_a_break_is_read_before_it() -> None:
     answer, _ = await asked()
     answer.data_received(head() + http_chunk(b"ab"))
     answer.connection_lost(ConnectionResetError())
-    assert answer.take() == b"ab"
-    with pytest.raises(HttpFailed):
-        answer.take()
+    assert answer.read_available() == b"ab"
+    with pytest.raises(HttpError):
+        answer.read_available()
 
 
 async def test_a_server_that_sends_faster_than_is_read_has_to_wait() -> None:
@@ -162,7 +162,7 @@ async def test_a_server_that_sends_faster_than_is_read_has_to_wait() -> None:
     answer.data_received(head())
     while wire.reading:
         answer.data_received(http_chunk(b"x" * 65536))
-    assert len(answer.take()) < 512 * 1024
+    assert len(answer.read_available()) < 512 * 1024
     assert wire.reading
 
 
@@ -170,43 +170,43 @@ async def test_a_wait_has_a_limit_that_can_move() -> None:
     answer, _ = await asked()
     answer.data_received(head())
     now = asyncio.get_running_loop().time
-    first = answer.more(now() + 0.05)
+    first = answer.wait_for_data(now() + 0.05)
     answer.data_received(http_chunk(b"a"))
     await first
-    answer.take()
+    answer.read_available()
     until = now() + 0.15
     with pytest.raises(TimeoutError):
-        await answer.more(until)
+        await answer.wait_for_data(until)
     assert now() >= until
 
 
 async def test_a_large_body_goes_out_as_the_server_takes_it() -> None:
-    answer, wire = Answer(lambda _: None), Wire()
+    answer, wire = HttpConnection(lambda _: None), Wire()
     answer.connection_made(wire)
     answer.pause_writing()
     body = bytes(range(256)) * 1024
-    sending = asyncio.create_task(answer.begin(b"head ", body))
+    sending = asyncio.create_task(answer.send_request(b"head ", body))
     await asyncio.sleep(0)
     assert wire.sent == b"head "
     answer.resume_writing()
     await sending
     assert wire.sent == b"head " + body
     answer.data_received(LENGTH)
-    assert answer.reusable
+    assert answer.is_reusable
 
 
 async def test_an_answer_before_the_whole_question_ends_the_sending() -> None:
-    answer, wire = Answer(lambda _: None), Wire()
+    answer, wire = HttpConnection(lambda _: None), Wire()
     answer.connection_made(wire)
     answer.pause_writing()
-    sending = asyncio.create_task(answer.begin(b"head", b"x" * 2 * PIECE_BYTES))
+    sending = asyncio.create_task(answer.send_request(b"head", b"x" * 2 * WRITE_CHUNK_BYTES))
     await asyncio.sleep(0)
     answer.data_received(LENGTH)
     answer.resume_writing()
     await sending
     assert wire.sent == b"head"
     assert await read(answer) == b"abcd"
-    assert not answer.reusable
+    assert not answer.is_reusable
 
 
 # --- against servers -------------------------------------------------------------------------------------------------
@@ -244,9 +244,9 @@ async def get_and_close(http: HttpClient, url: str) -> None:
     async with asyncio.timeout(5):
         answer = await http.send("GET", url, b"", None, 5)
         await read(answer)
-        assert answer.reusable
+        assert answer.is_reusable
         http.release(answer)
-        while not answer.closing:  # noqa: ASYNC110 - nothing else tells that it is
+        while not answer.is_closing:  # noqa: ASYNC110 - nothing else tells that it is
             await asyncio.sleep(0)
 
 
@@ -281,9 +281,9 @@ async def test_closing_the_client_ends_who_still_reads() -> None:
         reading = asyncio.create_task(read(answer))
         await asyncio.sleep(0)
         await http.close()
-        with pytest.raises(HttpFailed):
+        with pytest.raises(HttpError):
             await reading
-        with pytest.raises(HttpFailed):
+        with pytest.raises(HttpError):
             await http.send("GET", f"{server.base_url}/x", b"", None, 5)
 
 
@@ -291,14 +291,14 @@ async def test_where_nobody_listens_is_a_failure() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         async with client() as http:
-            with pytest.raises(HttpFailed):
+            with pytest.raises(HttpError):
                 await http.send("GET", f"http://127.0.0.1:{unused.getsockname()[1]}/", b"", None, 5)
 
 
 @pytest.mark.parametrize("host", ["a" * 64 + ".test", "nowhere.invalid", ".."])
 async def test_a_host_that_is_none_is_a_failure(host: str) -> None:
     async with client() as http:
-        with pytest.raises(HttpFailed):
+        with pytest.raises(HttpError):
             await http.send("GET", f"http://{host}:1/", b"", None, 5)
 
 
@@ -333,7 +333,7 @@ async def test_a_server_over_tls_must_show_that_it_is_the_one(tmp_path: Path, mo
     async with server:
         url = f"https://localhost:{server.sockets[0].getsockname()[1]}/"
         async with client() as http:
-            with pytest.raises(HttpFailed):
+            with pytest.raises(HttpError):
                 await get(http, url)
         monkeypatch.setenv("SSL_CERT_FILE", str(file))
         async with client() as http:
@@ -354,7 +354,7 @@ async def test_a_server_over_tls_must_show_that_it_is_the_one(tmp_path: Path, mo
     ],
 )
 def test_a_url_as_it_is_asked(url: str, origin: tuple[bool, str, int], host: bytes, target: bytes) -> None:
-    assert read_url(url) == (origin, host, target)
+    assert parse_url(url) == (origin, host, target)
 
 
 def test_headers_cannot_break_out() -> None:

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from apis.chat import ChatRequest, Function, FunctionTool, Message
+from apis.chat import ChatFunctionTool, ChatRequest, FunctionDefinition, Message
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest, Unsupported
 from apis.responses import CreateResponse
 from apis.wire.tools import WebSearchTool
 from providers.responses.context.chat_request import build_chat, refuse_unsupported
 from providers.responses.tools.call import HostedCall, TypedTool
-from providers.responses.tools.offered import Toolbox
-from providers.responses.tools.registry import Made
+from providers.responses.tools.offered import OfferedTools
+from providers.responses.tools.registry import ToolBinding
 
 Fields = dict[str, Any]
 F: Fields = {"type": "function", "name": "f"}
@@ -25,19 +25,19 @@ class Clock(TypedTool):
     """Tells the time; a turn never runs it here."""
 
     @property
-    def offered(self) -> Sequence[FunctionTool]:
-        return [FunctionTool(function=Function(name="clock"))]
+    def offered_tools(self) -> Sequence[ChatFunctionTool]:
+        return [ChatFunctionTool(function=FunctionDefinition(name="clock"))]
 
-    def begin(self, start: ToolCallStart) -> HostedCall:
+    def create_call(self, start: ToolCallStart) -> HostedCall:
         raise NotImplementedError
 
 
-CLOCK = Made(WebSearchTool(type="web_search"), Clock())
+CLOCK = ToolBinding(WebSearchTool(type="web_search"), Clock())
 
 
 def chat(*, hosted: bool = False, **fields: Any) -> ChatRequest:
     request = CreateResponse.model_validate({"model": "m", "input": "hi", **fields})
-    toolbox = Toolbox(request, [CLOCK] if hosted else [])
+    toolbox = OfferedTools(request, [CLOCK] if hosted else [])
     return build_chat(request, [Message(role="user", content="hi")], toolbox)
 
 

@@ -10,10 +10,10 @@ from apis.errors import InvalidRequest, NotFound
 from apis.responses import CreateResponse
 from providers.kv_store.memory import Memory
 from providers.responses.context.conversation import Conversation, read_conversation
-from providers.responses.events.ids import Ids, response_of
+from providers.responses.events.ids import ResponseIds, response_id_of
 from providers.responses.events.response_object import begin_response, end_response
-from providers.responses.events.tool_result import Told
-from providers.responses.store.history import Finished, History
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.store.history import FinishedResponse, History
 
 TENANT = "t"
 SEARCH: dict[str, Any] = {
@@ -30,18 +30,24 @@ def history() -> History:
 
 async def read(history: History, value: Any, *, tenant: str = TENANT, **fields: Any) -> Conversation:
     request = CreateResponse.model_validate({"model": "m", "input": value, **fields})
-    return await read_conversation(request, history, Ids(), tenant=tenant)
+    return await read_conversation(request, history, ResponseIds(), tenant=tenant)
 
 
-async def save(history: History, value: Any, *output: dict[str, Any], told: dict[str, Told] | None = None) -> str:
+async def save(
+    history: History, value: Any, *output: dict[str, Any], told: dict[str, ToolResultRecord] | None = None
+) -> str:
     """A finished response, its output made of these items."""
     conversation = await read(history, value)
-    ids = Ids()
-    begun = begin_response(CreateResponse.model_validate({"model": "m", "input": "x"}), ids.response, created_at=5)
+    ids = ResponseIds()
+    begun = begin_response(CreateResponse.model_validate({"model": "m", "input": "x"}), ids.response_id, created_at=5)
     shaped = begun.model_validate({**begun.model_dump(), "output": output})
     final = end_response(begun, "completed", shaped.output, Usage())
-    await history.save(Finished(final, conversation.given_json(ids), told or {}), tenant=TENANT, past=conversation.past)
-    return ids.response
+    await history.save(
+        FinishedResponse(final, conversation.input_items_to_json(ids), told or {}),
+        tenant=TENANT,
+        history=conversation.history,
+    )
+    return ids.response_id
 
 
 def contents(conversation: Conversation) -> list[tuple[str, Any]]:
@@ -79,13 +85,17 @@ async def test_an_item_may_be_referred_to(history: History) -> None:
 
 
 async def test_a_search_is_shown_with_what_it_told_wherever_it_is_sent_along(history: History) -> None:
-    ids = Ids()
-    item_id = ids.item("ws")
-    begun = begin_response(CreateResponse.model_validate({"model": "m", "input": "x"}), ids.response, created_at=5)
+    ids = ResponseIds()
+    item_id = ids.new_item_id("ws")
+    begun = begin_response(CreateResponse.model_validate({"model": "m", "input": "x"}), ids.response_id, created_at=5)
     shaped = begun.model_validate({**begun.model_dump(), "output": [{**SEARCH, "id": item_id}]})
     conversation = await read(history, "a")
-    told = {item_id: Told("c1", "web_search", '{"query":"q"}', "[1] A page")}
-    await history.save(Finished(shaped, conversation.given_json(ids), told), tenant=TENANT, past=conversation.past)
+    told = {item_id: ToolResultRecord("c1", "web_search", '{"query":"q"}', "[1] A page")}
+    await history.save(
+        FinishedResponse(shaped, conversation.input_items_to_json(ids), told),
+        tenant=TENANT,
+        history=conversation.history,
+    )
     shown = [("assistant", None), ("tool", "[1] A page"), ("user", "b")]
     for item in ({**SEARCH, "id": item_id}, {"type": "item_reference", "id": item_id}):
         assert contents(await read(history, [item, {"role": "user", "content": "b"}])) == shown
@@ -153,8 +163,8 @@ async def test_items_are_kept_as_they_came_with_an_id(
     history: History, item: dict[str, Any], kept: dict[str, Any]
 ) -> None:
     conversation = await read(history, [item])
-    [first] = orjson.loads(conversation.given_json(Ids()))
-    assert response_of(first.pop("id")) is not None
+    [first] = orjson.loads(conversation.input_items_to_json(ResponseIds()))
+    assert response_id_of(first.pop("id")) is not None
     assert first == kept
-    [second] = orjson.loads((await read(history, [{**item, "id": "mine"}])).given_json(Ids()))
+    [second] = orjson.loads((await read(history, [{**item, "id": "mine"}])).input_items_to_json(ResponseIds()))
     assert second == {**kept, "id": "mine"}

@@ -9,7 +9,7 @@ from apis.chat import Message
 from apis.errors import InvalidRequest, StackError
 from apis.wire.items import Item
 from providers.responses.context.messages import check_items, items_to_messages
-from providers.responses.events.tool_result import Told
+from providers.responses.events.tool_result import ToolResultRecord
 
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 Fields = dict[str, Any]
@@ -50,8 +50,8 @@ def search(item_id: str) -> Fields:
 
 
 TOLD = {
-    "ws_1": Told("c9", "web_search", '{"query":"q"}', "[1] A page"),
-    "ws_2": Told("c8", "web_search", "{}", "Nothing."),
+    "ws_1": ToolResultRecord("c9", "web_search", '{"query":"q"}', "[1] A page"),
+    "ws_2": ToolResultRecord("c8", "web_search", "{}", "Nothing."),
 }
 
 

@@ -9,7 +9,7 @@ from apis.chat import Message
 from apis.errors import InvalidRequest
 from apis.wire.items import Item
 from providers.responses.context.messages import check_items, items_to_messages
-from providers.responses.events.tool_result import Told
+from providers.responses.events.tool_result import ToolResultRecord
 
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 Fields = dict[str, Any]
@@ -168,10 +168,12 @@ TABLE: dict[str, tuple[list[Fields], list[Fields]]] = {
 }
 
 
-def told(items: list[Fields], store: dict[str, Told] | None = None, *, grouped: bool = False) -> list[Message]:
+def told(
+    items: list[Fields], store: dict[str, ToolResultRecord] | None = None, *, grouped: bool = False
+) -> list[Message]:
     read = ITEMS.validate_python(items)
     check_items(read)
-    return items_to_messages(read, store or {}, grouped=grouped)
+    return items_to_messages(read, store or {}, supports_namespaces=grouped)
 
 
 def messages(fields: list[Fields]) -> list[Message]:
@@ -187,8 +189,8 @@ def test_items_of_typed_tools_become_messages(items: list[Fields], expected: lis
 
 def test_what_the_store_knows_comes_before_what_the_item_says() -> None:
     store = {
-        "ci_1": Told("c9", "python", "1 + 1", "2", custom=True),
-        "sh_1": Told("c1", "shell", '{"commands": ["ls"]}', ""),
+        "ci_1": ToolResultRecord("c9", "python", "1 + 1", "2", custom=True),
+        "sh_1": ToolResultRecord("c1", "shell", '{"commands": ["ls"]}', ""),
     }
     expected = [
         USER,
@@ -200,15 +202,15 @@ def test_what_the_store_knows_comes_before_what_the_item_says() -> None:
 
 
 def test_a_refused_call_goes_by_the_name_and_id_it_had() -> None:
-    store = {"mcpr_1": Told("c7", "s.add", "{}", "")}
+    store = {"mcpr_1": ToolResultRecord("c7", "s.add", "{}", "")}
     refused = told([USER, ASKED, approval(approve=False)], store)
     assert refused == messages([USER, *called("c7", "s.add", "{}", "Not run: the user did not approve this call.")])
 
 
 def test_calls_of_several_turns_are_told_one_after_the_other() -> None:
     store = {
-        "ci_1": Told("c1", "python", "1", "one", custom=True, turn=0),
-        "ci_2": Told("c2", "python", "2", "two", custom=True, turn=1),
+        "ci_1": ToolResultRecord("c1", "python", "1", "one", custom=True, turn=0),
+        "ci_2": ToolResultRecord("c2", "python", "2", "two", custom=True, turn=1),
     }
     expected = [USER, *custom("c1", "python", "1", "one"), *custom("c2", "python", "2", "two")]
     assert told([USER, CODE, {**CODE, "id": "ci_2"}], store) == messages(expected)

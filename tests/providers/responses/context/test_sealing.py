@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from providers.responses.context.sealing import PREFIX, CannotOpen, Sealer, new_key
+from providers.responses.context.sealing import TOKEN_PREFIX, Sealer, UnsealError, generate_key
 
 KEY = b"k" * 32
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 
 
 def reason(sealer: Sealer, token: str, tenant: str = "a", model: str = "m") -> str:
-    with pytest.raises(CannotOpen) as raised:
-        sealer.open(token, tenant=tenant, model=model)
+    with pytest.raises(UnsealError) as raised:
+        sealer.unseal(token, tenant=tenant, model=model)
     return raised.value.reason
 
 
@@ -20,7 +20,7 @@ def reason(sealer: Sealer, token: str, tenant: str = "a", model: str = "m") -> s
 def test_what_was_sealed_is_opened(text: str, tenant: str, model: str) -> None:
     sealer = Sealer([KEY])
     token = sealer.seal(text, tenant=tenant, model=model)
-    assert sealer.open(token, tenant=tenant, model=model) == text
+    assert sealer.unseal(token, tenant=tenant, model=model) == text
     assert token.isascii()
     assert token.isprintable()
 
@@ -50,15 +50,18 @@ def test_a_token_is_its_tenants_and_its_models(tenant: str, model: str, why: str
 
 
 def test_a_key_is_retired_after_its_successor_has_come() -> None:
-    old, new = new_key(), new_key()
+    old, new = generate_key(), generate_key()
     token = Sealer([old]).seal("a thought", tenant="a", model="m")
-    assert Sealer([new, old]).open(token, tenant="a", model="m") == "a thought"
+    assert Sealer([new, old]).unseal(token, tenant="a", model="m") == "a thought"
     assert reason(Sealer([new]), token) == "organization_mismatch"
     fresh = Sealer([new, old]).seal("a thought", tenant="a", model="m")
-    assert Sealer([new]).open(fresh, tenant="a", model="m") == "a thought"
+    assert Sealer([new]).unseal(fresh, tenant="a", model="m") == "a thought"
 
 
-@pytest.mark.parametrize("token", ["", PREFIX, f"{PREFIX}AAAA", "gAAAAABforeign", f"{PREFIX}ä", f"{PREFIX}{'A' * 200}"])
+@pytest.mark.parametrize(
+    "token",
+    ["", TOKEN_PREFIX, f"{TOKEN_PREFIX}AAAA", "gAAAAABforeign", f"{TOKEN_PREFIX}ä", f"{TOKEN_PREFIX}{'A' * 200}"],
+)
 def test_what_is_foreign_says_nothing(token: str) -> None:
     assert reason(Sealer([KEY]), token) == "organization_mismatch"
 

@@ -6,10 +6,10 @@ from contextlib import aclosing
 import pytest
 
 from apis.chat import ChatRequest
-from apis.deltas import Step, Text
+from apis.deltas import DeltaBatch, TextDelta
 from apis.errors import ContextLengthExceeded
 from providers.inference.scripted import Scripted
-from providers.responses.context.truncation import Truncating, cut, turn_cuts
+from providers.responses.context.truncation import TruncatingInference, drop_messages_before, find_turn_offsets
 
 ROLES = {"s": "system", "d": "developer", "u": "user", "a": "assistant", "t": "tool"}
 
@@ -31,26 +31,26 @@ def chat(roles: str) -> ChatRequest:
     ],
 )
 def test_a_chat_is_cut_where_a_turn_begins(roles: str, cuts: list[int]) -> None:
-    assert turn_cuts(chat(roles).messages) == cuts
+    assert find_turn_offsets(chat(roles).messages) == cuts
 
 
 def test_instructions_stay_wherever_they_are() -> None:
-    assert [each.content for each in cut(chat("suaduau"), 6).messages] == ["s0", "d3", "u6"]
+    assert [each.content for each in drop_messages_before(chat("suaduau"), 6).messages] == ["s0", "d3", "u6"]
 
 
 class Breaking(Scripted):
     """Finds only in mid-answer that the chat is too long."""
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[Step]:
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         self.requests.append(request)
-        yield (Text("a"),)
+        yield (TextDelta("a"),)
         raise ContextLengthExceeded("Too long.")
 
 
 async def test_what_has_begun_is_not_begun_again() -> None:
     model = Breaking(Scripted.Config())
-    async with aclosing(Truncating(model).chat(chat("uau"))) as answer:
-        assert await anext(answer) == (Text("a"),)
+    async with aclosing(TruncatingInference(model).chat(chat("uau"))) as answer:
+        assert await anext(answer) == (TextDelta("a"),)
         with pytest.raises(ContextLengthExceeded):
             await anext(answer)
     assert len(model.requests) == 1
@@ -58,6 +58,6 @@ async def test_what_has_begun_is_not_begun_again() -> None:
 
 async def test_a_chat_that_is_left_stops_its_generation() -> None:
     model = Scripted(Scripted.Config())
-    async with aclosing(Truncating(model).chat(chat("uau"))) as answer:
+    async with aclosing(TruncatingInference(model).chat(chat("uau"))) as answer:
         await anext(answer)
-    assert model.left_early == 1
+    assert model.abandoned_chats == 1

@@ -8,9 +8,9 @@ import pytest
 from apis.chat import Message
 from apis.wire.items import Item
 from providers.responses.context.messages import items_to_messages
-from providers.responses.context.window import SUMMARY, Compacted, find_window, without_earlier_thoughts
-from providers.responses.events.tool_result import Told
-from providers.responses.store.history import ITEMS
+from providers.responses.context.window import SUMMARY_PREFIX, CompactionContent, drop_earlier_reasoning, find_window
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.store.history import ITEM_LIST_ADAPTER
 
 
 def said(role: str, text: str) -> dict[str, Any]:
@@ -26,17 +26,22 @@ def compaction(token: str) -> dict[str, Any]:
 
 
 def items(*fields: dict[str, Any]) -> list[Item]:
-    return ITEMS.validate_python(fields)
+    return ITEM_LIST_ADAPTER.validate_python(fields)
 
 
-def to_messages(given: Sequence[Item | Told]) -> list[Message]:
+def to_messages(given: Sequence[Item | ToolResultRecord]) -> list[Message]:
     return items_to_messages(given, {})
 
 
 RULES = Message(role="developer", content="rules")
 KNOWN = {
-    "alone": Compacted(summary="alone", kept=[RULES], pending=[Message(role="user", content="pending")], alone=True),
-    "beside": Compacted(summary="beside", kept=[RULES], alone=False),
+    "alone": CompactionContent(
+        summary="alone",
+        verbatim_messages=[RULES],
+        pending_messages=[Message(role="user", content="pending")],
+        replaces_history=True,
+    ),
+    "beside": CompactionContent(summary="beside", verbatim_messages=[RULES], replaces_history=False),
 }
 BEFORE = [said("user", "one"), said("assistant", "a"), said("developer", "rules"), said("user", "two")]
 AFTER = [said("assistant", "b"), said("user", "three")]
@@ -48,29 +53,29 @@ ALL = ["one", "a", "rules", "two", "b", "three"]
     [
         ([*BEFORE, *AFTER], ALL),
         ([*BEFORE, compaction("unknown"), *AFTER], ALL),
-        ([*BEFORE, compaction("alone"), *AFTER], ["rules", SUMMARY + "alone", "pending", "b", "three"]),
-        ([*BEFORE, compaction("beside"), *AFTER], ["one", "rules", "two", SUMMARY + "beside", "b", "three"]),
-        ([BEFORE[0], compaction("beside"), *AFTER], ["rules", "one", SUMMARY + "beside", "b", "three"]),
-        ([compaction("alone"), *BEFORE, compaction("beside")], ["one", "rules", "two", SUMMARY + "beside"]),
+        ([*BEFORE, compaction("alone"), *AFTER], ["rules", SUMMARY_PREFIX + "alone", "pending", "b", "three"]),
+        ([*BEFORE, compaction("beside"), *AFTER], ["one", "rules", "two", SUMMARY_PREFIX + "beside", "b", "three"]),
+        ([BEFORE[0], compaction("beside"), *AFTER], ["rules", "one", SUMMARY_PREFIX + "beside", "b", "three"]),
+        ([compaction("alone"), *BEFORE, compaction("beside")], ["one", "rules", "two", SUMMARY_PREFIX + "beside"]),
         (
             [compaction("beside"), *BEFORE, compaction("alone"), compaction("unknown")],
-            ["rules", SUMMARY + "alone", "pending"],
+            ["rules", SUMMARY_PREFIX + "alone", "pending"],
         ),
     ],
 )
 def test_the_newest_compaction_stands_for_what_came_before(given: list[dict[str, Any]], shown: list[str]) -> None:
     window = find_window(items(*given), KNOWN)
     assert [message.content for message in window.messages(to_messages)] == shown
-    spoken = [text for text in shown if text not in ("a", "b") and not text.startswith(SUMMARY)]
-    assert [message.content for message in window.said(to_messages)] == spoken
+    spoken = [text for text in shown if text not in ("a", "b") and not text.startswith(SUMMARY_PREFIX)]
+    assert [message.content for message in window.verbatim_messages(to_messages)] == spoken
 
 
 def test_without_compactions_items_are_as_they_are() -> None:
     given = items(*BEFORE, compaction("alone"))
-    assert find_window(given, {}).after is given
+    assert find_window(given, {}).recent_items is given
 
 
 def test_thoughts_before_what_the_user_said_last_are_left_out() -> None:
     given = items(said("user", "one"), thought("x"), said("user", "two"), thought("y"), said("assistant", "a"))
-    assert without_earlier_thoughts(given) == [given[0], *given[2:]]
-    assert without_earlier_thoughts(items(thought("x"))) == items(thought("x"))
+    assert drop_earlier_reasoning(given) == [given[0], *given[2:]]
+    assert drop_earlier_reasoning(items(thought("x"))) == items(thought("x"))

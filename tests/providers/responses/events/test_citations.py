@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from openai.types.responses.response_output_text import AnnotationURLCitation
 
-from apis.deltas import Text
+from apis.deltas import TextDelta
 from apis.tool_runtime import Source
 from providers.responses.events.citations import CitationScanner, line_number
 from providers.responses.events.open_items import OpenMessage
-from providers.responses.events.tool_result import MadeFile
+from providers.responses.events.tool_result import ContainerFile
 from tests.support.models.recorded_turns import check_laws, finish, turn_of
 
 SOURCES = {
@@ -136,8 +136,8 @@ def test_a_url_cannot_break_out_of_its_link() -> None:
 
 def test_in_json_marks_go_and_what_they_cite_is_told_where_they_were() -> None:
     for title in [title for title, _ in HOSTILE]:
-        files = {"/mnt/data/a.png": MadeFile("cntr_1", "cfile_1")}
-        scanner = CitationScanner({1: Source("https://a.b/1", title)}, files, in_json=True)
+        files = {"/mnt/data/a.png": ContainerFile("cntr_1", "cfile_1")}
+        scanner = CitationScanner({1: Source("https://a.b/1", title)}, files, is_json=True)
         text = '{"a": "Rome【1】【1†L1-L5】, 【7】 and ![it](sandbox:/mnt/data/a.png)【1】"}【1】'
         pieces = [piece for each in text for piece in scanner.feed(each)] + scanner.flush()
         whole = "".join(piece for piece, _ in pieces)
@@ -147,8 +147,8 @@ def test_in_json_marks_go_and_what_they_cite_is_told_where_they_were() -> None:
 
 def test_what_is_cited_at_one_place_twice_is_told_once_and_no_more_than_can_be_told_quickly() -> None:
     events: Any = []
-    message = OpenMessage("msg_1", 0, None, CitationScanner(SOURCES, in_json=True))
-    message.append(Text("a【1】【1】【2】b【1】" + "c【1】" * 5_000), events)
+    message = OpenMessage("msg_1", 0, None, CitationScanner(SOURCES, is_json=True))
+    message.append(TextDelta("a【1】【1】【2】b【1】" + "c【1】" * 5_000), events)
     message.close("completed")
     part: Any = message.item("completed").content[0]
     assert part.text == "ab" + "c" * 5_000
@@ -168,7 +168,7 @@ def test_no_citation_is_compared_with_all_before_it(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(AnnotationURLCitation, "__eq__", compare)
     message = OpenMessage("msg_1", 0, None, CitationScanner(SOURCES))
-    message.append(Text("【1】 " * 500), [])
+    message.append(TextDelta("【1】 " * 500), [])
     part: Any = message.close("completed")[-1]
     assert len(part.item.content[0].annotations) == 500
     assert compared == []
@@ -184,10 +184,10 @@ def test_messages_and_their_annotations_are_the_same_wherever_the_stream_is_cut(
         made: list[dict[str, Any]] = []
         for deltas in (pieces, [text]):
             turn, output = turn_of(SOURCES)
-            events = turn.feed([Text(""), *map(Text, deltas), finish()])
+            events = turn.feed([TextDelta(""), *map(TextDelta, deltas), finish()])
             if number % 20 == 0:
                 check_laws(events, output, "completed")
-            message = output.finished()[0].to_dict()
+            message = output.finished_items()[0].to_dict()
             del message["id"]
             made.append(message)
             added = [event for event in events if event.type == "response.output_text.annotation.added"]

@@ -8,7 +8,7 @@ from openai.types.responses import ResponseError
 from apis.deltas import Usage
 from apis.errors import RateLimited, error_to_failure
 from apis.responses import CreateResponse
-from providers.responses.events.response_object import Status, add_usage, begin_response, end_response
+from providers.responses.events.response_object import ResponseStatus, add_usage, begin_response, end_response
 
 DEFAULTS: dict[str, Any] = {
     "id": "resp_1",
@@ -108,7 +108,7 @@ def test_a_schema_is_echoed_under_its_own_name() -> None:
         ("cancelled", None, None),
     ],
 )
-def test_an_end_tells_why_and_what_it_cost(status: Status, reason: Any, error: ResponseError | None) -> None:
+def test_an_end_tells_why_and_what_it_cost(status: ResponseStatus, reason: Any, error: ResponseError | None) -> None:
     first = begin_response(CreateResponse.model_validate({"model": "m", "input": "hi"}), "resp_1", created_at=5)
     ended = end_response(first, status, [], Usage(10, 5, 4, 3), reason=reason, error=error)
     shown = ended.model_dump(exclude_unset=True)

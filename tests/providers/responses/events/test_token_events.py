@@ -11,17 +11,22 @@ from openai.types.responses import (
 )
 from pydantic import BaseModel
 
-from providers.responses.events.token_events import arguments_delta, input_delta, reasoning_delta, text_delta
-from stack.http.sse import frames
+from providers.responses.events.token_events import (
+    arguments_delta_event,
+    input_delta_event,
+    reasoning_delta_event,
+    text_delta_event,
+)
+from stack.http.sse import encode_frames
 
 TOP = {"token": "b", "logprob": -1.0, "bytes": [98]}
 LOGPROB = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [TOP]}
 PAIRS: list[tuple[BaseModel, type[BaseModel]]] = [
-    (text_delta("msg_1", 2, 3, "héllo\n\u2028😀", []), ResponseTextDeltaEvent),
-    (text_delta("msg_1", 2, 3, "a", [LOGPROB]), ResponseTextDeltaEvent),
-    (reasoning_delta("rs_1", 0, 'say "hm"'), ResponseReasoningTextDeltaEvent),
-    (arguments_delta("fc_1", 1, '{"a'), ResponseFunctionCallArgumentsDeltaEvent),
-    (input_delta("ctc_1", 1, "*** Begin"), ResponseCustomToolCallInputDeltaEvent),
+    (text_delta_event("msg_1", 2, 3, "héllo\n\u2028😀", []), ResponseTextDeltaEvent),
+    (text_delta_event("msg_1", 2, 3, "a", [LOGPROB]), ResponseTextDeltaEvent),
+    (reasoning_delta_event("rs_1", 0, 'say "hm"'), ResponseReasoningTextDeltaEvent),
+    (arguments_delta_event("fc_1", 1, '{"a'), ResponseFunctionCallArgumentsDeltaEvent),
+    (input_delta_event("ctc_1", 1, "*** Begin"), ResponseCustomToolCallInputDeltaEvent),
 ]
 
 
@@ -32,4 +37,4 @@ def test_an_event_equals_the_constructors(event: Any, kind: type[BaseModel]) -> 
     assert event.model_fields_set == made.model_fields_set
     event.sequence_number = made.sequence_number = 7  # pyright: ignore[reportAttributeAccessIssue]  # all events have one
     assert event.model_dump_json() == made.model_dump_json()
-    assert frames([event], "openai").decode() == frames([made], "openai").decode()  # pyright: ignore[reportArgumentType]  # events they are
+    assert encode_frames([event], "openai").decode() == encode_frames([made], "openai").decode()  # pyright: ignore[reportArgumentType]  # events they are

@@ -8,23 +8,23 @@ import pytest
 from openai.types.responses import ResponseOutputItem
 from openai.types.responses.response_output_item import McpApprovalRequest, McpCall, McpListTools
 
-from apis.chat import Function, FunctionTool, Message
+from apis.chat import ChatFunctionTool, FunctionDefinition, Message
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed, UpstreamError
 from apis.responses import CreateResponse
-from apis.wire.items import GivenMessage
+from apis.wire.items import InputMessage
 from apis.wire.tools import McpTool
 from providers.inference.scripted import Scripted
 from providers.responses.context.chat_request import build_chat
 from providers.responses.context.conversation import Conversation
-from providers.responses.events.ids import Ids
-from providers.responses.events.output import Output
-from providers.responses.run.agent_loop import Limits, Turns
-from providers.responses.run.checkpoint import SoFar, Step, told_by
-from providers.responses.store.history_cache import Past
-from providers.responses.tools.call import ClientCall, Events, HostedCall, TypedTool
-from providers.responses.tools.offered import Toolbox
-from providers.responses.tools.registry import Made
+from providers.responses.events.ids import ResponseIds
+from providers.responses.events.output import ResponseOutput
+from providers.responses.run.agent_loop import AgentLoop, ToolCallLimits
+from providers.responses.run.checkpoint import Checkpoint, ResumePoint, collect_tool_results
+from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.tools.call import ClientCall, EventList, HostedCall, TypedTool
+from providers.responses.tools.offered import OfferedTools
+from providers.responses.tools.registry import ToolBinding
 
 DECLARED = McpTool.model_validate({"type": "mcp", "server_label": "s"})
 NOBODY = ToolCallStart("", "")
@@ -39,7 +39,7 @@ class Listing(HostedCall):
         super().__init__(NOBODY)
         self._tool = tool
 
-    async def run(self, output: Output) -> AsyncGenerator[Events]:
+    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         if self._tool.broken:
             raise ToolFailed("It is down.")
         self._tool.names_listed.append("add")
@@ -52,8 +52,8 @@ class Listing(HostedCall):
 class Adding(HostedCall):
     prefix = "mcp"
 
-    async def run(self, output: Output) -> AsyncGenerator[Events]:
-        self.tell("3")
+    async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
+        self.record_result("3")
         yield self.close("completed")
 
     def item(self, status: str) -> ResponseOutputItem:
@@ -72,9 +72,9 @@ class Adding(HostedCall):
 class Asking(ClientCall):
     prefix = "mcpr"
 
-    def take(self) -> None:
-        self.arguments()
-        self.tell("")
+    def validate_arguments(self) -> None:
+        self.parse_arguments()
+        self.record_result("")
 
     def item(self, status: str) -> ResponseOutputItem:
         return McpApprovalRequest(
@@ -92,30 +92,32 @@ class Server(TypedTool):
         self._asks = asks
 
     @property
-    def offered(self) -> Sequence[FunctionTool]:
-        return [FunctionTool(function=Function(name=name)) for name in self.names_listed]
+    def offered_tools(self) -> Sequence[ChatFunctionTool]:
+        return [ChatFunctionTool(function=FunctionDefinition(name=name)) for name in self.names_listed]
 
-    def begin(self, start: ToolCallStart) -> HostedCall | ClientCall:
+    def create_call(self, start: ToolCallStart) -> HostedCall | ClientCall:
         return Asking(start) if self._asks else Adding(start)
 
-    def before(self, turn: int) -> Iterable[HostedCall]:
-        if turn == 0:
+    def calls_before_turn(self, turn_index: int) -> Iterable[HostedCall]:
+        if turn_index == 0:
             yield Listing(self)
             for identity in self._approved if self.names_listed else ():
                 yield Adding(ToolCallStart(identity, "add"))
 
 
-def turns_of(server: Server, *script: list[dict[str, Any]], **fields: Any) -> tuple[Turns, Scripted, Output]:
+def turns_of(
+    server: Server, *script: list[dict[str, Any]], **fields: Any
+) -> tuple[AgentLoop, Scripted, ResponseOutput]:
     scripted = Scripted(Scripted.Config.model_validate({"turns": list(script)}))
     request = CreateResponse.model_validate({"model": "scripted", "input": "hi", **fields})
-    conversation = Conversation(Past(), [GivenMessage(role="user", content="hi")], {}, None)
-    output = Output(Ids())
-    toolbox = Toolbox(request, [Made(DECLARED, server)])
+    conversation = Conversation(LoadedHistory(), [InputMessage(role="user", content="hi")], {}, None)
+    output = ResponseOutput(ResponseIds())
+    toolbox = OfferedTools(request, [ToolBinding(DECLARED, server)])
     chat = build_chat(request, [Message(role="user", content="hi")], toolbox)
-    return Turns(scripted, chat, conversation, output, toolbox, Limits(9, 8, 5)), scripted, output
+    return AgentLoop(scripted, chat, conversation, output, toolbox, ToolCallLimits(9, 8, 5)), scripted, output
 
 
-async def played(turns: Turns) -> list[str]:
+async def played(turns: AgentLoop) -> list[str]:
     """The types of all events."""
     async with aclosing(turns.run()) as batches:
         return [event.type.removeprefix("response.") async for events in batches for event in events]
@@ -125,7 +127,7 @@ async def test_tools_are_listed_before_the_model_is_asked_and_then_offered() -> 
     turns, scripted, output = turns_of(Server(), [{"call": "add"}], [{"text": "3."}], parallel_tool_calls=False)
     events = await played(turns)
     assert events[:2] == ["output_item.added", "output_item.done"]
-    assert [item.type for item in output.finished()] == ["mcp_list_tools", "mcp_call", "message"]
+    assert [item.type for item in output.finished_items()] == ["mcp_list_tools", "mcp_call", "message"]
     assert [[tool.name for tool in chat.tools or ()] for chat in scripted.requests] == [["add"], ["add"]]
     assert scripted.requests[0].parallel_tool_calls is False
     assert [message.role for message in scripted.requests[1].messages] == ["user", "assistant", "tool"]
@@ -134,23 +136,23 @@ async def test_tools_are_listed_before_the_model_is_asked_and_then_offered() -> 
 async def test_what_was_approved_is_run_before_the_model_is_asked() -> None:
     turns, scripted, output = turns_of(Server("c1", "c2"), [{"text": "3."}])
     await played(turns)
-    assert [item.type for item in output.finished()] == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
+    assert [item.type for item in output.finished_items()] == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
     assert [message.tool_call_id for message in scripted.requests[0].messages][2:] == ["c1", "c2"]
-    assert [told.output for told in turns.told.values()] == ["3", "3"]
+    assert [told.output for told in turns.tool_results.values()] == ["3", "3"]
 
 
 async def test_a_call_that_needs_approval_ends_the_response() -> None:
     turns, scripted, output = turns_of(Server(asks=True), [{"call": "add", "arguments": "{}", "id": "c1"}])
     await played(turns)
-    assert [item.type for item in output.finished()] == ["mcp_list_tools", "mcp_approval_request"]
+    assert [item.type for item in output.finished_items()] == ["mcp_list_tools", "mcp_approval_request"]
     assert len(scripted.requests) == 1
-    assert [(told.call_id, told.name) for told in turns.told.values()] == [("c1", "add")]
+    assert [(told.call_id, told.name) for told in turns.tool_results.values()] == [("c1", "add")]
 
 
 async def test_a_listing_that_fails_is_an_item_and_the_model_answers_all_the_same() -> None:
     turns, scripted, output = turns_of(Server(broken=True), [{"text": "Sorry."}])
     await played(turns)
-    assert [item.type for item in output.finished()] == ["mcp_list_tools", "message"]
+    assert [item.type for item in output.finished_items()] == ["mcp_list_tools", "message"]
     assert scripted.requests[0].tools is None
     assert [message.role for message in scripted.requests[0].messages] == ["user"]
 
@@ -177,15 +179,15 @@ async def test_required_holds_once_the_tools_are_listed() -> None:
 
 async def test_what_was_demanded_in_vain_is_demanded_by_whoever_goes_on() -> None:
     turns, _, output = turns_of(Server(), [{"text": "No."}], [{"text": "No!"}], tool_choice="required")
-    steps: list[Step] = []
-    turns.on_step = steps.append
+    steps: list[Checkpoint] = []
+    turns.on_checkpoint = steps.append
     with pytest.raises(UpstreamError):
         await played(turns)
     (step,) = [step for step in steps if step.turn == 1]
     listed = Server()
     listed.names_listed.append("add")
     later, scripted, _ = turns_of(listed, [{"text": "No!"}], tool_choice="required")
-    later.go_on(SoFar(step, {}, output.finished()[:2], (), 0, 0))
+    later.resume(ResumePoint(step, {}, output.finished_items()[:2], (), 0, 0))
     with pytest.raises(UpstreamError, match="asked twice"):
         await played(later)
     (chat,) = scripted.requests
@@ -195,24 +197,24 @@ async def test_what_was_demanded_in_vain_is_demanded_by_whoever_goes_on() -> Non
 
 async def test_a_model_whose_calls_were_refused_is_given_no_tools_by_whoever_goes_on() -> None:
     turns, _, output = turns_of(Server(), [{"call": "add"}])
-    steps: list[Step] = []
-    turns.on_step = steps.append
+    steps: list[Checkpoint] = []
+    turns.on_checkpoint = steps.append
     await played(turns)
     last = steps[-1]
-    assert (turns.reason, last.turn, last.rejected_turns) == ("max_messages", 8, 3)
+    assert (turns.incomplete_reason, last.turn, last.rejected_turn_count) == ("max_messages", 8, 3)
     listed = Server()
     listed.names_listed.append("add")
     later, scripted, _ = turns_of(listed, [{"call": "add"}])
-    later.go_on(SoFar(last, told_by(steps), output.finished(), (), 0, 0))
+    later.resume(ResumePoint(last, collect_tool_results(steps), output.finished_items(), (), 0, 0))
     await played(later)
     assert [chat.tools for chat in scripted.requests] == [None]
-    assert later.reason == "max_messages"
+    assert later.incomplete_reason == "max_messages"
 
 
 async def test_breaking_off_closes_a_listing_that_is_under_way() -> None:
     turns, _, output = turns_of(Server(), [{"text": "3."}])
     async with aclosing(turns.run()) as batches:
         await anext(batches)
-    closing = turns.break_off()
+    closing = turns.close_open_items()
     assert [event.type for event in closing] == ["response.output_item.done"]
-    assert len(output.finished()) == 1
+    assert len(output.finished_items()) == 1

@@ -7,21 +7,21 @@ import pytest
 from apis.deltas import (
     Delta,
     FinishReason,
-    Reasoning,
-    Refusal,
-    Text,
+    ReasoningDelta,
+    RefusalDelta,
+    TextDelta,
     TokenLogprob,
-    ToolArguments,
+    ToolArgumentsDelta,
     ToolCallStart,
     TopLogprob,
 )
 from apis.errors import UpstreamError
 from apis.tool_runtime import Source
-from providers.responses.events.ids import Ids
-from providers.responses.events.output import Output
-from providers.responses.run.turn import Turn, joined
-from providers.responses.tools.offered import Toolbox
-from providers.responses.tools.web_search.tool import NAME
+from providers.responses.events.ids import ResponseIds
+from providers.responses.events.output import ResponseOutput
+from providers.responses.run.turn import TurnStream, join_deltas
+from providers.responses.tools.offered import OfferedTools
+from providers.responses.tools.web_search.tool import WEB_SEARCH_NAME
 from tests.support.models.recorded_turns import REQUEST, check_laws, finish, line, turn_of
 
 
@@ -62,33 +62,33 @@ def call(index: int, *texts: str, status: str = "completed", kind: str = "functi
 
 
 START = ToolCallStart("c1", "f")
-ARGUMENTS = ToolArguments("c1", "{}")
+ARGUMENTS = ToolArgumentsDelta("c1", "{}")
 OPEN_CALL, CLOSED_CALL = call(0, "{}")[:2], call(0, "{}")[2:]
 SEARCHING = ["0 output_item.added web_search_call in_progress", "0 web_search_call.in_progress"]
 
 TABLE: dict[str, tuple[list[Delta], list[str]]] = {
     "nothing": ([], []),
-    "nothing, text": ([Text("a"), Text("b")], message(0, "a", "b")),
-    "nothing, empty text": ([Text("")], message(0, "")),
-    "nothing, reasoning": ([Reasoning("a"), Reasoning("b")], thought(0, "a", "b")),
-    "nothing, refusal": ([Refusal("a"), Refusal("b")], refused(0, "a", "b")),
+    "nothing, text": ([TextDelta("a"), TextDelta("b")], message(0, "a", "b")),
+    "nothing, empty text": ([TextDelta("")], message(0, "")),
+    "nothing, reasoning": ([ReasoningDelta("a"), ReasoningDelta("b")], thought(0, "a", "b")),
+    "nothing, refusal": ([RefusalDelta("a"), RefusalDelta("b")], refused(0, "a", "b")),
     "nothing, call": ([START, ARGUMENTS], call(0, "{}")),
     "nothing, call without arguments": ([START], call(0)),
     "nothing, custom call": (
-        [ToolCallStart("c1", "f", custom=True), ToolArguments("c1", "x")],
+        [ToolCallStart("c1", "f", custom=True), ToolArgumentsDelta("c1", "x")],
         call(0, "x", kind="custom_tool_call"),
     ),
-    "nothing, hosted call": ([ToolCallStart("c1", NAME), ARGUMENTS], SEARCHING),
+    "nothing, hosted call": ([ToolCallStart("c1", WEB_SEARCH_NAME), ARGUMENTS], SEARCHING),
     "message, text of another phase": (
-        [Text("a", phase="commentary"), Text("b", phase="commentary"), Text("c", phase="final_answer")],
+        [TextDelta("a", phase="commentary"), TextDelta("b", phase="commentary"), TextDelta("c", phase="final_answer")],
         [*message(0, "a", "b", phase="commentary"), *message(1, "c", phase="final_answer")],
     ),
     "message, text without phase after one with": (
-        [Text("a", phase="commentary"), Text("b")],
+        [TextDelta("a", phase="commentary"), TextDelta("b")],
         [*message(0, "a", phase="commentary"), *message(1, "b")],
     ),
     "message, refusal": (
-        [Text("a"), Refusal("no"), Text("b")],
+        [TextDelta("a"), RefusalDelta("no"), TextDelta("b")],
         [
             *message(0, "a")[:-1],
             "0.1 content_part.added refusal ''",
@@ -99,24 +99,24 @@ TABLE: dict[str, tuple[list[Delta], list[str]]] = {
         ],
     ),
     "message with a phase, refusal": (
-        [Text("a", phase="final_answer"), Refusal("no")],
+        [TextDelta("a", phase="final_answer"), RefusalDelta("no")],
         [
             *message(0, "a", phase="final_answer")[:-1],
             *(each.replace("0.0", "0.1") for each in refused(0, "no")[1:-1]),
             "0 output_item.done message completed final_answer",
         ],
     ),
-    "message, reasoning": ([Text("a"), Reasoning("b")], [*message(0, "a"), *thought(1, "b")]),
-    "message, call": ([Text("a"), START, ARGUMENTS], [*message(0, "a"), *call(1, "{}")]),
-    "reasoning, text": ([Reasoning("a"), Text("b")], [*thought(0, "a"), *message(1, "b")]),
-    "reasoning, refusal": ([Reasoning("a"), Refusal("b")], [*thought(0, "a"), *refused(1, "b")]),
-    "reasoning, call": ([Reasoning("a"), START, ARGUMENTS], [*thought(0, "a"), *call(1, "{}")]),
+    "message, reasoning": ([TextDelta("a"), ReasoningDelta("b")], [*message(0, "a"), *thought(1, "b")]),
+    "message, call": ([TextDelta("a"), START, ARGUMENTS], [*message(0, "a"), *call(1, "{}")]),
+    "reasoning, text": ([ReasoningDelta("a"), TextDelta("b")], [*thought(0, "a"), *message(1, "b")]),
+    "reasoning, refusal": ([ReasoningDelta("a"), RefusalDelta("b")], [*thought(0, "a"), *refused(1, "b")]),
+    "reasoning, call": ([ReasoningDelta("a"), START, ARGUMENTS], [*thought(0, "a"), *call(1, "{}")]),
     "reasoning, text, reasoning": (
-        [Reasoning("a"), Text("b"), Reasoning("c")],
+        [ReasoningDelta("a"), TextDelta("b"), ReasoningDelta("c")],
         [*thought(0, "a"), *message(1, "b"), *thought(2, "c")],
     ),
     "message, arguments of a call that stays open": (
-        [START, Text("a"), ARGUMENTS, Text("b")],
+        [START, TextDelta("a"), ARGUMENTS, TextDelta("b")],
         [
             "0 output_item.added function_call in_progress",
             *message(1, "a")[:3],
@@ -129,7 +129,7 @@ TABLE: dict[str, tuple[list[Delta], list[str]]] = {
         ],
     ),
     "reasoning, arguments of a call that stays open": (
-        [START, Reasoning("a"), ARGUMENTS],
+        [START, ReasoningDelta("a"), ARGUMENTS],
         [
             "0 output_item.added function_call in_progress",
             *thought(1, "a")[:3],
@@ -142,10 +142,10 @@ TABLE: dict[str, tuple[list[Delta], list[str]]] = {
         [
             START,
             ToolCallStart("c2", "g"),
-            ToolArguments("c2", "[1"),
-            ToolArguments("c1", "{"),
-            ToolArguments("c2", "]"),
-            ToolArguments("c1", "}"),
+            ToolArgumentsDelta("c2", "[1"),
+            ToolArgumentsDelta("c1", "{"),
+            ToolArgumentsDelta("c2", "]"),
+            ToolArgumentsDelta("c1", "}"),
         ],
         [
             "0 output_item.added function_call in_progress",
@@ -179,23 +179,26 @@ def test_deltas_become_events(deltas: list[Delta], lines: list[str], together: b
     events = turn.feed(whole) if together else [event for delta in whole for event in turn.feed([delta])]
     assert [line(event) for event in events] == lines
     assert turn.finish == finish()
-    if not turn.hosted:
+    if not turn.hosted_calls:
         check_laws(events, output, "completed")
 
 
 CUTS: dict[str, tuple[list[Delta], list[str]]] = {
     "nothing": ([], []),
-    "message": ([Text("a")], message(0, "a", status="incomplete")),
-    "refusal": ([Refusal("a")], refused(0, "a", status="incomplete")),
-    "reasoning": ([Reasoning("a")], thought(0, "a", status="incomplete")),
+    "message": ([TextDelta("a")], message(0, "a", status="incomplete")),
+    "refusal": ([RefusalDelta("a")], refused(0, "a", status="incomplete")),
+    "reasoning": ([ReasoningDelta("a")], thought(0, "a", status="incomplete")),
     "call": ([START, ARGUMENTS], call(0, "{}", status="incomplete")),
     "custom call": ([ToolCallStart("c1", "f", custom=True)], call(0, status="incomplete", kind="custom_tool_call")),
-    "hosted call": ([ToolCallStart("c1", NAME)], [*SEARCHING, "0 output_item.done web_search_call incomplete"]),
+    "hosted call": (
+        [ToolCallStart("c1", WEB_SEARCH_NAME)],
+        [*SEARCHING, "0 output_item.done web_search_call incomplete"],
+    ),
     "message after a reasoning": (
-        [Reasoning("a"), Text("b")],
+        [ReasoningDelta("a"), TextDelta("b")],
         [*thought(0, "a"), *message(1, "b", status="incomplete")],
     ),
-    "call after a message": ([Text("a"), START], [*message(0, "a"), *call(1, status="incomplete")]),
+    "call after a message": ([TextDelta("a"), START], [*message(0, "a"), *call(1, status="incomplete")]),
 }
 
 
@@ -205,44 +208,44 @@ def test_what_is_cut_off_is_incomplete(deltas: list[Delta], lines: list[str], re
     turn, output = turn_of()
     events = turn.feed([*deltas, finish(reason)])
     assert [line(event) for event in events] == lines
-    assert not turn.hosted
+    assert not turn.hosted_calls
     check_laws(events, output, "incomplete")
 
 
 @pytest.mark.parametrize(("deltas", "lines"), CUTS.values(), ids=CUTS)
 def test_what_breaks_off_is_incomplete_and_whole_as_far_as_it_got(deltas: list[Delta], lines: list[str]) -> None:
     turn, output = turn_of()
-    events = [*turn.feed(deltas), *turn.break_off()]
+    events = [*turn.feed(deltas), *turn.close_open_items()]
     assert [line(event) for event in events] == lines
     check_laws(events, output, "failed")
-    assert not turn.break_off()
+    assert not turn.close_open_items()
 
 
 def test_of_two_calls_that_are_cut_only_the_last_is_incomplete() -> None:
     turn, output = turn_of()
-    turn.feed([START, ARGUMENTS, ToolCallStart("c2", "g"), ToolArguments("c2", "{"), finish("length")])
-    assert [item.model_dump()["status"] for item in output.finished()] == ["completed", "incomplete"]
+    turn.feed([START, ARGUMENTS, ToolCallStart("c2", "g"), ToolArgumentsDelta("c2", "{"), finish("length")])
+    assert [item.model_dump()["status"] for item in output.finished_items()] == ["completed", "incomplete"]
 
 
 def test_breaking_off_after_the_end_changes_nothing() -> None:
     turn, output = turn_of()
-    turn.feed([Text("a"), finish()])
-    before = output.finished()
-    assert not turn.break_off()
-    assert output.finished() == before
+    turn.feed([TextDelta("a"), finish()])
+    before = output.finished_items()
+    assert not turn.close_open_items()
+    assert output.finished_items() == before
 
 
 def test_breaking_off_closes_all_that_is_open() -> None:
     turn, output = turn_of()
-    turn.feed([START, ToolCallStart("c2", NAME), Text("a")])
+    turn.feed([START, ToolCallStart("c2", WEB_SEARCH_NAME), TextDelta("a")])
     assert [
-        line(event).rpartition(" ")[2] for event in turn.break_off() if event.type == "response.output_item.done"
+        line(event).rpartition(" ")[2] for event in turn.close_open_items() if event.type == "response.output_item.done"
     ] == ["incomplete"] * 3
-    assert len(output.finished()) == 3
+    assert len(output.finished_items()) == 3
 
 
-@pytest.mark.parametrize("name", ["f", NAME])
-@pytest.mark.parametrize("again", ["f", NAME])
+@pytest.mark.parametrize("name", ["f", WEB_SEARCH_NAME])
+@pytest.mark.parametrize("again", ["f", WEB_SEARCH_NAME])
 def test_two_calls_of_one_id_are_the_servers_fault(name: str, again: str) -> None:
     turn, output = turn_of()
     turn.feed([ToolCallStart("c1", name)])
@@ -254,24 +257,26 @@ def test_two_calls_of_one_id_are_the_servers_fault(name: str, again: str) -> Non
 def test_arguments_of_a_call_that_has_not_begun_are_the_servers_fault() -> None:
     turn, _ = turn_of()
     with pytest.raises(UpstreamError):
-        turn.feed([ToolArguments("c1", "{}")])
+        turn.feed([ToolArgumentsDelta("c1", "{}")])
 
 
 def test_what_is_to_be_done_is_told_apart() -> None:
     turn, _ = turn_of()
-    turn.feed([START, ToolCallStart("c2", NAME), ToolCallStart("c3", "g", custom=True), finish("tool_calls")])
-    assert {key: each.name for key, each in turn.calls.items()} == {"c1": "f", "c3": "g"}
-    assert [*turn.hosted] == ["c2"]
+    turn.feed(
+        [START, ToolCallStart("c2", WEB_SEARCH_NAME), ToolCallStart("c3", "g", custom=True), finish("tool_calls")]
+    )
+    assert {key: each.name for key, each in turn.function_calls.items()} == {"c1": "f", "c3": "g"}
+    assert [*turn.hosted_calls] == ["c2"]
 
 
 def test_a_second_turn_goes_on_where_the_first_ended() -> None:
-    output = Output(Ids())
+    output = ResponseOutput(ResponseIds())
     events = [
-        *Turn(output, Toolbox(REQUEST)).feed([Text("a"), finish()]),
-        *Turn(output, Toolbox(REQUEST)).feed([Reasoning("b"), Text("c"), finish()]),
+        *TurnStream(output, OfferedTools(REQUEST)).feed([TextDelta("a"), finish()]),
+        *TurnStream(output, OfferedTools(REQUEST)).feed([ReasoningDelta("b"), TextDelta("c"), finish()]),
     ]
     assert [line(event) for event in events] == [*message(0, "a"), *thought(1, "b"), *message(2, "c")]
-    ids = [item.id for item in output.finished()]
+    ids = [item.id for item in output.finished_items()]
     assert len(set(ids)) == 3
     check_laws(events, output, "completed")
 
@@ -279,12 +284,12 @@ def test_a_second_turn_goes_on_where_the_first_ended() -> None:
 def test_logprobs_go_with_their_delta_and_with_the_whole() -> None:
     token = TokenLogprob("a", -0.5, b"a", (TopLogprob("b", -1.5, b"b"),))
     turn, output = turn_of()
-    events = turn.feed([Text("a", (token,)), Text("b"), Text("c", (token,)), finish()])
-    whole = {**vars_of(token), "top_logprobs": [vars_of(token.top[0])]}
+    events = turn.feed([TextDelta("a", (token,)), TextDelta("b"), TextDelta("c", (token,)), finish()])
+    whole = {**vars_of(token), "top_logprobs": [vars_of(token.top_logprobs[0])]}
     deltas = [event.model_dump()["logprobs"] for event in events if event.type == "response.output_text.delta"]
     assert [[one["token"] for one in each] for each in deltas] == [["a"], [], ["a"]]
     assert deltas[0][0]["logprob"] == -0.5
-    [item] = output.finished()
+    [item] = output.finished_items()
     assert item.model_dump()["content"][0]["logprobs"] == [whole, whole]
 
 
@@ -295,7 +300,7 @@ def vars_of(token: TokenLogprob | TopLogprob) -> dict[str, Any]:
 def test_citations_become_links_and_annotations() -> None:
     sources = {1: Source("https://a.b/1", "One"), 2: Source("https://a.b/2", "")}
     turn, output = turn_of(sources)
-    events = turn.feed([Text("See 【1"), Text("】, 【2†L1】."), finish()])
+    events = turn.feed([TextDelta("See 【1"), TextDelta("】, 【2†L1】."), finish()])
     assert [line(event) for event in events] == [
         "0 output_item.added message in_progress",
         "0.0 content_part.added output_text ''",
@@ -315,7 +320,7 @@ def test_citations_become_links_and_annotations() -> None:
 
 def test_a_mark_that_never_ends_is_told_when_the_text_ends() -> None:
     turn, output = turn_of({1: Source("https://a.b/1", "One")})
-    events = [*turn.feed([Text("See 【1")]), *turn.break_off()]
+    events = [*turn.feed([TextDelta("See 【1")]), *turn.close_open_items()]
     assert [line(event) for event in events][2:4] == ["0.0 output_text.delta 'See '", "0.0 output_text.delta '【1'"]
     check_laws(events, output, "failed")
 
@@ -327,19 +332,30 @@ TOKEN = TokenLogprob("c", -0.1, (99,))
     ("step", "whole"),
     [
         ([], []),
-        ([Text("a")], [Text("a")]),
-        ([Text("a"), Text("b"), finish()], [Text("ab"), finish()]),
-        ([Reasoning("a"), Reasoning("b"), Text("c"), Text("d")], [Reasoning("ab"), Text("cd")]),
-        ([Text("a"), Reasoning("b"), Text("c")], [Text("a"), Reasoning("b"), Text("c")]),
+        ([TextDelta("a")], [TextDelta("a")]),
+        ([TextDelta("a"), TextDelta("b"), finish()], [TextDelta("ab"), finish()]),
         (
-            [Text("a", phase="commentary"), Text("b", phase="commentary"), Text("c", phase="final_answer"), Text("d")],
-            [Text("ab", phase="commentary"), Text("c", phase="final_answer"), Text("d")],
+            [ReasoningDelta("a"), ReasoningDelta("b"), TextDelta("c"), TextDelta("d")],
+            [ReasoningDelta("ab"), TextDelta("cd")],
         ),
-        ([Text("a"), Text("b"), Text("c", (TOKEN,))], [Text("ab"), Text("c", (TOKEN,))]),
-        ([Text("c", (TOKEN,)), Text("c", (TOKEN,))], [Text("c", (TOKEN,)), Text("c", (TOKEN,))]),
-        ([Refusal("a"), Refusal("b")], [Refusal("a"), Refusal("b")]),
-        ([ToolArguments("1", "a"), ToolArguments("2", "b")], [ToolArguments("1", "a"), ToolArguments("2", "b")]),
+        ([TextDelta("a"), ReasoningDelta("b"), TextDelta("c")], [TextDelta("a"), ReasoningDelta("b"), TextDelta("c")]),
+        (
+            [
+                TextDelta("a", phase="commentary"),
+                TextDelta("b", phase="commentary"),
+                TextDelta("c", phase="final_answer"),
+                TextDelta("d"),
+            ],
+            [TextDelta("ab", phase="commentary"), TextDelta("c", phase="final_answer"), TextDelta("d")],
+        ),
+        ([TextDelta("a"), TextDelta("b"), TextDelta("c", (TOKEN,))], [TextDelta("ab"), TextDelta("c", (TOKEN,))]),
+        ([TextDelta("c", (TOKEN,)), TextDelta("c", (TOKEN,))], [TextDelta("c", (TOKEN,)), TextDelta("c", (TOKEN,))]),
+        ([RefusalDelta("a"), RefusalDelta("b")], [RefusalDelta("a"), RefusalDelta("b")]),
+        (
+            [ToolArgumentsDelta("1", "a"), ToolArgumentsDelta("2", "b")],
+            [ToolArgumentsDelta("1", "a"), ToolArgumentsDelta("2", "b")],
+        ),
     ],
 )
 def test_what_is_shown_whole_is_joined_and_nothing_else(step: list[Delta], whole: list[Delta]) -> None:
-    assert [*joined(step)] == whole
+    assert [*join_deltas(step)] == whole

@@ -28,5 +28,5 @@ def test_a_log_that_breaks_off_anywhere_is_closed_lawfully(name: str) -> None:
             continue
         broken = close_log(logged(told))
         failed = response("failed", [*broken.items], error=ERROR, usage=USAGE)
-        told += [*broken.closing, event("failed", response=failed, sequence_number=broken.number)]
+        told += [*broken.closing_events, event("failed", response=failed, sequence_number=broken.next_sequence_number)]
         check_stream(told)

@@ -10,8 +10,8 @@ from apis.errors import StoreUnavailable
 from apis.storage.kv_store import KVStore, Op
 from providers.kv_store.memory import Memory
 from providers.responses.context.conversations import StoredConversations
-from providers.responses.store.conversation_items import Ref
-from providers.responses.store.conversation_lock import Floor
+from providers.responses.store.conversation_items import ConversationKeys
+from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history import History
 
 LEASE_S = 0.15
@@ -42,47 +42,47 @@ def store() -> Unsure:
 
 
 @pytest.fixture
-async def floor(store: Unsure) -> Floor:
+async def floor(store: Unsure) -> ConversationLock:
     history = History(store, retention_s=1000, max_turns=10, cache_bytes=0)
     conversations = StoredConversations(store, history, background_s=10)
     made = await conversations.create(CreateConversation.model_validate({}), tenant="t")
-    floor = Floor(store, Ref("t", made.id), "resp_1", 10, LEASE_S)
-    await floor.take()
+    floor = ConversationLock(store, ConversationKeys("t", made.id), "resp_1", 10, LEASE_S)
+    await floor.acquire()
     return floor
 
 
-async def renewals(store: KVStore, floor: Floor, number: int) -> None:
+async def renewals(store: KVStore, floor: ConversationLock, number: int) -> None:
     """Wait until the floor was renewed so often; it must not pass in between."""
     seen: set[int] = set()
     async with asyncio.timeout(10):
         while len(seen) <= number:
-            entry = await store.get(floor.ref.key("conversation_floor"))
+            entry = await store.get(floor.ref.record_key("conversation_floor"))
             assert entry is not None
             seen.add(entry.version)
             await asyncio.sleep(0.005)
 
 
-async def ends(store: KVStore, floor: Floor) -> bool:
-    return await store.write(await floor.ending(b"[]", b"[]", {})) is not None
+async def ends(store: KVStore, floor: ConversationLock) -> bool:
+    return await store.write(await floor.build_append_and_release_ops(b"[]", b"[]", {})) is not None
 
 
-async def test_it_is_renewed_for_longer_than_it_would_live(store: Unsure, floor: Floor) -> None:
+async def test_it_is_renewed_for_longer_than_it_would_live(store: Unsure, floor: ConversationLock) -> None:
     async with floor:
         await renewals(store, floor, 6)
         assert await ends(store, floor)
-    assert await store.get(floor.ref.key("conversation_floor")) is None
+    assert await store.get(floor.ref.record_key("conversation_floor")) is None
 
 
-async def test_it_is_given_up_with_its_context(store: Unsure, floor: Floor) -> None:
+async def test_it_is_given_up_with_its_context(store: Unsure, floor: ConversationLock) -> None:
     async with floor:
         await renewals(store, floor, 1)
-    assert await store.get(floor.ref.key("conversation_floor")) is None
+    assert await store.get(floor.ref.record_key("conversation_floor")) is None
     assert not await ends(store, floor)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 0), (0, 1), (0, 2)])
 async def test_a_renewal_of_which_nobody_knows_does_no_harm(
-    store: Unsure, floor: Floor, before: int, after: int
+    store: Unsure, floor: ConversationLock, before: int, after: int
 ) -> None:
     async with floor:
         store.before, store.after = before, after
@@ -93,7 +93,7 @@ async def test_a_renewal_of_which_nobody_knows_does_no_harm(
         assert await ends(store, floor)
 
 
-async def test_it_can_end_right_after_a_renewal_of_which_nobody_knows(store: Unsure, floor: Floor) -> None:
+async def test_it_can_end_right_after_a_renewal_of_which_nobody_knows(store: Unsure, floor: ConversationLock) -> None:
     async with floor:
         store.after = 1
         async with asyncio.timeout(10):
@@ -103,11 +103,11 @@ async def test_it_can_end_right_after_a_renewal_of_which_nobody_knows(store: Uns
 
 
 async def test_giving_it_up_during_an_outage_is_no_error_and_it_passes_with_its_time(
-    store: Unsure, floor: Floor
+    store: Unsure, floor: ConversationLock
 ) -> None:
     async with floor:
         store.before = 100
-    assert await floor.holds()
+    assert await floor.is_held()
     async with asyncio.timeout(10):
-        while await floor.holds():  # noqa: ASYNC110  # a store sets no event
+        while await floor.is_held():  # noqa: ASYNC110  # a store sets no event
             await asyncio.sleep(0.005)

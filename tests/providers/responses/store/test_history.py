@@ -7,19 +7,19 @@ from typing import Any
 import orjson
 import pytest
 
-from apis.deltas import Finish, Text, Usage
+from apis.deltas import Finish, TextDelta, Usage
 from apis.errors import InvalidRequest, NotFound, StackError
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Entry, Op
 from providers.kv_store.memory import Memory
 from providers.responses.context.messages import items_to_messages
-from providers.responses.events.ids import Ids
-from providers.responses.events.output import Output
+from providers.responses.events.ids import ResponseIds
+from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import begin_response, end_response
-from providers.responses.events.tool_result import Told
-from providers.responses.run.turn import Turn
-from providers.responses.store.history import ITEMS, Finished, History, Past
-from providers.responses.tools.offered import Toolbox
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.run.turn import TurnStream
+from providers.responses.store.history import ITEM_LIST_ADAPTER, FinishedResponse, History, LoadedHistory
+from providers.responses.tools.offered import OfferedTools
 
 DAY_S = 86_400.0
 TENANT = "t"
@@ -64,24 +64,24 @@ class Kept:
         self, text: str, after: str | None = None, *, tenant: str = TENANT, item_id: str | None = None
     ) -> str:
         """One turn: the user says `text`, the model answers TEXT. Returns the response's id."""
-        past = await self.history.past(after, tenant=tenant) if after else Past()
+        past = await self.history.load_history(after, tenant=tenant) if after else LoadedHistory()
         return await self.save(text, past, tenant=tenant, item_id=item_id)
 
-    async def save(self, text: str, past: Past, *, tenant: str = TENANT, item_id: str | None = None) -> str:
-        ids = Ids()
-        output = Output(ids)
+    async def save(self, text: str, past: LoadedHistory, *, tenant: str = TENANT, item_id: str | None = None) -> str:
+        ids = ResponseIds()
+        output = ResponseOutput(ids)
         request = CreateResponse.model_validate({"model": "m", "input": text})
-        Turn(output, Toolbox(request)).feed([Text(text.upper()), Finish("stop", Usage())])
-        begun = begin_response(request, ids.response, created_at=5)
-        final = end_response(begun, "completed", output.finished(), Usage(1, 1))
-        given = [{"type": "message", "role": "user", "content": text, "id": item_id or ids.item("msg")}]
-        told = {output.finished()[0].id or "": Told("c", "f", "{}", f"told {text}")}
-        await self.history.save(Finished(final, orjson.dumps(given), told), tenant=tenant, past=past)
-        return ids.response
+        TurnStream(output, OfferedTools(request)).feed([TextDelta(text.upper()), Finish("stop", Usage())])
+        begun = begin_response(request, ids.response_id, created_at=5)
+        final = end_response(begun, "completed", output.finished_items(), Usage(1, 1))
+        given = [{"type": "message", "role": "user", "content": text, "id": item_id or ids.new_item_id("msg")}]
+        told = {output.finished_items()[0].id or "": ToolResultRecord("c", "f", "{}", f"told {text}")}
+        await self.history.save(FinishedResponse(final, orjson.dumps(given), told), tenant=tenant, history=past)
+        return ids.response_id
 
     async def said(self, response_id: str, *, tenant: str = TENANT) -> str:
         """All that a request after `response_id` would stand on, in one line."""
-        past = await self.history.past(response_id, tenant=tenant)
+        past = await self.history.load_history(response_id, tenant=tenant)
         return " ".join(str(message.content) for message in items_to_messages(past.items, {}))
 
 
@@ -121,7 +121,7 @@ async def test_branches_and_branches_of_branches_are_their_own(cache_bytes: int)
 async def test_two_that_follow_one_turn_at_once_both_stand(cache_bytes: int) -> None:
     kept = Kept(cache_bytes=cache_bytes)
     a = await kept.say("a")
-    past = await kept.history.past(a, tenant=TENANT)
+    past = await kept.history.load_history(a, tenant=TENANT)
     b = await kept.save("b", past)
     c = await kept.save("c", past)
     assert await kept.said(b) == "a A b B"
@@ -132,18 +132,18 @@ async def test_two_that_follow_one_turn_at_once_both_stand(cache_bytes: int) -> 
 async def test_what_tools_told_is_kept_beside_the_chain(cache_bytes: int) -> None:
     kept = Kept(cache_bytes=cache_bytes)
     b = await kept.say("b", await kept.say("a"))
-    past = await kept.history.past(b, tenant=TENANT)
-    assert sorted(told.output for told in past.told.values()) == ["told a", "told b"]
+    past = await kept.history.load_history(b, tenant=TENANT)
+    assert sorted(told.output for told in past.tool_results.values()) == ["told a", "told b"]
 
 
 @pytest.mark.parametrize("response_id", ["resp_" + "0" * 32, "resp_\0", "😀" * 256, "a/b"])
 async def test_an_unknown_response_is_told_by_where_it_was_named(response_id: str) -> None:
     kept = Kept()
     with pytest.raises(InvalidRequest) as caught:
-        await kept.history.past(response_id, tenant=TENANT)
+        await kept.history.load_history(response_id, tenant=TENANT)
     assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
     with pytest.raises(NotFound):
-        await kept.history.response(response_id, tenant=TENANT)
+        await kept.history.load_response(response_id, tenant=TENANT)
     with pytest.raises(NotFound):
         await kept.history.delete(response_id, tenant=TENANT)
 
@@ -155,7 +155,7 @@ async def test_a_chain_is_followed_so_far_and_no_further() -> None:
     d = await kept.say("d", c)
     with pytest.raises(InvalidRequest, match="longer than 3 turns"):
         await kept.said(d)
-    x = await kept.save("x", await kept.history.past(c, tenant=TENANT))  # a branch, whose line is short
+    x = await kept.save("x", await kept.history.load_history(c, tenant=TENANT))  # a branch, whose line is short
     with pytest.raises(InvalidRequest, match="longer than 3 turns"):
         await kept.said(x)
 
@@ -182,35 +182,35 @@ async def test_a_circle_put_there_by_hand_ends() -> None:
 async def test_a_response_is_read_as_it_was_saved() -> None:
     kept = Kept()
     a = await kept.say("a")
-    response = await kept.history.response(a, tenant=TENANT)
+    response = await kept.history.load_response(a, tenant=TENANT)
     assert (response.id, response.status, response.output_text) == (a, "completed", "A")
-    assert [item["content"] for item in await kept.history.given(a, tenant=TENANT)] == ["a"]
+    assert [item["content"] for item in await kept.history.load_input_items(a, tenant=TENANT)] == ["a"]
 
 
 @pytest.mark.parametrize("item_id", ["mine", "fco_0123", "😀" * 256, "a/b", "msg_" + "x" * 252])
 async def test_an_item_is_found_by_the_id_that_its_client_gave(item_id: str) -> None:
     kept = Kept()
     a = await kept.say("a", item_id=item_id)
-    found = await kept.history.item(item_id, tenant=TENANT)
+    found = await kept.history.find_item(item_id, tenant=TENANT)
     assert found is not None
     assert found[0].model_dump()["content"] == "a"
-    assert await kept.history.item(item_id, tenant="other") is None
+    assert await kept.history.find_item(item_id, tenant="other") is None
     await kept.history.delete(a, tenant=TENANT)
-    assert await kept.history.item(item_id, tenant=TENANT) is None
+    assert await kept.history.find_item(item_id, tenant=TENANT) is None
     assert not await kept.store.keys()
 
 
 async def test_an_item_of_ours_is_found_with_what_it_told() -> None:
     kept = Kept()
     a = await kept.say("a")
-    response = await kept.history.response(a, tenant=TENANT)
+    response = await kept.history.load_response(a, tenant=TENANT)
     made = response.output[0].id
     assert made is not None
-    found = await kept.history.item(made, tenant=TENANT)
+    found = await kept.history.find_item(made, tenant=TENANT)
     assert found is not None
     assert found[1] is not None
     assert found[1].output == "told a"
-    assert await kept.history.item(made[:-1] + "9", tenant=TENANT) is None
+    assert await kept.history.find_item(made[:-1] + "9", tenant=TENANT) is None
 
 
 # --- forgetting ------------------------------------------------------------------------------------------------------
@@ -223,9 +223,9 @@ async def test_a_deleted_response_is_unknown_and_later_turns_keep_it(cache_bytes
     b = await kept.say("b", a)
     await kept.history.delete(a, tenant=TENANT)
     with pytest.raises(NotFound):
-        await kept.history.response(a, tenant=TENANT)
+        await kept.history.load_response(a, tenant=TENANT)
     with pytest.raises(InvalidRequest):
-        await kept.history.past(a, tenant=TENANT)
+        await kept.history.load_history(a, tenant=TENANT)
     with pytest.raises(NotFound):
         await kept.history.delete(a, tenant=TENANT)
     assert await kept.said(b) == "a A b B"
@@ -263,7 +263,7 @@ async def test_a_chain_in_use_is_kept_and_one_that_is_not_is_forgotten() -> None
         await days_later(kept, 24, patch)
         assert await kept.said(last) == "a A d4 D4 d8 D8 d12 D12 d16 D16 d20 D20"
         with pytest.raises(NotFound):
-            await kept.history.response(alone, tenant=TENANT)
+            await kept.history.load_response(alone, tenant=TENANT)
         await days_later(kept, 60, patch)
         with pytest.raises(InvalidRequest):
             await kept.said(last)
@@ -298,10 +298,10 @@ async def test_a_damaged_record_harms_itself_alone(kind: str, damage: bytes) -> 
     [key] = [key for key in await kept.store.keys(f"{TENANT}/{kind}/") if a[5:] in key]
     await kept.store.put(key, damage)
     with pytest.raises(StackError) as caught:
-        await kept.history.response(a, tenant=TENANT)
+        await kept.history.load_response(a, tenant=TENANT)
     assert (caught.value.status, caught.value.code) == (500, "storage_corrupt")
     with pytest.raises(StackError):
-        await kept.history.past(a, tenant=TENANT)
+        await kept.history.load_history(a, tenant=TENANT)
     assert await kept.said(b) == "b B"
     assert await kept.said(await kept.say("c", b)) == "b B c C"
 
@@ -311,14 +311,14 @@ async def test_tenants_do_not_see_each_other(cache_bytes: int) -> None:
     kept = Kept(cache_bytes=cache_bytes)
     mine, theirs = await kept.say("a", item_id="one", tenant="t1"), await kept.say("b", item_id="one", tenant="t2")
     with pytest.raises(InvalidRequest):
-        await kept.history.past(mine, tenant="t2")
-    for wrong in (kept.history.response, kept.history.given, kept.history.delete):
+        await kept.history.load_history(mine, tenant="t2")
+    for wrong in (kept.history.load_response, kept.history.load_input_items, kept.history.delete):
         with pytest.raises(NotFound):
             await wrong(mine, tenant="t2")
-    made = (await kept.history.response(mine, tenant="t1")).output[0].id
+    made = (await kept.history.load_response(mine, tenant="t1")).output[0].id
     assert made is not None
-    assert await kept.history.item(made, tenant="t2") is None
-    found = await kept.history.item("one", tenant="t2")
+    assert await kept.history.find_item(made, tenant="t2") is None
+    found = await kept.history.find_item("one", tenant="t2")
     assert found is not None
     assert found[0].model_dump()["content"] == "b"
     await kept.history.delete(theirs, tenant="t2")
@@ -338,8 +338,8 @@ async def test_a_long_chain_costs_what_its_turns_cost_and_one_turn_costs_a_few_c
             sizes[number] = sum(len(key) + len(entry.value) for key, entry in rows)
     print(f"{sizes[249]:,} bytes for 250 turns, {sizes[499]:,} for 500")
     assert sizes[499] < 2.05 * sizes[249]
-    assert len((await kept.history.past(last, tenant=TENANT)).items) == 1000
-    assert len(ITEMS.validate_python(await kept.history.given(last, tenant=TENANT))) == 1
+    assert len((await kept.history.load_history(last, tenant=TENANT)).items) == 1000
+    assert len(ITEM_LIST_ADAPTER.validate_python(await kept.history.load_input_items(last, tenant=TENANT))) == 1
 
 
 async def test_a_fork_costs_one_more_read() -> None:
@@ -347,7 +347,7 @@ async def test_a_fork_costs_one_more_read() -> None:
     last = await kept.say("a")
     for fork in range(5):
         before = kept.store.calls
-        await kept.history.past(last, tenant=TENANT)
+        await kept.history.load_history(last, tenant=TENANT)
         assert kept.store.calls - before == 2 + fork
         await kept.say("trunk", last)
         last = await kept.say("branch", last)

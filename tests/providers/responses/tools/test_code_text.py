@@ -6,16 +6,16 @@ import random
 import pytest
 
 from apis.errors import ToolFailed
-from providers.responses.tools.code_interpreter.code_text import CodeText
+from providers.responses.tools.code_interpreter.code_text import CodeParser
 
 ALPHABET = [*'"\\\n\t/u{}:, x', "d83d", "code", "é", "\u2028", "\x00", "😀", "👩\u200d🚀"]
 
 
 def read(pieces: list[str], *, raw: bool = False) -> tuple[list[str], str]:
     """The deltas, and the code they make."""
-    text = CodeText(raw=raw)
+    text = CodeParser(is_raw=raw)
     deltas = [text.feed(piece) for piece in pieces]
-    deltas.append(text.end("".join(pieces)))
+    deltas.append(text.finish("".join(pieces)))
     assert "".join(deltas) == text.code
     return deltas, text.code
 

@@ -7,10 +7,10 @@ import pytest
 
 from apis.tool_runtime import Source
 from providers.responses.events.citations import CitationScanner
-from providers.responses.events.tool_result import MadeFile
+from providers.responses.events.tool_result import ContainerFile
 
 NAMES = ["a.png", "a.png.txt", "my plot (1).csv", "deep/er/b.txt", "é.txt"]
-FILES = {f"/mnt/data/{name}": MadeFile("cntr_1", f"cfile_{number}") for number, name in enumerate(NAMES)}
+FILES = {f"/mnt/data/{name}": ContainerFile("cntr_1", f"cfile_{number}") for number, name in enumerate(NAMES)}
 SOURCES = {1: Source("https://a.b/1", "One")}
 PIECES = [
     *(

@@ -8,7 +8,7 @@ from openai.types.vector_store_search_response import Content
 
 from apis.tool_runtime import Source
 from providers.responses.events.citations import CitationScanner
-from providers.responses.tools.file_search import passages_of
+from providers.responses.tools.file_search import results_to_passages
 
 
 def hits(*sizes: int) -> Sequence[VectorStoreSearchResponse]:
@@ -36,11 +36,11 @@ def hits(*sizes: int) -> Sequence[VectorStoreSearchResponse]:
     ],
 )
 def test_the_best_passages_are_told_until_they_are_too_much(sizes: Sequence[int], told: list[int]) -> None:
-    assert [len(source.text) for source in passages_of(hits(*sizes))] == told
+    assert [len(source.text) for source in results_to_passages(hits(*sizes))] == told
 
 
 def test_a_passage_is_cited_by_its_file() -> None:
-    (source,) = passages_of(hits(3))
+    (source,) = results_to_passages(hits(3))
     assert source == Source("", "0.md", "xxx", "file-0")
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from apis.deltas import ToolCallStart
 from apis.tool_runtime import ToolCall
-from providers.responses.events.ids import Ids
-from providers.responses.events.output import Output
-from providers.responses.tools.call import Events, HostedCall
-from providers.responses.tools.mcp.calls import McpListing, McpToolCall
+from providers.responses.events.ids import ResponseIds
+from providers.responses.events.output import ResponseOutput
+from providers.responses.tools.call import EventList, HostedCall
+from providers.responses.tools.mcp.calls import McpListToolsCall, McpToolCall
 from tests.support.models.recorded_turns import check_laws
 
 Ending = Literal["incomplete", "failed"]
@@ -20,7 +20,7 @@ class Silent:
     """A server that is never asked."""
 
     label = "a"
-    declaration = "d"
+    declaration_hash = "d"
 
     async def list_tools(self, call: ToolCall) -> Sequence[Mapping[str, Any]]:
         raise NotImplementedError
@@ -29,9 +29,9 @@ class Silent:
         raise NotImplementedError
 
 
-def ended(call: HostedCall, pieces: Sequence[str], status: Ending) -> tuple[Events, Output]:
-    output = Output(Ids())
-    output.place(call)
+def ended(call: HostedCall, pieces: Sequence[str], status: Ending) -> tuple[EventList, ResponseOutput]:
+    output = ResponseOutput(ResponseIds())
+    output.place_item(call)
     events = call.open()
     for piece in pieces:
         call.append(piece, events)
@@ -42,13 +42,13 @@ def ended(call: HostedCall, pieces: Sequence[str], status: Ending) -> tuple[Even
 
 @pytest.mark.parametrize("status", ["incomplete", "failed"])
 def test_a_list_that_is_broken_off_has_failed(status: Ending) -> None:
-    events, output = ended(McpListing(Silent()), [], status)
+    events, output = ended(McpListToolsCall(Silent()), [], status)
     assert [event.type.removeprefix("response.") for event in events[1:]] == [
         "mcp_list_tools.in_progress",
         "mcp_list_tools.failed",
         "output_item.done",
     ]
-    item: Any = output.finished()[0]
+    item: Any = output.finished_items()[0]
     assert item.error
     check_laws(events, output, "failed")
 
@@ -57,7 +57,7 @@ def test_a_list_that_is_broken_off_has_failed(status: Ending) -> None:
 @pytest.mark.parametrize("status", ["incomplete", "failed"])
 def test_a_call_that_is_broken_off_keeps_what_was_written(status: Ending, pieces: list[str]) -> None:
     events, output = ended(McpToolCall(Silent(), "t", ToolCallStart("c1", "a__t")), pieces, status)
-    item: Any = output.finished()[0]
+    item: Any = output.finished_items()[0]
     nothing = "{}" if status == "failed" else ""
     assert (item.status, item.arguments, item.output) == (status, "".join(pieces) or nothing, None)
     assert (item.error is not None) == (status == "failed")

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from apis.chat import FunctionTool
+from apis.chat import ChatFunctionTool
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
 from apis.wire.items import Item
 from providers.responses.events.response_object import begin_response
-from providers.responses.tools.names import called_name
-from providers.responses.tools.offered import ClientName, Toolbox
+from providers.responses.tools.names import qualified_name
+from providers.responses.tools.offered import ClientToolName, OfferedTools
 
 Fields = dict[str, Any]
 ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
@@ -38,45 +38,45 @@ def request_of(*tools: Fields, **fields: Any) -> CreateResponse:
 
 
 def test_a_model_that_knows_namespaces_is_offered_them() -> None:
-    toolbox = Toolbox(request_of(CRM), grouped=True)
-    find, note = toolbox.offered()
-    assert isinstance(find, FunctionTool)
+    toolbox = OfferedTools(request_of(CRM), supports_namespaces=True)
+    find, note = toolbox.offered_tools()
+    assert isinstance(find, ChatFunctionTool)
     assert (find.name, find.function.namespace, note.name) == ("crm.find", "crm", "crm__note")
-    assert toolbox.find("crm.find") == ClientName("find", "crm")
-    assert toolbox.find("crm__note") == ClientName("note", "crm")
-    assert toolbox.find("find") is None
+    assert toolbox.find_tool("crm.find") == ClientToolName("find", "crm")
+    assert toolbox.find_tool("crm__note") == ClientToolName("note", "crm")
+    assert toolbox.find_tool("find") is None
 
 
 @pytest.mark.parametrize("name", ["browser", "python"])
 def test_a_namespace_that_such_a_model_has_of_its_own_is_not_given_away(name: str) -> None:
-    toolbox = Toolbox(request_of({**CRM, "name": name}), grouped=True)
-    assert [tool.name for tool in toolbox.offered()] == [f"{name}__find", f"{name}__note"]
+    toolbox = OfferedTools(request_of({**CRM, "name": name}), supports_namespaces=True)
+    assert [tool.name for tool in toolbox.offered_tools()] == [f"{name}__find", f"{name}__note"]
 
 
 @pytest.mark.parametrize("grouped", [True, False])
 def test_what_is_in_the_outermost_namespace_goes_by_its_name_alone(grouped: bool) -> None:
-    toolbox = Toolbox(request_of({**CRM, "name": "functions"}), grouped=grouped)
-    assert [tool.name for tool in toolbox.offered()] == ["find", "note"]
-    assert toolbox.find("find") == ClientName("find", "functions")
-    assert called_name("functions", "find", grouped=grouped) == "find"
+    toolbox = OfferedTools(request_of({**CRM, "name": "functions"}), supports_namespaces=grouped)
+    assert [tool.name for tool in toolbox.offered_tools()] == ["find", "note"]
+    assert toolbox.find_tool("find") == ClientToolName("find", "functions")
+    assert qualified_name("functions", "find", supports_namespaces=grouped) == "find"
 
 
 def test_long_names_are_shortened_and_stay_apart() -> None:
-    one, other = (called_name("n" * 60, f"{'x' * 40}{end}", grouped=False) for end in "ab")
+    one, other = (qualified_name("n" * 60, f"{'x' * 40}{end}", supports_namespaces=False) for end in "ab")
     assert len(one) == len(other) == 64
     assert one != other
 
 
 def test_a_name_that_says_functions_is_understood_unless_it_is_one() -> None:
-    toolbox = Toolbox(request_of({"type": "function", "name": "get"}))
-    assert toolbox.find("functions.get") == ClientName("get")
-    assert toolbox.find("functions.put") is None
+    toolbox = OfferedTools(request_of({"type": "function", "name": "get"}))
+    assert toolbox.find_tool("functions.get") == ClientToolName("get")
+    assert toolbox.find_tool("functions.put") is None
 
 
 def test_more_tools_than_a_model_can_be_offered_are_refused() -> None:
     tools = [{"type": "function", "name": f"f{number}"} for number in range(60)]
     with pytest.raises(InvalidRequest):
-        Toolbox(
+        OfferedTools(
             request_of(
                 {**CRM, "tools": tools}, {**CRM, "name": "a", "tools": tools}, {**CRM, "name": "b", "tools": tools}
             )
@@ -89,8 +89,8 @@ def test_what_was_found_twice_is_offered_once() -> None:
         "call_id": "c1",
         "tools": [{"type": "function", "name": "f", "defer_loading": True}],
     }
-    toolbox = Toolbox(request_of(), items=ITEMS.validate_python([found, found]))
-    assert [tool.name for tool in toolbox.offered()] == ["f"]
+    toolbox = OfferedTools(request_of(), items=ITEMS.validate_python([found, found]))
+    assert [tool.name for tool in toolbox.offered_tools()] == ["f"]
 
 
 # --- secrets ---------------------------------------------------------------------------------------------------------

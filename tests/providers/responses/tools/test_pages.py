@@ -3,33 +3,33 @@
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from providers.responses.events.tool_result import Told
+from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.web_search.pages import (
     MAX_CHAIN_CHARS,
     MAX_PAGE_CHARS,
-    Page,
-    Pages,
+    PageHistory,
+    WebPage,
+    append_link_list,
     find_matches,
-    show,
-    with_link_ids,
-    with_link_list,
-    without_links,
-    wrap,
+    render_link_ids,
+    render_page,
+    strip_links,
+    wrap_lines,
 )
 
 
-def page(text: str, number: int = 1, links: Sequence[str] = ()) -> Page:
-    return Page(f"https://a.b/{number}", f"Page {number}", wrap(text), links)
+def page(text: str, number: int = 1, links: Sequence[str] = ()) -> WebPage:
+    return WebPage(f"https://a.b/{number}", f"Page {number}", wrap_lines(text), links)
 
 
-def told(number: int, state: object) -> Told:
+def told(number: int, state: object) -> ToolResultRecord:
     """As it comes back from a store."""
-    return Told(f"c{number}", "open_page", "{}", "", state=msgspec.json.decode(msgspec.json.encode(state)))
+    return ToolResultRecord(f"c{number}", "open_page", "{}", "", state=msgspec.json.decode(msgspec.json.encode(state)))
 
 
 def test_wrapping_keeps_every_word_and_every_line() -> None:
@@ -37,19 +37,19 @@ def test_wrapping_keeps_every_word_and_every_line() -> None:
     for _ in range(500):
         words = chance.choices(["a", "word", "x" * 79, "y" * 80, "z" * 200, "\n", "\n\n", "  ", "\u4f60" * 90], k=30)
         text = " ".join(words)
-        lines = wrap(text).split("\n")
+        lines = wrap_lines(text).split("\n")
         assert max(map(len, lines)) <= 80
-        assert "".join(wrap(text).split()) == "".join(text.split())
+        assert "".join(wrap_lines(text).split()) == "".join(text.split())
 
 
 def test_short_lines_stay_as_they_are() -> None:
     text = "  code\n\n\tmore   code\n" + "x" * 80
-    assert wrap(text) == text
-    assert len(wrap("x" * 1_000_000).replace("\n", "")) == MAX_PAGE_CHARS
+    assert wrap_lines(text) == text
+    assert len(wrap_lines("x" * 1_000_000).replace("\n", "")) == MAX_PAGE_CHARS
 
 
 def test_a_page_has_no_marks_and_no_line_ends_of_its_own() -> None:
-    assert wrap("a 【1†L2】\u2028L7: b") == "a 〖1†L2〗 L7: b"
+    assert wrap_lines("a 【1†L2】\u2028L7: b") == "a 〖1†L2〗 L7: b"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_page_has_no_marks_and_no_line_ends_of_its_own() -> None:
 )
 def test_a_view_says_which_lines_it_has(first: int, num_lines: int, max_chars: int, shown: str) -> None:
     one = page("\n".join(str(number) for number in range(10)))
-    head, lines = show(7, one, first, max_chars=max_chars, num_lines=num_lines)
+    head, lines = render_page(7, one, first, max_chars=max_chars, num_lines=num_lines)
     start, end = shown.split("-")
     assert head == f"[7] Page 1 (https://a.b/1)\n**viewing lines [{start} - {end}] of 9**\n\n"
     assert list(lines) == [f"L{number}: {number}" for number in range(int(start), int(end) + 1)]
@@ -67,11 +67,11 @@ def test_a_view_says_which_lines_it_has(first: int, num_lines: int, max_chars: i
 def test_links_are_listed_as_far_as_they_are_shown() -> None:
     one = page("", links=["https://a.b/x", "https://c.d/y", f"https://e.f/{'z' * 20_000}"])
     lines = ["L0: one[#2], two[#1] and [#2]", "L1: none[#9] [#0] long[#3]"]
-    assert with_link_list(lines, one).endswith("\n\nLinks:\n[#2] https://c.d/y\n[#1] https://a.b/x")
-    assert with_link_ids(lines, one) == (
+    assert append_link_list(lines, one).endswith("\n\nLinks:\n[#2] https://c.d/y\n[#1] https://a.b/x")
+    assert render_link_ids(lines, one) == (
         "L0: one【1†c.d】, two【0†a.b】 and 【1†c.d】\nL1: none[#9] [#0] long【2†e.f】"
     )
-    assert without_links("one[#2], two") == "one, two"
+    assert strip_links("one[#2], two") == "one, two"
 
 
 @pytest.mark.parametrize(
@@ -102,38 +102,42 @@ def test_finding_takes_no_longer_than_a_page_is_long(text: str, pattern: str) ->
 
 
 def test_pages_are_the_same_after_a_restart() -> None:
-    pages = Pages()
-    rome = Page(
-        "https://a.b/rome", "Rome", "text", ["https://l"], lines=[], asked="http://a.b", domains=(["a.b"], None)
+    pages = PageHistory()
+    rome = WebPage(
+        "https://a.b/rome", "Rome", "text", ["https://l"], lines=[], requested_url="http://a.b", domains=(["a.b"], None)
     )
-    results = Page("", "query", "# Results", ["https://a.b"], "results", [2])
+    results = WebPage("", "query", "# Results", ["https://a.b"], "results", [2])
     states = [pages.add(0, results), pages.add(1, rome), pages.add(3, rome)]
-    again = Pages(told(number, state) for number, state in enumerate([*states, None, {"x": 1}, 5]))
+    again = PageHistory(told(number, state) for number, state in enumerate([*states, None, {"x": 1}, 5]))
     assert [again.get(number) for number in range(4)] == [results, rome, None, rome]
     assert again.get(1) is again.get(3)
-    assert again.last == 3
+    assert again.last_number == 3
     assert states[2] == {"number": 3, "same": 1}
     assert again.number_of("http://a.b#here") == again.number_of("https://a.b/rome") == 1
 
 
 def test_a_page_is_served_again_only_under_the_filter_that_let_it_through() -> None:
-    pages = Pages()
-    pages.add(1, Page("https://a.b/", "", "text", domains=(["a.b"], None)))
-    assert pages.find("https://a.b/", (["a.b"], None)) is pages.find("https://a.b/", (None, None)) is pages.get(1)
-    assert pages.find("https://a.b/", (["c.d"], None)) is None
-    assert pages.find("https://a.b/", (["a.b"], ["c.d"])) is None
+    pages = PageHistory()
+    pages.add(1, WebPage("https://a.b/", "", "text", domains=(["a.b"], None)))
+    assert (
+        pages.find_by_url("https://a.b/", (["a.b"], None))
+        is pages.find_by_url("https://a.b/", (None, None))
+        is pages.get(1)
+    )
+    assert pages.find_by_url("https://a.b/", (["c.d"], None)) is None
+    assert pages.find_by_url("https://a.b/", (["a.b"], ["c.d"])) is None
 
 
 def test_what_a_chain_keeps_is_bounded_and_the_rest_is_fetched_anew() -> None:
-    pages = Pages()
+    pages = PageHistory()
     big = page("x" * MAX_PAGE_CHARS, links=["https://l"])
     states = [pages.add(number, replace(big, url=f"https://a.b/{number}")) for number in range(20)]
     kept = [bool(state["page"]["text"]) for state in states]
-    assert sum(kept) == MAX_CHAIN_CHARS // big.size
+    assert sum(kept) == MAX_CHAIN_CHARS // big.size_chars
     assert kept == sorted(kept, reverse=True)
-    assert pages.find("https://a.b/19", (None, None)) is not None
-    later = Pages(told(number, state) for number, state in enumerate(states))
-    assert later.find("https://a.b/0", (None, None)) is not None
-    assert later.find("https://a.b/19", (None, None)) is None
+    assert pages.find_by_url("https://a.b/19", (None, None)) is not None
+    later = PageHistory(told(number, state) for number, state in enumerate(states))
+    assert later.find_by_url("https://a.b/0", (None, None)) is not None
+    assert later.find_by_url("https://a.b/19", (None, None)) is None
     assert later.number_of("https://a.b/19") == 19
     assert not later.add(20, big)["page"]["text"]

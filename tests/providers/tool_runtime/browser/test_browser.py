@@ -158,7 +158,7 @@ async def test_the_reading_process_is_given_no_secrets(
     program = tmp_path / "program.py"
     program.write_text(
         "import os, json\n"
-        "page = {'title': '', 'text': json.dumps(dict(os.environ)), 'links': [], 'cut': False}\n"
+        "page = {'title': '', 'text': json.dumps(dict(os.environ)), 'links': [], 'is_truncated': False}\n"
         "print(json.dumps(page))"
     )
     monkeypatch.setattr("providers.tool_runtime.browser.provider._PROGRAM", program)

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from providers.tool_runtime.browser.page_text import MAX_LINK_CHARS, MAX_LINKS, Page, html_to_page, text_to_page
+from providers.tool_runtime.browser.page_text import MAX_LINK_CHARS, MAX_LINKS, BrowserPage, html_to_page, text_to_page
 
 URL = "https://site.example/dir/page"
 
 
-def read(html: str | bytes, charset: str | None = None, max_chars: int = 100_000) -> Page:
+def read(html: str | bytes, charset: str | None = None, max_chars: int = 100_000) -> BrowserPage:
     return html_to_page(html if isinstance(html, bytes) else html.encode(), URL, charset, max_chars)
 
 
@@ -106,8 +106,8 @@ def test_the_encoding_is_the_marks_or_the_servers_or_the_pages(data: bytes, char
 
 def test_a_page_is_cut_where_it_is_too_long() -> None:
     page = read("<p>word</p>" * 100_000, max_chars=1000)
-    assert (len(page.text), page.cut) == (1000, True)
-    assert not read("<p>word</p>").cut
+    assert (len(page.text), page.is_truncated) == (1000, True)
+    assert not read("<p>word</p>").is_truncated
     many = read("".join(f"<a href=/{number}>x</a> " for number in range(5000)))
     assert len(many.links) == MAX_LINKS
     long = read("".join(f"<a href=/{'x' * 1900}{number}>x</a> " for number in range(500)))
@@ -165,4 +165,4 @@ def test_text_stays_as_it_is(data: bytes, text: str) -> None:
 
 def test_long_text_is_cut() -> None:
     page = text_to_page("é".encode() * 10_000, None, 1000)
-    assert (page.text, page.cut) == ("é" * 1000, True)
+    assert (page.text, page.is_truncated) == ("é" * 1000, True)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from apis.containers import ContainersPage
+from apis.containers import ContainerListParams
 from apis.errors import ConfigError, ToolFailed
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolCall, ToolResult
@@ -59,7 +59,7 @@ async def text_of(python: Python, code: str, session: str | None = "session", te
 
 async def names(python: Python, tenant: str = "tenant") -> list[str]:
     """The sessions of a tenant, the oldest first."""
-    return [each.id for each in (await python.containers().list(ContainersPage(order="asc"), tenant=tenant)).data]
+    return [each.id for each in (await python.containers().list(ContainerListParams(order="asc"), tenant=tenant)).data]
 
 
 class Told(logging.Handler):

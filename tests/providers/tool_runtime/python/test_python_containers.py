@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from apis.containers import Containers, ContainersPage, NewContainer
+from apis.containers import ContainerListParams, Containers, CreateContainer
 from apis.errors import InvalidRequest, NotFound, Overloaded, Unsupported
 from apis.tool_runtime import ToolRuntime
 from providers.tool_runtime.toolbox import Toolbox
@@ -13,13 +13,13 @@ from tests.providers.tool_runtime.python.test_python import names, started, text
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
-ANY = ContainersPage()
+ANY = ContainerListParams()
 TENANT = "tenant"
 PATIENCE: dict[str, Any] = {"timeout_s": 5}
 
 
 async def made(containers: Containers, name: str = "c", **fields: Any) -> str:
-    return (await containers.create(NewContainer.model_validate({"name": name, **fields}), tenant=TENANT)).id
+    return (await containers.create(CreateContainer.model_validate({"name": name, **fields}), tenant=TENANT)).id
 
 
 async def test_a_container_is_what_was_asked() -> None:
@@ -37,7 +37,7 @@ async def test_a_container_is_what_was_asked() -> None:
 
 async def test_an_id_that_was_told_before_makes_one_container() -> None:
     async with started(**PATIENCE) as python:
-        new = NewContainer(name="auto")
+        new = CreateContainer(name="auto")
         for _ in range(2):
             assert (await python.containers().create(new, tenant=TENANT, container_id="cntr_1")).id == "cntr_1"
         assert await names(python) == ["cntr_1"]
@@ -72,20 +72,20 @@ async def test_files_go_in_and_out() -> None:
     async with started(**PATIENCE) as python:
         containers = python.containers()
         identity = await made(containers)
-        assert (await containers.files(identity, ANY, tenant=TENANT)).data == []
+        assert (await containers.list_files(identity, ANY, tenant=TENANT)).data == []
         given = await containers.add_file(identity, "../in/data.csv", b"1,2", tenant=TENANT)
         assert (given.path, given.bytes, given.source) == ("/mnt/data/data.csv", 3, "user")
         assert await text_of(python, "open('/mnt/data/data.csv').read()", identity) == "'1,2'"
         await text_of(python, "import os; os.mkdir('d'); open('d/out', 'wb').write(bytes(range(256)))", identity)
-        page = await containers.files(identity, ContainersPage(order="asc"), tenant=TENANT)
+        page = await containers.list_files(identity, ContainerListParams(order="asc"), tenant=TENANT)
         out = next(file for file in page.data if file.source == "assistant")
         assert (len(page.data), out.path, out.bytes) == (2, "/mnt/data/d/out", 256)
         assert await containers.content(identity, out.id, tenant=TENANT) == bytes(range(256))
         await containers.delete_file(identity, out.id, tenant=TENANT)
-        for act in (containers.file, containers.content, containers.delete_file):
+        for act in (containers.get_file, containers.content, containers.delete_file):
             with pytest.raises(NotFound):
                 await act(identity, out.id, tenant=TENANT)
-        assert await containers.file(identity, given.id, tenant=TENANT) == given
+        assert await containers.get_file(identity, given.id, tenant=TENANT) == given
 
 
 async def test_a_container_of_another_tenant_is_unknown() -> None:
@@ -98,7 +98,7 @@ async def test_a_container_of_another_tenant_is_unknown() -> None:
                 with pytest.raises(NotFound):
                     await get(container, tenant=tenant)
             with pytest.raises(NotFound):
-                await containers.files(container, ANY, tenant=tenant)
+                await containers.list_files(container, ANY, tenant=tenant)
             with pytest.raises(NotFound):
                 await containers.content(container, file.id, tenant=tenant)
             with pytest.raises(NotFound):
@@ -113,7 +113,7 @@ async def test_only_plain_files_are_given_out() -> None:
         identity = await made(containers)
         code = "import os; os.symlink('/etc/ld.so.cache', 'link'); os.mkfifo('fifo'); os.mkdir('folder')"
         await text_of(python, code, identity)
-        assert (await containers.files(identity, ANY, tenant=TENANT)).data == []
+        assert (await containers.list_files(identity, ANY, tenant=TENANT)).data == []
         for name in ("link", "folder"):
             with pytest.raises(InvalidRequest):
                 await containers.add_file(identity, name, b"1", tenant=TENANT)
@@ -139,13 +139,13 @@ async def test_lists_come_in_pages() -> None:
     async with started(**PATIENCE) as python:
         containers = python.containers()
         ids = [await made(containers, name) for name in ("a", "b", "a")]
-        first = await containers.list(ContainersPage(limit=2), tenant=TENANT)
+        first = await containers.list(ContainerListParams(limit=2), tenant=TENANT)
         assert ([each.id for each in first.data], first.has_more) == ([ids[2], ids[1]], True)
-        rest = await containers.list(ContainersPage(after=ids[1]), tenant=TENANT)
+        rest = await containers.list(ContainerListParams(after=ids[1]), tenant=TENANT)
         assert ([each.id for each in rest.data], rest.has_more) == ([ids[0]], False)
-        assert len((await containers.list(ContainersPage(name="a"), tenant=TENANT)).data) == 2
+        assert len((await containers.list(ContainerListParams(name="a"), tenant=TENANT)).data) == 2
         with pytest.raises(InvalidRequest):
-            await containers.list(ContainersPage(after="gone"), tenant=TENANT)
+            await containers.list(ContainerListParams(after="gone"), tenant=TENANT)
 
 
 async def test_where_all_places_are_in_use_there_is_no_room() -> None:
@@ -153,7 +153,7 @@ async def test_where_all_places_are_in_use_there_is_no_room() -> None:
         containers = python.containers()
         identity = await made(containers)
         await text_of(python, "x = 1", identity)
-        async with python._sessions.use((TENANT, identity, 0)):  # pyright: ignore[reportPrivateUsage] - a user that stays
+        async with python._sessions.use_session((TENANT, identity, 0)):  # pyright: ignore[reportPrivateUsage] - a user that stays
             with pytest.raises(Overloaded):
                 await made(containers)
 

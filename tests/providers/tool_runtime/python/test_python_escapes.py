@@ -51,7 +51,7 @@ class Host:
             "pid": os.getpid(),
             "port": self.port.getsockname()[1],
             "abstract": self.abstract.getsockname().decode(),
-            "keeper": python._keeper.address,  # pyright: ignore[reportPrivateUsage] - told to nobody else
+            "keeper": python._server.address,  # pyright: ignore[reportPrivateUsage] - told to nobody else
         }
 
     def assert_untouched(self) -> None:

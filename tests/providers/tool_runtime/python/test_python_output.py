@@ -4,16 +4,16 @@ import time
 
 import pytest
 
-from providers.tool_runtime.python.output import Output, readable
+from providers.tool_runtime.python.output import ProgramOutput, render_terminal_text
 from providers.tool_runtime.python.seccomp import seccomp_filter
 
 
 def test_output_keeps_both_ends_and_says_what_lies_between() -> None:
-    output = Output(100)
+    output = ProgramOutput(100)
     for _ in range(1000):
         output.feed(b"0123456789")
     assert output.text() == f"{'0123456789' * 5}\n[... 9900 bytes of output are left out here ...]\n{'0123456789' * 5}"
-    whole = Output(100)
+    whole = ProgramOutput(100)
     whole.feed(b"x" * 100)
     assert whole.text() == "x" * 100
 
@@ -31,13 +31,13 @@ def test_output_keeps_both_ends_and_says_what_lies_between() -> None:
     ],
 )
 def test_output_is_text_as_it_would_be_seen(printed: bytes, text: str) -> None:
-    assert readable(printed) == text
+    assert render_terminal_text(printed) == text
 
 
 @pytest.mark.parametrize("block", [b"\x1b[", b"\x1b]", b"\r", b"a\r", b"\x1b[1;", b"\x1b]\x1b[1"])
 def test_making_text_takes_linear_time(block: bytes) -> None:
     began = time.perf_counter()
-    readable(block * 100_000)
+    render_terminal_text(block * 100_000)
     assert time.perf_counter() - began < 5
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from apis.containers import NewContainer
+from apis.containers import CreateContainer
 from apis.errors import ToolFailed
 from apis.storage.kv_store import Entry, KVStore, Op
 from providers.kv_store.memory import Memory
@@ -14,7 +14,7 @@ from tests.providers.tool_runtime.python.test_python import names, program, star
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
 TENANT = "tenant"
-NEW = NewContainer(name="c")
+NEW = CreateContainer(name="c")
 
 
 class Counting(Memory):
@@ -71,7 +71,7 @@ async def test_a_record_is_renewed_by_use_and_outlives_the_idle_time() -> None:
         assert await records(store) == []
         await text_of(python, "time.sleep(0.6)")
         await text_of(python, "1")
-        await python._directory.close()  # pyright: ignore[reportPrivateUsage] - until it is written
+        await python._registry.close()  # pyright: ignore[reportPrivateUsage] - until it is written
         assert len(await records(store)) == 1
 
 

@@ -16,14 +16,14 @@ from typing import Any
 import psutil
 import pytest
 
-from apis.containers import ContainersPage, NewContainer
+from apis.containers import ContainerListParams, CreateContainer
 from apis.errors import ConfigError, InvalidRequest, NotFound, Overloaded, ToolFailed, Unsupported
 from apis.storage.kv_store import KVStore
 from providers.tool_runtime.python import session_registry as python_directory
 from providers.tool_runtime.python import session_server as python_keeper
-from providers.tool_runtime.python.messages import Request, message_to_bytes
+from providers.tool_runtime.python.messages import OperationRequest, encode_message
 from providers.tool_runtime.python.provider import Python
-from providers.tool_runtime.python.session_registry import Directory
+from providers.tool_runtime.python.session_registry import SessionRegistry
 from tests.providers.tool_runtime.python.test_python import (
     ENDLESS,
     Told,
@@ -38,9 +38,9 @@ from tests.providers.tool_runtime.python.test_python import (
 __all__ = ["told"]
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
-ANY = ContainersPage()
+ANY = ContainerListParams()
 TENANT = "tenant"
-NEW = NewContainer(name="c")
+NEW = CreateContainer(name="c")
 Two = tuple[Python, Python]
 
 
@@ -56,7 +56,7 @@ async def two(store: KVStore) -> AsyncGenerator[Two]:
 
 
 def address(python: Python) -> Path:
-    return Path(python._keeper.address)  # pyright: ignore[reportPrivateUsage] - told to nobody else
+    return Path(python._server.address)  # pyright: ignore[reportPrivateUsage] - told to nobody else
 
 
 async def records(store: KVStore, tenant: str = TENANT) -> list[str]:
@@ -67,7 +67,7 @@ async def test_variables_set_through_one_are_seen_through_the_other(two: Two, st
     for number, python in enumerate((*two, *two)):
         assert await text_of(python, "n = globals().get('n', -1) + 1\nn") == str(number)
     assert len(await records(store)) == 1
-    assert [len(python._sessions.of(TENANT)) for python in two] == [1, 0]  # pyright: ignore[reportPrivateUsage] - who keeps it
+    assert [len(python._sessions.list_entries(TENANT)) for python in two] == [1, 0]  # pyright: ignore[reportPrivateUsage] - who keeps it
 
 
 @pytest.mark.parametrize("session", ["a/b", "\ud800", "", "x" * 5000, "\0"])
@@ -93,12 +93,12 @@ async def test_files_put_through_one_are_listed_read_and_deleted_through_the_oth
     identity = (await one.create(NEW, tenant=TENANT)).id
     data = os.urandom(16 << 20)
     given = await other.add_file(identity, "in/data.bin", data, tenant=TENANT)
-    assert await other.files(identity, ANY, tenant=TENANT) == await one.files(identity, ANY, tenant=TENANT)
-    assert await other.file(identity, given.id, tenant=TENANT) == given
+    assert await other.list_files(identity, ANY, tenant=TENANT) == await one.list_files(identity, ANY, tenant=TENANT)
+    assert await other.get_file(identity, given.id, tenant=TENANT) == given
     assert await other.content(identity, given.id, tenant=TENANT) == data
     await other.delete_file(identity, given.id, tenant=TENANT)
     for each in (one, other):
-        assert (await each.files(identity, ANY, tenant=TENANT)).data == []
+        assert (await each.list_files(identity, ANY, tenant=TENANT)).data == []
         with pytest.raises(NotFound, match="no such file"):
             await each.content(identity, given.id, tenant=TENANT)
 
@@ -118,25 +118,25 @@ async def test_a_container_is_the_same_for_all_and_ends_for_all(two: Two, store:
         with pytest.raises(NotFound, match=identity):
             await python.containers().get(identity, tenant=TENANT)
         assert await names(python) == []
-    await one._directory.close()  # pyright: ignore[reportPrivateUsage] - until it is out of the store
+    await one._registry.close()  # pyright: ignore[reportPrivateUsage] - until it is out of the store
     assert await records(store) == []
 
 
 async def test_lists_show_all_in_order_page_by_page(two: Two) -> None:
     made = [
-        (await two[number % 2].containers().create(NewContainer(name="ab"[number // 2 % 2]), tenant=TENANT)).id
+        (await two[number % 2].containers().create(CreateContainer(name="ab"[number // 2 % 2]), tenant=TENANT)).id
         for number in range(7)
     ]
     for python in two:
         assert await names(python) == made
         containers = python.containers()
-        first = await containers.list(ContainersPage(limit=3), tenant=TENANT)
+        first = await containers.list(ContainerListParams(limit=3), tenant=TENANT)
         assert ([each.id for each in first.data], first.has_more) == (made[:3:-1], True)
-        rest = await containers.list(ContainersPage(limit=4, after=made[4]), tenant=TENANT)
+        rest = await containers.list(ContainerListParams(limit=4, after=made[4]), tenant=TENANT)
         assert ([each.id for each in rest.data], rest.has_more) == (made[3::-1], False)
-        assert len((await containers.list(ContainersPage(name="a"), tenant=TENANT)).data) == 4
+        assert len((await containers.list(ContainerListParams(name="a"), tenant=TENANT)).data) == 4
         with pytest.raises(InvalidRequest):
-            await containers.list(ContainersPage(after="gone"), tenant=TENANT)
+            await containers.list(ContainerListParams(after="gone"), tenant=TENANT)
 
 
 async def test_a_tenants_container_is_unknown_to_another_everywhere(two: Two) -> None:
@@ -147,7 +147,7 @@ async def test_a_tenants_container_is_unknown_to_another_everywhere(two: Two) ->
         for asking in (
             containers.get(identity, tenant="other"),
             containers.delete(identity, tenant="other"),
-            containers.files(identity, ANY, tenant="other"),
+            containers.list_files(identity, ANY, tenant="other"),
             containers.content(identity, file.id, tenant="other"),
             containers.add_file(identity, "f", b"2", tenant="other"),
         ):
@@ -171,7 +171,7 @@ async def test_errors_are_the_same_from_afar(two: Two) -> None:
 async def test_a_busy_session_is_waited_for_as_long_as_at_home(store: KVStore, told: Told) -> None:
     async with started(store, timeout_s=0.3) as one, started(store, timeout_s=0.3) as other:
         await text_of(one, "1")
-        async with one._sessions.use((TENANT, "session", 0)):  # pyright: ignore[reportPrivateUsage] - a user that stays
+        async with one._sessions.use_session((TENANT, "session", 0)):  # pyright: ignore[reportPrivateUsage] - a user that stays
             with pytest.raises(ToolFailed, match="keep this Python session busy"):
                 await other.call(program("1"))
 
@@ -195,7 +195,7 @@ async def test_where_the_keeper_is_gone_the_next_call_says_so_and_begins_anew(tw
     one, other = two
     identity = (await one.containers().create(NEW, tenant=TENANT)).id
     await text_of(one, "x = 1", identity)
-    await one._keeper.close()  # pyright: ignore[reportPrivateUsage] - as if killed: its records stay
+    await one._server.close()  # pyright: ignore[reportPrivateUsage] - as if killed: its records stay
     with pytest.raises(NotFound, match=identity):
         await other.containers().get(identity, tenant=TENANT)
     assert await records(store) == []
@@ -208,8 +208,8 @@ async def test_where_the_keeper_is_gone_the_next_call_says_so_and_begins_anew(tw
 async def test_where_the_keeper_keeps_it_no_more_it_is_gone(two: Two, store: KVStore) -> None:
     one, other = two
     await text_of(one, "x = 1")
-    one._directory._own.clear()  # pyright: ignore[reportPrivateUsage] - as if its record could not be taken away
-    one._sessions.drop((TENANT, "session", 0))  # pyright: ignore[reportPrivateUsage] - as expiry does
+    one._registry._own_records.clear()  # pyright: ignore[reportPrivateUsage] - as if its record could not be taken away
+    one._sessions.end_session((TENANT, "session", 0))  # pyright: ignore[reportPrivateUsage] - as expiry does
     with pytest.raises(NotFound, match="'session' not found"):
         await other.containers().delete("session", tenant=TENANT)
     assert await records(store) == []
@@ -217,14 +217,14 @@ async def test_where_the_keeper_keeps_it_no_more_it_is_gone(two: Two, store: KVS
 
 
 async def test_a_record_that_has_changed_is_not_taken_away(store: KVStore) -> None:
-    one, other = Directory(store, 60), Directory(store, 60)
-    assert await one.claim(TENANT, "session", 60)
-    found = await other.find(TENANT, "session")
+    one, other = SessionRegistry(store, 60), SessionRegistry(store, 60)
+    assert await one.claim_session(TENANT, "session", 60)
+    found = await other.find_session(TENANT, "session")
     assert found is not None
-    one.release(TENANT, "session")
+    one.release_session(TENANT, "session")
     await one.close()
-    assert await other.claim(TENANT, "session", 60)
-    await one.forget([found])
+    assert await other.claim_session(TENANT, "session", 60)
+    await one.delete_entries([found])
     assert len(await records(store)) == 1
 
 
@@ -233,7 +233,7 @@ async def test_records_of_processes_that_are_gone_are_taken_away_by_a_list(two: 
     left = (await other.containers().create(NEW, tenant=TENANT)).id
     for _ in range(3):
         await one.containers().create(NEW, tenant=TENANT)
-    await one._keeper.close()  # pyright: ignore[reportPrivateUsage] - as if killed: its records stay
+    await one._server.close()  # pyright: ignore[reportPrivateUsage] - as if killed: its records stay
     assert await names(other) == [left]
     assert len(await records(store)) == 1
 
@@ -252,7 +252,7 @@ async def test_a_call_whose_keeper_ends_meanwhile_is_told(two: Two, told: Told) 
 
 
 async def test_a_keeper_that_is_stopped_is_not_waited_for(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_keeper, "_MESSAGE_S", 0.2)
+    monkeypatch.setattr(python_keeper, "_MESSAGE_TIMEOUT_S", 0.2)
     identity = (await two[0].containers().create(NEW, tenant=TENANT)).id
     path = address(two[0])
     path.unlink()
@@ -269,10 +269,10 @@ async def test_what_another_machine_keeps_is_neither_used_nor_forgotten(
     two: Two, store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(python_directory, "_place", lambda: "another machine")
-        far = Directory(store, 60)
-        far.open("/tmp/of-another-machine/s")
-    await far.claim(TENANT, "far", 60)
+        patched.setattr(python_directory, "_host_scope", lambda: "another machine")
+        far = SessionRegistry(store, 60)
+        far.publish_at("/tmp/of-another-machine/s")
+    await far.claim_session(TENANT, "far", 60)
     containers = two[0].containers()
     for asking in (containers.get("far", tenant=TENANT), containers.delete("far", tenant=TENANT)):
         with pytest.raises(Unsupported, match="another machine") as caught:
@@ -304,7 +304,7 @@ async def test_another_user_is_left_unanswered(two: Two) -> None:
     path = address(two[0])
     path.parent.chmod(0o755)
     path.chmod(0o777)
-    request = message_to_bytes(Request("all", TENANT, None, {"tenant": TENANT}))
+    request = encode_message(OperationRequest("all", TENANT, None, {"tenant": TENANT}))
     client = (
         f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r}); s.sendall({request!r})\n"
         "print(s.recv(1))"

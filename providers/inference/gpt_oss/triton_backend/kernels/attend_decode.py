@@ -18,14 +18,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS, Step, Tables, listed, splits
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import (
+    PAGE_TOKENS,
+    StepBuffers,
+    Tables,
+    split_count,
+    tensor_to_list,
+)
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
     INTERPRETED,
     dot,
-    is_last,
-    let_next_begin,
-    options,
-    rounded,
+    is_last_arrival,
+    launch_options,
+    release_next_kernel,
+    round_to_type,
     wait_for_inputs,
 )
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
@@ -33,53 +39,53 @@ from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 _BLOCK: Final = 64
 """Keys of one product."""
 
-_COMBINED: Final = 8
+_SPLITS_PER_READ: Final = 8
 """Splits that are read together when they are combined."""
 
 LOG2_E: Final = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def combine(  # noqa: PLR0913, PLR0917 - a kernel's part
-    to,
+def combine_splits(  # noqa: PLR0913, PLR0917 - a kernel's part
+    output,
     numbers,
     tops,
     weights,
-    used,
+    used_parts,
     group: tl.constexpr,
-    padded: tl.constexpr,
+    padded_group: tl.constexpr,
     head_dim: tl.constexpr,
     parts: tl.constexpr,
-    several: tl.constexpr,
+    parts_per_read: tl.constexpr,
     interpreted: tl.constexpr,
 ):
     """Store the sum of `used` parts: each with its `numbers` [group, head_dim], their weights' sum, and the power of
     two that both are to be multiplied by."""
-    head = tl.arange(0, padded)
+    head = tl.arange(0, padded_group)
     dim = tl.arange(0, head_dim)
     part = tl.arange(0, parts)
     real = head < group
-    there = (part < used)[:, None] & real[None, :]
+    there = (part < used_parts)[:, None] & real[None, :]
     at = part[:, None] * group + head[None, :]
     scales = tl.load(tops + at, there, other=-float("inf"))
     top = tl.max(tl.where(real[None, :], scales, 0), 0)
     total = tl.sum(tl.load(weights + at, there, other=0) * tl.exp2(scales - top[None, :]), 0)
     total = tl.where(real, total, 1)
-    sums = tl.zeros([padded, head_dim], tl.float32)
-    for low in range(0, used, several):
-        one = low + tl.arange(0, several)
-        known = (one < used)[:, None] & real[None, :]
+    sums = tl.zeros([padded_group, head_dim], tl.float32)
+    for low in range(0, used_parts, parts_per_read):
+        one = low + tl.arange(0, parts_per_read)
+        known = (one < used_parts)[:, None] & real[None, :]
         place = one[:, None] * group + head[None, :]
         scale = tl.exp2(tl.load(tops + place, known, other=-float("inf")) - top[None, :])
         found = tl.load(numbers + place[:, :, None] * head_dim + dim[None, None, :], known[:, :, None], other=0)
         sums += tl.sum(found * scale[:, :, None], 0)
-    result = rounded(sums / total[:, None], to.dtype.element_ty, interpreted)
-    tl.store(to + head[:, None] * head_dim + dim[None, :], result, real[:, None])
+    result = round_to_type(sums / total[:, None], output.dtype.element_ty, interpreted)
+    tl.store(output + head[:, None] * head_dim + dim[None, :], result, real[:, None])
 
 
 @triton.jit
 def attend_decode_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
-    attended,
+    attention_output,
     queries,
     keys,
     values,
@@ -93,19 +99,19 @@ def attend_decode_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
     scale,
     kv_heads: tl.constexpr,
     group: tl.constexpr,
-    padded: tl.constexpr,
-    fewer: tl.constexpr,
+    padded_group: tl.constexpr,
+    combined_group: tl.constexpr,
     head_dim: tl.constexpr,
     page_tokens: tl.constexpr,
     window: tl.constexpr,
     block: tl.constexpr,
     parts: tl.constexpr,
-    several: tl.constexpr,
+    parts_per_read: tl.constexpr,
     interpreted: tl.constexpr,
     dependent: tl.constexpr,
 ):
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     row = tl.program_id(0)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
@@ -121,7 +127,7 @@ def attend_decode_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
     if part < used:
         slot = tl.load(slots + row)
         kind = keys.dtype.element_ty
-        head = tl.arange(0, padded)
+        head = tl.arange(0, padded_group)
         dim = tl.arange(0, head_dim)
         real = head < group
         of_row = row * kv_heads + kv_head
@@ -129,8 +135,8 @@ def attend_decode_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
         asked = tl.load(queries + at, real[:, None], other=0)
         top = tl.load(sinks + kv_head * group + head, real, other=0) * LOG2_E
         top = tl.where(part == 0, top, -float("inf"))
-        total = tl.zeros([padded], tl.float32) + tl.where(part == 0, 1.0, 0.0)
-        sums = tl.zeros([padded, head_dim], tl.float32)
+        total = tl.zeros([padded_group], tl.float32) + tl.where(part == 0, 1.0, 0.0)
+        sums = tl.zeros([padded_group, head_dim], tl.float32)
         first = begin + part * each * block
         for place in range(first, tl.minimum(first + each * block, position + 1), block):
             token = place + tl.arange(0, block)
@@ -140,19 +146,19 @@ def attend_decode_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
             page = tl.load(pages + slot * columns + token // page_tokens, seen, other=0).to(tl.int64)
             offset = ((page * kv_heads + kv_head) * page_tokens + token % page_tokens) * head_dim
             key = tl.load(keys + offset[None, :] + dim[:, None], seen[None, :], other=0)
-            scores = dot(asked, key, tl.zeros([padded, block], tl.float32), interpreted) * (scale * LOG2_E)
+            scores = dot(asked, key, tl.zeros([padded_group, block], tl.float32), interpreted) * (scale * LOG2_E)
             scores = tl.where(seen[None, :], scores, -float("inf"))
             higher = tl.maximum(top, tl.max(scores, 1))
             weights = tl.exp2(scores - higher[:, None])
             shrink = tl.exp2(top - higher)
             total = total * shrink + tl.sum(weights, 1)
             value = tl.load(values + offset[:, None] + dim[None, :], seen[:, None], other=0)
-            sums = dot(rounded(weights, kind, interpreted), value, sums * shrink[:, None], interpreted)
+            sums = dot(round_to_type(weights, kind, interpreted), value, sums * shrink[:, None], interpreted)
             top = higher
 
         if used == 1:
-            result = rounded(sums / total[:, None], attended.dtype.element_ty, interpreted)
-            tl.store(attended + at, result, real[:, None])
+            result = round_to_type(sums / total[:, None], attention_output.dtype.element_ty, interpreted)
+            tl.store(attention_output + at, result, real[:, None])
         else:
             # All parts' numbers, then all tops, then all weights.
             count = tl.num_programs(0) * kv_heads * parts * group
@@ -162,24 +168,36 @@ def attend_decode_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
             tl.store(partials + mine[:, None] * head_dim + dim[None, :], sums, real[:, None])
             tl.store(tops + mine, top, real)
             tl.store(tops + count + mine, total, real)
-            if is_last(arrivals + of_row, used):
-                to = attended + of_row * group * head_dim
+            if is_last_arrival(arrivals + of_row, used):
+                to = attention_output + of_row * group * head_dim
                 numbers = partials + heads * head_dim
                 more = tops + heads
-                combine(to, numbers, more, more + count, used, group, fewer, head_dim, parts, several, interpreted)
+                combine_splits(
+                    to,
+                    numbers,
+                    more,
+                    more + count,
+                    used,
+                    group,
+                    combined_group,
+                    head_dim,
+                    parts,
+                    parts_per_read,
+                    interpreted,
+                )
 
 
-def attend_decode(layer: Layer, step: Step) -> None:
+def attend_decode(layer: Layer, step: StepBuffers) -> None:
     """Set `attended` of the first `singles` rows; each sees what is cached of its slot up to its own position.
 
     Keys and values outside of what a row may see can be anything, NaN too.
     """
     spec, tables = layer.spec, step.tables
     # A window is few blocks: to wait for them one after the other is quicker than for each other.
-    parts = splits(spec, step.singles) if layer.window is None or layer.window > 4 * _BLOCK else 1
+    parts = split_count(spec, step.singles) if layer.window is None or layer.window > 4 * _BLOCK else 1
     group = spec.heads // spec.kv_heads
     attend_decode_kernel[(step.singles, spec.kv_heads, parts)](
-        step.attended,
+        step.attention_output,
         step.queries,
         tables.keys[layer.index],
         tables.values[layer.index],
@@ -193,30 +211,30 @@ def attend_decode(layer: Layer, step: Step) -> None:
         spec.head_dim**-0.5,
         kv_heads=spec.kv_heads,
         group=group,
-        padded=max(16, triton.next_power_of_2(group)),
-        fewer=triton.next_power_of_2(group),
+        padded_group=max(16, triton.next_power_of_2(group)),
+        combined_group=triton.next_power_of_2(group),
         head_dim=spec.head_dim,
         page_tokens=PAGE_TOKENS,
         window=layer.window or 0,
         block=_BLOCK,
         parts=parts,
-        several=min(parts, _COMBINED),
+        parts_per_read=min(parts, _SPLITS_PER_READ),
         interpreted=INTERPRETED,
-        **options(warps=4, stages=5),
+        **launch_options(warps=4, stages=5),
     )
 
 
-def attend_decode_reference(layer: Layer, step: Step) -> None:
+def attend_decode_reference(layer: Layer, step: StepBuffers) -> None:
     positions, slots = step.positions[: step.singles], step.slots[: step.singles]
-    for row in listed((positions >= 0).nonzero().squeeze(-1)):
+    for row in tensor_to_list((positions >= 0).nonzero().squeeze(-1)):
         one = slice(row, row + 1)
         seen = attend_slot(layer, step.tables, int(slots[row]), (step.queries[one], positions[one]))
-        step.attended[one] = seen.to(step.attended.dtype)
+        step.attention_output[one] = seen.to(step.attention_output.dtype)
 
 
-def attend_slot(layer: Layer, tables: Tables, slot: int, asked: tuple[Tensor, Tensor]) -> Tensor:
+def attend_slot(layer: Layer, tables: Tables, slot: int, queries_and_positions: tuple[Tensor, Tensor]) -> Tensor:
     """Attention of one slot's queries [n, heads, D] at positions [n] over its pages: [n, heads * D], not rounded."""
-    queries, positions = asked
+    queries, positions = queries_and_positions
     spec, wide = layer.spec, layer.sinks.dtype
     last = int(positions.max())
     first = 0 if layer.window is None else max(0, int(positions.min()) - layer.window + 1)

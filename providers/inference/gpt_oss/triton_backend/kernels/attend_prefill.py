@@ -18,13 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 from providers.inference.gpt_oss.triton_backend.kernels.attend_decode import LOG2_E, attend_slot
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS, QUERY_TILE, Step
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS, QUERY_TILE, StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
     INTERPRETED,
     dot,
-    let_next_begin,
-    options,
-    rounded,
+    launch_options,
+    release_next_kernel,
+    round_to_type,
     wait_for_inputs,
 )
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
@@ -35,7 +35,7 @@ _BLOCK: Final = 64
 
 @triton.jit
 def attend_block(  # noqa: PLR0913, PLR0917 - a kernel's part
-    asked,
+    query,
     sums,
     top,
     total,
@@ -54,7 +54,7 @@ def attend_block(  # noqa: PLR0913, PLR0917 - a kernel's part
 ):
     """The sums, their maxima and weights behind the keys at `token`, by rows that stand at `position`; `last` is the
     last of those."""
-    head_dim: tl.constexpr = asked.shape[1]
+    head_dim: tl.constexpr = query.shape[1]
     dim = tl.arange(0, head_dim)
     there = token <= last
     if masked:
@@ -66,7 +66,7 @@ def attend_block(  # noqa: PLR0913, PLR0917 - a kernel's part
         key = tl.load(keys + offset[None, :] + dim[:, None], there[None, :], other=0)
     else:
         key = tl.load(keys + offset[None, :] + dim[:, None])
-    scores = dot(asked, key, tl.zeros([asked.shape[0], token.shape[0]], tl.float32), interpreted)
+    scores = dot(query, key, tl.zeros([query.shape[0], token.shape[0]], tl.float32), interpreted)
     if masked:
         age = position[:, None] - token[None, :]
         seen = age >= 0
@@ -81,13 +81,13 @@ def attend_block(  # noqa: PLR0913, PLR0917 - a kernel's part
         value = tl.load(values + offset[:, None] + dim[None, :], there[:, None], other=0)
     else:
         value = tl.load(values + offset[:, None] + dim[None, :])
-    sums = dot(rounded(weights, value.dtype, interpreted), value, sums * shrink[:, None], interpreted)
+    sums = dot(round_to_type(weights, value.dtype, interpreted), value, sums * shrink[:, None], interpreted)
     return sums, higher, total
 
 
 @triton.jit
 def attend_prefill_kernel(  # noqa: PLR0913, PLR0917 - a kernel
-    attended,
+    attention_output,
     queries,
     keys,
     values,
@@ -98,9 +98,9 @@ def attend_prefill_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     scale,
     kv_heads: tl.constexpr,
     group: tl.constexpr,
-    padded: tl.constexpr,
+    padded_group: tl.constexpr,
     head_dim: tl.constexpr,
-    most: tl.constexpr,
+    query_tile: tl.constexpr,
     page_tokens: tl.constexpr,
     window: tl.constexpr,
     block: tl.constexpr,
@@ -108,7 +108,7 @@ def attend_prefill_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     dependent: tl.constexpr,
 ):
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     # The tiles behind see most keys: they go first, and the short ones fill what time is left.
     tile = tiles + (tl.num_programs(0) - 1 - tl.program_id(0)) * 4
     count = tl.load(tile + 1)
@@ -116,9 +116,9 @@ def attend_prefill_kernel(  # noqa: PLR0913, PLR0917 - a kernel
         kv_head = tl.program_id(1)
         start = tl.load(tile + 3)
         last = start + count - 1
-        index = tl.arange(0, most * padded)
-        token = index // padded
-        head = index % padded
+        index = tl.arange(0, query_tile * padded_group)
+        token = index // padded_group
+        head = index % padded_group
         real = (token < count) & (head < group)
         position = tl.minimum(start + token, last)
         row = tl.load(tile) + token
@@ -126,8 +126,8 @@ def attend_prefill_kernel(  # noqa: PLR0913, PLR0917 - a kernel
         at = ((row * kv_heads + kv_head) * group + head)[:, None] * head_dim + dim[None, :]
         asked = tl.load(queries + at, real[:, None], other=0)
         top = tl.load(sinks + kv_head * group + head, head < group, other=0) * LOG2_E
-        total = tl.full([most * padded], 1, tl.float32)
-        sums = tl.zeros([most * padded, head_dim], tl.float32)
+        total = tl.full([query_tile * padded_group], 1, tl.float32)
+        sums = tl.zeros([query_tile * padded_group, head_dim], tl.float32)
         factor = scale * LOG2_E
         stride: tl.constexpr = kv_heads * page_tokens * head_dim
         keys += kv_head * page_tokens * head_dim
@@ -149,16 +149,16 @@ def attend_prefill_kernel(  # noqa: PLR0913, PLR0917 - a kernel
                 asked, sums, top, total, keys, values, pages, place + ahead, position, last, factor,
                 stride, page_tokens, window, True, interpreted,
             )  # fmt: skip
-        result = rounded(sums / total[:, None], attended.dtype.element_ty, interpreted)
-        tl.store(attended + at, result, real[:, None])
+        result = round_to_type(sums / total[:, None], attention_output.dtype.element_ty, interpreted)
+        tl.store(attention_output + at, result, real[:, None])
 
 
-def attend_prefill(layer: Layer, step: Step) -> None:
+def attend_prefill(layer: Layer, step: StepBuffers) -> None:
     """Set `attended` of the rows that `tiles` name. Keys and values that none of them sees can be anything."""
     spec, tables = layer.spec, step.tables
     group = spec.heads // spec.kv_heads
     attend_prefill_kernel[(len(step.tiles), spec.kv_heads)](
-        step.attended,
+        step.attention_output,
         step.queries,
         tables.keys[layer.index],
         tables.values[layer.index],
@@ -169,18 +169,18 @@ def attend_prefill(layer: Layer, step: Step) -> None:
         spec.head_dim**-0.5,
         kv_heads=spec.kv_heads,
         group=group,
-        padded=triton.next_power_of_2(group),
+        padded_group=triton.next_power_of_2(group),
         head_dim=spec.head_dim,
-        most=QUERY_TILE,
+        query_tile=QUERY_TILE,
         page_tokens=PAGE_TOKENS,
         window=layer.window or 0,
         block=_BLOCK,
         interpreted=INTERPRETED,
-        **options(warps=8, stages=5),
+        **launch_options(warps=8, stages=5),
     )
 
 
-def attend_prefill_reference(layer: Layer, step: Step) -> None:
+def attend_prefill_reference(layer: Layer, step: StepBuffers) -> None:
     for tile in step.tiles:
         first, count, slot, start = (int(each) for each in tile)
         if count:
@@ -188,4 +188,4 @@ def attend_prefill_reference(layer: Layer, step: Step) -> None:
             positions: Tensor = step.positions[rows]
             assert int(positions[0]) == start, "a tile says where its first token stands"
             seen = attend_slot(layer, step.tables, slot, (step.queries[rows], positions))
-            step.attended[rows] = seen.to(step.attended.dtype)
+            step.attention_output[rows] = seen.to(step.attention_output.dtype)

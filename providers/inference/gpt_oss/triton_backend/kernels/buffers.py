@@ -18,21 +18,21 @@ PAGE_TOKENS: Final = 16
 QUERY_TILE: Final = 16
 """Tokens of one sequence that prefill attention takes together: with 8 heads to a key, 128 rows of a product."""
 
-DECODED_ROWS: Final = 128
+MAX_DECODE_ROWS: Final = 128
 """The largest bucket of decoding. Up to so many rows `project_out` sorts the pairs too, beyond it `route` does."""
 
-ALONE_ROWS: Final = 3
+MAX_UNGROUPED_ROWS: Final = 3
 """Up to so many rows an expert is computed for each row that chose it; beyond it, once for all of them."""
 
-CERTIFIED_ROWS: Final = 8
+MAX_CERTIFIED_ROWS: Final = 8
 """Up to so many rows are sampled by way of an int8 copy of the unembedding, where there is one."""
 
-MOST_SPLITS: Final = 32
+MAX_SPLITS: Final = 32
 _CTAS: Final = 264
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class TableSizes:
     """How much memory: of `slots` sequences with `context_tokens` each, in `pages`; numbers of type `dtype`."""
 
     slots: int
@@ -55,13 +55,13 @@ class Tables:
     keys: Tensor
     values: Tensor
     pages: Tensor
-    last: Tensor
+    last_tokens: Tensor
     temperatures: Tensor
     seeds: Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepBuffers:
     """One bucket's memory: T tokens, of which the first `singles` are attended by `attend_decode` (each by itself,
     though several may be of one slot), the others by `attend_prefill`, in M tiles; S rows may be sampled.
 
@@ -89,41 +89,41 @@ class Step:
     positions: Tensor
     tokens: Tensor
     tiles: Tensor
-    samples: Tensor
+    sample_rows: Tensor
     hidden: Tensor
-    normed: Tensor
+    normed_hidden: Tensor
     queries: Tensor
-    attended: Tensor
-    chosen: Tensor
+    attention_output: Tensor
+    chosen_experts: Tensor
     shares: Tensor
     inner: Tensor
     order: Tensor
     starts: Tensor
     logits: Tensor
-    sampled: Tensor
+    sampled_tokens: Tensor
     partials: Tensor
     arrivals: Tensor
 
 
-INPUTS: Final = ("slots", "positions", "tokens", "tiles", "samples")
+INPUT_FIELDS: Final = ("slots", "positions", "tokens", "tiles", "sample_rows")
 """The fields of a Step that are written before it. Their padding is -1, or a tile's 0."""
 
 
-def make_tables(spec: ModelSpec, room: Room) -> Tables:
+def make_tables(spec: ModelSpec, sizes: TableSizes) -> Tables:
     """Fresh tables; keys and values are left as memory had them."""
-    shape = (len(spec.layers), room.pages, spec.kv_heads, PAGE_TOKENS, spec.head_dim)
-    columns = -(-room.context_tokens // PAGE_TOKENS)
+    shape = (len(spec.layers), sizes.pages, spec.kv_heads, PAGE_TOKENS, spec.head_dim)
+    columns = -(-sizes.context_tokens // PAGE_TOKENS)
     return Tables(
-        keys=torch.empty(shape, dtype=room.dtype, device=room.device),
-        values=torch.empty(shape, dtype=room.dtype, device=room.device),
-        pages=torch.zeros(room.slots, columns, dtype=torch.int32, device=room.device),
-        last=torch.zeros(room.slots, dtype=torch.int32, device=room.device),
-        temperatures=torch.zeros(room.slots, dtype=torch.float32, device=room.device),
-        seeds=torch.zeros(room.slots, dtype=torch.int64, device=room.device),
+        keys=torch.empty(shape, dtype=sizes.dtype, device=sizes.device),
+        values=torch.empty(shape, dtype=sizes.dtype, device=sizes.device),
+        pages=torch.zeros(sizes.slots, columns, dtype=torch.int32, device=sizes.device),
+        last_tokens=torch.zeros(sizes.slots, dtype=torch.int32, device=sizes.device),
+        temperatures=torch.zeros(sizes.slots, dtype=torch.float32, device=sizes.device),
+        seeds=torch.zeros(sizes.slots, dtype=torch.int64, device=sizes.device),
     )
 
 
-def make_step(spec: ModelSpec, tables: Tables, tokens: int, samples: int, singles: int | None = None) -> Step:
+def make_step(spec: ModelSpec, tables: Tables, tokens: int, samples: int, singles: int | None = None) -> StepBuffers:
     """Memory for `tokens` tokens and `samples` sampled ones; all tokens are singles unless `singles` says less.
 
     Every input is padding, so that the step as it is computes nothing.
@@ -138,34 +138,34 @@ def make_step(spec: ModelSpec, tables: Tables, tokens: int, samples: int, single
     def padding(*shape: int, value: int = -1) -> Tensor:
         return torch.full(shape, value, dtype=torch.int32, device=device)
 
-    return Step(
+    return StepBuffers(
         tables=tables,
         singles=singles,
         slots=padding(tokens, value=0),
         positions=padding(tokens),
         tokens=padding(tokens),
         tiles=padding(tokens - singles, 4, value=0),
-        samples=padding(samples),
+        sample_rows=padding(samples),
         hidden=numbers(tokens, spec.hidden),
-        normed=numbers(tokens, spec.hidden),
+        normed_hidden=numbers(tokens, spec.hidden),
         queries=numbers(tokens, spec.heads, spec.head_dim),
-        attended=numbers(tokens, spec.heads * spec.head_dim),
-        chosen=padding(tokens, chosen),
+        attention_output=numbers(tokens, spec.heads * spec.head_dim),
+        chosen_experts=padding(tokens, chosen),
         shares=numbers(tokens, chosen, kind=sum_dtype(dtype)),
         inner=numbers(tokens, chosen, spec.intermediate),
         order=padding(tokens * chosen),
         starts=padding(spec.experts + 1, value=0),
         logits=numbers(samples, spec.vocabulary, kind=sum_dtype(dtype)),
-        sampled=padding(samples),
-        partials=numbers(_partials(spec, max(tokens, samples)), kind=torch.float32),
-        arrivals=padding(_arrivals(spec, tokens), value=0),
+        sampled_tokens=padding(samples),
+        partials=numbers(_partial_count(spec, max(tokens, samples)), kind=torch.float32),
+        arrivals=padding(_arrival_count(spec, tokens), value=0),
     )
 
 
-def splits(spec: ModelSpec, singles: int) -> int:
+def split_count(spec: ModelSpec, singles: int) -> int:
     """Into how many parts decode attention cuts a sequence, at most: as many as fill the largest card, a power of 2."""
     wanted = -(-_CTAS // (spec.kv_heads * max(1, singles)))
-    return min(MOST_SPLITS, 1 << (wanted - 1).bit_length())
+    return min(MAX_SPLITS, 1 << (wanted - 1).bit_length())
 
 
 def expert_parts(rows: int) -> int:
@@ -178,7 +178,7 @@ def query_tiles(first: int, count: int, slot: int, start: int) -> list[tuple[int
     return [(first + low, min(QUERY_TILE, count - low), slot, start + low) for low in range(0, count, QUERY_TILE)]
 
 
-def fill(step: Step, name: str, values: Sequence[object]) -> None:
+def fill_input(step: StepBuffers, name: str, values: Sequence[object]) -> None:
     """Write an input's first values; the rest is padding. Blocks until the device has them."""
     target: Tensor = getattr(step, name)
     target.fill_(0 if name in ("tiles", "slots") else -1)
@@ -186,18 +186,18 @@ def fill(step: Step, name: str, values: Sequence[object]) -> None:
         target[: len(values)] = torch.tensor(values, dtype=torch.int32, device=target.device)
 
 
-def tensors_of(memory: Step | Tables) -> dict[str, Tensor]:
+def tensors_by_name(memory: StepBuffers | Tables) -> dict[str, Tensor]:
     """Every tensor by its name."""
     named = {field.name: getattr(memory, field.name) for field in fields(memory)}
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
-def listed(values: Tensor) -> list[int]:
+def tensor_to_list(values: Tensor) -> list[int]:
     """A tensor of integers as a list; torch's own `tolist` says nothing of what is in it."""
     return cast("Any", values).tolist()
 
 
-def _partials(spec: ModelSpec, tokens: int) -> int:
+def _partial_count(spec: ModelSpec, tokens: int) -> int:
     """Enough for split attention (a value, a sum and a maximum for every head) and for a sum of every output."""
     # However few of the tokens are singles, their parts are never more than this.
     parts = max(tokens, 4 * _CTAS // spec.kv_heads)
@@ -207,9 +207,9 @@ def _partials(spec: ModelSpec, tokens: int) -> int:
     blocks = -(-spec.vocabulary // 128)
     sampling = tokens * (spec.hidden + 2 * blocks)
     # Rows' digits as well, and of each token a bound; eight pieces, which begin at multiples of four.
-    certified = min(tokens, CERTIFIED_ROWS) * (2 * spec.hidden + spec.vocabulary + 3 * blocks + 4) + 32
+    certified = min(tokens, MAX_CERTIFIED_ROWS) * (2 * spec.hidden + spec.vocabulary + 3 * blocks + 4) + 32
     return max(attention, experts, sampling, certified)
 
 
-def _arrivals(spec: ModelSpec, tokens: int) -> int:
+def _arrival_count(spec: ModelSpec, tokens: int) -> int:
     return max(1, tokens) * max(spec.kv_heads, spec.experts_per_token, -(-spec.hidden // 16))

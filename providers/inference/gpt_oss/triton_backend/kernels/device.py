@@ -17,7 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 INTERPRETED: Final = bool(cast("Any", triton).knobs.runtime.interpret)
 """Whether kernels run on a CPU. Decided by TRITON_INTERPRET when triton is first imported."""
 
-DEPENDENT_FROM: Final = 90
+MIN_DEPENDENT_CAPABILITY: Final = 90
 """Compute capability from which a kernel may begin while the one before it ends."""
 
 
@@ -32,9 +32,9 @@ def _architecture(device: int) -> int:
     return int(cast("Any", triton).runtime.driver.active.get_current_target().arch)
 
 
-def options(warps: int, stages: int = 1) -> dict[str, Any]:
+def launch_options(warps: int, stages: int = 1) -> dict[str, Any]:
     """What every launch passes on: its size, and the constant `dependent`, that it may begin before the last ended."""
-    if INTERPRETED or architecture() < DEPENDENT_FROM:
+    if INTERPRETED or architecture() < MIN_DEPENDENT_CAPABILITY:
         return {"num_warps": warps, "num_stages": stages, "dependent": False}
     return {"num_warps": warps, "num_stages": stages, "dependent": True, "launch_pdl": True}
 
@@ -47,7 +47,7 @@ def wait_for_inputs(dependent: tl.constexpr):
 
 
 @triton.jit
-def let_next_begin(dependent: tl.constexpr):
+def release_next_kernel(dependent: tl.constexpr):
     """The next kernel may be launched: it waits for this one's end by itself. Best right behind the wait."""
     if dependent:
         gdc_launch_dependents()
@@ -63,21 +63,21 @@ def dot(left, right, total, interpreted: tl.constexpr):
 
 
 @triton.jit
-def is_last(arrivals, wanted):
+def is_last_arrival(arrivals, expected_arrivals):
     """Whether this is the last of `wanted` CTAs to come here: it may read what the others stored before they came.
 
     `arrivals` is one counter, zero before and again behind it. Every thread must come.
     """
     # The barrier puts the stores of all threads before the one thread's release.
     tl.debug_barrier()
-    last = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu") == wanted - 1
+    last = tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu") == expected_arrivals - 1
     if last:
         tl.store(arrivals, 0)
     return last
 
 
 @triton.jit
-def rounded(numbers, kind: tl.constexpr, interpreted: tl.constexpr):
+def round_to_type(numbers, kind: tl.constexpr, interpreted: tl.constexpr):
     """Float32 `numbers` as numbers of type `kind`, to the nearest. Interpreted, `.to(tl.bfloat16)` (and a store of
     float32 to a pointer of bfloat16) cuts off instead."""
     if interpreted and kind == tl.bfloat16:

@@ -10,37 +10,41 @@ import triton
 import triton.language as tl
 from torch.nn.functional import embedding
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step
-from providers.inference.gpt_oss.triton_backend.kernels.device import let_next_begin, options, wait_for_inputs
-from providers.inference.gpt_oss.triton_backend.kernels.weights import Ends
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
+from providers.inference.gpt_oss.triton_backend.kernels.device import (
+    launch_options,
+    release_next_kernel,
+    wait_for_inputs,
+)
+from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights
 
 
 @triton.jit
 def embed_kernel(  # noqa: PLR0913, PLR0917 - a kernel
-    hidden, embedding, tokens, last, slots, positions, width, block: tl.constexpr, dependent: tl.constexpr
+    hidden, embedding, tokens, last_tokens, slots, positions, width, block: tl.constexpr, dependent: tl.constexpr
 ):
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     row = tl.program_id(0)
     if tl.load(positions + row) >= 0:
         token = tl.load(tokens + row)
         if token < 0:
-            token = tl.load(last + tl.load(slots + row))
+            token = tl.load(last_tokens + tl.load(slots + row))
         columns = tl.arange(0, block)
         inside = columns < width
         numbers = tl.load(embedding + token.to(tl.int64) * width + columns, inside)
         tl.store(hidden + row.to(tl.int64) * width + columns, numbers, inside)
 
 
-def embed(ends: Ends, step: Step) -> None:
+def embed(ends: EndWeights, step: StepBuffers) -> None:
     """Set `hidden` from `tokens`, or from `last` of the row's slot where the token is -1. Padding is left alone."""
     rows, width = step.hidden.shape
-    inputs = (step.tokens, step.tables.last, step.slots, step.positions)
+    inputs = (step.tokens, step.tables.last_tokens, step.slots, step.positions)
     block = triton.next_power_of_2(width)
-    embed_kernel[(rows,)](step.hidden, ends.embedding, *inputs, width, block=block, **options(warps=4))
+    embed_kernel[(rows,)](step.hidden, ends.embedding, *inputs, width, block=block, **launch_options(warps=4))
 
 
-def embed_reference(ends: Ends, step: Step) -> None:
+def embed_reference(ends: EndWeights, step: StepBuffers) -> None:
     live = step.positions >= 0
-    tokens = step.tokens.where(step.tokens >= 0, step.tables.last[step.slots.long()])[live]
+    tokens = step.tokens.where(step.tokens >= 0, step.tables.last_tokens[step.slots.long()])[live]
     step.hidden[live] = embedding(tokens, ends.embedding)

@@ -20,16 +20,21 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step, expert_parts
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers, expert_parts
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
     INTERPRETED,
-    let_next_begin,
-    options,
-    rounded,
+    launch_options,
+    release_next_kernel,
+    round_to_type,
     wait_for_inputs,
 )
-from providers.inference.gpt_oss.triton_backend.kernels.layout import matrix
-from providers.inference.gpt_oss.triton_backend.kernels.unpacking import ALONE, Cut, pairs_of, product
+from providers.inference.gpt_oss.triton_backend.kernels.layout import expert_matrix
+from providers.inference.gpt_oss.triton_backend.kernels.unpacking import (
+    SINGLE_PAIR_TILING,
+    ExpertTiling,
+    expert_product,
+    load_tile_pairs,
+)
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 
 _BLOCK: Final = 1024
@@ -44,69 +49,82 @@ def experts_down_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     values,
     scales,
     bias,
-    chosen,
+    chosen_experts,
     shares,
     order,
     starts,
     hidden: tl.constexpr,
     intermediate: tl.constexpr,
     experts: tl.constexpr,
-    each: tl.constexpr,
+    experts_per_token: tl.constexpr,
     parts: tl.constexpr,
-    alone: tl.constexpr,
-    finish: tl.constexpr,
-    wide: tl.constexpr,
-    high: tl.constexpr,
-    together: tl.constexpr,
+    single_pair: tl.constexpr,
+    sums_experts: tl.constexpr,
+    pair_columns: tl.constexpr,
+    output_tiles: tl.constexpr,
+    input_tiles: tl.constexpr,
     dependent: tl.constexpr,
     interpreted: tl.constexpr,
 ):
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
-    expert, pairs, wanted = pairs_of(chosen, order, starts, tl.program_id(1), experts, wide, alone)
+    release_next_kernel(dependent)
+    expert, pairs, wanted = load_tile_pairs(
+        chosen_experts, order, starts, tl.program_id(1), experts, pair_columns, single_pair
+    )
     if expert >= 0:
         tall: tl.constexpr = (hidden + 63) // 64
         group, part = tl.program_id(0), tl.program_id(2)
-        tiles = expert * tall + tl.minimum(group * high + tl.arange(0, high), tall - 1)
+        tiles = expert * tall + tl.minimum(group * output_tiles + tl.arange(0, output_tiles), tall - 1)
         inputs = inner + pairs.to(tl.int64) * intermediate
-        total = product(
-            values, scales, tiles, inputs, wanted, part, parts, intermediate, wide, high, together, interpreted
+        total = expert_product(
+            values,
+            scales,
+            tiles,
+            inputs,
+            wanted,
+            part,
+            parts,
+            intermediate,
+            pair_columns,
+            output_tiles,
+            input_tiles,
+            interpreted,
         )
-        outputs = group * (64 * high) + tl.arange(0, 64 * high)
+        outputs = group * (64 * output_tiles) + tl.arange(0, 64 * output_tiles)
         kept = (outputs < hidden)[:, None] & wanted[None, :]
         tl.store(partials + ((pairs * parts + part) * hidden)[None, :] + outputs[:, None], total, kept)
-        if finish:
-            add_finished(
+        if sums_experts:
+            add_complete_sums(
                 stream,
                 partials,
                 arrivals,
                 bias,
-                chosen,
+                chosen_experts,
                 shares,
-                pairs // each,
+                pairs // experts_per_token,
                 wanted,
                 hidden,
-                each,
+                experts_per_token,
                 parts,
-                64 * high,
+                64 * output_tiles,
                 interpreted,
             )
 
 
 @triton.jit
-def add_finished(  # noqa: PLR0913, PLR0917 - a kernel
+def add_complete_sums(  # noqa: PLR0913, PLR0917 - a kernel
     stream,
     partials,
     arrivals,
     bias,
-    chosen,
+    chosen_experts,
     shares,
     rows,
-    wanted,
+    mask,
     hidden: tl.constexpr,
-    each: tl.constexpr,
+    experts_per_token: tl.constexpr,
     parts: tl.constexpr,
-    tall: tl.constexpr,
+    output_count: tl.constexpr,
     interpreted: tl.constexpr,
 ):
     """`add_sums` for those `wanted` ones of `rows` [n] of which this CTA brought the last sums of its outputs."""
@@ -114,11 +132,24 @@ def add_finished(  # noqa: PLR0913, PLR0917 - a kernel
     # All threads' sums are there before one thread says so.
     tl.debug_barrier()
     counters = arrivals + rows * tl.num_programs(0) + group
-    last = wanted & (tl.atomic_add(counters, 1, wanted, sem="acq_rel") == each * parts - 1)
+    last = mask & (tl.atomic_add(counters, 1, mask, sem="acq_rel") == experts_per_token * parts - 1)
     if tl.max(last.to(tl.int32), 0) > 0:
         tl.store(counters, 0, last)
-        outputs = group * tall + tl.arange(0, tall)
-        add_sums(stream, partials, bias, chosen, shares, rows, last, outputs, hidden, each, parts, interpreted)
+        outputs = group * output_count + tl.arange(0, output_count)
+        add_sums(
+            stream,
+            partials,
+            bias,
+            chosen_experts,
+            shares,
+            rows,
+            last,
+            outputs,
+            hidden,
+            experts_per_token,
+            parts,
+            interpreted,
+        )
 
 
 @triton.jit
@@ -126,30 +157,30 @@ def add_sums(  # noqa: PLR0913, PLR0917 - a kernel
     stream,
     partials,
     bias,
-    chosen,
+    chosen_experts,
     shares,
     rows,
-    wanted,
+    mask,
     outputs,
     hidden: tl.constexpr,
-    each: tl.constexpr,
+    experts_per_token: tl.constexpr,
     parts: tl.constexpr,
     interpreted: tl.constexpr,
 ):
     """Add the sum of their experts to `outputs` [m] of the residual stream of the `wanted` ones of `rows` [n]."""
-    kept = (outputs < hidden)[:, None] & wanted[None, :]
+    kept = (outputs < hidden)[:, None] & mask[None, :]
     at = stream + (rows * hidden)[None, :] + outputs[:, None]
     found = tl.zeros(kept.shape, tl.float32)
-    for place in tl.static_range(each):
-        pairs = rows * each + place
-        experts = tl.load(chosen + pairs, wanted, other=0)
+    for place in tl.static_range(experts_per_token):
+        pairs = rows * experts_per_token + place
+        experts = tl.load(chosen_experts + pairs, mask, other=0)
         output = tl.load(bias + (experts * hidden)[None, :] + outputs[:, None], kept, other=0).to(tl.float32)
         for part in tl.static_range(parts):
             start = (pairs * parts + part) * hidden
             output += tl.load(partials + start[None, :] + outputs[:, None], kept, other=0)
-        found += output * tl.load(shares + pairs, wanted, other=0)[None, :]
+        found += output * tl.load(shares + pairs, mask, other=0)[None, :]
     found += tl.load(at, kept, other=0).to(tl.float32)
-    tl.store(at, rounded(found, stream.dtype.element_ty, interpreted), kept)
+    tl.store(at, round_to_type(found, stream.dtype.element_ty, interpreted), kept)
 
 
 @triton.jit
@@ -157,32 +188,34 @@ def add_sums_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     stream,
     partials,
     bias,
-    chosen,
+    chosen_experts,
     shares,
     hidden: tl.constexpr,
-    each: tl.constexpr,
+    experts_per_token: tl.constexpr,
     block: tl.constexpr,
     dependent: tl.constexpr,
     interpreted: tl.constexpr,
 ):
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     rows = tl.program_id(0) + tl.arange(0, 1)
     outputs = tl.program_id(1) * block + tl.arange(0, block)
-    wanted = tl.load(chosen + rows * each) >= 0
-    add_sums(stream, partials, bias, chosen, shares, rows, wanted, outputs, hidden, each, 1, interpreted)
+    wanted = tl.load(chosen_experts + rows * experts_per_token) >= 0
+    add_sums(
+        stream, partials, bias, chosen_experts, shares, rows, wanted, outputs, hidden, experts_per_token, 1, interpreted
+    )
 
 
-def experts_down(layer: Layer, step: Step) -> None:
+def experts_down(layer: Layer, step: StepBuffers) -> None:
     """Add to `hidden` the sum of a row's experts, each times its share; rounded once. Padding is left alone."""
-    launch_down(layer, step, ALONE)
+    launch_down(layer, step, SINGLE_PAIR_TILING)
 
 
-def launch_down(layer: Layer, step: Step, cut: Cut) -> None:
+def launch_down(layer: Layer, step: StepBuffers, tiling: ExpertTiling) -> None:
     """The kernel above, cut so; the sums over experts in a kernel of their own if it does not finish them."""
     spec, weights, rows = layer.spec, layer.down, len(step.positions)
-    parts = expert_parts(rows) if cut.alone else 1
-    experts_down_kernel[(cut.groups(weights.rows), cut.tiles(step, spec), parts)](
+    parts = expert_parts(rows) if tiling.single_pair else 1
+    experts_down_kernel[(tiling.output_group_count(weights.rows), tiling.pair_tile_count(step, spec), parts)](
         step.hidden,
         step.inner,
         step.partials,
@@ -190,50 +223,50 @@ def launch_down(layer: Layer, step: Step, cut: Cut) -> None:
         weights.values,
         weights.scales.view(torch.int16),
         weights.bias,
-        step.chosen,
+        step.chosen_experts,
         step.shares,
         step.order,
         step.starts,
         hidden=spec.hidden,
         intermediate=spec.intermediate,
         experts=spec.experts,
-        each=spec.experts_per_token,
+        experts_per_token=spec.experts_per_token,
         parts=parts,
-        finish=cut.finish,
-        **cut.constants(),
+        sums_experts=tiling.sums_experts,
+        **tiling.kernel_constants(),
     )
-    if not cut.finish:
+    if not tiling.sums_experts:
         add_sums_kernel[(rows, -(-spec.hidden // _BLOCK))](
             step.hidden,
             step.partials,
             weights.bias,
-            step.chosen,
+            step.chosen_experts,
             step.shares,
             hidden=spec.hidden,
-            each=spec.experts_per_token,
+            experts_per_token=spec.experts_per_token,
             block=_BLOCK,
             interpreted=INTERPRETED,
-            **options(warps=4),
+            **launch_options(warps=4),
         )
 
 
-def experts_down_reference(layer: Layer, step: Step) -> None:
+def experts_down_reference(layer: Layer, step: StepBuffers) -> None:
     inner = step.inner.flatten(0, 1)
     outputs = torch.zeros(len(inner), layer.spec.hidden, dtype=layer.sinks.dtype, device=inner.device)
     for expert in range(layer.spec.experts):
-        pairs = (step.chosen.flatten() == expert).nonzero().squeeze(-1)
+        pairs = (step.chosen_experts.flatten() == expert).nonzero().squeeze(-1)
         if len(pairs):
-            outputs[pairs] = output_of(layer, expert, inner[pairs])
-    add_weighted(step, outputs.view(*step.chosen.shape, -1))
+            outputs[pairs] = expert_output(layer, expert, inner[pairs])
+    add_expert_outputs(step, outputs.view(*step.chosen_experts.shape, -1))
 
 
-def output_of(layer: Layer, expert: int, inner: Tensor) -> Tensor:
+def expert_output(layer: Layer, expert: int, inner: Tensor) -> Tensor:
     """One expert's [n, hidden] of [n, intermediate], not rounded."""
     wide = layer.sinks.dtype
-    return linear(inner.to(wide), matrix(layer.down, expert, wide), layer.down.bias[expert].to(wide))
+    return linear(inner.to(wide), expert_matrix(layer.down, expert, wide), layer.down.bias[expert].to(wide))
 
 
-def add_weighted(step: Step, outputs: Tensor) -> None:
+def add_expert_outputs(step: StepBuffers, outputs: Tensor) -> None:
     """Add [T, K, hidden] to the residual stream of the rows that are not padding."""
     live = step.positions >= 0
     found = (outputs[live] * step.shares[live].unsqueeze(-1)).sum(dim=1)

@@ -19,21 +19,30 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step
-from providers.inference.gpt_oss.triton_backend.kernels.device import let_next_begin, rounded, wait_for_inputs
-from providers.inference.gpt_oss.triton_backend.kernels.layout import matrix
-from providers.inference.gpt_oss.triton_backend.kernels.unpacking import ALONE, Cut, pairs_of, product
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
+from providers.inference.gpt_oss.triton_backend.kernels.device import (
+    release_next_kernel,
+    round_to_type,
+    wait_for_inputs,
+)
+from providers.inference.gpt_oss.triton_backend.kernels.layout import expert_matrix
+from providers.inference.gpt_oss.triton_backend.kernels.unpacking import (
+    SINGLE_PAIR_TILING,
+    ExpertTiling,
+    expert_product,
+    load_tile_pairs,
+)
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 
 
 @triton.jit
 def experts_up_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     inner,
-    normed,
+    normed_hidden,
     values,
     scales,
     bias,
-    chosen,
+    chosen_experts,
     order,
     starts,
     limit,
@@ -41,25 +50,29 @@ def experts_up_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     hidden: tl.constexpr,
     intermediate: tl.constexpr,
     experts: tl.constexpr,
-    each: tl.constexpr,
-    alone: tl.constexpr,
-    wide: tl.constexpr,
-    high: tl.constexpr,
-    together: tl.constexpr,
+    experts_per_token: tl.constexpr,
+    single_pair: tl.constexpr,
+    pair_columns: tl.constexpr,
+    output_tiles: tl.constexpr,
+    input_tiles: tl.constexpr,
     dependent: tl.constexpr,
     interpreted: tl.constexpr,
 ):
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
-    expert, pairs, wanted = pairs_of(chosen, order, starts, tl.program_id(1), experts, wide, alone)
+    release_next_kernel(dependent)
+    expert, pairs, wanted = load_tile_pairs(
+        chosen_experts, order, starts, tl.program_id(1), experts, pair_columns, single_pair
+    )
     if expert >= 0:
         rows: tl.constexpr = (2 * intermediate + 63) // 64
         # Behind the last tile it is computed again, and not stored.
-        tiles = expert * rows + tl.minimum(tl.program_id(0) * high + tl.arange(0, high), rows - 1)
-        inputs = normed + (pairs // each).to(tl.int64) * hidden
-        total = product(values, scales, tiles, inputs, wanted, 0, 1, hidden, wide, high, together, interpreted)
-        gate, line = tl.split(total.reshape(32 * high, 2, wide).permute(0, 2, 1))
-        outputs = tl.program_id(0) * (32 * high) + tl.arange(0, 32 * high)
+        tiles = expert * rows + tl.minimum(tl.program_id(0) * output_tiles + tl.arange(0, output_tiles), rows - 1)
+        inputs = normed_hidden + (pairs // experts_per_token).to(tl.int64) * hidden
+        total = expert_product(
+            values, scales, tiles, inputs, wanted, 0, 1, hidden, pair_columns, output_tiles, input_tiles, interpreted
+        )
+        gate, line = tl.split(total.reshape(32 * output_tiles, 2, pair_columns).permute(0, 2, 1))
+        outputs = tl.program_id(0) * (32 * output_tiles) + tl.arange(0, 32 * output_tiles)
         inside = outputs < intermediate
         biases = bias + expert * (2 * intermediate) + 2 * outputs
         gate += tl.load(biases, inside, other=0).to(tl.float32)[:, None]
@@ -68,24 +81,24 @@ def experts_up_kernel(  # noqa: PLR0913, PLR0917 - a kernel
         line = tl.clamp(line, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
         found = gate * tl.sigmoid(gate * alpha) * (line + 1)
         at = inner + (pairs * intermediate)[None, :] + outputs[:, None]
-        tl.store(at, rounded(found, inner.dtype.element_ty, interpreted), inside[:, None] & wanted[None, :])
+        tl.store(at, round_to_type(found, inner.dtype.element_ty, interpreted), inside[:, None] & wanted[None, :])
 
 
-def experts_up(layer: Layer, step: Step) -> None:
+def experts_up(layer: Layer, step: StepBuffers) -> None:
     """Set `inner` [T, K, intermediate] of every pair of a row and an expert it chose; -1 is none, and left alone."""
-    launch_up(layer, step, ALONE)
+    launch_up(layer, step, SINGLE_PAIR_TILING)
 
 
-def launch_up(layer: Layer, step: Step, cut: Cut) -> None:
+def launch_up(layer: Layer, step: StepBuffers, tiling: ExpertTiling) -> None:
     """The kernel above, cut so."""
     spec, weights = layer.spec, layer.gate_up
-    experts_up_kernel[(cut.groups(weights.rows), cut.tiles(step, spec))](
+    experts_up_kernel[(tiling.output_group_count(weights.rows), tiling.pair_tile_count(step, spec))](
         step.inner,
-        step.normed,
+        step.normed_hidden,
         weights.values,
         weights.scales.view(torch.int16),
         weights.bias,
-        step.chosen,
+        step.chosen_experts,
         step.order,
         step.starts,
         spec.swiglu_limit,
@@ -93,24 +106,24 @@ def launch_up(layer: Layer, step: Step, cut: Cut) -> None:
         hidden=spec.hidden,
         intermediate=spec.intermediate,
         experts=spec.experts,
-        each=spec.experts_per_token,
-        **cut.constants(),
+        experts_per_token=spec.experts_per_token,
+        **tiling.kernel_constants(),
     )
 
 
-def experts_up_reference(layer: Layer, step: Step) -> None:
+def experts_up_reference(layer: Layer, step: StepBuffers) -> None:
     inner = step.inner.flatten(0, 1)
     for expert in range(layer.spec.experts):
-        pairs = (step.chosen.flatten() == expert).nonzero().squeeze(-1)
+        pairs = (step.chosen_experts.flatten() == expert).nonzero().squeeze(-1)
         if len(pairs):
             rows = pairs // layer.spec.experts_per_token
-            inner[pairs] = inner_of(layer, expert, step.normed[rows]).to(inner.dtype)
+            inner[pairs] = expert_inner(layer, expert, step.normed_hidden[rows]).to(inner.dtype)
 
 
-def inner_of(layer: Layer, expert: int, inputs: Tensor) -> Tensor:
+def expert_inner(layer: Layer, expert: int, inputs: Tensor) -> Tensor:
     """One expert's [n, intermediate] of [n, hidden], not rounded."""
     wide = layer.sinks.dtype
-    weight = matrix(layer.gate_up, expert, wide)
+    weight = expert_matrix(layer.gate_up, expert, wide)
     return swiglu(linear(inputs.to(wide), weight, layer.gate_up.bias[expert].to(wide)), layer.spec)
 
 

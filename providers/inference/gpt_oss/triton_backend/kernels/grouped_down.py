@@ -10,23 +10,27 @@ Instructions, bandwidth and rate as `grouped_up`.
 
 import torch
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step, listed
-from providers.inference.gpt_oss.triton_backend.kernels.experts_down import add_weighted, launch_down, output_of
-from providers.inference.gpt_oss.triton_backend.kernels.unpacking import cut_for
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers, tensor_to_list
+from providers.inference.gpt_oss.triton_backend.kernels.experts_down import (
+    add_expert_outputs,
+    expert_output,
+    launch_down,
+)
+from providers.inference.gpt_oss.triton_backend.kernels.unpacking import choose_expert_tiling
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 
 
-def grouped_down(layer: Layer, step: Step) -> None:
+def grouped_down(layer: Layer, step: StepBuffers) -> None:
     """As `experts_down`, which pairs are whose read from `order` and `starts`."""
-    launch_down(layer, step, cut_for(step, layer.spec))
+    launch_down(layer, step, choose_expert_tiling(step, layer.spec))
 
 
-def grouped_down_reference(layer: Layer, step: Step) -> None:
+def grouped_down_reference(layer: Layer, step: StepBuffers) -> None:
     inner = step.inner.flatten(0, 1)
     outputs = torch.zeros(len(inner), layer.spec.hidden, dtype=layer.sinks.dtype, device=inner.device)
-    starts = listed(step.starts)
+    starts = tensor_to_list(step.starts)
     for expert in range(layer.spec.experts):
         pairs = step.order[starts[expert] : starts[expert + 1]].long()
         if len(pairs):
-            outputs[pairs] = output_of(layer, expert, inner[pairs])
-    add_weighted(step, outputs.view(*step.chosen.shape, -1))
+            outputs[pairs] = expert_output(layer, expert, inner[pairs])
+    add_expert_outputs(step, outputs.view(*step.chosen_experts.shape, -1))

@@ -43,10 +43,10 @@ TILE_SCALES: Final = 128
 SCALE_SHIFT: Final = 126
 LARGEST_SCALE: Final = 128
 
-_TOGETHER: Final = 8
+_EXPERTS_PER_PASS: Final = 8
 """So many experts are repacked at once: the codes of all would take twice the model's memory."""
 
-_PLACES: Final = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 11, 10, 13))
+_BIT_POSITIONS: Final = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 11, 10, 13))
 """Of each code: where its sign, its exponent's two bits and its mantissa go."""
 
 
@@ -62,7 +62,7 @@ class TiledExperts:
     depth: int
 
 
-def tile(experts: PackedExperts) -> TiledExperts:
+def tile_experts(experts: PackedExperts) -> TiledExperts:
     """Repack, on the device where `experts` lie. Raises ConfigError for a scale above 2."""
     count, rows, groups, _ = experts.blocks.shape
     depth = groups * 32
@@ -72,18 +72,18 @@ def tile(experts: PackedExperts) -> TiledExperts:
     device = experts.blocks.device
     values = torch.empty(count, row_tiles, depth_tiles, TILE_WORDS, dtype=torch.int16, device=device)
     scales = torch.empty(count, row_tiles, depth_tiles, TILE_SCALES, dtype=torch.uint8, device=device)
-    for low in range(0, count, _TOGETHER):
-        part = slice(low, low + _TOGETHER)
-        values[part] = _words(experts.blocks[part], row_tiles, depth_tiles)
+    for low in range(0, count, _EXPERTS_PER_PASS):
+        part = slice(low, low + _EXPERTS_PER_PASS)
+        values[part] = _pack_words(experts.blocks[part], row_tiles, depth_tiles)
         scales[part] = _scale_tiles(experts.scales[part], row_tiles, depth_tiles)
     return TiledExperts(values, scales, experts.bias, rows, depth)
 
 
-def untile(tiled: TiledExperts) -> PackedExperts:
+def untile_experts(tiled: TiledExperts) -> PackedExperts:
     """What `tile` was given, bit for bit."""
     count, row_tiles, depth_tiles, _ = tiled.values.shape
     words = tiled.values.view(count, row_tiles, depth_tiles, 4, 8, 4, 2, 2, 2)
-    codes = torch.stack([_code(words, k) for k in range(4)], dim=-1)
+    codes = torch.stack([_unpack_code(words, k) for k in range(4)], dim=-1)
     # From experts, tiles, then w g c21 c3 h c0 k ...
     codes = codes.permute(0, 1, 3, 4, 7, 2, 9, 6, 5, 8)
     codes = codes.reshape(count, row_tiles * TILE_ROWS, depth_tiles * TILE_DEPTH)[:, : tiled.rows, : tiled.depth]
@@ -93,7 +93,7 @@ def untile(tiled: TiledExperts) -> PackedExperts:
     return PackedExperts(blocks, scales - SCALE_SHIFT, tiled.bias)
 
 
-def _words(blocks: Tensor, row_tiles: int, depth_tiles: int) -> Tensor:
+def _pack_words(blocks: Tensor, row_tiles: int, depth_tiles: int) -> Tensor:
     count, rows, groups, _ = blocks.shape
     codes = blocks.new_zeros(count, row_tiles * TILE_ROWS, depth_tiles * TILE_DEPTH)
     flat = blocks.reshape(count, rows, groups * 16)
@@ -103,15 +103,15 @@ def _words(blocks: Tensor, row_tiles: int, depth_tiles: int) -> Tensor:
     split = codes.view(count, row_tiles, 4, 8, 2, depth_tiles, 4, 2, 4, 2)
     placed = split.permute(0, 1, 5, 2, 3, 8, 7, 4, 9, 6).reshape(count, row_tiles, depth_tiles, TILE_WORDS, 4).int()
     word = torch.zeros_like(placed[..., 0])
-    for k, places in enumerate(_PLACES):
+    for k, places in enumerate(_BIT_POSITIONS):
         for bit, place in zip((3, 2, 1, 0), places, strict=True):
             word |= (placed[..., k] >> bit & 1) << place
     return word.to(torch.int16)
 
 
-def _code(words: Tensor, k: int) -> Tensor:
+def _unpack_code(words: Tensor, k: int) -> Tensor:
     code = torch.zeros_like(words, dtype=torch.uint8)
-    for bit, place in zip((3, 2, 1, 0), _PLACES[k], strict=True):
+    for bit, place in zip((3, 2, 1, 0), _BIT_POSITIONS[k], strict=True):
         code |= (words >> place & 1).to(torch.uint8) << bit
     return code
 
@@ -124,8 +124,8 @@ def _scale_tiles(scales: Tensor, row_tiles: int, depth_tiles: int) -> Tensor:
     return padded.reshape(count, row_tiles, depth_tiles, TILE_SCALES)
 
 
-def matrix(tiled: TiledExperts, expert: int, dtype: torch.dtype) -> Tensor:
+def expert_matrix(tiled: TiledExperts, expert: int, dtype: torch.dtype) -> Tensor:
     """One expert's weights [rows, depth] as numbers, for references."""
     one = slice(expert, expert + 1)
-    found = untile(TiledExperts(tiled.values[one], tiled.scales[one], tiled.bias[one], tiled.rows, tiled.depth))
+    found = untile_experts(TiledExperts(tiled.values[one], tiled.scales[one], tiled.bias[one], tiled.rows, tiled.depth))
     return unpack(found.blocks[0], found.scales[0], dtype)

@@ -10,23 +10,23 @@ from typing import Final
 import torch
 from torch import Tensor
 
-MOST: Final = 127
-LEAST_SCALED: Final = 2.0**-100
+MAX_CODE: Final = 127
+MIN_SCALED: Final = 2.0**-100
 """Rows whose numbers are all below it are held as zero: their scales would have no precision left."""
 
-SUMS_OFF: Final = 2.0**-22
+SUM_ERROR: Final = 2.0**-22
 """A product of two rows as tensor cores sum it is off by at most so much for each of its K terms, of the lengths'
 product: they cut sums off at 2 ** -23 of the largest number so far, terms and carried sum, at their worst."""
 
-FLUSHED: Final = 2.0**-120
+FLUSH_BOUND: Final = 2.0**-120
 """More than the length of any row of K < 4096 numbers too small to be normal, which are zero to some who read them."""
 
 _ROWS: Final = 8192
-_UP: Final = 1 + 2.0**-20
+_ROUND_UP: Final = 1 + 2.0**-20
 
 
 @dataclass(frozen=True, slots=True)
-class Narrow:
+class Int8Unembedding:
     """codes [vocabulary, hidden] int8 are q; the rest is of each row, [vocabulary] float32.
 
     scales: s. lengths: of w and of s * q, the longer one; infinite where w is not finite. spreads: the length of e, and
@@ -39,7 +39,7 @@ class Narrow:
     lengths: Tensor
 
 
-def narrowed(weight: Tensor) -> Narrow:
+def quantize_unembedding(weight: Tensor) -> Int8Unembedding:
     """The copy of `weight` [vocabulary, hidden], on the same device; all it rests on is computed in float64."""
     vocabulary, hidden = weight.shape
     assert hidden < 4096, "FLUSHED and the kernels' own sums are good for no more"
@@ -50,18 +50,18 @@ def narrowed(weight: Tensor) -> Narrow:
         wide = weight[part].double()
         finite = wide.isfinite().all(dim=-1)
         highest = wide.abs().amax(dim=-1)
-        scale = (highest / MOST).float().where(finite & (highest >= LEAST_SCALED), 0)
+        scale = (highest / MAX_CODE).float().where(finite & (highest >= MIN_SCALED), 0)
         divisor = scale.double().where(scale > 0, torch.inf).unsqueeze(-1)
-        found = (wide.nan_to_num(0, 0, 0) / divisor).round().clamp(-MOST, MOST)
+        found = (wide.nan_to_num(0, 0, 0) / divisor).round().clamp(-MAX_CODE, MAX_CODE)
         held = found * scale.double().unsqueeze(-1)
-        length = torch.maximum(_length(wide), _length(held))
-        spread = _length(wide - held) + hidden * SUMS_OFF * length
+        length = torch.maximum(_row_lengths(wide), _row_lengths(held))
+        spread = _row_lengths(wide - held) + hidden * SUM_ERROR * length
         codes[part] = found.to(torch.int8)
-        bounds = torch.stack((spread, length)) * _UP + FLUSHED
+        bounds = torch.stack((spread, length)) * _ROUND_UP + FLUSH_BOUND
         numbers[0, part] = scale
         numbers[1:, part] = bounds.where(finite, torch.inf).float()
-    return Narrow(codes, *numbers)
+    return Int8Unembedding(codes, *numbers)
 
 
-def _length(rows: Tensor) -> Tensor:
+def _row_lengths(rows: Tensor) -> Tensor:
     return rows.square().sum(dim=-1).sqrt()

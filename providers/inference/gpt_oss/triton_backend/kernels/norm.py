@@ -13,9 +13,9 @@ from torch import Tensor
 
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
     INTERPRETED,
-    let_next_begin,
-    options,
-    rounded,
+    launch_options,
+    release_next_kernel,
+    round_to_type,
     wait_for_inputs,
 )
 
@@ -35,19 +35,19 @@ def norm_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     inside = columns < width
     factors = tl.load(weight + columns, inside, other=0)
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     row = tl.program_id(0).to(tl.int64) * width
     numbers = tl.load(hidden + row + columns, inside, other=0)
     wide = numbers.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
-    tl.store(normed + row + columns, rounded(wide * scale * factors, numbers.dtype, interpreted), inside)
+    tl.store(normed + row + columns, round_to_type(wide * scale * factors, numbers.dtype, interpreted), inside)
 
 
-def norm_rows(normed: Tensor, hidden: Tensor, weight: Tensor, eps: float) -> None:
+def norm_rows(output: Tensor, hidden: Tensor, weight: Tensor, eps: float) -> None:
     """Launch it: set `normed` [T, hidden] to `rms_norm` of `hidden`."""
     rows, width = hidden.shape
     sizes = {"width": width, "block": triton.next_power_of_2(width)}
-    norm_kernel[(rows,)](normed, hidden, weight, eps, **sizes, interpreted=INTERPRETED, **options(warps=4))
+    norm_kernel[(rows,)](output, hidden, weight, eps, **sizes, interpreted=INTERPRETED, **launch_options(warps=4))
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:

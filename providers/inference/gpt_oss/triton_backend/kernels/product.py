@@ -14,10 +14,10 @@ from typing import Final
 import triton
 import triton.language as tl
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import DECODED_ROWS
-from providers.inference.gpt_oss.triton_backend.kernels.device import dot, rounded
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import MAX_DECODE_ROWS
+from providers.inference.gpt_oss.triton_backend.kernels.device import dot, round_to_type
 
-FOLDED_ROWS: Final = 32
+MAX_FOLDED_ROWS: Final = 32
 """Up to so many tokens every CTA norms what it multiplies; beyond it, that would be more work than the product."""
 
 
@@ -36,22 +36,22 @@ class Tiling:
         return triton.cdiv(outputs, self.outputs), triton.cdiv(rows, self.tokens)
 
 
-def tiling(rows: int, narrow: int) -> Tiling:
+def choose_tiling(rows: int, decode_outputs: int) -> Tiling:
     """For so many tokens; `narrow` is how many rows of the weight a CTA takes of a decoding step's few tokens."""
     if rows <= 16:
-        return Tiling(narrow, 16, 128, warps=4, stages=7 if narrow == 16 else 5)
-    if rows <= FOLDED_ROWS:
+        return Tiling(decode_outputs, 16, 128, warps=4, stages=7 if decode_outputs == 16 else 5)
+    if rows <= MAX_FOLDED_ROWS:
         return Tiling(32, 32, 128, warps=4, stages=4)
-    if rows <= DECODED_ROWS:
-        return Tiling(2 * narrow if rows <= 64 else 64, 64, 64, warps=4, stages=5)
+    if rows <= MAX_DECODE_ROWS:
+        return Tiling(2 * decode_outputs if rows <= 64 else 64, 64, 64, warps=4, stages=5)
     return Tiling(128, 128, 64, warps=8, stages=3)
 
 
-_FETCH: Final = tl.constexpr("cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;")
+_PREFETCH_ASM: Final = tl.constexpr("cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;")
 
 
 @triton.jit
-def fetch_weights(weight, tile, size: tl.constexpr, dependent: tl.constexpr):
+def prefetch_weights(weight, tile, size: tl.constexpr, dependent: tl.constexpr):
     """Ask for the weight's numbers tile * size, ... + size to be brought into the cache that all CTAs share.
 
     To be called before `wait_for_inputs`: while the kernel before this one ends, memory would be idle.
@@ -60,16 +60,16 @@ def fetch_weights(weight, tile, size: tl.constexpr, dependent: tl.constexpr):
     bytes_each: tl.constexpr = each * weight.dtype.element_ty.primitive_bitwidth // 8
     if dependent and bytes_each % 16 == 0 and size % 128 == 0 and tl.program_id(1) == 0:
         at = (weight + tile * size + tl.arange(0, 128) * each).to(tl.int64)
-        tl.inline_asm_elementwise(_FETCH, "=r,l,n", [at, bytes_each], tl.int32, False, 1)
+        tl.inline_asm_elementwise(_PREFETCH_ASM, "=r,l,n", [at, bytes_each], tl.int32, False, 1)
 
 
 @triton.jit
-def product(  # noqa: PLR0913, PLR0917 - a kernel's part
+def dense_product(  # noqa: PLR0913, PLR0917 - a kernel's part
     weight,
     outputs,
     inputs,
     tokens,
-    there,
+    mask,
     norm,
     width: tl.constexpr,
     depth: tl.constexpr,
@@ -90,11 +90,11 @@ def product(  # noqa: PLR0913, PLR0917 - a kernel's part
         k = low + tl.arange(0, depth)
         # Where the width is a multiple of the depth this is true for certain, and no mask is left of it.
         inside = (k < width) | (width % depth == 0)
-        numbers = tl.load(right + k[:, None], inside[:, None] & there[None, :], other=0)
+        numbers = tl.load(right + k[:, None], inside[:, None] & mask[None, :], other=0)
         if folded:
             wide = numbers.to(tl.float32)
             squares += wide * wide
             factors = tl.load(norm + k, inside, other=0)
-            numbers = rounded(wide * factors[:, None], numbers.dtype, interpreted)
+            numbers = round_to_type(wide * factors[:, None], numbers.dtype, interpreted)
         total = dot(tl.load(left + k[None, :], inside[None, :], other=0), numbers, total, interpreted)
     return total, tl.sum(squares, 0)

@@ -19,37 +19,37 @@ import triton
 import triton.language as tl
 from torch.nn.functional import linear
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import DECODED_ROWS, Step
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import MAX_DECODE_ROWS, StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
     INTERPRETED,
-    is_last,
-    let_next_begin,
-    options,
-    rounded,
+    is_last_arrival,
+    launch_options,
+    release_next_kernel,
+    round_to_type,
     wait_for_inputs,
 )
 from providers.inference.gpt_oss.triton_backend.kernels.norm import norm_rows, rms_norm
-from providers.inference.gpt_oss.triton_backend.kernels.product import fetch_weights, product, tiling
+from providers.inference.gpt_oss.triton_backend.kernels.product import choose_tiling, dense_product, prefetch_weights
 from providers.inference.gpt_oss.triton_backend.kernels.route import route_reference
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 
-_EXPERTS: Final = 4
+_EXPERTS_PER_CTA: Final = 4
 """Experts of a CTA: their weights are in its registers."""
 
 _CTAS: Final = 128
 """Of those one is on a multiprocessor: they hold many registers."""
 
-_TOKENS: Final = 16
+_TOKENS_PER_CTA: Final = 16
 """Of a CTA of the router, where there are so many that its weights are read for several at once."""
 
-_CHOSEN_TOGETHER: Final = 16
+_MAX_SINGLE_CTA_ROWS: Final = 16
 """Up to so many rows one CTA chooses for all, and sorts; of more, each CTA that is its rows' last chooses for those."""
 
 
 @triton.jit(do_not_specialize=["rows"])
 def project_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     hidden,
-    attended,
+    attention_output,
     weight,
     bias,
     rows,
@@ -62,55 +62,57 @@ def project_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     dependent: tl.constexpr,
 ):
     if tokens <= 64 and height % outputs == 0:
-        fetch_weights(weight, tl.program_id(0), outputs * width, dependent)
+        prefetch_weights(weight, tl.program_id(0), outputs * width, dependent)
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     output = tl.program_id(0) * outputs + tl.arange(0, outputs)
     token = tl.program_id(1) * tokens + tl.arange(0, tokens)
     row = tl.minimum(token, rows - 1)
     place = tl.minimum(output, height - 1)
-    found, _ = product(weight, place, attended, row, token < rows, weight, width, depth, False, interpreted)
+    found, _ = dense_product(
+        weight, place, attention_output, row, token < rows, weight, width, depth, False, interpreted
+    )
     wanted = (output < height)[:, None] & (token < rows)[None, :]
     at = hidden + row[None, :] * height + output[:, None]
     found += tl.load(bias + output, output < height, other=0).to(tl.float32)[:, None]
     found += tl.load(at, wanted, other=0).to(tl.float32)
-    tl.store(at, rounded(found, hidden.dtype.element_ty, interpreted), wanted)
+    tl.store(at, round_to_type(found, hidden.dtype.element_ty, interpreted), wanted)
 
 
 @triton.jit
-def choose(  # noqa: PLR0913, PLR0917 - a kernel's part
+def choose_experts(  # noqa: PLR0913, PLR0917 - a kernel's part
     scores,
     positions,
-    chosen,
+    chosen_experts,
     shares,
     row,
     rows,
     experts: tl.constexpr,
-    padded: tl.constexpr,
-    count: tl.constexpr,
+    padded_experts: tl.constexpr,
+    experts_per_token: tl.constexpr,
     places: tl.constexpr,
 ):
     """Set `chosen` and `shares` of the rows `row`; hands back the experts [rows, places], `experts` where none is."""
-    expert = tl.arange(0, padded)[None, :]
+    expert = tl.arange(0, padded_experts)[None, :]
     place = tl.arange(0, places)[None, :]
     at = row[:, None]
-    left = tl.load(scores + at * padded + expert, (at < rows) & (expert < experts), other=0)
+    left = tl.load(scores + at * padded_experts + expert, (at < rows) & (expert < experts), other=0)
     # A score that is no number equals nothing, and an expert must be chosen all the same.
     left = tl.where(left == left, left, -3e38)  # noqa: PLR0124 - not so of what is no number
     left = tl.where(expert < experts, left, -float("inf"))
     tops = tl.full([row.shape[0], places], -float("inf"), tl.float32)
     picks = tl.full([row.shape[0], places], experts, tl.int32)
-    for k in tl.static_range(count):
+    for k in tl.static_range(experts_per_token):
         top = tl.max(left, 1)[:, None]
-        pick = tl.min(tl.where(left == top, expert, padded), 1)[:, None]
+        pick = tl.min(tl.where(left == top, expert, padded_experts), 1)[:, None]
         tops = tl.where(place == k, top, tops)
         picks = tl.where(place == k, pick, picks)
         left = tl.where(expert == pick, -float("inf"), left)
     weights = tl.exp(tops - tl.max(tops, 1)[:, None])
-    wanted = (at < rows) & (place < count)
-    tl.store(shares + at * count + place, weights / tl.sum(weights, 1)[:, None], wanted)
+    wanted = (at < rows) & (place < experts_per_token)
+    tl.store(shares + at * experts_per_token + place, weights / tl.sum(weights, 1)[:, None], wanted)
     live = tl.load(positions + row, row < rows, other=-1)[:, None] >= 0
-    tl.store(chosen + at * count + place, tl.where(live, picks, -1), wanted)
+    tl.store(chosen_experts + at * experts_per_token + place, tl.where(live, picks, -1), wanted)
     return tl.where(live, picks, experts)
 
 
@@ -143,14 +145,14 @@ def sort_pairs(  # noqa: PLR0913, PLR0917 - a kernel's part
 @triton.jit(do_not_specialize=["rows"])
 def route_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     hidden,
-    normed,
+    normed_hidden,
     norm,
     weight,
     bias,
     positions,
     scores,
     arrivals,
-    chosen,
+    chosen_experts,
     shares,
     order,
     starts,
@@ -159,68 +161,70 @@ def route_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     width: tl.constexpr,
     block: tl.constexpr,
     experts: tl.constexpr,
-    padded: tl.constexpr,
+    padded_experts: tl.constexpr,
     count: tl.constexpr,
     places: tl.constexpr,
-    held: tl.constexpr,
-    each: tl.constexpr,
-    together: tl.constexpr,
-    most: tl.constexpr,
+    experts_per_cta: tl.constexpr,
+    rows_per_cta: tl.constexpr,
+    rows_per_choice: tl.constexpr,
+    padded_rows: tl.constexpr,
     bins: tl.constexpr,
     interpreted: tl.constexpr,
     dependent: tl.constexpr,
 ):
     columns = tl.arange(0, block)
     inside = columns < width
-    expert = tl.program_id(0) * held + tl.arange(0, held)
+    expert = tl.program_id(0) * experts_per_cta + tl.arange(0, experts_per_cta)
     known = expert < experts
     weights = tl.load(weight + expert[:, None] * width + columns[None, :], known[:, None] & inside[None, :], other=0)
     factors = tl.load(norm + columns, inside, other=0)
     biases = tl.load(bias + expert, known, other=0).to(tl.float32)
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
-    begin = tl.program_id(1) * each
-    for row in range(begin, tl.minimum(begin + each, rows)):
+    release_next_kernel(dependent)
+    begin = tl.program_id(1) * rows_per_cta
+    for row in range(begin, tl.minimum(begin + rows_per_cta, rows)):
         numbers = tl.load(hidden + row * width + columns, inside, other=0)
         wide = numbers.to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, 0) / width + eps)
-        result = rounded(wide * scale * factors, numbers.dtype, interpreted)
+        result = round_to_type(wide * scale * factors, numbers.dtype, interpreted)
         if tl.program_id(0) == 0:
-            tl.store(normed + row * width + columns, result, inside)
+            tl.store(normed_hidden + row * width + columns, result, inside)
         score = tl.sum(weights.to(tl.float32) * result.to(tl.float32)[None, :], 1) + biases
-        tl.store(scores + row * padded + expert, score, known)
+        tl.store(scores + row * padded_experts + expert, score, known)
 
-    first = begin // together * together
-    arriving = tl.num_programs(0) * tl.cdiv(tl.minimum(rows - first, together), each)
-    if is_last(arrivals + begin // together, arriving):
-        beside = first + tl.arange(0, together)
-        picks = choose(scores, positions, chosen, shares, beside, rows, experts, padded, count, places)
-        if together >= most:
+    first = begin // rows_per_choice * rows_per_choice
+    arriving = tl.num_programs(0) * tl.cdiv(tl.minimum(rows - first, rows_per_choice), rows_per_cta)
+    if is_last_arrival(arrivals + begin // rows_per_choice, arriving):
+        beside = first + tl.arange(0, rows_per_choice)
+        picks = choose_experts(
+            scores, positions, chosen_experts, shares, beside, rows, experts, padded_experts, count, places
+        )
+        if rows_per_choice >= padded_rows:
             sort_pairs(picks, order, starts, beside, rows, experts, count, places, bins)
         else:
-            groups = tl.cdiv(rows, together)
-            if is_last(arrivals + groups, groups):
-                every = tl.arange(0, most)
+            groups = tl.cdiv(rows, rows_per_choice)
+            if is_last_arrival(arrivals + groups, groups):
+                every = tl.arange(0, padded_rows)
                 place = tl.arange(0, places)[None, :]
                 there = (every < rows)[:, None] & (place < count)
-                picked = tl.load(chosen + every[:, None] * count + place, there, other=-1)
+                picked = tl.load(chosen_experts + every[:, None] * count + place, there, other=-1)
                 picked = tl.where(picked < 0, experts, picked)
                 sort_pairs(picked, order, starts, every, rows, experts, count, places, bins)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def route_many_kernel(  # noqa: PLR0913, PLR0917 - a kernel
-    normed,
+    normed_hidden,
     weight,
     bias,
     positions,
     scores,
-    chosen,
+    chosen_experts,
     shares,
     rows,
     width: tl.constexpr,
     experts: tl.constexpr,
-    padded: tl.constexpr,
+    padded_experts: tl.constexpr,
     count: tl.constexpr,
     places: tl.constexpr,
     outputs: tl.constexpr,
@@ -230,31 +234,31 @@ def route_many_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     dependent: tl.constexpr,
 ):
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     expert = tl.arange(0, outputs)
     known = expert < experts
     token = tl.program_id(0) * tokens + tl.arange(0, tokens)
     row = tl.minimum(token, rows - 1)
     place = tl.minimum(expert, experts - 1)
-    found, _ = product(weight, place, normed, row, token < rows, weight, width, depth, False, interpreted)
+    found, _ = dense_product(weight, place, normed_hidden, row, token < rows, weight, width, depth, False, interpreted)
     found += tl.load(bias + expert, known, other=0).to(tl.float32)[:, None]
-    tl.store(scores + row[None, :] * padded + expert[:, None], found, known[:, None] & (token < rows)[None, :])
+    tl.store(scores + row[None, :] * padded_experts + expert[:, None], found, known[:, None] & (token < rows)[None, :])
     tl.debug_barrier()
-    choose(scores, positions, chosen, shares, token, rows, experts, padded, count, places)
+    choose_experts(scores, positions, chosen_experts, shares, token, rows, experts, padded_experts, count, places)
 
 
-def project_out(layer: Layer, step: Step) -> None:
+def project_out(layer: Layer, step: StepBuffers) -> None:
     """Add to `hidden`; set `normed`, `chosen` (-1 for rows of padding) and `shares`, the softmax of the chosen ones.
 
     Up to DECODED_ROWS rows it sets `order` and `starts` as well. `hidden` is rounded before it is normed, and `normed`
     before the router reads it.
     """
-    rows, width = step.attended.shape
+    rows, width = step.attention_output.shape
     height = layer.spec.hidden
-    tiles = tiling(rows, 16)
+    tiles = choose_tiling(rows, 16)
     project_kernel[tiles.grid(height, rows)](
         step.hidden,
-        step.attended,
+        step.attention_output,
         layer.out_weight,
         layer.out_bias,
         rows,
@@ -264,29 +268,29 @@ def project_out(layer: Layer, step: Step) -> None:
         tokens=tiles.tokens,
         depth=min(tiles.depth, triton.next_power_of_2(width)),
         interpreted=INTERPRETED,
-        **options(tiles.warps, tiles.stages),
+        **launch_options(tiles.warps, tiles.stages),
     )
-    if rows <= DECODED_ROWS:
+    if rows <= MAX_DECODE_ROWS:
         _route(layer, step)
     else:
         _route_many(layer, step)
 
 
-def _route(layer: Layer, step: Step) -> None:
+def _route(layer: Layer, step: StepBuffers) -> None:
     spec, rows = layer.spec, len(step.positions)
-    held = triton.cdiv(spec.experts, _EXPERTS)
+    held = triton.cdiv(spec.experts, _EXPERTS_PER_CTA)
     each = triton.next_power_of_2(triton.cdiv(rows * held, _CTAS))
     most = triton.next_power_of_2(rows)
     route_kernel[(held, triton.cdiv(rows, each))](
         step.hidden,
-        step.normed,
+        step.normed_hidden,
         layer.mlp_norm,
         layer.router_weight,
         layer.router_bias,
         step.positions,
         step.partials,
         step.arrivals,
-        step.chosen,
+        step.chosen_experts,
         step.shares,
         step.order,
         step.starts,
@@ -295,56 +299,56 @@ def _route(layer: Layer, step: Step) -> None:
         width=spec.hidden,
         block=triton.next_power_of_2(spec.hidden),
         experts=spec.experts,
-        padded=triton.next_power_of_2(spec.experts),
+        padded_experts=triton.next_power_of_2(spec.experts),
         count=spec.experts_per_token,
         places=triton.next_power_of_2(spec.experts_per_token),
-        held=_EXPERTS,
-        each=each,
-        together=max(each, most) if rows <= _CHOSEN_TOGETHER else each,
-        most=most,
+        experts_per_cta=_EXPERTS_PER_CTA,
+        rows_per_cta=each,
+        rows_per_choice=max(each, most) if rows <= _MAX_SINGLE_CTA_ROWS else each,
+        padded_rows=most,
         bins=triton.next_power_of_2(spec.experts + 2),
         interpreted=INTERPRETED,
-        **options(warps=8),
+        **launch_options(warps=8),
     )
 
 
-def _route_many(layer: Layer, step: Step) -> None:
+def _route_many(layer: Layer, step: StepBuffers) -> None:
     """So many rows that the router is a product like others, after a norm of its own."""
     spec, rows = layer.spec, len(step.positions)
-    norm_rows(step.normed, step.hidden, layer.mlp_norm, spec.norm_eps)
+    norm_rows(step.normed_hidden, step.hidden, layer.mlp_norm, spec.norm_eps)
     padded = triton.next_power_of_2(spec.experts)
-    route_many_kernel[(triton.cdiv(rows, _TOKENS),)](
-        step.normed,
+    route_many_kernel[(triton.cdiv(rows, _TOKENS_PER_CTA),)](
+        step.normed_hidden,
         layer.router_weight,
         layer.router_bias,
         step.positions,
         step.partials,
-        step.chosen,
+        step.chosen_experts,
         step.shares,
         rows,
         width=spec.hidden,
         experts=spec.experts,
-        padded=padded,
+        padded_experts=padded,
         count=spec.experts_per_token,
         places=triton.next_power_of_2(spec.experts_per_token),
         outputs=max(16, padded),
-        tokens=_TOKENS,
+        tokens=_TOKENS_PER_CTA,
         # Of 128 experts 64 inputs at a time: more would not fit into every card's shared memory.
         depth=min(128 if padded < 128 else 64, triton.next_power_of_2(spec.hidden)),
         interpreted=INTERPRETED,
-        **options(warps=4, stages=4),
+        **launch_options(warps=4, stages=4),
     )
 
 
-def project_out_reference(layer: Layer, step: Step) -> None:
+def project_out_reference(layer: Layer, step: StepBuffers) -> None:
     spec, wide = layer.spec, layer.sinks.dtype
-    projected = linear(step.attended.to(wide), layer.out_weight.to(wide), layer.out_bias.to(wide))
+    projected = linear(step.attention_output.to(wide), layer.out_weight.to(wide), layer.out_bias.to(wide))
     step.hidden.copy_(step.hidden.to(wide) + projected)
-    step.normed.copy_(rms_norm(step.hidden, layer.mlp_norm, spec.norm_eps))
-    scores = linear(step.normed.to(wide), layer.router_weight.to(wide), layer.router_bias.to(wide))
+    step.normed_hidden.copy_(rms_norm(step.hidden, layer.mlp_norm, spec.norm_eps))
+    scores = linear(step.normed_hidden.to(wide), layer.router_weight.to(wide), layer.router_bias.to(wide))
     ordered, experts = scores.sort(dim=-1, descending=True, stable=True)
     step.shares.copy_(ordered[:, : spec.experts_per_token].softmax(dim=-1))
     live = (step.positions >= 0).unsqueeze(-1)
-    step.chosen.copy_(experts[:, : spec.experts_per_token].masked_fill(~live, -1))
-    if len(step.positions) <= DECODED_ROWS:
+    step.chosen_experts.copy_(experts[:, : spec.experts_per_token].masked_fill(~live, -1))
+    if len(step.positions) <= MAX_DECODE_ROWS:
         route_reference(layer, step)

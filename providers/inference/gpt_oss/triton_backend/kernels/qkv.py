@@ -18,21 +18,26 @@ import triton.language as tl
 from torch.nn.functional import linear
 
 from providers.inference.gpt_oss.torch_backend.attention import rotate
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS, Step
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import PAGE_TOKENS, StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
     INTERPRETED,
-    let_next_begin,
-    options,
-    rounded,
+    launch_options,
+    release_next_kernel,
+    round_to_type,
     wait_for_inputs,
 )
 from providers.inference.gpt_oss.triton_backend.kernels.norm import norm_rows, rms_norm
-from providers.inference.gpt_oss.triton_backend.kernels.product import FOLDED_ROWS, fetch_weights, product, tiling
+from providers.inference.gpt_oss.triton_backend.kernels.product import (
+    MAX_FOLDED_ROWS,
+    choose_tiling,
+    dense_product,
+    prefetch_weights,
+)
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 
 
 @triton.jit
-def places(index, head_dim: tl.constexpr):
+def locate_weight_rows(index, head_dim: tl.constexpr):
     """The head and the dimension of a row of a tile. Its 16 rows i and i + 8 are a pair that turns together: one
     thread holds both."""
     within = index % head_dim
@@ -54,7 +59,7 @@ def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
     pages,
     rows,
     columns,
-    turns,
+    rotary_positions,
     eps,
     heads: tl.constexpr,
     kv_heads: tl.constexpr,
@@ -69,14 +74,14 @@ def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
     dependent: tl.constexpr,
 ):
     if tokens <= 64:
-        fetch_weights(weight, tl.program_id(0), outputs * width, dependent)
+        prefetch_weights(weight, tl.program_id(0), outputs * width, dependent)
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     half: tl.constexpr = head_dim // 2
-    head, dim = places(tl.program_id(0) * outputs + tl.arange(0, outputs), head_dim)
+    head, dim = locate_weight_rows(tl.program_id(0) * outputs + tl.arange(0, outputs), head_dim)
     token = tl.program_id(1) * tokens + tl.arange(0, tokens)
     row = tl.minimum(token, rows - 1)
-    found, squares = product(
+    found, squares = dense_product(
         weight, head * head_dim + dim, inputs, row, token < rows, norm, width, depth, folded, interpreted
     )
 
@@ -85,7 +90,7 @@ def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
     first = first.reshape(outputs // 2, tokens)
     second = second.reshape(outputs // 2, tokens)
     pair = tl.arange(0, outputs // 2)
-    head, dim = places(tl.program_id(0) * outputs + pair // 8 * 16 + pair % 8, head_dim)
+    head, dim = locate_weight_rows(tl.program_id(0) * outputs + pair // 8 * 16 + pair % 8, head_dim)
     # A tile's rows are all of queries, or all of keys, or of values: `stored` is where they are among those.
     kind = tl.program_id(0) * outputs // head_dim
     stored = tl.max_contiguous(tl.multiple_of(head * head_dim + dim, 8), 8)
@@ -105,12 +110,12 @@ def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
         turn = tl.max_contiguous(tl.multiple_of(stored % head_dim, 8), 8)
         angle = rotary + position[None, :] * half + turn[:, None]
         cosine = tl.load(angle)
-        sine = tl.load(angle + turns * half)
+        sine = tl.load(angle + rotary_positions * half)
         turned = first * cosine - second * sine
         second = second * cosine + first * sine
         first = turned
-    first = rounded(first, queries.dtype.element_ty, interpreted)
-    second = rounded(second, queries.dtype.element_ty, interpreted)
+    first = round_to_type(first, queries.dtype.element_ty, interpreted)
+    second = round_to_type(second, queries.dtype.element_ty, interpreted)
     if kind < heads:
         asked = queries + (row * (heads * head_dim))[None, :] + stored[:, None]
         tl.store(asked, first, live)
@@ -128,26 +133,26 @@ def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
             tl.store(values + place + half, second, live)
 
 
-def qkv(layer: Layer, step: Step) -> None:
+def qkv(layer: Layer, step: StepBuffers) -> None:
     """Set `queries` of all rows, and write the rows' keys and values to their places in the layer's pages.
 
     Rows of padding write nothing to pages: their page 0 is someone's.
     """
     spec, tables = layer.spec, step.tables
     rows = len(step.positions)
-    tiles = tiling(rows, 32)
+    tiles = choose_tiling(rows, 32)
     # The largest power of two in what keys take: no tile may be of keys and of something else.
     whole = spec.kv_heads * spec.head_dim & -(spec.kv_heads * spec.head_dim)
     tiles = replace(tiles, outputs=min(tiles.outputs, whole))
-    folded = rows <= FOLDED_ROWS
+    folded = rows <= MAX_FOLDED_ROWS
     if not folded:
         # Whoever norms for the experts comes later: until then `normed` is free.
-        norm_rows(step.normed, step.hidden, layer.attention_norm, spec.norm_eps)
+        norm_rows(step.normed_hidden, step.hidden, layer.attention_norm, spec.norm_eps)
     qkv_kernel[tiles.grid(spec.qkv, rows)](
         step.queries,
         tables.keys[layer.index],
         tables.values[layer.index],
-        step.hidden if folded else step.normed,
+        step.hidden if folded else step.normed_hidden,
         layer.attention_norm,
         layer.qkv_weight,
         layer.qkv_bias,
@@ -169,11 +174,11 @@ def qkv(layer: Layer, step: Step) -> None:
         tokens=tiles.tokens,
         depth=min(tiles.depth, triton.next_power_of_2(spec.hidden)),
         interpreted=INTERPRETED,
-        **options(tiles.warps, tiles.stages),
+        **launch_options(tiles.warps, tiles.stages),
     )
 
 
-def qkv_reference(layer: Layer, step: Step) -> None:
+def qkv_reference(layer: Layer, step: StepBuffers) -> None:
     spec, wide = layer.spec, layer.sinks.dtype
     normed = rms_norm(step.hidden, layer.attention_norm, spec.norm_eps)
     projected = linear(normed.to(wide), layer.qkv_weight.to(wide), layer.qkv_bias.to(wide))

@@ -13,8 +13,12 @@ import torch
 import triton
 import triton.language as tl
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step
-from providers.inference.gpt_oss.triton_backend.kernels.device import let_next_begin, options, wait_for_inputs
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
+from providers.inference.gpt_oss.triton_backend.kernels.device import (
+    launch_options,
+    release_next_kernel,
+    wait_for_inputs,
+)
 from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 
 _BLOCK = 4096
@@ -22,38 +26,38 @@ _BLOCK = 4096
 
 @triton.jit
 def route_kernel(  # noqa: PLR0913, PLR0917 - a kernel
-    order, starts, chosen, pairs, experts: tl.constexpr, block: tl.constexpr, dependent: tl.constexpr
+    order, starts, chosen_experts, pairs, experts: tl.constexpr, block: tl.constexpr, dependent: tl.constexpr
 ):
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     mine = tl.program_id(0)
     place = tl.arange(0, block)
     lower = tl.zeros([block], tl.int32)
     for first in range(0, pairs, block):
-        expert = tl.load(chosen + first + place, first + place < pairs, other=experts)
+        expert = tl.load(chosen_experts + first + place, first + place < pairs, other=experts)
         lower += ((expert >= 0) & (expert < mine)).to(tl.int32)
     start = tl.sum(lower, 0)
     tl.store(starts + mine, start)
     for first in range(0, pairs, block):
-        expert = tl.load(chosen + first + place, first + place < pairs, other=experts + 1)
+        expert = tl.load(chosen_experts + first + place, first + place < pairs, other=experts + 1)
         own = tl.where(expert < 0, experts, expert) == mine
         rank = tl.cumsum(own.to(tl.int32), 0)
         tl.store(order + start + rank - 1, first + place, own)
         start += tl.sum(own.to(tl.int32), 0)
 
 
-def route(layer: Layer, step: Step) -> None:
+def route(layer: Layer, step: StepBuffers) -> None:
     """Set `order` and `starts` from `chosen`."""
-    pairs, experts = step.chosen.numel(), layer.spec.experts
+    pairs, experts = step.chosen_experts.numel(), layer.spec.experts
     block = min(_BLOCK, triton.next_power_of_2(pairs))
     route_kernel[(experts + 1,)](
-        step.order, step.starts, step.chosen, pairs, experts=experts, block=block, **options(warps=8)
+        step.order, step.starts, step.chosen_experts, pairs, experts=experts, block=block, **launch_options(warps=8)
     )
 
 
-def route_reference(layer: Layer, step: Step) -> None:
+def route_reference(layer: Layer, step: StepBuffers) -> None:
     experts = layer.spec.experts
-    flat = step.chosen.flatten()
+    flat = step.chosen_experts.flatten()
     flat = flat.where(flat >= 0, experts).long()
     step.order.copy_(flat.argsort(stable=True))
     step.starts[0] = 0

@@ -18,12 +18,20 @@ import triton
 import triton.language as tl
 from torch.nn.functional import linear
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step
-from providers.inference.gpt_oss.triton_backend.kernels.device import let_next_begin, options, wait_for_inputs
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
+from providers.inference.gpt_oss.triton_backend.kernels.device import (
+    launch_options,
+    release_next_kernel,
+    wait_for_inputs,
+)
 from providers.inference.gpt_oss.triton_backend.kernels.noise import gumbel, gumbel_tile
 from providers.inference.gpt_oss.triton_backend.kernels.norm import rms_norm
-from providers.inference.gpt_oss.triton_backend.kernels.unembed import logits_tile, norm_rows, tiling
-from providers.inference.gpt_oss.triton_backend.kernels.weights import Ends
+from providers.inference.gpt_oss.triton_backend.kernels.unembed import (
+    choose_unembed_tiling,
+    logits_tile,
+    norm_sampled_rows,
+)
+from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights
 
 GREEDY_BELOW: Final = 1e-5
 
@@ -35,22 +43,22 @@ def best_of_block_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     interpreted: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     first_row, block = tl.program_id(0) * columns, tl.program_id(1)
     logits = logits_tile(
         normed, unembedding, block * tokens, first_row, rows, vocabulary, None, width, tokens, columns, depth,
         interpreted,
     )  # fmt: skip
     known = block * tokens + tl.arange(0, tokens) < vocabulary
-    keep_best(
+    store_best(
         scores, best, logits, known, samples, slots, positions, temperatures, seeds, first_row, block, rows, tokens,
         columns, greedy_below,
     )  # fmt: skip
 
 
 @triton.jit
-def keep_best(  # noqa: PLR0913, PLR0917 - a kernel's part
-    scores, best, logits, known, samples, slots, positions, temperatures, seeds, first_row, block, rows,
+def store_best(  # noqa: PLR0913, PLR0917 - a kernel's part
+    scores, best, logits, mask, samples, slots, positions, temperatures, seeds, first_row, block, rows,
     tokens: tl.constexpr, columns: tl.constexpr, greedy_below: tl.constexpr,
 ):  # fmt: skip
     """Of a block's `known` tokens [tokens] the best score and its token, for each row."""
@@ -63,9 +71,9 @@ def keep_best(  # noqa: PLR0913, PLR0917 - a kernel's part
     noise = gumbel_tile(tl.load(seeds + slot), place, block, columns)
     greedy = temperature < greedy_below
     warm = logits / tl.where(greedy, 1.0, temperature)[None, :] + noise
-    known = known[:, None]
-    finite = (tl.abs(logits) < float("inf")) | (known == 0)
-    score = tl.where(known & finite, tl.where(greedy[None, :], logits, warm), -float("inf"))
+    mask = mask[:, None]
+    finite = (tl.abs(logits) < float("inf")) | (mask == 0)
+    score = tl.where(mask & finite, tl.where(greedy[None, :], logits, warm), -float("inf"))
     highest, at = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
     # A logit that is no number makes its block the best, and its token none.
     whole = tl.min(finite.to(tl.int32), axis=0) > 0
@@ -80,7 +88,7 @@ def best_of_all_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     dependent: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     place = tl.program_id(0)
     block = tl.arange(0, width)
     inside = block < blocks
@@ -93,30 +101,32 @@ def best_of_all_kernel(  # noqa: PLR0913, PLR0917 - a kernel
         tl.store(last + tl.load(slots + row), tl.maximum(token, 0))
 
 
-def sample(ends: Ends, step: Step) -> None:
+def sample(ends: EndWeights, step: StepBuffers) -> None:
     """Set `sampled` of the rows that `samples` name, and `last` of their slots; -1 (`last`: 0) where a logit is none.
 
     That is where it is not finite. The token of row t is chosen for position `positions[t] + 1`. Of padding `sampled`
     is -1, and `last` left alone. Of several rows of one slot any may be its `last`.
     """
-    normed = norm_rows(ends, step)
-    grid, shape = tiling(ends, step)
+    normed = norm_sampled_rows(ends, step)
+    grid, shape = choose_unembed_tiling(ends, step)
     blocks = grid[1]
-    rows, tables = len(step.samples), step.tables
+    rows, tables = len(step.sample_rows), step.tables
     behind = -(-normed.nbytes // 4)
     scores, best = step.partials[behind : behind + 2 * rows * blocks].view(2, -1)
     best = best.view(torch.int32)
-    columns = (step.samples, step.slots, step.positions, tables.temperatures, tables.seeds)
+    columns = (step.sample_rows, step.slots, step.positions, tables.temperatures, tables.seeds)
     best_of_block_kernel[grid](
         scores, best, normed, ends.unembedding, *columns, rows, ends.spec.vocabulary, greedy_below=GREEDY_BELOW, **shape
     )
-    found = (step.sampled, tables.last, scores, best, step.samples, step.slots)
-    best_of_all_kernel[(rows,)](*found, rows, blocks=blocks, width=triton.next_power_of_2(blocks), **options(warps=4))
+    found = (step.sampled_tokens, tables.last_tokens, scores, best, step.sample_rows, step.slots)
+    best_of_all_kernel[(rows,)](
+        *found, rows, blocks=blocks, width=triton.next_power_of_2(blocks), **launch_options(warps=4)
+    )
 
 
-def sample_reference(ends: Ends, step: Step) -> None:
-    asked = (step.samples >= 0).nonzero().squeeze(-1)
-    rows = step.samples[asked].long()
+def sample_reference(ends: EndWeights, step: StepBuffers) -> None:
+    asked = (step.sample_rows >= 0).nonzero().squeeze(-1)
+    rows = step.sample_rows[asked].long()
     slots = step.slots[rows].long()
     wide = ends.norm.dtype
     normed = rms_norm(step.hidden[rows], ends.norm, ends.spec.norm_eps)
@@ -126,6 +136,6 @@ def sample_reference(ends: Ends, step: Step) -> None:
     scores = torch.where(temperatures < GREEDY_BELOW, logits, logits / temperatures + noise)
     best = scores.nan_to_num(nan=-torch.inf).argmax(dim=-1)
     finite = logits.isfinite().all(dim=-1)
-    step.sampled.fill_(-1)
-    step.sampled[asked] = best.where(finite, -1).int()
-    step.tables.last[slots] = step.sampled[asked].clamp(min=0)
+    step.sampled_tokens.fill_(-1)
+    step.sampled_tokens[asked] = best.where(finite, -1).int()
+    step.tables.last_tokens[slots] = step.sampled_tokens[asked].clamp(min=0)

@@ -42,29 +42,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import CERTIFIED_ROWS, Step
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import MAX_CERTIFIED_ROWS, StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
     INTERPRETED,
-    is_last,
-    let_next_begin,
-    options,
+    is_last_arrival,
+    launch_options,
+    release_next_kernel,
     wait_for_inputs,
 )
-from providers.inference.gpt_oss.triton_backend.kernels.noise import BLOCK, gumbel_tile
+from providers.inference.gpt_oss.triton_backend.kernels.noise import BLOCK_TOKENS, gumbel_tile
 from providers.inference.gpt_oss.triton_backend.kernels.sample import (
     GREEDY_BELOW,
     best_of_all_kernel,
-    keep_best,
     sample,
+    store_best,
 )
-from providers.inference.gpt_oss.triton_backend.kernels.unembed import logits_tile, norm_row, normed_words, tiling
-from providers.inference.gpt_oss.triton_backend.kernels.weights import Ends
+from providers.inference.gpt_oss.triton_backend.kernels.unembed import (
+    choose_unembed_tiling,
+    logits_tile,
+    norm_row,
+    normed_row_words,
+)
+from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights
 
 DEPTH: Final = 128
-LARGEST: Final = tl.constexpr(2.0**126)
-ROUNDED: Final = tl.constexpr(2.0**-20)
-LONGER: Final = tl.constexpr(1 + 2.0**-10)
-TINY: Final = tl.constexpr(2.0**-100)
+MAX_MAGNITUDE: Final = tl.constexpr(2.0**126)
+ROUNDING_ERROR: Final = tl.constexpr(2.0**-20)
+LENGTH_MARGIN: Final = tl.constexpr(1 + 2.0**-10)
+MIN_RADIUS: Final = tl.constexpr(2.0**-100)
 
 
 @triton.jit
@@ -92,8 +97,8 @@ def norm_digits_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     tl.store(at, coarse.to(tl.int8), inside)
     tl.store(at + width, (whole - (coarse << 8)).to(tl.int8), inside)
     # Squares too small for float32 count as 2 ** -40 of a unit's.
-    long = unit * tl.sqrt(tl.sum(scaled * scaled) + 9.094947017729282e-13) * LONGER
-    short = unit * tl.sqrt(tl.sum(rest * rest) + 9.094947017729282e-13) * LONGER
+    long = unit * tl.sqrt(tl.sum(scaled * scaled) + 9.094947017729282e-13) * LENGTH_MARGIN
+    short = unit * tl.sqrt(tl.sum(rest * rest) + 9.094947017729282e-13) * LENGTH_MARGIN
     tl.store(units + place, unit)
     tl.store(units + rows + place, tl.where(finite, long, float("inf")))
     tl.store(units + 2 * rows + place, short)
@@ -101,21 +106,21 @@ def norm_digits_kernel(  # noqa: PLR0913, PLR0917 - a kernel
 
 @triton.jit
 def bounds_of_block_kernel(  # noqa: PLR0913, PLR0917 - a kernel
-    bounds, reached, floors, arrivals, digits, units, codes, scales, spreads, lengths, samples, slots, positions,
+    bounds, reached_scores, floors, arrivals, digits, units, codes, scales, spreads, lengths, samples, slots, positions,
     temperatures, seeds, rows, vocabulary, blocks: tl.constexpr, padded: tl.constexpr, width: tl.constexpr,
-    tokens: tl.constexpr, most: tl.constexpr, depth: tl.constexpr, greedy_below: tl.constexpr,
+    tokens: tl.constexpr, padded_rows: tl.constexpr, depth: tl.constexpr, greedy_below: tl.constexpr,
     dependent: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     block = tl.program_id(0)
-    coarse, fine = integers_tile(digits, codes, block, rows, vocabulary, width, tokens, most, depth)
+    coarse, fine = integers_tile(digits, codes, block, rows, vocabulary, width, tokens, padded_rows, depth)
     token = block * tokens + tl.arange(0, tokens)
     known = token < vocabulary
     scale = tl.load(scales + token, known, other=0)[:, None]
     spread = tl.load(spreads + token, known, other=1)[:, None]
     length = tl.load(lengths + token, known, other=1)[:, None]
-    row = tl.arange(0, most)
+    row = tl.arange(0, padded_rows)
     there = row < rows
     unit = tl.load(units + row, there, other=0)[None, :]
     long = tl.load(units + rows + row, there, other=1)[None, :]
@@ -124,7 +129,7 @@ def bounds_of_block_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     low = fine.to(tl.float32)
     middle = (high + low) * scale * unit
     joined = (tl.abs(high) + tl.abs(low)) * scale * unit
-    radius = spread * long + length * short + joined * ROUNDED + TINY
+    radius = spread * long + length * short + joined * ROUNDING_ERROR + MIN_RADIUS
     sampled = tl.load(samples + row, there, other=-1)
     live = sampled >= 0
     slot = tl.load(slots + sampled, live, other=0)
@@ -132,52 +137,52 @@ def bounds_of_block_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     temperature = tl.load(temperatures + slot)
     greedy = temperature < greedy_below
     divisor = tl.where(greedy, 1.0, temperature)[None, :]
-    noise = tl.where(greedy[None, :], 0.0, gumbel_tile(tl.load(seeds + slot), place, block, most))
+    noise = tl.where(greedy[None, :], 0.0, gumbel_tile(tl.load(seeds + slot), place, block, padded_rows))
     middle /= divisor
     radius /= divisor
     magnitude = tl.abs(middle) + radius + tl.where(greedy[None, :], 0.0, 1.0 + tl.abs(noise))
-    certain = (length * long < LARGEST) & (magnitude < LARGEST)
-    radius += magnitude * ROUNDED
+    certain = (length * long < MAX_MAGNITUDE) & (magnitude < MAX_MAGNITUDE)
+    radius += magnitude * ROUNDING_ERROR
     middle += noise
     highest = tl.where(certain, middle + radius, float("inf"))
     tl.store(bounds + token[:, None] * rows + row[None, :], highest, known[:, None] & there[None, :])
     least = tl.where(certain & known[:, None], middle - radius, -float("inf"))
-    tl.store(reached + block * rows + row, tl.max(least, axis=0), there)
-    if is_last(arrivals, blocks):
+    tl.store(reached_scores + block * rows + row, tl.max(least, axis=0), there)
+    if is_last_arrival(arrivals, blocks):
         every = tl.arange(0, padded)
-        of_row = reached + every[:, None] * rows + row[None, :]
+        of_row = reached_scores + every[:, None] * rows + row[None, :]
         found = tl.load(of_row, (every < blocks)[:, None] & there[None, :], other=-float("inf"))
         tl.store(floors + row, tl.max(found, axis=0), there)
 
 
 @triton.jit
 def integers_tile(  # noqa: PLR0913, PLR0917 - a kernel's part
-    digits, codes, block, rows, vocabulary, width: tl.constexpr, tokens: tl.constexpr, most: tl.constexpr,
+    digits, codes, block, rows, vocabulary, width: tl.constexpr, tokens: tl.constexpr, padded_rows: tl.constexpr,
     depth: tl.constexpr,
 ):  # fmt: skip
     """q c and q f, [tokens, most] int32 each; zero behind the rows. A row's two digits are neighbouring columns."""
     token = tl.minimum(block * tokens + tl.arange(0, tokens), vocabulary - 1).to(tl.int64)
-    column = tl.arange(0, 2 * most)
+    column = tl.arange(0, 2 * padded_rows)
     deep = tl.arange(0, depth)
     lefts = codes + token[:, None] * width + deep[None, :]
     rights = digits + column[None, :] * width + deep[:, None]
-    total = tl.zeros([tokens, 2 * most], tl.int32)
+    total = tl.zeros([tokens, 2 * padded_rows], tl.int32)
     for start in range(0, width, depth):
         inside = start + deep < width
         left = tl.load(lefts + start, inside[None, :], other=0)
         right = tl.load(rights + start, inside[:, None] & (column < 2 * rows)[None, :], other=0)
         total = tl.dot(left, right, total, out_dtype=tl.int32)
-    return tl.split(tl.reshape(total, (tokens, most, 2)))
+    return tl.split(tl.reshape(total, (tokens, padded_rows, 2)))
 
 
 @triton.jit
-def best_of_wanted_kernel(  # noqa: PLR0913, PLR0917 - a kernel
+def best_of_candidates_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     scores, best, bounds, floors, normed, unembedding, samples, slots, positions, temperatures, seeds, rows, vocabulary,
     width: tl.constexpr, tokens: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, greedy_below: tl.constexpr,
     interpreted: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     block = tl.program_id(1)
     token, row = block * tokens + tl.arange(0, tokens), tl.arange(0, columns)
     known = token < vocabulary
@@ -190,7 +195,7 @@ def best_of_wanted_kernel(  # noqa: PLR0913, PLR0917 - a kernel
         logits = logits_tile(
             normed, unembedding, block * tokens, 0, rows, vocabulary, wanted, width, tokens, columns, depth, interpreted
         )
-        keep_best(
+        store_best(
             scores, best, logits, wanted, samples, slots, positions, temperatures, seeds, 0, block, rows, tokens,
             columns, greedy_below,
         )  # fmt: skip
@@ -198,62 +203,62 @@ def best_of_wanted_kernel(  # noqa: PLR0913, PLR0917 - a kernel
         tl.store(scores + block * rows + row, tl.full([columns], -float("inf"), tl.float32), row < rows)
 
 
-def sample_certified(ends: Ends, step: Step) -> None:
+def sample_certified(ends: EndWeights, step: StepBuffers) -> None:
     """As `sample`, to the bit; it uses `partials` up. Without an int8 copy, and for more rows, it is `sample`."""
-    rows, spec, tables = len(step.samples), ends.spec, step.tables
-    narrow = ends.narrow
-    if narrow is None or rows > CERTIFIED_ROWS:
+    rows, spec, tables = len(step.sample_rows), ends.spec, step.tables
+    narrow = ends.int8_unembedding
+    if narrow is None or rows > MAX_CERTIFIED_ROWS:
         sample(ends, step)
         return
-    grid, shape = tiling(ends, step)
+    grid, shape = choose_unembed_tiling(ends, step)
     blocks = grid[1]
-    room = scratch(ends, step)
+    room = slice_scratch(ends, step)
     row = {"width": spec.hidden, "block": triton.next_power_of_2(spec.hidden), "interpreted": INTERPRETED}
-    inputs = (step.hidden, ends.norm, step.samples, spec.norm_eps, rows)
-    norm_digits_kernel[(rows,)](room.normed, room.digits, room.units, *inputs, **row, **options(warps=4))
-    columns = (step.samples, step.slots, step.positions, tables.temperatures, tables.seeds, rows, spec.vocabulary)
+    inputs = (step.hidden, ends.norm, step.sample_rows, spec.norm_eps, rows)
+    norm_digits_kernel[(rows,)](room.normed_rows, room.digits, room.units, *inputs, **row, **launch_options(warps=4))
+    columns = (step.sample_rows, step.slots, step.positions, tables.temperatures, tables.seeds, rows, spec.vocabulary)
     copy = (narrow.codes, narrow.scales, narrow.spreads, narrow.lengths)
-    tile = {"width": spec.hidden, "tokens": BLOCK, "most": CERTIFIED_ROWS, "depth": DEPTH}
+    tile = {"width": spec.hidden, "tokens": BLOCK_TOKENS, "padded_rows": MAX_CERTIFIED_ROWS, "depth": DEPTH}
     padded = triton.next_power_of_2(blocks)
     bounds_of_block_kernel[(blocks,)](
-        room.bounds, room.reached, room.floors, step.arrivals, room.digits, room.units, *copy, *columns, blocks=blocks,
-        padded=padded, greedy_below=GREEDY_BELOW, **tile, **options(warps=4, stages=5),
+        room.bounds, room.reached_scores, room.floors, step.arrivals, room.digits, room.units, *copy, *columns,
+        blocks=blocks, padded=padded, greedy_below=GREEDY_BELOW, **tile, **launch_options(warps=4, stages=5),
     )  # fmt: skip
-    best_of_wanted_kernel[grid](
-        room.scores, room.best, room.bounds, room.floors, room.normed, ends.unembedding, *columns,
+    best_of_candidates_kernel[grid](
+        room.scores, room.best_tokens, room.bounds, room.floors, room.normed_rows, ends.unembedding, *columns,
         greedy_below=GREEDY_BELOW, **shape,
     )  # fmt: skip
-    found = (step.sampled, tables.last, room.scores, room.best, step.samples, step.slots)
-    best_of_all_kernel[(rows,)](*found, rows, blocks=blocks, width=padded, **options(warps=4))
+    found = (step.sampled_tokens, tables.last_tokens, room.scores, room.best_tokens, step.sample_rows, step.slots)
+    best_of_all_kernel[(rows,)](*found, rows, blocks=blocks, width=padded, **launch_options(warps=4))
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
+class CertifiedScratch:
     """What the kernels hand on to one another, in `partials`, for S rows and V tokens in B blocks.
 
     normed [S * hidden] of the model's type; digits [S, 2, hidden] int8; units [3, S]; floors [S]; bounds [V, S], of
     scores; reached, scores [B, S]; best [B, S] int32.
     """
 
-    normed: Tensor
+    normed_rows: Tensor
     digits: Tensor
     units: Tensor
     floors: Tensor
     bounds: Tensor
-    reached: Tensor
+    reached_scores: Tensor
     scores: Tensor
-    best: Tensor
+    best_tokens: Tensor
 
 
-def scratch(ends: Ends, step: Step) -> Scratch:
+def slice_scratch(ends: EndWeights, step: StepBuffers) -> CertifiedScratch:
     """Where all of it is. Each begins at a multiple of 16 bytes."""
-    rows, width, tokens = len(step.samples), ends.spec.hidden, ends.spec.vocabulary
-    blocks = tiling(ends, step)[0][1]
-    each = (normed_words(step, width), rows * width // 2, 3 * rows, rows, rows * tokens, *[rows * blocks] * 3)
+    rows, width, tokens = len(step.sample_rows), ends.spec.hidden, ends.spec.vocabulary
+    blocks = choose_unembed_tiling(ends, step)[0][1]
+    each = (normed_row_words(step, width), rows * width // 2, 3 * rows, rows, rows * tokens, *[rows * blocks] * 3)
     found: list[Tensor] = []
     at = 0
     for size in each:
         found.append(step.partials[at : at + size])
         at += -(-size // 4) * 4
     normed, digits, *rest, best = found
-    return Scratch(normed.view(step.hidden.dtype), digits.view(torch.int8), *rest, best.view(torch.int32))
+    return CertifiedScratch(normed.view(step.hidden.dtype), digits.view(torch.int8), *rest, best.view(torch.int32))

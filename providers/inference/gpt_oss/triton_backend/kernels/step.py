@@ -6,7 +6,7 @@ from typing import Final
 
 from providers.inference.gpt_oss.triton_backend.kernels.attend_decode import attend_decode, attend_decode_reference
 from providers.inference.gpt_oss.triton_backend.kernels.attend_prefill import attend_prefill, attend_prefill_reference
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import ALONE_ROWS, DECODED_ROWS, Step
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import MAX_DECODE_ROWS, MAX_UNGROUPED_ROWS, StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.embed import embed, embed_reference
 from providers.inference.gpt_oss.triton_backend.kernels.experts_down import experts_down, experts_down_reference
 from providers.inference.gpt_oss.triton_backend.kernels.experts_up import experts_up, experts_up_reference
@@ -18,10 +18,10 @@ from providers.inference.gpt_oss.triton_backend.kernels.route import route, rout
 from providers.inference.gpt_oss.triton_backend.kernels.sample import sample_reference
 from providers.inference.gpt_oss.triton_backend.kernels.sample_certified import sample_certified
 from providers.inference.gpt_oss.triton_backend.kernels.unembed import unembed, unembed_reference
-from providers.inference.gpt_oss.triton_backend.kernels.weights import Ends, Layer, Weights
+from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights, Layer, Weights
 
-LayerKernel = Callable[[Layer, Step], None]
-EndKernel = Callable[[Ends, Step], None]
+LayerKernel = Callable[[Layer, StepBuffers], None]
+EndKernel = Callable[[EndWeights, StepBuffers], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,9 @@ REFERENCE: Final = Kernels(
 )
 
 
-def launch_step(weights: Weights, step: Step, kernels: Kernels, *, alone_rows: int = ALONE_ROWS) -> None:
+def launch_step(
+    weights: Weights, step: StepBuffers, kernels: Kernels, *, ungrouped_rows: int = MAX_UNGROUPED_ROWS
+) -> None:
     """Compute a step's rows, up to their numbers behind the last layer; what to do with them is another launch.
 
     A step of only singles is the same launches whatever its inputs are, and can be captured as a graph.
@@ -73,9 +75,9 @@ def launch_step(weights: Weights, step: Step, kernels: Kernels, *, alone_rows: i
         if step.singles < rows:
             kernels.attend_prefill(layer, step)
         kernels.project_out(layer, step)
-        if rows > DECODED_ROWS:
+        if rows > MAX_DECODE_ROWS:
             kernels.route(layer, step)
-        if rows <= alone_rows:
+        if rows <= ungrouped_rows:
             kernels.experts_up(layer, step)
             kernels.experts_down(layer, step)
         else:

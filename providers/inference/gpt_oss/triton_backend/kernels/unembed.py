@@ -18,21 +18,21 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from providers.inference.gpt_oss.triton_backend.kernels.buffers import Step
+from providers.inference.gpt_oss.triton_backend.kernels.buffers import StepBuffers
 from providers.inference.gpt_oss.triton_backend.kernels.device import (
     INTERPRETED,
     dot,
-    let_next_begin,
-    options,
-    rounded,
+    launch_options,
+    release_next_kernel,
+    round_to_type,
     wait_for_inputs,
 )
-from providers.inference.gpt_oss.triton_backend.kernels.noise import BLOCK
+from providers.inference.gpt_oss.triton_backend.kernels.noise import BLOCK_TOKENS
 from providers.inference.gpt_oss.triton_backend.kernels.norm import rms_norm
-from providers.inference.gpt_oss.triton_backend.kernels.weights import Ends
+from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeights
 
-MOST_COLUMNS: Final = 64
-LEAST_COLUMNS: Final = 16
+MAX_COLUMNS: Final = 64
+MIN_COLUMNS: Final = 16
 
 
 @triton.jit
@@ -53,19 +53,19 @@ def norm_row(  # noqa: PLR0913, PLR0917 - a kernel's part
     inside = columns < width
     weights = tl.load(weight + columns, inside, other=0)
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     place = tl.program_id(0)
     row = tl.maximum(tl.load(samples + place), 0).to(tl.int64)
     numbers = tl.load(hidden + row * width + columns, inside, other=0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(numbers * numbers) / width + eps)
-    found = rounded(numbers * scale * weights, normed.dtype.element_ty, interpreted)
+    found = round_to_type(numbers * scale * weights, normed.dtype.element_ty, interpreted)
     tl.store(normed + place.to(tl.int64) * width + columns, found, inside)
     return found
 
 
 @triton.jit
 def logits_tile(  # noqa: PLR0913, PLR0917 - a kernel
-    normed, unembedding, first_token, first_row, rows, vocabulary, wanted, width: tl.constexpr, tokens: tl.constexpr,
+    normed, unembedding, first_token, first_row, rows, vocabulary, mask, width: tl.constexpr, tokens: tl.constexpr,
     columns: tl.constexpr, depth: tl.constexpr, interpreted: tl.constexpr,
 ):  # fmt: skip
     """[tokens, columns] float32. What is behind the vocabulary or the rows is the last one's, once more.
@@ -80,7 +80,7 @@ def logits_tile(  # noqa: PLR0913, PLR0917 - a kernel
     total = tl.zeros([tokens, columns], tl.float32)
     for start in range(0, width, depth):
         inside = start + deep < width
-        read = inside[None, :] if wanted is None else inside[None, :] & wanted[:, None]
+        read = inside[None, :] if mask is None else inside[None, :] & mask[:, None]
         left = tl.load(lefts + start, read, other=0)
         right = tl.load(rights + start, inside[:, None], other=0)
         total = dot(left, right, total, interpreted)
@@ -93,7 +93,7 @@ def unembed_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     depth: tl.constexpr, interpreted: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(dependent)
-    let_next_begin(dependent)
+    release_next_kernel(dependent)
     first_row, first_token = tl.program_id(0) * columns, tl.program_id(1) * tokens
     total = logits_tile(
         normed, unembedding, first_token, first_row, rows, vocabulary, None, width, tokens, columns, depth, interpreted
@@ -103,39 +103,50 @@ def unembed_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     tl.store(places, total, (row < rows)[None, :] & (token < vocabulary)[:, None])
 
 
-def unembed(ends: Ends, step: Step) -> None:
+def unembed(ends: EndWeights, step: StepBuffers) -> None:
     """Set `logits` of the rows that `samples` name, not rounded to the model's type. Padding may hold anything."""
-    normed = norm_rows(ends, step)
-    grid, shape = tiling(ends, step)
-    unembed_kernel[grid](step.logits, normed, ends.unembedding, len(step.samples), ends.spec.vocabulary, **shape)
+    normed = norm_sampled_rows(ends, step)
+    grid, shape = choose_unembed_tiling(ends, step)
+    unembed_kernel[grid](step.logits, normed, ends.unembedding, len(step.sample_rows), ends.spec.vocabulary, **shape)
 
 
-def norm_rows(ends: Ends, step: Step) -> Tensor:
+def norm_sampled_rows(ends: EndWeights, step: StepBuffers) -> Tensor:
     """[S, hidden] of the model's type at the scratch memory's beginning: the sampled rows, normed."""
-    rows, width = len(step.samples), ends.spec.hidden
-    normed = step.partials[: normed_words(step, width)].view(step.hidden.dtype)
-    shape = {"width": width, "block": triton.next_power_of_2(width), "interpreted": INTERPRETED, **options(warps=4)}
-    norm_rows_kernel[(rows,)](normed, step.hidden, ends.norm, step.samples, ends.spec.norm_eps, **shape)
+    rows, width = len(step.sample_rows), ends.spec.hidden
+    normed = step.partials[: normed_row_words(step, width)].view(step.hidden.dtype)
+    shape = {
+        "width": width,
+        "block": triton.next_power_of_2(width),
+        "interpreted": INTERPRETED,
+        **launch_options(warps=4),
+    }
+    norm_rows_kernel[(rows,)](normed, step.hidden, ends.norm, step.sample_rows, ends.spec.norm_eps, **shape)
     return normed
 
 
-def normed_words(step: Step, width: int) -> int:
+def normed_row_words(step: StepBuffers, width: int) -> int:
     """How many of `partials`' numbers the normed rows take."""
-    return -(-len(step.samples) * width * step.hidden.itemsize // step.partials.itemsize)
+    return -(-len(step.sample_rows) * width * step.hidden.itemsize // step.partials.itemsize)
 
 
-def tiling(ends: Ends, step: Step) -> tuple[tuple[int, int], dict[str, Any]]:
+def choose_unembed_tiling(ends: EndWeights, step: StepBuffers) -> tuple[tuple[int, int], dict[str, Any]]:
     """The grid of a product with the unembedding, and its tiles and size."""
-    rows = len(step.samples)
-    columns = min(MOST_COLUMNS, max(LEAST_COLUMNS, triton.next_power_of_2(rows)))
-    blocks = -(-ends.spec.vocabulary // BLOCK)
-    warps, stages = (8, 3) if columns == MOST_COLUMNS else (4, 4)
-    shape = {"width": ends.spec.hidden, "tokens": BLOCK, "columns": columns, "depth": 64, "interpreted": INTERPRETED}
-    return (-(-rows // columns), blocks), shape | options(warps, stages)
+    rows = len(step.sample_rows)
+    columns = min(MAX_COLUMNS, max(MIN_COLUMNS, triton.next_power_of_2(rows)))
+    blocks = -(-ends.spec.vocabulary // BLOCK_TOKENS)
+    warps, stages = (8, 3) if columns == MAX_COLUMNS else (4, 4)
+    shape = {
+        "width": ends.spec.hidden,
+        "tokens": BLOCK_TOKENS,
+        "columns": columns,
+        "depth": 64,
+        "interpreted": INTERPRETED,
+    }
+    return (-(-rows // columns), blocks), shape | launch_options(warps, stages)
 
 
-def unembed_reference(ends: Ends, step: Step) -> None:
-    hidden = step.hidden[step.samples.clamp(min=0).long()]
+def unembed_reference(ends: EndWeights, step: StepBuffers) -> None:
+    hidden = step.hidden[step.sample_rows.clamp(min=0).long()]
     normed = rms_norm(hidden, ends.norm, ends.spec.norm_eps)
     wide = ends.norm.dtype
     step.logits.copy_(linear(normed.to(wide), ends.unembedding.to(wide)))

@@ -7,11 +7,17 @@ import torch
 from torch import Tensor
 
 from apis.errors import ConfigError
-from providers.inference.gpt_oss.checkpoint.checkpoint import Checkpoint, Experts, LayerTensors, PackedExperts, Progress
+from providers.inference.gpt_oss.checkpoint.checkpoint import (
+    Experts,
+    LayerTensors,
+    ModelCheckpoint,
+    PackedExperts,
+    Progress,
+)
 from providers.inference.gpt_oss.checkpoint.spec import ModelSpec
 from providers.inference.gpt_oss.torch_backend.attention import rotary_table
-from providers.inference.gpt_oss.triton_backend.kernels.layout import TiledExperts, tile
-from providers.inference.gpt_oss.triton_backend.kernels.narrow import Narrow, narrowed
+from providers.inference.gpt_oss.triton_backend.kernels.layout import TiledExperts, tile_experts
+from providers.inference.gpt_oss.triton_backend.kernels.narrow import Int8Unembedding, quantize_unembedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class EndWeights:
     """What comes before and after the layers: embedding and unembedding [vocabulary, hidden], norm [hidden]. `narrow`
     is the unembedding's int8 copy, for those who asked for one."""
 
@@ -49,7 +55,7 @@ class Ends:
     embedding: Tensor
     norm: Tensor
     unembedding: Tensor
-    narrow: Narrow | None = None
+    int8_unembedding: Int8Unembedding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +64,37 @@ class Weights:
 
     spec: ModelSpec
     layers: tuple[Layer, ...]
-    ends: Ends
+    ends: EndWeights
 
 
 def load_weights(
-    checkpoint: Checkpoint,
+    checkpoint: ModelCheckpoint,
     device: torch.device,
     dtype: torch.dtype,
     progress: Callable[[Progress], None] | None = None,
     *,
-    certified: bool = False,
+    certified_head: bool = False,
 ) -> Weights:
     """Load and repack layer by layer, on the device. `certified` makes the unembedding's int8 copy too.
 
     Raises ConfigError naming the tensor and file where one is damaged, and for experts that are not in MXFP4.
     """
     spec = checkpoint.spec
-    if not checkpoint.packed:
+    if not checkpoint.experts_packed:
         raise ConfigError(f"{checkpoint.folder}: its experts are not in MXFP4, which is all that the kernels read.")
     cosines, sines = rotary_table(spec.rotary, spec.head_dim, spec.context_tokens)
     rotary = torch.stack((cosines, sines)).to(device)
     layers = tuple(
-        _layer(spec, index, tensors, (rotary, dtype)) for index, tensors in enumerate(checkpoint.layers(progress))
+        _build_layer(spec, index, tensors, (rotary, dtype))
+        for index, tensors in enumerate(checkpoint.read_layers(progress))
     )
-    found = checkpoint.ends()
+    found = checkpoint.read_ends()
     embedding = found.embedding.to(device, dtype)
     unembedding = embedding if found.unembedding is found.embedding else found.unembedding.to(device, dtype)
-    narrow = narrowed(unembedding) if certified else None
-    return Weights(spec, layers, Ends(spec, embedding, found.norm.to(device, sum_dtype(dtype)), unembedding, narrow))
+    narrow = quantize_unembedding(unembedding) if certified_head else None
+    return Weights(
+        spec, layers, EndWeights(spec, embedding, found.norm.to(device, sum_dtype(dtype)), unembedding, narrow)
+    )
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -93,8 +102,10 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _layer(spec: ModelSpec, index: int, tensors: LayerTensors, like: tuple[Tensor, torch.dtype]) -> Layer:
-    rotary, dtype = like
+def _build_layer(
+    spec: ModelSpec, index: int, tensors: LayerTensors, rotary_and_dtype: tuple[Tensor, torch.dtype]
+) -> Layer:
+    rotary, dtype = rotary_and_dtype
 
     def placed(tensor: Tensor) -> Tensor:
         return tensor.to(rotary.device, dtype)
@@ -116,12 +127,12 @@ def _layer(spec: ModelSpec, index: int, tensors: LayerTensors, like: tuple[Tenso
         mlp_norm=summed(tensors.mlp_norm),
         router_weight=placed(tensors.router_weight),
         router_bias=placed(tensors.router_bias),
-        gate_up=_tiled(tensors.gate_up, rotary.device, dtype),
-        down=_tiled(tensors.down, rotary.device, dtype),
+        gate_up=_tile_matrix(tensors.gate_up, rotary.device, dtype),
+        down=_tile_matrix(tensors.down, rotary.device, dtype),
     )
 
 
-def _tiled(experts: Experts, device: torch.device, dtype: torch.dtype) -> TiledExperts:
+def _tile_matrix(experts: Experts, device: torch.device, dtype: torch.dtype) -> TiledExperts:
     assert isinstance(experts, PackedExperts), "the checkpoint says that it is packed"
     blocks, scales = experts.blocks.to(device), experts.scales.to(device)
-    return tile(PackedExperts(blocks, scales, experts.bias.to(device, dtype)))
+    return tile_experts(PackedExperts(blocks, scales, experts.bias.to(device, dtype)))
