@@ -1,5 +1,34 @@
-"""What must be so before any test's module is imported: Triton's kernels run in its interpreter, without a GPU."""
+"""What must be so in every test: Triton's kernels run in its interpreter, and nothing blocks the event loop."""
 
 import os
+from collections.abc import Generator
+from typing import Final
+
+import pytest
+from blockbuster import blockbuster_ctx
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
+
+MAY_BLOCK: Final = (
+    # while the stack starts, nothing else waits for the event loop
+    ("stack/build.py", ("open_stack",)),
+    ("provider.py", ("start",)),
+    # once for each connection, in the stores' own clients: the version of a package, the place of a certificate
+    ("redis/utils.py", ("get_lib_version",)),
+    ("asyncpg/connect_utils.py", ("_parse_connect_arguments",)),
+    # once for each sandbox: a few kilobytes into a pipe that holds 64
+    ("python/sandbox.py", ("_open_data_pipe",)),
+    # /proc is the kernel's memory, not a disk
+    ("python/processes.py", ("process_tree", "_read_text", "measure_usage", "_is_descendant")),
+)
+"""Functions, by their files, that may block the event loop; each with its reason."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def blocking_calls_fail() -> Generator[None]:
+    """A call of the product's code that blocks the event loop (a sleep, a file, a socket) raises BlockingError."""
+    with blockbuster_ctx(["apis", "providers", "stack"]) as guard:
+        for blocking in guard.functions.values():
+            for file, functions in MAY_BLOCK:
+                blocking.can_block_in(file, functions)
+        yield

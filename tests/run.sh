@@ -1,25 +1,50 @@
 #!/usr/bin/env bash
-# Sets up all that the tests need, in a virtual environment of the checkout, and runs every check.
-# Arguments go to pytest: bash tests/run.sh tests/spec
+# Set up what the tests need, in a virtual environment of the checkout, and run every check.
+#
+#   bash tests/run.sh                     say which system packages are missing, or run everything
+#   bash tests/run.sh --install-system    install them first (apt-get, with sudo unless you are root)
+#   bash tests/run.sh tests/spec          other arguments go to pytest
 set -eu
 cd "$(dirname "$0")/.."
 
-needed=()
-command -v redis-server >/dev/null || needed+=(redis-server)
-command -v bwrap >/dev/null || needed+=(bubblewrap)
-ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || needed+=(postgresql)
-if [ ${#needed[@]} -gt 0 ]; then
+install_system=no
+if [ "${1:-}" = --install-system ]; then
+    install_system=yes
+    shift
+fi
+
+missing=()
+command -v redis-server >/dev/null || missing+=(redis-server)
+command -v bwrap >/dev/null || missing+=(bubblewrap)
+ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing+=(postgresql)
+if [ ${#missing[@]} -gt 0 ]; then
+    if [ $install_system = no ]; then
+        echo "The tests need these system packages: ${missing[*]}" >&2
+        echo "Install them, or let this script do it: bash tests/run.sh --install-system" >&2
+        exit 1
+    fi
     sudo=$([ "$(id -u)" = 0 ] || echo sudo)
     $sudo apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq "${needed[@]}" >/dev/null
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq "${missing[@]}" >/dev/null
 fi
 
 python=.venv/bin/python
 [ -x $python ] || "${PYTHON:-python3}" -m venv .venv
 $python -m pip install --quiet --disable-pip-version-check --editable '.[all,test]'
 
-export OMP_NUM_THREADS=2
 $python -m ruff check .
 $python -m ruff format --check .
-$python -m pyright --pythonpath $python
-exec $python -m pytest "$@"
+
+# Types are checked while the tests run: pyright takes one core for a minute, the tests wait for much of their time.
+types=$(mktemp)
+trap 'rm -f "$types"' EXIT
+$python -m pyright --pythonpath $python >"$types" 2>&1 &
+pyright=$!
+
+# One thread for each process: the tests run in two, and small matrices only lose time on more.
+export OMP_NUM_THREADS=1
+failed=0
+$python -m pytest --numprocesses 2 --dist loadfile "$@" || failed=$?
+wait $pyright || { cat "$types"; failed=1; }
+tail -n 1 "$types"
+exit $failed

@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"free_bytes": 1000}, r"needs about 0\.0 GiB"),
         ({"free_bytes": 1000, "capability": 75}, r"capability is 7\.5"),
         ({"capability": None}, "device auto is no GPU with a CUDA driver"),
-        ({"capability": None, "triton": False}, "pip install triton"),
+        ({"capability": None, "has_triton": False}, "pip install triton"),
     ],
 )
 def test_the_first_thing_that_is_missing_is_named(folder: Path, changes: dict[str, int], told: str | None) -> None:

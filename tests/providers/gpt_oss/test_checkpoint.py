@@ -75,7 +75,7 @@ def test_shards_without_an_index_are_found(tmp_path: Path) -> None:
 
 
 def test_a_tied_model_has_one_embedding(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, tiny_spec_with(tied=True, layers=TINY.layers[:1]), SaveFormat("dense"))
+    write_checkpoint(tmp_path, tiny_spec_with(tied_embeddings=True, layers=TINY.layers[:1]), SaveFormat("dense"))
     ends = open_checkpoint(tmp_path).read_ends()
     assert ends.unembedding is ends.embedding
 

@@ -111,7 +111,7 @@ def test_decoding_and_prefilling_share_a_step(tiny: tuple[Path, Tensor]) -> None
         ),
         tiny_spec_with(hidden=192, intermediate=64, heads=4, kv_heads=4, head_dim=32, experts=128, layers=TWO_LAYERS),
         tiny_spec_with(layers=("full_attention", "full_attention", "sliding_attention"), kv_heads=1, vocabulary=37),
-        tiny_spec_with(swiglu_limit=0.5, swiglu_alpha=1.1, norm_eps=1e-3, tied=True, layers=TWO_LAYERS),
+        tiny_spec_with(swiglu_limit=0.5, swiglu_alpha=1.1, norm_eps=1e-3, tied_embeddings=True, layers=TWO_LAYERS),
     ],
     ids=["odd", "128-experts", "uneven", "limits"],
 )

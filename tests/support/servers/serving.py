@@ -18,6 +18,7 @@ from stack.http.app import create_app
 from stack.http.sse import DONE_FRAME
 from stack.serving.serve import DrainingServer
 from tests.support.laws.stream_laws import check_frames, check_stream
+from tests.support.sdk.client import sdk_client
 
 SCRIPTED: dict[str, Any] = {"provider": "scripted"}
 MEMORY: dict[str, Any] = {"provider": "memory"}
@@ -115,7 +116,7 @@ async def serving(
         try:
             async with asyncio.timeout(10):
                 await listening.wait()
-            async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=30) as client:
+            async with sdk_client(url, key) as client:
                 yield Served(client, url, app, recorder, server_.leaving, inference or SCRIPTED)
         finally:
             server_.leaving.set()

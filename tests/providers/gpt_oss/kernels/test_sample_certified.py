@@ -40,7 +40,7 @@ FIVE = Shape(sequences=((2, 1),) * 6, padding=0, dtype=torch.bfloat16)
 
 
 def with_copy(case: Case) -> Case:
-    return replace(case, ends=replace(case.ends, narrow=quantize_unembedding(case.ends.unembedding)))
+    return replace(case, ends=replace(case.ends, int8_unembedding=quantize_unembedding(case.ends.unembedding)))
 
 
 def same(case: Case) -> None:
@@ -277,7 +277,7 @@ def test_it_is_within_its_budget(architecture: int, rows: int) -> None:
     assert [kernel.name.removesuffix("_kernel") for kernel in kernels] == [
         "norm_digits",
         "bounds_of_block",
-        "best_of_wanted",
+        "best_of_candidates",
         "best_of_all",
     ]
     product = next(loop for loop in bounds.loops if any(map(loop.count, PRODUCTS[architecture])))

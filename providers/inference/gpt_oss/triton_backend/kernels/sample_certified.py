@@ -6,7 +6,7 @@ tile, from the true unembedding. Four kernels, none of which knows beforehand ho
 1. `norm_digits` norms the rows as `sample` does (the same code and bits), and cuts them into integers.
 2. `bounds_of_block` gives every token a score that it cannot exceed, and its block of tokens one that is reached for
    certain by one of them. The last CTA to end finds the highest of the latter, the `floor`.
-3. `best_of_wanted` is `sample`'s kernel, on tokens whose bound is not below the floor. Other tokens are not read; a
+3. `best_of_candidates` is `sample`'s kernel, on tokens whose bound is not below the floor. Other tokens are not read; a
    block that has none ends at once. With nothing certain (flat logits, numbers that are none) it is all of `sample`.
 4. `best_of_all` is `sample`'s own.
 

@@ -1,0 +1,105 @@
+"""The vocabulary of names and prose (CONTRIBUTING.md), counted in every product file."""
+
+import ast
+import io
+import re
+import subprocess
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+MAX_OCCURRENCES: Final = 20
+"""Occurrences of avoided words in the whole product code; more fail the test."""
+
+PROSE: Final = re.compile(
+    r"\b(?:told|tells?|whoever|whatever|nobody|somebody|anybody|anew|beside|behind|lest|retold|wrest|mourn|heed"
+    r"|what comes|as \w+ may be)\b",
+    re.IGNORECASE,
+)
+"""Words that an international reader stumbles over."""
+BARE_NAMES: Final = frozenset(
+    ("told", "given", "made", "kept", "asked", "found", "left", "known", "shown", "seen", "held", "wanted", "some")
+)
+"""Participles that name nothing without a noun: `tool_results`, not `told`."""
+FRAGMENT: Final = re.compile(r"(?:What|Whether|Of|The same|As)\b")
+"""Beginnings of docstrings that need the line above them."""
+
+
+def product_files() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "apis", "providers", "stack"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return [ROOT / line for line in listed.stdout.splitlines() if line.endswith(".py") and (ROOT / line).exists()]
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every docstring and every string that stands alone as a note on the line above it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every name that the file defines: functions, classes, parameters, variables, attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+
+
+def prose(file: Path) -> Iterator[tuple[int, str]]:
+    text = file.read_text()
+    yield from docstrings(ast.parse(text))
+    yield from comments(text)
+
+
+def where(file: Path, line: int, word: str) -> str:
+    return f"{file.relative_to(ROOT)}:{line} {word}"
+
+
+def test_prose_avoids_the_words_of_the_list() -> None:
+    hits = [
+        where(file, line, word)
+        for file in product_files()
+        for line, text in prose(file)
+        for word in PROSE.findall(text)
+    ]
+    assert len(hits) < MAX_OCCURRENCES, Counter(hit.split()[-1] for hit in hits) + Counter(hits)
+
+
+def test_names_are_nouns_or_verbs_with_an_object() -> None:
+    hits = [
+        where(file, line, name)
+        for file in product_files()
+        for line, name in names(ast.parse(file.read_text()))
+        if name.strip("_") in BARE_NAMES
+    ]
+    assert len(hits) < MAX_OCCURRENCES, hits
+
+
+def test_docstrings_are_sentences_of_their_own() -> None:
+    hits = [
+        where(file, line, text[:60])
+        for file in product_files()
+        for line, text in docstrings(ast.parse(file.read_text()))
+        if FRAGMENT.match(text)
+    ]
+    assert len(hits) < MAX_OCCURRENCES, hits
