@@ -5,7 +5,6 @@ import io
 import re
 import subprocess
 import tokenize
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final

@@ -91,7 +91,9 @@ def near_ties(case: Case) -> None:
 
 
 def equal_rows(case: Case) -> None:
-    case.ends.unembedding.copy_(case.ends.unembedding[7].clone())
+    """One weight each: a sum of several may be rounded differently at the edge of a processor's tile."""
+    case.ends.unembedding.zero_()
+    case.ends.unembedding[:, 3] = 0.5
 
 
 def pairs(case: Case) -> None:
