@@ -16,6 +16,8 @@ fi
 missing=()
 command -v redis-server >/dev/null || missing+=(redis-server)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
+command -v nginx >/dev/null || missing+=(nginx-light)
+command -v curl >/dev/null || missing+=(curl)
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing+=(postgresql)
 if [ ${#missing[@]} -gt 0 ]; then
     if [ $install_system = no ]; then

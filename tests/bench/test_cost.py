@@ -19,7 +19,7 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.test_readme import stack_run
+from tests.support.servers.stack_process import running_stack
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 CONFIG = """
@@ -73,7 +73,7 @@ async def bench(tmp_path: Path) -> AsyncGenerator[Bench]:
     (tmp_path / "bench.yaml").write_text(CONFIG.format(port=port))
     async with (
         process(sys.executable, str(Path(__file__).with_name("upstream.py")), str(port)),
-        stack_run("bench.yaml", cwd=tmp_path) as url,
+        running_stack("bench.yaml", cwd=tmp_path) as (url, _),
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
         server = next(child for child in psutil.Process().children() if "bench.yaml" in child.cmdline())

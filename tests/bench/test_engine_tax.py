@@ -20,7 +20,7 @@ from providers.inference.gpt_oss.checkpoint.synth import TINY, SaveFormat, write
 from providers.inference.gpt_oss.engine.runner import Plan, PlanRow
 from providers.inference.gpt_oss.engine.sampling import RowSampling
 from providers.inference.gpt_oss.torch_backend.runner import TorchSettings, load_runner
-from tests.test_readme import stack_run
+from tests.support.servers.stack_process import running_stack
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
 
@@ -101,7 +101,7 @@ async def test_engine_tax(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "tests.bench.test_engine_tax", str(folder), str(streams)]
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
         table.append({"streams": streams, "bare": float(done.stdout)})
-    async with stack_run(str(config), cwd=tmp_path) as url:
+    async with running_stack(str(config), cwd=tmp_path) as (url, _):
         await served(url, 2)
         for row in table:
             row["served"] = max([await served(url, int(row["streams"])) for _ in range(3)])

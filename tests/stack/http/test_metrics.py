@@ -14,7 +14,7 @@ from apis.provider import ProviderMetrics
 from providers.inference.scripted import Scripted
 from tests.stack.http.raw import Answer, ask, check_error, connection, request
 from tests.support.servers.serving import Served, scripted, serving
-from tests.test_readme import stack_run
+from tests.support.servers.stack_process import running_stack
 
 KEYS: Any = [{"key": "sk-one", "tenant": "tenant-one"}, {"key": "sk-two", "tenant": "tenant-two"}]
 USED = {"input_tokens": 7, "output_tokens": 5, "cached_tokens": 3, "reasoning_tokens": 2}
@@ -264,7 +264,7 @@ async def test_members_of_a_router_tell_of_themselves_by_their_place() -> None:
 async def test_a_worker_says_which_it_is(tmp_path: Path) -> None:
     config = "inference: {provider: scripted}\nkv_store: {provider: sqlite, path: workers.db}\n"
     (tmp_path / "workers.yaml").write_text(config)
-    async with stack_run("workers.yaml", "--workers", "2", cwd=tmp_path) as url:
+    async with running_stack("workers.yaml", "--workers", "2", cwd=tmp_path) as (url, _):
         told = read(await ask(url, method="GET", path="/metrics", kind=None))
     workers = {labels.get("worker") for samples in told.values() for labels, _ in samples}
     assert len(workers) == 1

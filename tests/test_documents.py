@@ -1,0 +1,189 @@
+"""Every example of the documents is executed, and every path and provider they name is there."""
+
+import asyncio
+import configparser
+import os
+import re
+import shutil
+import sqlite3
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from providers import PROVIDERS
+from stack.config import load_config
+from stack.wiring import wire_providers
+from tests.support.sdk.client import sdk_client
+from tests.support.servers.stack_process import STACK, running_stack
+
+ROOT = Path(__file__).parent.parent
+OPERATING = "distributions/README.md"
+DOCUMENTS = sorted(
+    str(path.relative_to(ROOT))
+    for path in [*ROOT.glob("*.md"), *(path for top in ROOT.glob("[a-z]*") for path in top.rglob("*.md"))]
+    if "node_modules" not in path.parts
+)
+SCRIPTED = {"inference": {"provider": "scripted"}, "kv_store": {"provider": "memory"}}
+
+
+def blocks(document: str, language: str) -> list[str]:
+    """The fenced blocks of a language, without the indentation of the list that they may stand in."""
+    text = (ROOT / document).read_text()
+    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    return [re.sub(rf"^{indent}", "", body, flags=re.MULTILINE) for indent, body in found]
+
+
+def named_block(document: str, language: str, word: str) -> str:
+    (block,) = (block for block in blocks(document, language) if word in block)
+    return block
+
+
+async def output_of(command: Sequence[str], cwd: Path | None = None, **environment: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, cwd=cwd, env={**os.environ, **environment}
+    )
+    async with asyncio.timeout(100):
+        out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode()
+
+
+def test_the_first_two_commands_of_the_readme_are_one_line_each() -> None:
+    run, test = blocks("README.md", "sh")[:2]
+    assert run.count("\n") == 1
+    assert "stack run configs/local.yaml" in run
+    assert test == "bash tests/run.sh --install-system\n"
+    assert test.strip() in (ROOT / ".ci/run").read_text()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+async def test_the_client_program_streams_an_answer_of_the_embedded_model(tmp_path: Path) -> None:
+    program = blocks("README.md", "python")[0]
+    async with running_stack(str(ROOT / "configs/local.yaml"), cwd=tmp_path) as (url, _):
+        assert "http://127.0.0.1:8321" in program
+        output = await output_of((sys.executable, "-c", program.replace("http://127.0.0.1:8321", url)))
+    assert "Paris" in output
+
+
+@pytest.mark.parametrize(
+    ("document", "name", "model", "answer"),
+    [
+        ("README.md", "shout", "shout", "HI!!"),
+        ("providers/inference/gpt_oss/README.md", "hello", "next-token", "Hello!"),
+    ],
+)
+async def test_the_example_provider_runs(document: str, name: str, model: str, answer: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text(named_block(document, "python", f"# {name}.py"))
+    (config,) = (block for block in blocks(document, "yaml") if f"{name}:" in block or f"{name}.py:" in block)
+    (tmp_path / "run.yaml").write_text(config)
+    async with running_stack("run.yaml", cwd=tmp_path) as (url, _), sdk_client(url) as client:
+        assert (await client.responses.create(model=model, input="Hi")).output_text == answer
+
+
+@pytest.mark.parametrize(
+    ("document", "number"), [(name, number) for name in DOCUMENTS for number in range(len(blocks(name, "yaml")))]
+)
+def test_every_run_config_of_the_documents_is_valid(document: str, number: int, tmp_path: Path) -> None:
+    sections = yaml.safe_load(blocks(document, "yaml")[number])
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({**SCRIPTED, **sections}))
+    environment = {"WEBHOOK_SECRET": "whsec_" + "A" * 32, "KEY_OF_ALPHA": "a" * 32, "KEY_OF_BETA": "b" * 32}
+    config = load_config(str(path), env=environment)
+    if "shout:Shout" not in path.read_text():
+        wire_providers(config)
+
+
+async def create_response(url: str) -> str:
+    async with sdk_client(url) as client:
+        return (await client.responses.create(model="scripted", input="Hi")).id
+
+
+async def test_a_backup_restores_and_a_purge_deletes_one_tenant_only(tmp_path: Path) -> None:
+    config = {"inference": {"provider": "scripted"}, "kv_store": {"provider": "sqlite", "path": "responses.db"}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    for name in ("backup", "purge"):
+        (tmp_path / f"{name}.py").write_text(named_block(OPERATING, "python", f"# {name}.py"))
+    async with running_stack("run.yaml", cwd=tmp_path) as (url, _):
+        response_id = await create_response(url)
+        await output_of((sys.executable, "backup.py"), cwd=tmp_path)
+    shutil.copy(tmp_path / "backup.db", tmp_path / "responses.db")
+    for suffix in ("-wal", "-shm"):
+        (tmp_path / f"responses.db{suffix}").unlink(missing_ok=True)
+    async with running_stack("run.yaml", cwd=tmp_path) as (url, _), sdk_client(url) as client:
+        assert (await client.responses.retrieve(response_id)).id == response_id
+    with sqlite3.connect(tmp_path / "responses.db") as database:
+        database.execute("INSERT INTO entries VALUES (x'64656661756c74302f78', x'', 1, NULL)")  # default0/x
+    await output_of((sys.executable, "purge.py", "default"), cwd=tmp_path)
+    with sqlite3.connect(tmp_path / "responses.db") as database:
+        keys = [bytes(key) for (key,) in database.execute("SELECT key FROM entries")]
+    assert not [key for key in keys if key.startswith(b"default/")]
+    assert b"default0/x" in keys
+
+
+async def test_workers_restart_one_by_one_without_a_failed_request(tmp_path: Path) -> None:
+    config = {"inference": {"provider": "scripted"}, "kv_store": {"provider": "sqlite", "path": "responses.db"}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    async with running_stack("run.yaml", "--workers", "2", cwd=tmp_path) as (url, pid):
+        script = named_block(OPERATING, "sh", "STACK_PID")
+        restart = asyncio.create_task(output_of(("bash", "-c", script), STACK_PID=str(pid)))
+        answers: list[str] = []
+        while not restart.done():
+            answers.append(await create_response(url))
+        await restart
+    assert len(answers) > 10
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+async def test_streams_pass_through_nginx(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(SCRIPTED))
+    (tmp_path / "logs").mkdir()
+    async with running_stack("run.yaml", cwd=tmp_path) as (url, _):
+        server = named_block(OPERATING, "nginx", "proxy_pass")
+        server = server.replace("http://127.0.0.1:8321", url).replace("listen 8080", f"listen unix:{tmp_path}/socket")
+        http = f"access_log off; client_body_temp_path {tmp_path}/body; proxy_temp_path {tmp_path}/proxy; {server}"
+        (tmp_path / "nginx.conf").write_text(
+            f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/logs/error.log; events {{}} http {{ {http} }}"
+        )
+        nginx = await asyncio.create_subprocess_exec("nginx", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"))
+        try:
+            async with asyncio.timeout(20):
+                while not (tmp_path / "socket").exists():  # noqa: ASYNC110 - nginx sets no event
+                    await asyncio.sleep(0.05)
+            body = '{"model": "scripted", "input": "Hi", "stream": true}'
+            request = ("curl", "-sN", "--unix-socket", str(tmp_path / "socket"), "http://127.0.0.1/v1/responses")
+            output = await output_of((*request, "-H", "Content-Type: application/json", "-d", body))
+        finally:
+            nginx.terminate()
+            await nginx.wait()
+    assert "event: response.completed" in output
+    assert output.endswith("data: [DONE]\n\n")
+
+
+async def test_the_systemd_unit_starts_a_command_that_exists() -> None:
+    unit = configparser.ConfigParser(strict=False)
+    unit.read_string(named_block(OPERATING, "ini", "ExecStart"))
+    program, command, config, *options = unit["Service"]["ExecStart"].split()
+    assert (Path(program).name, command) == ("stack", "run")
+    assert config.endswith(".yaml")
+    usage = await output_of((str(STACK), "run", "--help"))
+    assert all(option in usage for option in options if option.startswith("--"))
+
+
+def test_the_table_of_providers_is_the_registry() -> None:
+    rows = re.findall(r"^\| (\w+) \| `(\w+)` \|", (ROOT / "providers/README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted((api, name) for api, names in PROVIDERS.items() for name in names)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_named_path_exists(document: str) -> None:
+    text = (ROOT / document).read_text()
+    named = re.findall(r"`((?:configs|distributions|tests|apis|providers|stack)/[\w./-]*)`", text)
+    linked: list[str] = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert [path for path in named if not (ROOT / path).exists()] == []
+    assert [path for path in linked if not ((ROOT / document).parent / path).exists()] == []
