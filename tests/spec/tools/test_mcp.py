@@ -40,7 +40,7 @@ async def test_the_tools_are_listed_and_the_one_that_is_called_runs(kind: Kind) 
 
 async def test_a_server_of_the_run_config_is_named_by_its_label_alone() -> None:
     command = {"command": sys.executable, "args": [str(Path(mcp_server.__file__))]}
-    async with serving(playing(ECHO, DONE), tool_runtime=with_mcp(servers={"real": command})) as served:
+    async with serving(playing(ECHO, DONE), tool_servers=with_mcp(servers={"real": command})) as served:
         tool = {"type": "mcp", "server_label": "real", "require_approval": "never"}
         response = await create(served, tools=[tool])
     assert response.output[1].output == "hello"
@@ -49,8 +49,8 @@ async def test_a_server_of_the_run_config_is_named_by_its_label_alone() -> None:
 async def test_a_connector_of_the_run_config_is_named_by_its_id() -> None:
     real = RealServer()
     async with real.serving():
-        runtime = with_mcp(real.url, connectors={"connector_wiki": real.url})
-        async with serving(playing(ECHO, DONE), tool_runtime=runtime) as served:
+        servers = with_mcp(real.url, connectors={"connector_wiki": real.url})
+        async with serving(playing(ECHO, DONE), tool_servers=servers) as served:
             tool = {
                 "type": "mcp",
                 "server_label": "real",

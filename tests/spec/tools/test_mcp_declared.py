@@ -94,7 +94,7 @@ async def test_two_servers_with_the_same_tools_are_told_apart() -> None:
     async with (
         real.serving(),
         other.serving(),
-        serving(playing(script, DONE), tool_runtime=with_mcp(real.url, other.url)) as served,
+        serving(playing(script, DONE), tool_servers=with_mcp(real.url, other.url)) as served,
     ):
         response = await create(served, tools=[mcp(real), mcp(other, server_label="other")])
     assert kinds(response) == ["mcp_list_tools", "mcp_list_tools", "mcp_call", "mcp_call", "message"]
@@ -185,7 +185,7 @@ async def test_hosts_that_the_run_config_does_not_allow_are_refused() -> None:
     real = RealServer()
     async with (
         real.serving(),
-        serving(playing(DONE), tool_runtime=with_mcp(real.url, allowed_hosts=["mcp.example"])) as served,
+        serving(playing(DONE), tool_servers=with_mcp(real.url, allowed_hosts=["mcp.example"])) as served,
     ):
         error = await refusal(served, tools=[mcp(real)])
     assert (error["param"], error["code"], real.methods) == ("tools[0].server_url", "invalid_value", [])
@@ -202,4 +202,4 @@ async def test_without_an_mcp_client_the_tool_is_refused() -> None:
     async with serving() as served:
         error = await refusal(served, tools=[{"type": "mcp", "server_label": "a", "server_url": "https://a.example"}])
     assert error["param"] == "tools[0].type"
-    assert "tool_runtime" in error["message"]
+    assert "tool_servers" in error["message"]

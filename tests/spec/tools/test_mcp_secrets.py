@@ -28,8 +28,8 @@ async def facing(*turns: Script, **sections: Any) -> AsyncGenerator[tuple[Served
     """A stack whose model plays `turns`, and a hostile server that it can reach; another must never be."""
     async with HostileServer() as server, HostileServer() as elsewhere:
         server.elsewhere = elsewhere.url.removesuffix("/mcp")
-        runtime = with_mcp(server.url, elsewhere.url, call_timeout_s=1)
-        async with serving(playing(*turns), tool_runtime=runtime, **sections) as served:
+        servers = with_mcp(server.url, elsewhere.url, call_timeout_s=1)
+        async with serving(playing(*turns), tool_servers=servers, **sections) as served:
             yield served, server
         assert elsewhere.methods == []
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from apis.deltas import ToolCallStart
-from apis.tool_runtime import ToolCall
+from apis.tool_servers import ServerTool
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.call import EventList, HostedCall
@@ -22,10 +22,10 @@ class Silent:
     label = "a"
     declaration_hash = "d"
 
-    async def list_tools(self, call: ToolCall) -> Sequence[Mapping[str, Any]]:
+    async def list_tools(self) -> Sequence[ServerTool]:
         raise NotImplementedError
 
-    async def call_tool(self, call: ToolCall) -> str:
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
         raise NotImplementedError
 
 
