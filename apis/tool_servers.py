@@ -1,9 +1,10 @@
 """ToolServers: lists and calls the tools of MCP servers that requests declare."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from openai.types.responses.mcp_tool_call_error import McpProtocolError, McpToolCallError
 from pydantic import JsonValue
@@ -11,6 +12,8 @@ from pydantic import JsonValue
 from apis.errors import ToolFailed
 from apis.provider import Provider
 from apis.wire.tools import McpTool, ToolFilter
+
+_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,11 @@ class ToolServers(Provider, ABC):
         A tool that the declaration does not allow is not called; nor, with `listed_tool`, one that its server has
         changed since it was listed. Cancelling stops the work.
         """
+
+
+def is_tool_name(name: str) -> bool:
+    """Return True for names that MCP allows (SEP-986)."""
+    return _TOOL_NAME.fullmatch(name) is not None
 
 
 def allowed_tool_filter(declaration: McpTool) -> ToolFilter:

@@ -2,28 +2,21 @@
 
 import json
 import logging
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 from mcp_types import Tool
 
-from apis.tool_servers import ServerTool
+from apis.tool_servers import ServerTool, is_tool_name
 from providers.tool_servers.mcp.texts import one_line, redact_secrets
 
 _log = logging.getLogger(__name__)
 
-_TOOL_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
-"""Names that MCP allows (SEP-986)."""
 _MAX_DESCRIPTION_BYTES: Final = 4096
 _MAX_TOOL_BYTES: Final = 64 * 1024
 _MAX_LOG_LINES: Final = 8
 _MAX_LISTING_BYTES: Final = 2 * 1024 * 1024
 _HINT_NAMES: Final = {"readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"}
-
-
-def is_tool_name(name: str) -> bool:
-    return _TOOL_NAME.fullmatch(name) is not None
 
 
 def convert_tools(tools: Sequence[Tool], server_label: str, secrets: Sequence[str]) -> list[ServerTool]:
@@ -68,7 +61,7 @@ def _json_size(tool: ServerTool) -> int:
 def _find_tool_fault(tool: Tool, size: int, secrets: Sequence[str]) -> str:
     """Return why a model cannot be offered the tool, or an empty string."""
     if not is_tool_name(tool.name):
-        return "has a name that models are not told"
+        return "has a name that no model may call"
     if tool.input_schema.get("type", "object") != "object":
         return "takes no object"
     if size > _MAX_TOOL_BYTES:

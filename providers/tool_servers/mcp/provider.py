@@ -11,9 +11,16 @@ from pydantic import ConfigDict, Field
 
 from apis.fetcher import Fetcher
 from apis.provider import Provider
-from apis.tool_servers import ServerTool, ToolServerFailed, ToolServers, allowed_tool_filter, matches_filter
+from apis.tool_servers import (
+    ServerTool,
+    ToolServerFailed,
+    ToolServers,
+    allowed_tool_filter,
+    is_tool_name,
+    matches_filter,
+)
 from apis.wire.tools import McpTool, ToolFilter
-from providers.tool_servers.mcp.listing import convert_tools, is_tool_name
+from providers.tool_servers.mcp.listing import convert_tools
 from providers.tool_servers.mcp.servers import LocalServer, McpServerConfig, McpServerTarget, ServerCatalog, Url
 from providers.tool_servers.mcp.sessions import McpSession, McpSessionPool, SessionConnector, SessionLost
 from providers.tool_servers.mcp.stdio import open_stdio_streams

@@ -10,7 +10,7 @@ from apis.chat import ChatAllowedTools, NamedFunction
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.requests import asked, bare, create, messages, refusal
 from tests.support.servers.mcp_server import RealServer
-from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, playing, stacked, told, with_mcp
+from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, playing, stacked, tool_outputs, with_mcp
 from tests.support.servers.serving import serving
 
 USER: Json = {"role": "user", "content": "hi"}
@@ -38,7 +38,7 @@ async def test_a_model_that_knows_namespaces_is_offered_the_server_as_one() -> N
     assert again.status == "completed"
 
 
-async def test_a_name_in_the_wrong_namespace_is_understood_and_told_as_it_should_be() -> None:
+async def test_a_name_in_the_wrong_namespace_is_corrected() -> None:
     async with stacked([call("functions.real__echo", '{"text": "a"}')], DONE) as (served, real):
         response = await create(served, tools=[mcp(real)])
         assert messages(served)[1]["tool_calls"][0]["function"]["name"] == "real__echo"
@@ -87,7 +87,7 @@ async def test_names_that_models_do_not_know_are_offered_in_another_form(name: s
     assert called == names[NAMES.index(name)]
 
 
-async def test_two_servers_with_the_same_tools_are_told_apart() -> None:
+async def test_two_servers_with_equal_tools_are_distinguished() -> None:
     script: Script = [{"calls": [call("real__note", '{"text": "a"}'), call("other__note", '{"text": "b"}')]}]
     real = RealServer()
     other = RealServer()
@@ -102,11 +102,11 @@ async def test_two_servers_with_the_same_tools_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("allowed", [["echo"], {"tool_names": ["echo"]}, {"read_only": True}])
-async def test_what_is_not_allowed_is_neither_offered_nor_called(allowed: Any) -> None:
+async def test_a_tool_that_is_not_allowed_is_neither_offered_nor_called(allowed: Any) -> None:
     async with stacked([call("real__note", '{"text": "a"}', id="c1")], DONE) as (served, real):
         response = await create(served, tools=[mcp(real, allowed_tools=allowed)])
         assert offered(served) == ["real__echo"]
-        assert "no tool named 'real__note'" in told(served)["c1"]
+        assert "no tool named 'real__note'" in tool_outputs(served)["c1"]
     assert [tool.name for tool in response.output[0].tools] == ["echo"]
     assert kinds(response) == ["mcp_list_tools", "message"]
     assert real.notes == []

@@ -90,12 +90,12 @@ def mcp(real: RealServer, **fields: Any) -> Json:
 
 
 def offered(served: Served) -> list[str]:
-    """The names of what the model was offered last."""
+    """The names of the tools that the model was offered last."""
     return [tool.name for tool in asked(served)[-1].tools or ()]
 
 
-def told(served: Served) -> dict[str, str]:
-    """What the model was told of its calls, by their ids."""
+def tool_outputs(served: Served) -> dict[str, str]:
+    """The outputs of tool calls that the model was sent last, by call id."""
     return {each["tool_call_id"]: each["content"] for each in messages(served) if each["role"] == "tool"}
 
 

@@ -1,4 +1,4 @@
-"""The hosted calls of an MCP server: one lists its tools, the others each call one of them."""
+"""The hosted calls of an MCP server: the list of its tools, and the call of one tool."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, cast

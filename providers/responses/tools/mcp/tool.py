@@ -4,17 +4,23 @@ since then is not called."""
 import asyncio
 import hashlib
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import orjson
 
 from apis.chat import ChatFunctionTool, FunctionDefinition
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest, ToolFailed, Unsupported
-from apis.tool_servers import InvalidDeclaration, ServerTool, ToolServers, allowed_tool_filter, matches_filter
+from apis.tool_servers import (
+    InvalidDeclaration,
+    ServerTool,
+    ToolServers,
+    allowed_tool_filter,
+    is_tool_name,
+    matches_filter,
+)
 from apis.wire.tool_choice import ChosenHostedTool, ChosenMcpTool
 from apis.wire.tool_items import ListedTool, McpListToolsItem, ToolSearchOutput
 from apis.wire.tools import CustomTool as DeclaredCustom
@@ -34,8 +40,6 @@ from providers.responses.tools.tool_context import ToolContext
 
 _log = logging.getLogger(__name__)
 
-_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
-
 
 def make_mcp(declaration: McpTool, context: ToolContext) -> TypedTool:
     """Return the tools of one declared server. Raises Unsupported where the config has no MCP client."""
@@ -53,19 +57,20 @@ def make_mcp(declaration: McpTool, context: ToolContext) -> TypedTool:
     if declaration.tunnel_id is not None:
         raise Unsupported("Tunnels to MCP servers are not offered.", param=f"{context.param}.tunnel_id")
     if declaration.server_label == DEFAULT_NAMESPACE:
-        raise InvalidRequest(
-            f"The label '{DEFAULT_NAMESPACE}' stands for the tools that are no server's: choose another.",
-            param=f"{context.param}.server_label",
-            code="invalid_value",
+        raise _invalid_label(
+            context, f"The label '{DEFAULT_NAMESPACE}' stands for the tools that are no server's: choose another."
         )
     for other in context.request.tools or ():
         if isinstance(other, McpTool) and _are_confusable(declaration.server_label, other.server_label):
-            raise InvalidRequest(
+            raise _invalid_label(
+                context,
                 f"The labels '{declaration.server_label}' and '{other.server_label}' are too alike: choose others.",
-                param=f"{context.param}.server_label",
-                code="invalid_value",
             )
     return McpServerTools(declaration, context, context.tool_servers)
+
+
+def _invalid_label(context: ToolContext, message: str) -> InvalidRequest:
+    return InvalidRequest(message, param=f"{context.param}.server_label", code="invalid_value")
 
 
 class McpServerTools(TypedTool):
@@ -85,7 +90,7 @@ class McpServerTools(TypedTool):
         self._is_deferred = (
             bool(declaration.defer_loading)
             and _has_client_tool_search(context)
-            and not _is_found_by_search(self.label, context)
+            and not _is_search_result(self.label, context)
         )
         listing = None if self._is_deferred else self._load_previous_listing()
         self._is_listed = listing is not None
@@ -212,7 +217,7 @@ def _has_client_tool_search(context: ToolContext) -> bool:
     return any(isinstance(tool, ToolSearchTool) and tool.execution == "client" for tool in tools)
 
 
-def _is_found_by_search(label: str, context: ToolContext) -> bool:
+def _is_search_result(label: str, context: ToolContext) -> bool:
     results = (tool for item in context.items if isinstance(item, ToolSearchOutput) for tool in item.tools)
     return any(isinstance(tool, McpTool) and tool.server_label == label for tool in results)
 
@@ -247,7 +252,7 @@ def _client_tool_names(context: ToolContext) -> frozenset[str]:
 
 def _is_valid_tool(tool: ServerTool) -> bool:
     """Return True where a model can be offered the tool; a list that a client sends may hold any name and schema."""
-    if not _NAME_PATTERN.fullmatch(tool.name):
+    if not is_tool_name(tool.name):
         return False
     try:
         check_parameters([("tools", tool.name, tool.input_schema, False)])

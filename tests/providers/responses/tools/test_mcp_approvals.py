@@ -48,7 +48,7 @@ def declared(**fields: Any) -> McpTool:
         ({"always": {"read_only": False}, "never": {"tool_names": ["write", "read"]}}, ["write", "silent", "odd"]),
     ],
 )
-def test_a_call_waits_unless_the_request_says_that_it_need_not(required: Any, waiting: list[str]) -> None:
+def test_a_call_waits_unless_the_request_exempts_it(required: Any, waiting: list[str]) -> None:
     declaration = declared(require_approval=required)
     assert [tool.name for tool in TOOLS if needs_approval(declaration, tool)] == waiting
 
@@ -66,7 +66,7 @@ def test_a_call_waits_unless_the_request_says_that_it_need_not(required: Any, wa
         ({"read_only": True, "tool_names": ["write"]}, []),
     ],
 )
-def test_only_what_is_allowed_is_there(allowed: Any, names: list[str]) -> None:
+def test_only_allowed_tools_are_selected(allowed: Any, names: list[str]) -> None:
     tool_filter = allowed_tool_filter(declared(allowed_tools=allowed))
     assert [tool.name for tool in TOOLS if matches_filter(tool_filter, tool)] == names
 

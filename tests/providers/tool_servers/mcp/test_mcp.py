@@ -61,7 +61,7 @@ async def test_conforms(transport: str, law: Callable[[Subject], Awaitable[None]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_lists_the_tools_of_a_server_as_a_model_may_be_told_of_them(transport: str) -> None:
+async def test_a_list_holds_each_tool_as_a_model_can_be_offered_it(transport: str) -> None:
     async with reached(transport) as (mcp, server, _):
         tools = {tool.name: tool for tool in await tools_of(mcp, listed(server))}
     assert tools["echo"].description == "Says it again."
@@ -71,7 +71,7 @@ async def test_lists_the_tools_of_a_server_as_a_model_may_be_told_of_them(transp
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_tells_every_kind_of_content_as_text(transport: str) -> None:
+async def test_every_kind_of_content_becomes_text(transport: str) -> None:
     async with reached(transport) as (mcp, server, _):
         text = await text_of(mcp, called(server, "all_kinds"))
         structured = await text_of(mcp, called(server, "structured"))
@@ -88,7 +88,7 @@ async def test_tells_every_kind_of_content_as_text(transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_tools_own_failure_is_told_in_its_words_and_shown_as_openais_error(transport: str) -> None:
+async def test_a_tools_own_failure_has_its_words_and_openais_error_type(transport: str) -> None:
     async with reached(transport) as (mcp, server, _):
         failed = await failure(mcp, called(server, "fail", why="not\ntoday"))
     assert failed.message == "Error executing tool fail: not today"
@@ -118,7 +118,7 @@ async def test_a_server_that_asks_the_user_is_refused_at_once(transport: str) ->
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_what_is_not_allowed_is_neither_listed_nor_called(transport: str) -> None:
+async def test_a_tool_that_is_not_allowed_is_neither_listed_nor_called(transport: str) -> None:
     async with reached(transport) as (mcp, server, real):
         for allowed in (["echo"], {"tool_names": ["echo"]}, {"read_only": True}):
             limited = {**server, "allowed_tools": allowed}
@@ -197,12 +197,12 @@ async def test_an_idle_session_ends() -> None:
         await text_of(mcp, called(server, "echo", text="a"))
         async with asyncio.timeout(10):
             while "DELETE" not in real.methods:
-                await real.asked.wait()
-                real.asked.clear()
+                await real.requested.wait()
+                real.requested.clear()
         assert await text_of(mcp, called(server, "echo", text="b")) == "b"
 
 
-async def test_a_session_that_the_server_has_forgotten_is_opened_anew() -> None:
+async def test_a_session_that_the_server_has_lost_is_replaced() -> None:
     async with reached("before 2026") as (mcp, server, real):
         await text_of(mcp, called(server, "note", text="a"))
         real.forgets = True
@@ -315,7 +315,7 @@ async def test_only_allowed_hosts_may_be_named_by_a_request() -> None:
         "x",
     ],
 )
-async def test_what_is_no_plain_url_is_refused(url: str) -> None:
+async def test_a_server_url_that_is_no_plain_url_is_refused(url: str) -> None:
     async with started() as mcp:
         assert "Wrong declaration" in (await failure(mcp, listed(declared(url)))).message
 

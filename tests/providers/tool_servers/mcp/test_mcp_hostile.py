@@ -60,7 +60,7 @@ async def test_a_misdeed_in_a_call_is_an_error_and_the_next_call_works(
 
 
 @pytest.mark.parametrize(("deed", "status"), [("status 401", 401), ("status 429", 429), ("status 503", 503)])
-async def test_the_status_of_an_http_error_is_told(deed: str, status: int) -> None:
+async def test_an_http_error_has_the_status_of_its_response(deed: str, status: int) -> None:
     async with reached() as (server, _, mcp):
         server.deed = deed
         failed = await failure(mcp, called(declared(server.url), "do"))
@@ -98,7 +98,7 @@ async def test_a_call_that_fails_leaves_others_of_its_session_alone() -> None:
         assert "did not answer" in (await hanging).message
 
 
-async def test_credentials_that_a_server_says_are_blotted_out() -> None:
+async def test_credentials_that_a_server_returns_are_redacted() -> None:
     async with reached() as (server, _, mcp):
         server.deed = "tell all"
         server.tools = [
@@ -116,7 +116,9 @@ async def test_credentials_that_a_server_says_are_blotted_out() -> None:
     assert [tool.description for tool in tools] == ["Knows [redacted]."]
 
 
-async def test_a_list_is_bounded_and_holds_only_what_a_model_may_be_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_list_is_bounded_and_holds_only_tools_that_a_model_can_be_offered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     wrong = [
         *(tool(name) for name in ("", "a b", "a/b", "x" * 129, "naïve", "<|call|>", "a\nb")),
         tool("big", inputSchema={"type": "object", "description": "x" * 70_000}),
@@ -159,7 +161,7 @@ async def test_arguments_that_cannot_be_sent_are_not(value: Any) -> None:
         assert server.methods == []
 
 
-async def test_a_tool_whose_name_a_model_cannot_be_told_is_not_called() -> None:
+async def test_a_tool_with_an_invalid_name_is_not_called() -> None:
     async with reached() as (server, _, mcp):
         for name in ("a b", "", "x" * 129, "do\n"):
             await failure(mcp, called(declared(server.url), name))
@@ -193,13 +195,13 @@ async def test_a_server_that_never_opens_a_session_is_given_up() -> None:
                 assert code(await failure(mcp, call)) == -32001
 
 
-async def test_what_is_no_mcp_server_is_said_to_be_none() -> None:
+async def test_a_url_without_an_mcp_server_is_an_http_error() -> None:
     async with reached() as (server, _, mcp):
         assert code(await failure(mcp, listed(declared(server.url.replace("/mcp", "/none"))))) == 404
         assert code(await failure(mcp, listed(declared(server.url.replace("/mcp", "/none/sse"))))) == 404
 
 
-async def test_nobody_at_the_port_is_an_error() -> None:
+async def test_a_closed_port_is_an_error() -> None:
     async with HostileServer() as gone:
         url = gone.url
     async with started(url) as mcp:
