@@ -190,14 +190,9 @@ class Overloaded(StackError):
 
 
 class ToolFailed(StackError):
-    """A tool could not do its work. The message is written for the model and holds no secret; nor does `detail`,
-    the failure as a JSON value in the form that the tool's own docstring says, for a client to be shown."""
+    """A tool could not do its work. The message is written for the model and holds no secret."""
 
     status = 502
-
-    def __init__(self, message: str, *, code: str | None = None, detail: Any = None) -> None:
-        super().__init__(message, code=code)
-        self.detail = detail
 
 
 class FetchFailed(ToolFailed):

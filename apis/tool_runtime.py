@@ -1,4 +1,4 @@
-"""ToolRuntime: runs tools on the server's side for the agent loop."""
+"""ToolRuntime: runs the stack's own tools for the agent loop."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from apis.provider import Provider
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as a model is told of it. `parameters` is a JSON schema of the arguments object."""
+    """A tool as a model is offered it. `parameters` is the JSON schema of the arguments object."""
 
     name: str
     description: str
@@ -20,9 +20,9 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call to run. `arguments` is the parsed object; `options` is what the request's tool declaration sets and
-    the model may not change (a search's allowed domains, for one). `session` names the state that a stateful tool
-    keeps between calls (a container, for one); one tenant's name never reaches another's state."""
+    """One call. `arguments` is the parsed object from the model; `options` come from the request's tool declaration,
+    and the model cannot change them (the allowed domains of a search, for one). `session` names the state that a
+    stateful tool shares between calls (a container, for one); it is a tenant's own."""
 
     id: str
     name: str
@@ -34,8 +34,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A page that a result draws on, or a file: that has a `file_id`, its name as `title`, and no URL. `text` is the
-    part of it that the model was shown."""
+    """A page or file that a result is based on. A file has a `file_id`, its name as `title`, and an empty URL. `text`
+    is the part that the model was shown."""
 
     url: str
     title: str
@@ -45,7 +45,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ToolFile:
-    """A file that a call made."""
+    """A file that a call produced."""
 
     name: str
     media_type: str
@@ -54,8 +54,8 @@ class ToolFile:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call gave. `text` is told to the model; `sources` are shown to the client where it asks for them; `data`
-    is what a program makes of the outcome, in the form that the tool's own docstring says."""
+    """The result of a call. `text` is sent to the model; `sources` are shown to clients that request them; `data` is
+    for the program, in the form that the tool's docstring defines."""
 
     text: str
     sources: Sequence[Source] = ()
@@ -68,7 +68,7 @@ class ToolRuntime(Provider, ABC):
 
     @abstractmethod
     def tools(self) -> Sequence[ToolSpec]:
-        """The tools this runtime has. Constant after `start`."""
+        """Return the runtime's tools, which never change after `start`."""
 
     @abstractmethod
     async def call(self, call: ToolCall) -> ToolResult:
@@ -78,5 +78,5 @@ class ToolRuntime(Provider, ABC):
         """
 
     def containers(self) -> Containers | None:
-        """Where the state of its stateful tools is kept; None where it has no such tools."""
+        """Return the containers with the state of stateful tools, or None where the runtime has no such tools."""
         return None

@@ -34,11 +34,13 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
         "brave": "providers.tool_runtime.brave:Brave",
         "browser": "providers.tool_runtime.browser.provider:Browser",
         "exa": "providers.tool_runtime.exa:Exa",
-        "mcp": "providers.tool_runtime.mcp.provider:MCP",
         "python": "providers.tool_runtime.python.provider:Python",
         "searxng": "providers.tool_runtime.searxng:SearXNG",
         "tavily": "providers.tool_runtime.tavily:Tavily",
         "toolbox": "providers.tool_runtime.toolbox:Toolbox",
+    },
+    "tool_servers": {
+        "mcp": "providers.tool_servers.mcp.provider:MCP",
     },
     "vector_index": {
         "pgvector": "providers.vector_index.pgvector:PgVector",

@@ -118,6 +118,7 @@ class StackConfig(BaseModel):
     kv_store: ProviderSection
     responses: ProviderSection = ProviderSection(provider="loop")
     tool_runtime: ProviderSection | None = None
+    tool_servers: ProviderSection | None = None
     fetcher: ProviderSection | None = None
     files: ProviderSection | None = None
     reader: ProviderSection | None = None

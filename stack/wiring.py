@@ -23,6 +23,7 @@ from apis.reader import Reader
 from apis.responses import Responses
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
+from apis.tool_servers import ToolServers
 from apis.vector_index import VectorIndex
 from apis.vector_stores import VectorStores
 from providers import PROVIDERS
@@ -32,6 +33,7 @@ APIS: Final[dict[str, type[Provider]]] = {
     "inference": Inference,
     "responses": Responses,
     "tool_runtime": ToolRuntime,
+    "tool_servers": ToolServers,
     "kv_store": KVStore,
     "fetcher": Fetcher,
     "files": Files,
@@ -114,6 +116,8 @@ def _required_apis(specs: Iterable[ProviderSpec]) -> set[str]:
 
 def load_provider_class(api: str, name: str) -> type[Provider]:
     """The class that a run config means by `name`. Raises ConfigError, without the place in the file."""
+    if (api, name) == ("tool_runtime", "mcp"):
+        raise ConfigError("'mcp' is a provider of tool_servers now. Move this section to `tool_servers`.")
     known = PROVIDERS[api]
     target = known.get(name, name)
     if ":" not in target:

@@ -35,6 +35,7 @@ from apis.responses import (
 )
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
+from apis.tool_servers import ToolServers
 from apis.vector_stores import VectorStores
 from apis.wire.tools import CustomTool, FunctionTool
 from providers.responses.background.background import BackgroundResponses
@@ -99,19 +100,21 @@ class Loop(Responses):
         background: BackgroundConfig = BackgroundConfig()
         webhooks: list[Webhook] = Field(default_factory=list[Webhook])
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - one argument for each API that it builds on
         self,
         config: Config,
         inference: Inference,
         kv_store: KVStore,
         reader: Reader,
         tool_runtime: ToolRuntime | None,
+        tool_servers: ToolServers | None,
         vector_stores: VectorStores | None,
     ) -> None:
         self._config = config
         self._inference = inference
         self._kv = kv_store
         self._tool_runtime = tool_runtime
+        self._tool_servers = tool_servers
         self._vector_stores = vector_stores
         self._model_catalog = ModelCatalog(inference)
         self._attachments = Attachments(reader, self._model_catalog)
@@ -318,6 +321,7 @@ class Loop(Responses):
             conversation.items,
             await self._model_catalog.native_tools(request.model) if asks else frozenset(),
             vector_stores=self._vector_stores,
+            tool_servers=self._tool_servers,
         )
         with attribute_errors_to_input(original_request):
             made = await build_checked_tools(request, setting)

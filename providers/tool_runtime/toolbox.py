@@ -1,4 +1,4 @@
-"""Toolbox: a ToolRuntime made of ToolRuntimes, chosen by the tool's name."""
+"""Toolbox: several tool runtimes as one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime, ToolSpec
 
 
 class Toolbox(ToolRuntime):
-    """Has the tools of all its providers, in their order. Each call goes to the provider that has the tool."""
+    """The tools of all its providers, in their order. A call is run by the provider that has its tool."""
 
     class Config(Provider.Config):
-        """`providers` are tool_runtime sections by name."""
+        """`providers` holds tool_runtime sections by name."""
 
         providers: dict[str, dict[str, Any]] = Field(min_length=1)
 
@@ -25,15 +25,15 @@ class Toolbox(ToolRuntime):
         self._runtimes: dict[str, ToolRuntime] = {}
 
     async def start(self) -> None:
-        """Raises ConfigError when two providers have a tool of one name."""
+        """Collect the providers' tools. Raises ConfigError when two providers have a tool of one name."""
         tools: list[ToolSpec] = []
         owners: dict[str, str] = {}
         for name, runtime in self._providers.items():
             for tool in runtime.tools():
-                first = owners.setdefault(tool.name, name)
-                if first != name:
+                owner = owners.setdefault(tool.name, name)
+                if owner != name:
                     raise ConfigError(
-                        f"providers: '{first}' and '{name}' both have a tool named '{tool.name}'. Keep one of them."
+                        f"providers: '{owner}' and '{name}' both have a tool named '{tool.name}'. Keep one of them."
                     )
                 tools.append(tool)
                 self._runtimes[tool.name] = runtime
@@ -45,10 +45,10 @@ class Toolbox(ToolRuntime):
     async def call(self, call: ToolCall) -> ToolResult:
         runtime = self._runtimes.get(call.name)
         if runtime is None:
-            known = ", ".join(self._runtimes) or "none"
-            raise ToolFailed(f"There is no such tool here. There are: {known}."[:1000])
+            names = ", ".join(self._runtimes) or "none"
+            raise ToolFailed(f"There is no such tool here. There are: {names}."[:1000])
         return await runtime.call(call)
 
     def containers(self) -> Containers | None:
-        """Those of the first provider that has any."""
-        return next((found for each in self._providers.values() if (found := each.containers())), None)
+        """Return the containers of the first provider that has any."""
+        return next((own for runtime in self._providers.values() if (own := runtime.containers())), None)

@@ -10,6 +10,7 @@ import pytest
 
 from apis.errors import ConfigError, StoreUnavailable
 from apis.imports import ImportFromStringError, import_from_string
+from apis.tool_servers import ToolServers
 from providers import PROVIDERS
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
@@ -58,6 +59,24 @@ async def test_an_optional_api_that_is_not_configured_is_none() -> None:
     assert isinstance(stack.responses, tiny.Quiet)
     assert stack.responses.tools is None
     assert stack.tool_runtime is None
+
+
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        ({"provider": "mcp", "idle_s": 9}, "tool_runtime.provider"),
+        ({"provider": "toolbox", "providers": {"a": {"provider": "mcp"}}}, "tool_runtime.providers.a.provider"),
+    ],
+)
+async def test_mcp_in_the_section_of_tools_is_refused_with_its_new_place(section: dict[str, Any], path: str) -> None:
+    remedy = "'mcp' is a provider of tool_servers now. Move this section to `tool_servers`."
+    assert await failure(config(tool_runtime=section)) == f"config: {path}: {remedy}"
+
+
+async def test_mcp_has_a_section_of_its_own() -> None:
+    stack = await opened(config(tool_servers={"provider": "mcp"}))
+    assert stack.specs["tool_servers"].name == "mcp"
+    assert isinstance(stack.providers_by_path["tool_servers"], ToolServers)
 
 
 async def test_members_are_built_of_their_own_sections_to_any_depth() -> None:

@@ -7,6 +7,7 @@ from apis.chat import NativeToolName
 from apis.errors import Unsupported
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime, ToolSpec
+from apis.tool_servers import ToolServers
 from apis.vector_stores import VectorStores
 from apis.wire.items import Item
 from providers.responses.events.tool_result import ToolResultRecord
@@ -27,6 +28,7 @@ class ToolContext:
     native_tools: frozenset[NativeToolName] = frozenset()
     param: str = "tools"
     vector_stores: VectorStores | None = None
+    tool_servers: ToolServers | None = None
 
     @property
     def supports_namespaces(self) -> bool:

@@ -27,7 +27,7 @@ from tests.support.laws.stream_laws import check_stream
 from tests.support.sdk.agents_sdk import RUNS, UNTRACED, Run, add, adding, agent, kinds, roles_of, streamed
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.requests import asked, messages
-from tests.support.servers.mcp_stack import told
+from tests.support.servers.mcp_stack import tool_outputs
 from tests.support.servers.serving import scripted, serving
 
 DONE: Script = [{"text": ["Do", "ne."]}]
@@ -69,7 +69,7 @@ async def test_functions_are_called_over_several_turns(run: Run) -> None:
     async with serving(scripted(*turns)) as served:
         result = await run(agent(served, instructions="Be exact.", tools=[add]))
         chat = messages(served)
-        answers = told(served)
+        answers = tool_outputs(served)
         offered: Any = (asked(served)[0].tools or [])[0]
     assert result.final_output == "Done."
     assert answers == {"c1": "3", "c2": "7", "c3": "11"}
@@ -89,7 +89,7 @@ async def test_functions_are_called_over_several_turns(run: Run) -> None:
 async def test_a_functions_failure_is_told_to_the_model(run: Run) -> None:
     async with serving(scripted([call("fail", id="c1")], DONE)) as served:
         result = await run(agent(served, tools=[fail]))
-        assert "error" in told(served)["c1"]
+        assert "error" in tool_outputs(served)["c1"]
     assert result.final_output == "Done."
 
 
@@ -107,7 +107,7 @@ async def test_an_agent_may_be_a_tool_of_another(run: Run) -> None:
     async with serving(scripted(*turns)) as served:
         inner = agent(served, "Inner").as_tool("ask", "Asks.", run_config=UNTRACED)
         result = await run(agent(served, tools=[inner]))
-        assert told(served) == {"c1": "Six."}
+        assert tool_outputs(served) == {"c1": "Six."}
     assert result.final_output == "Done."
 
 
@@ -144,7 +144,7 @@ async def test_an_agent_hands_over_to_another(run: Run) -> None:
         first = agent(served, "First", instructions="You ask.", handoffs=[expert])
         result = await run(first)
         chat = messages(served)
-        answers = told(served)
+        answers = tool_outputs(served)
         offered = [tool.name for tool in asked(served)[-1].tools or ()]
     assert result.last_agent is expert
     assert result.final_output == "Done."

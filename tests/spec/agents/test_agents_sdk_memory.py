@@ -20,7 +20,7 @@ from tests.support.sdk.agents_sdk import ENCRYPTED, RUNS, Run, add, adding, agen
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.requests import messages
 from tests.support.sdk.web_pages import browsing
-from tests.support.servers.mcp_stack import stacked, told
+from tests.support.servers.mcp_stack import stacked, tool_outputs
 from tests.support.servers.serving import Served, scripted, serving
 
 DONE: Script = [{"text": ["Do", "ne."]}]
@@ -44,7 +44,7 @@ async def test_each_turn_may_go_on_from_the_one_before(run: Run) -> None:
     async with serving(scripted(*turns)) as served:
         result = await run(agent(served, tools=[add]), auto_previous_response_id=True)
         chat = messages(served)
-        answers = told(served)
+        answers = tool_outputs(served)
         last = await served.client.responses.retrieve(result.last_response_id or "")
     assert answers == {"c1": "3", "c2": "7"}
     assert chat[1]["reasoning"] == "hm"

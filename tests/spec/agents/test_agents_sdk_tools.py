@@ -41,7 +41,7 @@ from tests.support.sdk.agents_sdk import RUNS, Run, agent, outputs
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.requests import messages
 from tests.support.sdk.web_pages import browsing
-from tests.support.servers.mcp_stack import offered, stacked, told
+from tests.support.servers.mcp_stack import offered, stacked, tool_outputs
 from tests.support.servers.serving import scripted, serving
 
 DONE: Script = [{"text": ["Do", "ne."]}]
@@ -94,7 +94,7 @@ async def test_code_is_run(run: Run) -> None:
     async with serving(scripted(*turns), tool_runtime={"provider": "python", "timeout_s": 5}) as served:
         who = agent(served, tools=[tool], model_settings=settings)
         result = await run(who)
-        assert told(served) == {"c1": "42"}
+        assert tool_outputs(served) == {"c1": "42"}
         await run(who, [*result.to_input_list(), {"role": "user", "content": "Sure?"}])
         chat = messages(served)
     item: Any = result.raw_responses[0].output[0]
@@ -114,7 +114,7 @@ async def test_tools_of_an_mcp_server_are_called(run: Run, settings: ModelSettin
     async with stacked([call("real__note", '{"text":', ' "a"}', id="c1")], DONE, DONE) as (served, real):
         who = agent(served, tools=[hosted(real.url, "never")], model_settings=settings)
         result = await run(who)
-        assert told(served) == {"c1": "1 notes"}
+        assert tool_outputs(served) == {"c1": "1 notes"}
         requests = len(real.methods)
         await run(who, [*result.to_input_list(), {"role": "user", "content": "Sure?"}])
         chat = messages(served)
@@ -141,7 +141,7 @@ async def test_a_call_of_an_mcp_server_waits_for_the_agents_leave(
         tool = hosted(real.url, "always", on_approval_request=decide)
         result = await run(agent(served, tools=[tool], model_settings=settings))
         chat = messages(served)
-        (answer,) = told(served).values()
+        (answer,) = tool_outputs(served).values()
     assert asked_for == [("real", "note", '{"text": "a"}')]
     assert result.final_output == "Done."
     assert [each["role"] for each in chat] == ["user", "assistant", "tool"]
@@ -163,7 +163,7 @@ async def test_a_run_that_waits_for_leave_goes_on_where_it_was(run: Run, approve
         else:
             state.reject(waiting)
         result = await run(who, state)
-        answer = told(served)["c1"]
+        answer = tool_outputs(served)["c1"]
     assert result.final_output == "Done."
     assert real.notes == (["a"] if approve else [])
     assert ("1 notes" if approve else "did not approve") in answer
@@ -198,7 +198,7 @@ async def test_files_are_searched_and_cited(run: Run, tmp_path: Path) -> None:
         tool = FileSearchTool([store.id], max_num_results=3, include_search_results=True)
         who = agent(served, tools=[tool])
         result = await run(who)
-        assert "Whales eat krill." in told(served)["c1"]
+        assert "Whales eat krill." in tool_outputs(served)["c1"]
         await run(who, [*result.to_input_list(), {"role": "user", "content": "Sure?"}])
         chat = messages(served)
     search: Any = result.raw_responses[0].output[0]
@@ -254,7 +254,7 @@ async def test_a_local_shell_is_used(run: Run, settings: ModelSettings) -> None:
     turns: list[Script] = [[{"reasoning": "hm"}, call("local_shell", '{"command": ["ls", "-l"]}', id="c1")], DONE]
     async with serving(scripted(*turns)) as served:
         result = await run(agent(served, tools=[LocalShellTool(execute)], model_settings=settings))
-        assert told(served) == {"c1": "a b"}
+        assert tool_outputs(served) == {"c1": "a b"}
         assert messages(served)[1]["reasoning"] == "hm"
     assert ran == [["ls", "-l"]]
     assert result.final_output == "Done."
@@ -278,7 +278,7 @@ async def test_a_shell_is_used(run: Run, settings: ModelSettings) -> None:
     async with serving(scripted(*turns)) as served:
         who = agent(served, tools=[ShellTool(execute)], model_settings=settings)
         result = await run(who)
-        assert told(served) == {"c1": "a b\nexit code 0\n\nstderr:\nslow\nstopped: it took too long"}
+        assert tool_outputs(served) == {"c1": "a b\nexit code 0\n\nstderr:\nslow\nstopped: it took too long"}
         await run(who, [*result.to_input_list(), {"role": "user", "content": "Sure?"}])
         chat = messages(served)
     assert ran == [["ls", "pwd"]]
@@ -295,7 +295,7 @@ async def test_a_shell_that_waits_for_leave_is_used_once_it_has_it(run: Run) -> 
         state = first.to_state()
         state.approve(first.interruptions[0])
         result = await run(who, state)
-        assert "a b" in told(served)["c1"]
+        assert "a b" in tool_outputs(served)["c1"]
     assert result.final_output == "Done."
 
 
@@ -322,7 +322,7 @@ async def test_patches_are_applied(run: Run, settings: ModelSettings) -> None:
     async with serving(scripted([{"reasoning": "hm"}, {"calls": patches}], DONE, DONE)) as served:
         who = agent(served, tools=[ApplyPatchTool(editor)], model_settings=settings)
         result = await run(who)
-        assert told(served) == {"c1": "Did a.py.", "c2": "Did b.py."}
+        assert tool_outputs(served) == {"c1": "Did a.py.", "c2": "Did b.py."}
         await run(who, [*result.to_input_list(), {"role": "user", "content": "Sure?"}])
         chat = messages(served)
     assert editor.done == [("create_file", "a.py", "+a"), ("delete_file", "b.py", None)]
@@ -337,7 +337,7 @@ async def test_a_custom_tool_is_called_with_free_text(run: Run) -> None:
     tool = CustomTool("shout", "Shouts.", shout)
     async with serving(scripted([call("shout", "a", " b", id="c1", custom=True)], DONE)) as served:
         result = await run(agent(served, tools=[tool]))
-        assert told(served) == {"c1": "A B"}
+        assert tool_outputs(served) == {"c1": "A B"}
     assert result.final_output == "Done."
 
 
@@ -354,5 +354,5 @@ async def test_tools_of_a_namespace_that_are_searched_for_are_called(run: Run) -
     async with serving(scripted(*turns)) as served:
         result = await run(agent(served, tools=[*tools, ToolSearchTool()]))
         assert offered(served) == ["world__weather"]
-        assert told(served) == {"c1": "Rain in Oslo."}
+        assert tool_outputs(served) == {"c1": "Rain in Oslo."}
     assert result.final_output == "Done."

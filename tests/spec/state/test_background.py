@@ -238,7 +238,7 @@ async def test_no_more_begin_or_wait_than_may_when_all_come_at_once() -> None:
 async def test_what_is_not_for_storing_cannot_wait() -> None:
     limits = {"background": {"max_running": 1}}
     secret = {"type": "mcp", "server_label": "a", "server_url": "http://127.0.0.1:9", "authorization": "s3cret"}
-    async with serving(SLOW, tool_runtime={"provider": "mcp"}, responses=limits) as served:
+    async with serving(SLOW, tool_servers={"provider": "mcp"}, responses=limits) as served:
         first = await begin(served)
         with pytest.raises(RateLimitError) as caught:
             await begin(served, tools=[secret])

@@ -27,7 +27,7 @@ async def two(path: Path, one: list[Script], other: list[Script]) -> AsyncGenera
             await stacks.enter_async_context(
                 serving(
                     playing(*turns),
-                    tool_runtime=with_mcp(real.url, servers={"real": {"url": real.url}}),
+                    tool_servers=with_mcp(real.url, servers={"real": {"url": real.url}}),
                     kv_store={"provider": "sqlite", "path": str(path / "store.db")},
                     responses=BACKGROUND,
                 )

@@ -117,7 +117,6 @@ async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tool
         providers: Json = {
             "search": {"provider": "exa", "api_key": KEY, "base_url": exa.url},
             "pages": {"provider": "browser"},
-            "mcp": with_mcp(real.url),
         }
         if shutil.which("bwrap"):
             providers["python"] = {"provider": "python", "timeout_s": 20}
@@ -125,6 +124,7 @@ async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tool
         reach = {"allowed_ports": [CITIES.port], "allowed_private_networks": [f"{address}/32"]}
         sections: Json = {
             "tool_runtime": {"provider": "toolbox", "providers": providers},
+            "tool_servers": with_mcp(real.url),
             "fetcher": {**fetcher, **reach},
             "vector_index": {"provider": "sqlite_vec", "path": str(folder / "vectors.db")},
             "vector_stores": {"provider": "hybrid", "embedding_model": "hashing"},

@@ -10,7 +10,7 @@ from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.requests import asked, bare, create, messages, responses, stream
 from tests.support.servers import mcp_server
 from tests.support.servers.mcp_server import Kind, RealServer
-from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, playing, stacked, told, with_mcp
+from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, playing, stacked, tool_outputs, with_mcp
 from tests.support.servers.serving import serving
 
 USER: Json = {"role": "user", "content": "hi"}
@@ -40,7 +40,7 @@ async def test_the_tools_are_listed_and_the_one_that_is_called_runs(kind: Kind) 
 
 async def test_a_server_of_the_run_config_is_named_by_its_label_alone() -> None:
     command = {"command": sys.executable, "args": [str(Path(mcp_server.__file__))]}
-    async with serving(playing(ECHO, DONE), tool_runtime=with_mcp(servers={"real": command})) as served:
+    async with serving(playing(ECHO, DONE), tool_servers=with_mcp(servers={"real": command})) as served:
         tool = {"type": "mcp", "server_label": "real", "require_approval": "never"}
         response = await create(served, tools=[tool])
     assert response.output[1].output == "hello"
@@ -49,8 +49,8 @@ async def test_a_server_of_the_run_config_is_named_by_its_label_alone() -> None:
 async def test_a_connector_of_the_run_config_is_named_by_its_id() -> None:
     real = RealServer()
     async with real.serving():
-        runtime = with_mcp(real.url, connectors={"connector_wiki": real.url})
-        async with serving(playing(ECHO, DONE), tool_runtime=runtime) as served:
+        servers = with_mcp(real.url, connectors={"connector_wiki": real.url})
+        async with serving(playing(ECHO, DONE), tool_servers=servers) as served:
             tool = {
                 "type": "mcp",
                 "server_label": "real",
@@ -61,7 +61,7 @@ async def test_a_connector_of_the_run_config_is_named_by_its_id() -> None:
     assert response.output[1].output == "hello"
 
 
-async def test_the_stages_are_told_as_they_happen() -> None:
+async def test_each_stage_sends_its_event_when_it_happens() -> None:
     async with stacked(ECHO, DONE) as (served, real):
         events = await stream(served, tools=[mcp(real)])
     assert [event.type.removeprefix("response.") for event in events][2:13] == [
@@ -110,7 +110,7 @@ async def test_every_item_of_a_server_has_a_status_and_may_be_sent_back() -> Non
     assert again.status == "completed"
 
 
-async def test_a_call_is_told_of_before_the_server_answers_and_leaving_stops_it() -> None:
+async def test_a_call_is_streamed_before_the_server_answers_and_a_disconnect_stops_it() -> None:
     async with stacked([call("real__hang", id="c1")]) as (served, real):
         events = await create(served, tools=[mcp(real)], stream=True)
         async with asyncio.timeout(10):
@@ -169,7 +169,7 @@ async def test_a_list_without_what_we_added_to_it_still_counts() -> None:
     assert kinds(second) == ["mcp_call", "message"]
 
 
-async def test_what_a_client_lists_is_offered_only_as_far_as_it_makes_sense() -> None:
+async def test_a_list_that_a_client_sends_is_offered_only_where_it_is_valid() -> None:
     tools = [
         {"name": "echo", "input_schema": {"type": "object"}, "annotations": ["odd"]},
         {"name": "a/b", "input_schema": {"type": "object"}},
@@ -197,7 +197,7 @@ async def test_a_tool_that_its_server_has_changed_since_is_not_called() -> None:
 
         # the runtime's session remembers the list it was given; a new one is as another server process would see it
         second = await create(served, tools=[mcp(real, authorization="a-new-token")], previous_response_id=first.id)
-        answers = told(served)
+        answers = tool_outputs(served)
     item = second.output[0]
     assert (item.type, item.status, item.error.type) == ("mcp_call", "failed", "mcp_protocol_error")
     assert "no longer what it was" in answers["c1"]
@@ -207,7 +207,7 @@ async def test_a_tool_that_its_server_has_changed_since_is_not_called() -> None:
 # --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_cannot_be_reached_is_told_and_the_response_goes_on() -> None:
+async def test_a_server_that_cannot_be_reached_is_reported_and_the_response_goes_on() -> None:
     async with stacked(DONE) as (served, real):
         tool = mcp(real, server_url=real.url.replace("127.0.0.2", "127.0.0.3"))
         events = await stream(served, tools=[tool, function("get")])
@@ -230,10 +230,10 @@ async def test_a_server_that_could_not_be_listed_is_asked_again_by_the_next_resp
     assert second.output[0].tools
 
 
-async def test_a_tools_own_failure_is_an_object_and_told_to_the_model() -> None:
+async def test_a_tools_own_failure_is_an_error_object_and_sent_to_the_model() -> None:
     async with stacked([call("real__fail", '{"why": "not today"}', id="c1")], DONE) as (served, real):
         events = await stream(served, tools=[mcp(real)])
-        assert told(served) == {"c1": "Error executing tool fail: not today"}
+        assert tool_outputs(served) == {"c1": "Error executing tool fail: not today"}
     item = events[-1].response.output[1]
     assert (item.status, item.output) == ("failed", None)
     assert item.error.type == "mcp_tool_execution_error"
@@ -242,10 +242,10 @@ async def test_a_tools_own_failure_is_an_object_and_told_to_the_model() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["{oops", "[1]", '{"text": 5}'])
-async def test_wrong_arguments_are_an_error_that_the_model_is_told(arguments: str) -> None:
+async def test_wrong_arguments_are_an_error_that_the_model_sees(arguments: str) -> None:
     async with stacked([call("real__note", arguments, id="c1")], DONE) as (served, real):
         response = await create(served, tools=[mcp(real)])
-        assert told(served)["c1"]
+        assert tool_outputs(served)["c1"]
     assert (response.output[1].status, response.output[1].arguments) == ("failed", arguments)
     assert response.output[1].error.type
     assert real.notes == []
@@ -285,16 +285,16 @@ async def test_a_model_that_fails_while_it_calls_leaves_whole_items() -> None:
     assert [item.type for item in events[-1].response.output] == ["mcp_list_tools", "mcp_call"]
 
 
-async def test_what_a_tool_gives_is_cut_with_a_mark_in_the_item_too() -> None:
+async def test_a_long_result_is_cut_with_a_mark_in_the_item_too() -> None:
     script: Script = [call("real__long", '{"characters": 5000}', id="c1")]
     async with stacked(script, DONE, responses={"max_tool_output_chars": 1000}) as (served, real):
         response = await create(served, tools=[mcp(real)])
-        assert told(served)["c1"] == response.output[1].output
+        assert tool_outputs(served)["c1"] == response.output[1].output
     assert len(response.output[1].output) == 1000
     assert "characters left out" in response.output[1].output
 
 
-async def test_what_was_called_is_told_again_in_later_turns() -> None:
+async def test_earlier_calls_are_replayed_in_later_turns() -> None:
     async with stacked(ECHO, DONE, DONE, DONE) as (served, real):
         first = await create(served, tools=[mcp(real)])
         before = asked(served)[-1].messages

@@ -9,7 +9,7 @@ from openai import BadRequestError, NotFoundError
 
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
-from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, stacked, told
+from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, stacked, tool_outputs
 from tests.support.servers.serving import Served
 
 USER: Json = {"role": "user", "content": "hi"}
@@ -90,7 +90,7 @@ async def test_an_approved_call_is_made_first_of_all(how: str, streamed: bool) -
 
 
 @pytest.mark.parametrize("how", HOW)
-async def test_a_refused_call_is_not_made_and_the_model_is_told_why(how: str) -> None:
+async def test_a_refused_call_is_not_made_and_the_model_sees_why(how: str) -> None:
     async with stacked(NOTE, DONE) as (served, real):
         tools = [mcp(real)]
         first = await create(served, tools=[mcp(real, require_approval="always")])
@@ -167,7 +167,7 @@ async def cut_off(served: Served, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("how", ["chained", "sent back"])
-async def test_what_was_broken_off_is_not_made_again_and_the_client_and_the_model_are_told(how: str) -> None:
+async def test_an_interrupted_call_is_not_repeated_and_the_client_and_the_model_see_why(how: str) -> None:
     hang: Script = [call("real__hang", "{}", id="c1")]
     async with stacked(hang, DONE, DONE) as (served, real):
         served.streams.check = False
@@ -200,14 +200,14 @@ async def test_an_approval_without_the_server_is_refused_and_not_acted_on_later(
     assert real.notes == []
 
 
-async def test_an_approval_of_nothing_is_refused_whatever_is_declared() -> None:
+async def test_an_approval_of_an_unknown_request_is_refused() -> None:
     async with stacked(DONE) as (served, _):
         answers = [{"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}]
         error = await refusal(served, input=answers)
     assert error["param"] == "input[0].approval_request_id"
 
 
-async def test_what_was_approved_and_made_may_be_sent_back_without_the_server() -> None:
+async def test_a_finished_approved_call_may_be_sent_back_without_the_server() -> None:
     async with stacked(NOTE, DONE, DONE) as (served, real):
         first = await create(served, tools=[mcp(real, require_approval="always")])
         answers = approval(first.output[-1])
@@ -224,13 +224,13 @@ async def test_approved_calls_count_among_those_that_a_response_may_make() -> No
         first = await create(served, tools=tools)
         answers = [approval(each) for each in first.output[1:]]
         second = await create(served, tools=tools, input=answers, previous_response_id=first.id, max_tool_calls=1)
-        assert "no more tool calls are allowed" in told(served)["cb"]
+        assert "no more tool calls are allowed" in tool_outputs(served)["cb"]
         assert offered(served) == ["get"]
     assert [item.status for item in second.output] == ["completed", "failed", "completed"]
     assert real.notes == ["a"]
 
 
-async def test_several_calls_are_asked_for_and_answered_each_by_itself() -> None:
+async def test_several_calls_are_approved_one_by_one() -> None:
     asking: Script = [{"calls": [call("real__note", f'{{"text": "{each}"}}', id=f"c{each}") for each in "abc"]}]
     async with stacked(asking, DONE) as (served, real):
         tools = [mcp(real, require_approval="always")]
@@ -238,7 +238,7 @@ async def test_several_calls_are_asked_for_and_answered_each_by_itself() -> None
         requests = first.output[1:]
         answers = [approval(requests[0]), approval(requests[1], approve=False), approval(requests[2])]
         second = await create(served, tools=tools, input=answers, previous_response_id=first.id)
-        answers_told = told(served)
+        answers_told = tool_outputs(served)
     assert [each.type for each in requests] == ["mcp_approval_request"] * 3
     assert kinds(second) == ["mcp_call", "mcp_call", "message"]
     assert real.notes == ["a", "c"]
@@ -246,7 +246,7 @@ async def test_several_calls_are_asked_for_and_answered_each_by_itself() -> None
     assert "did not approve" in answers_told["cb"]
 
 
-async def test_what_needs_no_leave_runs_beside_what_does() -> None:
+async def test_a_call_without_approval_runs_while_another_waits_for_one() -> None:
     script: Script = [{"calls": [call("real__note", ARGUMENTS), call("real__echo", '{"text": "x"}'), call("get")]}]
     async with stacked(script, DONE) as (served, real):
         tools = [function("get"), mcp(real, require_approval={"never": {"read_only": True}})]
@@ -260,23 +260,23 @@ async def test_what_needs_no_leave_runs_beside_what_does() -> None:
     assert second.output_text == "Done."
 
 
-async def test_wrong_arguments_are_told_to_the_model_and_asked_of_nobody() -> None:
+async def test_a_call_with_wrong_arguments_fails_without_an_approval_request() -> None:
     async with stacked([call("real__note", "{oops", id="c1")], DONE) as (served, real):
         response = await create(served, tools=[mcp(real, require_approval="always")])
-        assert "not JSON" in told(served)["c1"]
+        assert "not JSON" in tool_outputs(served)["c1"]
     assert kinds(response) == ["mcp_list_tools", "message"]
 
 
-async def test_an_approved_call_that_fails_is_told_to_the_model() -> None:
+async def test_the_model_sees_an_approved_call_that_fails() -> None:
     async with stacked([call("real__fail", '{"why": "no"}', id="c1")], DONE) as (served, real):
         tools = [mcp(real, require_approval="always")]
         first = await create(served, tools=tools)
         second = await create(served, tools=tools, input=[approval(first.output[-1])], previous_response_id=first.id)
-        assert told(served)["c1"] == "Error executing tool fail: no"
+        assert tool_outputs(served)["c1"] == "Error executing tool fail: no"
     assert (second.output[0].status, second.output[0].error.type) == ("failed", "mcp_tool_execution_error")
 
 
-async def test_an_approved_call_of_what_is_no_longer_allowed_is_not_made() -> None:
+async def test_an_approved_call_of_a_tool_that_is_no_longer_allowed_is_not_made() -> None:
     async with stacked(NOTE, DONE) as (served, real):
         first = await create(served, tools=[mcp(real, require_approval="always")])
         tools = [mcp(real, allowed_tools=["echo"])]
@@ -287,7 +287,7 @@ async def test_an_approved_call_of_what_is_no_longer_allowed_is_not_made() -> No
     assert real.notes == []
 
 
-async def test_a_tool_that_was_changed_before_leave_was_given_is_not_called() -> None:
+async def test_a_tool_that_changed_before_its_approval_is_not_called() -> None:
     async with stacked(NOTE, DONE) as (served, real):
         first = await create(served, tools=[mcp(real, require_approval="always")])
         real.mcp.remove_tool("note")
@@ -303,7 +303,7 @@ async def test_a_tool_that_was_changed_before_leave_was_given_is_not_called() ->
     assert real.notes == []
 
 
-async def test_an_approval_that_nobody_asked_for_is_refused() -> None:
+async def test_an_approval_without_a_request_is_refused() -> None:
     async with stacked() as (served, real):
         given = [USER, {"type": "mcp_approval_response", "approval_request_id": "mcpr_x", "approve": True}]
         error = await refusal(served, tools=[mcp(real)], input=given)

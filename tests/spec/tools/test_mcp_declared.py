@@ -10,7 +10,7 @@ from apis.chat import ChatAllowedTools, NamedFunction
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.requests import asked, bare, create, messages, refusal
 from tests.support.servers.mcp_server import RealServer
-from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, playing, stacked, told, with_mcp
+from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, playing, stacked, tool_outputs, with_mcp
 from tests.support.servers.serving import serving
 
 USER: Json = {"role": "user", "content": "hi"}
@@ -38,7 +38,7 @@ async def test_a_model_that_knows_namespaces_is_offered_the_server_as_one() -> N
     assert again.status == "completed"
 
 
-async def test_a_name_in_the_wrong_namespace_is_understood_and_told_as_it_should_be() -> None:
+async def test_a_name_in_the_wrong_namespace_is_corrected() -> None:
     async with stacked([call("functions.real__echo", '{"text": "a"}')], DONE) as (served, real):
         response = await create(served, tools=[mcp(real)])
         assert messages(served)[1]["tool_calls"][0]["function"]["name"] == "real__echo"
@@ -87,14 +87,14 @@ async def test_names_that_models_do_not_know_are_offered_in_another_form(name: s
     assert called == names[NAMES.index(name)]
 
 
-async def test_two_servers_with_the_same_tools_are_told_apart() -> None:
+async def test_two_servers_with_equal_tools_are_distinguished() -> None:
     script: Script = [{"calls": [call("real__note", '{"text": "a"}'), call("other__note", '{"text": "b"}')]}]
     real = RealServer()
     other = RealServer()
     async with (
         real.serving(),
         other.serving(),
-        serving(playing(script, DONE), tool_runtime=with_mcp(real.url, other.url)) as served,
+        serving(playing(script, DONE), tool_servers=with_mcp(real.url, other.url)) as served,
     ):
         response = await create(served, tools=[mcp(real), mcp(other, server_label="other")])
     assert kinds(response) == ["mcp_list_tools", "mcp_list_tools", "mcp_call", "mcp_call", "message"]
@@ -102,11 +102,11 @@ async def test_two_servers_with_the_same_tools_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("allowed", [["echo"], {"tool_names": ["echo"]}, {"read_only": True}])
-async def test_what_is_not_allowed_is_neither_offered_nor_called(allowed: Any) -> None:
+async def test_a_tool_that_is_not_allowed_is_neither_offered_nor_called(allowed: Any) -> None:
     async with stacked([call("real__note", '{"text": "a"}', id="c1")], DONE) as (served, real):
         response = await create(served, tools=[mcp(real, allowed_tools=allowed)])
         assert offered(served) == ["real__echo"]
-        assert "no tool named 'real__note'" in told(served)["c1"]
+        assert "no tool named 'real__note'" in tool_outputs(served)["c1"]
     assert [tool.name for tool in response.output[0].tools] == ["echo"]
     assert kinds(response) == ["mcp_list_tools", "message"]
     assert real.notes == []
@@ -185,7 +185,7 @@ async def test_hosts_that_the_run_config_does_not_allow_are_refused() -> None:
     real = RealServer()
     async with (
         real.serving(),
-        serving(playing(DONE), tool_runtime=with_mcp(real.url, allowed_hosts=["mcp.example"])) as served,
+        serving(playing(DONE), tool_servers=with_mcp(real.url, allowed_hosts=["mcp.example"])) as served,
     ):
         error = await refusal(served, tools=[mcp(real)])
     assert (error["param"], error["code"], real.methods) == ("tools[0].server_url", "invalid_value", [])
@@ -202,4 +202,4 @@ async def test_without_an_mcp_client_the_tool_is_refused() -> None:
     async with serving() as served:
         error = await refusal(served, tools=[{"type": "mcp", "server_label": "a", "server_url": "https://a.example"}])
     assert error["param"] == "tools[0].type"
-    assert "tool_runtime" in error["message"]
+    assert "tool_servers" in error["message"]

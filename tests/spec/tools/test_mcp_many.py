@@ -8,7 +8,7 @@ from openai import APIStatusError
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.requests import bare, create, refusal, stream
 from tests.support.servers.mcp_server import RealServer
-from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, stacked, told
+from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, stacked, tool_outputs
 
 USER: Json = {"role": "user", "content": "hi"}
 SEARCH: Json = {"type": "tool_search", "execution": "client"}
@@ -58,7 +58,7 @@ async def found(served: Any, first: Any, *tools: Json, declared: list[Json]) -> 
     return await create(served, tools=declared, input=[output], previous_response_id=first.id)
 
 
-async def test_a_server_that_is_loaded_late_is_left_alone_until_a_search_has_found_it() -> None:
+async def test_a_deferred_server_is_not_contacted_until_a_search_returns_it() -> None:
     async with stacked(LATE, ECHO, DONE, DONE) as (served, real):
         declared = [mcp(real, defer_loading=True), SEARCH, function()]
         first = await create(served, tools=declared)
@@ -68,13 +68,13 @@ async def test_a_server_that_is_loaded_late_is_left_alone_until_a_search_has_fou
         assert kinds(second) == ["mcp_list_tools", "mcp_call", "message"]
         assert second.output[1].output == "hello"
         assert "real__echo" in offered(served)
-        assert "real" in told(served)["c1"]
-        assert "secret-0123" not in told(served)["c1"]
+        assert "real" in tool_outputs(served)["c1"]
+        assert "secret-0123" not in tool_outputs(served)["c1"]
         third = await create(served, tools=declared, previous_response_id=second.id)
         assert ("real__echo" in offered(served), kinds(third)) == (True, ["message"])
 
 
-async def test_a_search_that_found_something_else_leaves_the_server_alone() -> None:
+async def test_a_search_without_the_server_does_not_load_it() -> None:
     async with stacked(LATE, DONE) as (served, real):
         declared = [mcp(real, defer_loading=True), SEARCH]
         first = await create(served, tools=declared)

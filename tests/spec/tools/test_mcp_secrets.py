@@ -12,7 +12,7 @@ import pytest
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.requests import create, refusal, responses, stream, wire
 from tests.support.servers.mcp_hostile import DEEDS, EMPTY_SCHEMA, HostileServer, tool
-from tests.support.servers.mcp_stack import DONE, Json, kinds, offered, playing, told, with_mcp
+from tests.support.servers.mcp_stack import DONE, Json, kinds, offered, playing, tool_outputs, with_mcp
 from tests.support.servers.serving import Served, serving
 
 TOKEN = "sk-mcp-0123456789-token"
@@ -28,8 +28,8 @@ async def facing(*turns: Script, **sections: Any) -> AsyncGenerator[tuple[Served
     """A stack whose model plays `turns`, and a hostile server that it can reach; another must never be."""
     async with HostileServer() as server, HostileServer() as elsewhere:
         server.elsewhere = elsewhere.url.removesuffix("/mcp")
-        runtime = with_mcp(server.url, elsewhere.url, call_timeout_s=1)
-        async with serving(playing(*turns), tool_runtime=runtime, **sections) as served:
+        servers = with_mcp(server.url, elsewhere.url, call_timeout_s=1)
+        async with serving(playing(*turns), tool_servers=servers, **sections) as served:
             yield served, server
         assert elsewhere.methods == []
 
@@ -51,7 +51,7 @@ def given(server: HostileServer) -> list[dict[str, str]]:
     return [{name.lower(): value for name, value in headers.items()} for headers in server.headers]
 
 
-def assert_told_nobody(*said: str) -> None:
+def assert_no_secret(*said: str) -> None:
     for text in said:
         assert not [secret for secret in SECRETS if secret in text]
 
@@ -67,17 +67,17 @@ async def test_secrets_reach_their_server_and_nothing_else(tmp_path: Path, caplo
         await create(served, tools=[asking], previous_response_id=first.id)
         got = await responses(served).retrieve(first.id)
         items = await responses(served).input_items.list(first.id)
-        assert_told_nobody(streamed.decode(), first.to_json(), got.to_json(), items.to_json(), str(told(served)))
+        assert_no_secret(streamed.decode(), first.to_json(), got.to_json(), items.to_json(), str(tool_outputs(served)))
         files = [path.read_bytes().decode(errors="replace") for path in tmp_path.iterdir()]
     files += [path.read_bytes().decode(errors="replace") for path in tmp_path.iterdir()]
     assert any(first.id in text for text in files)
-    assert_told_nobody(*files, caplog.text)
+    assert_no_secret(*files, caplog.text)
     assert got.tools[0].server_url == server.url.removesuffix("/mcp")
     assert "[redacted]" in first.output[1].output
     assert {(sent["authorization"], sent["x-api-key"]) for sent in given(server)} == {(f"Bearer {TOKEN}", HEADER)}
 
 
-async def test_secrets_are_not_in_what_a_wrong_request_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_secrets_are_not_in_the_error_of_a_wrong_request(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with facing() as (served, server):
         for wrong in (
@@ -89,7 +89,7 @@ async def test_secrets_are_not_in_what_a_wrong_request_is_told(caplog: pytest.Lo
         ):
             error = await refusal(served, tools=[declared(server, **wrong)])
             if wrong != {"require_approval": TOKEN}:
-                assert_told_nobody(str(error))
+                assert_no_secret(str(error))
     for secret in (HEADER, IN_URL):
         assert secret not in caplog.text
 
@@ -98,11 +98,11 @@ async def test_secrets_are_not_in_what_a_wrong_request_is_told(caplog: pytest.Lo
 async def test_secrets_that_cannot_be_sent_are_not_in_the_refusal(wrong: Json) -> None:
     async with facing(DONE) as (served, server):
         error = await refusal(served, tools=[declared(server, **wrong)])
-    assert_told_nobody(str(error))
+    assert_no_secret(str(error))
     assert server.methods == []
 
 
-async def test_a_server_is_given_the_secrets_of_the_request_at_hand_only() -> None:
+async def test_a_server_gets_the_secrets_of_the_current_request_only() -> None:
     async with facing(DO, DONE) as (served, server):
         first = await create(served, tools=[declared(server)])
         server.headers.clear()
@@ -113,23 +113,23 @@ async def test_a_server_is_given_the_secrets_of_the_request_at_hand_only() -> No
 
 
 @pytest.mark.parametrize("deed", MISDEEDS)
-async def test_a_misdeed_in_a_call_is_an_error_that_the_model_is_told(deed: str) -> None:
+async def test_a_misdeed_in_a_call_is_an_error_that_the_model_sees(deed: str) -> None:
     async with facing(DO, DONE) as (served, server):
         await create(served, tools=[declared(server)])
         server.deed = deed
         async with asyncio.timeout(10):
             events = await stream(served, tools=[declared(server)])
-        answer = told(served)["c1"]
+        answer = tool_outputs(served)["c1"]
     response = events[-1].response
     assert (response.status, kinds(response)) == ("completed", ["mcp_list_tools", "mcp_call", "message"])
     item = response.output[1]
     assert (item.status, item.output) == ("failed", None)
     assert item.error.type in ("mcp_protocol_error", "http_error", "mcp_tool_execution_error")
     assert answer
-    assert_told_nobody(response.to_json(), answer)
+    assert_no_secret(response.to_json(), answer)
 
 
-async def test_of_a_hostile_list_is_offered_what_can_be() -> None:
+async def test_only_the_valid_tools_of_a_hostile_list_are_offered() -> None:
     async with facing(DO, DONE) as (served, server):
         server.tools = [
             tool("do"),

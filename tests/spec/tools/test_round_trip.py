@@ -125,9 +125,10 @@ async def having_all(
     real = RealServer()
     async with web() as there, real.serving("streamable_http"):
         sections = there.sections
-        members = {**sections["tool_runtime"]["providers"], "python": {"provider": "python"}, "mcp": with_mcp(real.url)}
+        members = {**sections["tool_runtime"]["providers"], "python": {"provider": "python"}}
         more = {
             "tool_runtime": {"provider": "toolbox", "providers": members},
+            "tool_servers": with_mcp(real.url),
             "fetcher": sections["fetcher"],
             "vector_index": {"provider": "sqlite_vec", "path": str(folder / "vectors.db")},
             "vector_stores": {"provider": "hybrid", "embedding_model": "hashing"},

@@ -1,18 +1,33 @@
-"""Calling MCP servers in tests."""
+"""Calls to MCP servers in tests of the client."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from openai.types.responses.mcp_tool_call_error import McpToolExecutionError
 
-from apis.errors import ToolFailed
-from apis.tool_runtime import ToolCall, ToolResult
+from apis.tool_servers import ServerTool, ToolServerFailed
+from apis.wire.tools import McpTool
 from providers.fetcher.safe import Safe
-from providers.tool_runtime.mcp.provider import MCP
+from providers.tool_servers.mcp.provider import MCP
 from tests.support.servers.mcp_server import LOOPBACK
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ServerCall:
+    """One call of a server: of the tool `name`, or for its list of tools where that is None."""
+
+    server: Json
+    name: str | None
+    arguments: Json
+    tenant: str = "t"
+    listed_tool: ServerTool | None = None
 
 
 @asynccontextmanager
@@ -33,27 +48,53 @@ async def started(*urls: str, **config: Any) -> AsyncGenerator[MCP]:
         assert not [task for task in asyncio.all_tasks() if "Session._live" in repr(task)]
 
 
-def declared(url: str, **fields: Any) -> dict[str, Any]:
+def declaration(server: Mapping[str, Any]) -> McpTool:
+    """The server as a request declares it; its URL and credentials reach the provider unchecked."""
+    url = server.get("server_url")
+    fields = {name: value for name, value in server.items() if name != "server_url"}
+    return McpTool.model_validate({"type": "mcp", **fields}).model_copy(update={"server_url": url})
+
+
+def declared(url: str, **fields: Any) -> Json:
     return {"server_label": "label", "server_url": url, **fields}
 
 
-def called(server: Mapping[str, Any] | None, name: str, /, tenant: str = "t", **arguments: Any) -> ToolCall:
-    return ToolCall("call_1", "mcp_call", {"name": name, "arguments": arguments}, {"server": server}, tenant)
+def called(server: Json, name: str, /, tenant: str = "t", **arguments: Any) -> ServerCall:
+    return ServerCall(server, name, arguments, tenant)
 
 
-def listed(server: Mapping[str, Any] | None, tenant: str = "t") -> ToolCall:
-    return ToolCall("call_1", "mcp_list_tools", {}, {"server": server}, tenant)
+def listed(server: Json, tenant: str = "t") -> ServerCall:
+    return ServerCall(server, None, {}, tenant)
 
 
-async def outcome(mcp: MCP, call: ToolCall) -> ToolResult:
+async def perform(mcp: MCP, call: ServerCall) -> Any:
+    """Make the call; returns its text, or the list of tools."""
+    tool = declaration(call.server)
+    if call.name is None:
+        return await mcp.list_tools(tool, tenant=call.tenant)
+    return await mcp.call_tool(tool, call.name, call.arguments, tenant=call.tenant, listed_tool=call.listed_tool)
+
+
+async def tools_of(mcp: MCP, call: ServerCall) -> Sequence[ServerTool]:
     async with asyncio.timeout(15):
-        return await mcp.call(call)
+        return await perform(mcp, call)
 
 
-async def failure(mcp: MCP, call: ToolCall) -> ToolFailed:
+async def text_of(mcp: MCP, call: ServerCall) -> str:
     async with asyncio.timeout(15):
-        with pytest.raises(ToolFailed) as failed:
-            await mcp.call(call)
+        return await perform(mcp, call)
+
+
+async def failure(mcp: MCP, call: ServerCall) -> ToolServerFailed:
+    async with asyncio.timeout(15):
+        with pytest.raises(ToolServerFailed) as failed:
+            await perform(mcp, call)
     assert 0 < len(failed.value.message.encode()) <= 1024
     assert failed.value.message.isprintable()
     return failed.value
+
+
+def code(failed: ToolServerFailed) -> int:
+    """The code of a failure that is not the tool's own."""
+    assert not isinstance(failed.error, McpToolExecutionError)
+    return failed.error.code

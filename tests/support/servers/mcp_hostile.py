@@ -1,4 +1,4 @@
-"""An MCP server of before 2026 that does whatever a test wants in answer to a call."""
+"""An MCP server of before 2026 that answers a call with the misdeed that a test selects."""
 
 import asyncio
 import json

@@ -33,13 +33,13 @@ READ_ONLY: Final = ToolAnnotations(title="Echo\nof it", read_only_hint=True)
 
 
 class Password(BaseModel):
-    """What a server may want to be told by a user."""
+    """The input that a server requests of a user."""
 
     password: str
 
 
 class RealServer:
-    """What the tools of one server share, and what it was sent."""
+    """A server; `notes` are the inputs of its tool `note`, `sent` the headers of its requests."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -47,7 +47,7 @@ class RealServer:
         self.notes: list[str] = []
         self.sent: list[dict[str, str]] = []
         self.methods: list[str] = []
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self.knows_discovery = True
         self.forgets = False
         self.refuses = False
@@ -125,7 +125,7 @@ class RealServer:
                 self.methods.append(scope["method"])
                 headers = {name.decode(): value.decode() for name, value in scope["headers"]}
                 self.sent.append(headers)
-                self.asked.set()
+                self.requested.set()
                 forgotten, self.forgets = self.forgets, False
                 if (
                     forgotten

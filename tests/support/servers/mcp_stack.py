@@ -10,7 +10,7 @@ from pydantic import Field
 from apis.inference import Model
 from providers.fetcher.safe import Safe
 from providers.inference.scripted import Scripted
-from providers.tool_runtime.mcp.provider import MCP
+from providers.tool_servers.mcp.provider import MCP
 from tests.support.sdk.answer_shapes import Script
 from tests.support.sdk.requests import asked, messages
 from tests.support.servers.mcp_server import LOOPBACK, Kind, RealServer
@@ -54,7 +54,7 @@ class Grouping(Scripted):
 
 
 def with_mcp(*urls: str, **config: Any) -> Json:
-    """A tool_runtime section that may reach these URLs."""
+    """A tool_servers section that may reach these URLs."""
     ports = [urlsplit(url).port for url in urls]
     return {
         "provider": "tests.support.servers.mcp_stack:LoopbackMCP",
@@ -79,7 +79,7 @@ async def stacked(
     real = RealServer()
     async with (
         real.serving(kind),
-        serving(playing(*turns, grouped=grouped), tool_runtime=with_mcp(real.url), **sections) as served,
+        serving(playing(*turns, grouped=grouped), tool_servers=with_mcp(real.url), **sections) as served,
     ):
         yield served, real
 
@@ -90,12 +90,12 @@ def mcp(real: RealServer, **fields: Any) -> Json:
 
 
 def offered(served: Served) -> list[str]:
-    """The names of what the model was offered last."""
+    """The names of the tools that the model was offered last."""
     return [tool.name for tool in asked(served)[-1].tools or ()]
 
 
-def told(served: Served) -> dict[str, str]:
-    """What the model was told of its calls, by their ids."""
+def tool_outputs(served: Served) -> dict[str, str]:
+    """The outputs of tool calls that the model was sent last, by call id."""
     return {each["tool_call_id"]: each["content"] for each in messages(served) if each["role"] == "tool"}
 
 

@@ -90,6 +90,7 @@ async def serving(
     *,
     kv_store: Mapping[str, Any] | None = None,
     tool_runtime: Mapping[str, Any] | None = None,
+    tool_servers: Mapping[str, Any] | None = None,
     responses: Mapping[str, Any] | None = None,
     server: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
@@ -99,6 +100,8 @@ async def serving(
     sections["server"] = {"port": 0, **(server or {})}
     if tool_runtime is not None:
         sections["tool_runtime"] = tool_runtime
+    if tool_servers is not None:
+        sections["tool_servers"] = tool_servers
     sections["responses"] = {"provider": "loop", **(responses or {})}
     config = StackConfig.model_validate({**sections, **(more or {})})
     app = create_app(config)

@@ -1,1 +1,1 @@
-"""MCP servers that a request declares: their lists, calls and approvals."""
+"""The tools of MCP servers that a request declares: their lists, calls and approvals."""

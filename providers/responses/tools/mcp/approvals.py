@@ -1,8 +1,7 @@
-"""Leave to call a tool of an MCP server: which calls need it, how it is asked for, and which were given it."""
+"""Approval of MCP tool calls: which calls need one, how it is requested, and which were approved."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 from openai.types.responses import ResponseOutputItem
 from openai.types.responses.response_output_item import McpApprovalRequest as ApprovalRequestItem
@@ -10,75 +9,67 @@ from openai.types.responses.response_output_item import McpApprovalRequest as Ap
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
+from apis.tool_servers import ServerTool, matches_filter
 from apis.wire.items import Item
 from apis.wire.tool_items import McpApprovalRequest, McpApprovalResponse, McpCallItem
 from apis.wire.tools import Approvals, McpTool, ToolFilter
 from providers.responses.tools.call import ClientCall
 
 
-def is_allowed(declaration: McpTool, tool: Mapping[str, Any]) -> bool:
-    """Whether `allowed_tools` has the tool among them."""
-    allowed = declaration.allowed_tools
-    return allowed is None or _matches_filter(
-        ToolFilter(tool_names=allowed) if isinstance(allowed, list) else allowed, tool
-    )
-
-
-def needs_approval(declaration: McpTool, tool: Mapping[str, Any]) -> bool:
-    """Whether a call must be approved first. It must, unless the request says otherwise."""
+def needs_approval(declaration: McpTool, tool: ServerTool) -> bool:
+    """Return False only where the request exempts the tool from approval."""
     required = declaration.require_approval
     if isinstance(required, Approvals):
-        if _is_selected_by(required.always, tool):
-            return True
-        return not _is_selected_by(required.never, tool)
+        return _is_selected_by(required.always, tool) or not _is_selected_by(required.never, tool)
     return required != "never"
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovedCall:
-    """A call that the request approves. `begun` says that it was before, and that nobody knows what became of it."""
+    """A call that the request approves. `was_started` means that it was started before and has no known outcome."""
 
     request: McpApprovalRequest
     was_started: bool
 
 
 def find_approved_calls(request: CreateResponse, items: Sequence[Item]) -> Sequence[ApprovedCall]:
-    """The calls that the request's input approves and that have no outcome yet; `items` are the whole conversation, in
-    their order. Raises InvalidRequest for an answer that cannot be acted on, or that an earlier one contradicts."""
-    given = request.input if isinstance(request.input, list) else []
-    places = {id(item): index for index, item in enumerate(given) if isinstance(item, McpApprovalResponse)}
-    if not places:
+    """Return the calls that the request's input approves and that have no outcome yet. `items` are those of the whole
+    conversation in their order. Raises InvalidRequest for an approval of an unknown request or an undeclared server,
+    and for one that contradicts an earlier approval."""
+    input_items = request.input if isinstance(request.input, list) else []
+    input_indexes = {id(item): index for index, item in enumerate(input_items) if isinstance(item, McpApprovalResponse)}
+    if not input_indexes:
         return ()
-    asked = {item.id: item for item in items if isinstance(item, McpApprovalRequest)}
-    labels = {tool.server_label for tool in request.tools or () if isinstance(tool, McpTool)}
-    answers: dict[str, bool] = {}
+    approval_requests = {item.id: item for item in items if isinstance(item, McpApprovalRequest)}
+    decisions: dict[str, bool] = {}
     calls: dict[str, McpCallItem] = {}
-    open_: dict[str, int] = {}
+    open_approvals: dict[str, int] = {}
     for item in items:
         if isinstance(item, McpApprovalResponse):
-            identity, index = item.approval_request_id, places.get(id(item))
-            if index is not None and identity not in asked:
-                raise _invalid_approval(index, f"No approval request has the id '{identity[:256]}'.")
-            if index is not None and answers.get(identity, item.approve) != item.approve:
-                before = "approved" if answers[identity] else "refused"
-                raise _invalid_approval(index, f"The approval request '{identity[:256]}' was {before} before.")
-            answers[identity] = item.approve
+            request_id, index = item.approval_request_id, input_indexes.get(id(item))
+            if index is not None and request_id not in approval_requests:
+                raise _invalid_approval(index, f"No approval request has the id '{request_id[:256]}'.")
+            if index is not None and decisions.get(request_id, item.approve) != item.approve:
+                earlier = "approved" if decisions[request_id] else "refused"
+                raise _invalid_approval(index, f"The approval request '{request_id[:256]}' was {earlier} before.")
+            decisions[request_id] = item.approve
             if index is not None and item.approve:
-                open_[identity] = index
+                open_approvals[request_id] = index
         elif isinstance(item, McpCallItem) and item.approval_request_id is not None:
             calls[item.approval_request_id] = item
-            open_.pop(item.approval_request_id, None)
-    for identity, index in open_.items():
-        if asked[identity].server_label not in labels and not _has_ended(calls.get(identity)):
-            label = asked[identity].server_label[:64]
+            open_approvals.pop(item.approval_request_id, None)
+    unfinished = {key: index for key, index in open_approvals.items() if not _has_outcome(calls.get(key))}
+    labels = {tool.server_label for tool in request.tools or () if isinstance(tool, McpTool)}
+    for request_id, index in unfinished.items():
+        if (label := approval_requests[request_id].server_label) not in labels:
             raise _invalid_approval(
-                index, f"The approved call is one of the MCP server '{label}', which is not declared."
+                index, f"The approved call is one of the MCP server '{label[:64]}', which is not declared."
             )
-    return [ApprovedCall(asked[each], each in calls) for each in open_ if not _has_ended(calls.get(each))]
+    return [ApprovedCall(approval_requests[request_id], request_id in calls) for request_id in unfinished]
 
 
-def _has_ended(call: McpCallItem | None) -> bool:
-    """Whether it is known what became of it. One that was broken off may have done what it does."""
+def _has_outcome(call: McpCallItem | None) -> bool:
+    """Return False for an interrupted call, which may have taken effect."""
     return call is not None and (call.output is not None or call.error is not None)
 
 
@@ -87,7 +78,7 @@ def _invalid_approval(index: int, reason: str) -> InvalidRequest:
 
 
 class ApprovalRequestCall(ClientCall):
-    """A call that the client is to approve."""
+    """A call that waits for the client's approval."""
 
     prefix = "mcpr"
 
@@ -99,7 +90,7 @@ class ApprovalRequestCall(ClientCall):
     def validate_arguments(self) -> None:
         self.parse_arguments()
         self._argument_chunks = self._argument_chunks if self.text else ["{}"]
-        self.record_result("")  # the name and the arguments as they were written, for later turns
+        self.record_result("")  # stores the name and the arguments as the model wrote them, for later turns
 
     def item(self, status: str) -> ResponseOutputItem:
         return ApprovalRequestItem(
@@ -112,18 +103,10 @@ class ApprovalRequestCall(ClientCall):
         )
 
 
-def _is_selected_by(tool_filter: ToolFilter | None, tool: Mapping[str, Any]) -> bool:
-    """Here an empty filter names nothing: it would lift the approval of all."""
+def _is_selected_by(tool_filter: ToolFilter | None, tool: ServerTool) -> bool:
+    """Return False for an empty filter, which would exempt every tool from approval."""
     return (
         tool_filter is not None
         and (tool_filter.tool_names, tool_filter.read_only) != (None, None)
-        and _matches_filter(tool_filter, tool)
-    )
-
-
-def _matches_filter(tool_filter: ToolFilter, tool: Mapping[str, Any]) -> bool:
-    notes: Any = tool.get("annotations")  # a client may have sent anything
-    read_only = isinstance(notes, dict) and cast(Mapping[str, Any], notes).get("readOnlyHint") is True
-    return (tool_filter.tool_names is None or tool["name"] in tool_filter.tool_names) and (
-        tool_filter.read_only is None or tool_filter.read_only == read_only
+        and matches_filter(tool_filter, tool)
     )

@@ -1,4 +1,4 @@
-"""The calls that an MCP server gets: one for the list of its tools, and one for each use of a tool."""
+"""The hosted calls of an MCP server: the list of its tools, and the call of one tool."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, cast
@@ -13,19 +13,18 @@ from openai.types.responses import (
     ResponseMcpListToolsFailedEvent,
     ResponseMcpListToolsInProgressEvent,
 )
+from openai.types.responses.mcp_tool_call_error import McpProtocolError, McpToolCallError
 from openai.types.responses.response_output_item import McpCall, McpListTools, McpListToolsTool
 
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
-from apis.tool_runtime import ToolCall
+from apis.tool_servers import ServerTool, ToolServerFailed
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.call import EventList, HostedCall
 
-MCP_LIST_TOOLS: Final = "mcp_list_tools"
-MCP_CALL: Final = "mcp_call"
-MCP_CHECK_SERVER: Final = "mcp_check_server"
+_LIST_TOOLS_NAME: Final = "mcp_list_tools"
 _NOT_EXECUTED_CODE: Final = -32000
-"""JSON-RPC leaves these codes to the implementation: the call was never made, or its outcome was not waited for."""
+"""A code that JSON-RPC leaves to implementations: the call was not made, or its outcome is unknown."""
 _INTERRUPTED_MESSAGE: Final = (
     "Not made again: this call was begun before and broken off. Nobody knows whether it did what it was to do, nor "
     "with what result."
@@ -34,27 +33,27 @@ McpCallStatus = Literal["in_progress", "completed", "incomplete", "calling", "fa
 
 
 class McpServer(Protocol):
-    """What the calls of a server need of it."""
+    """The part of a declared server that its calls use."""
 
     label: str
     declaration_hash: str
-    """Of all that decides which tools the server is asked for: equal where a list need not be asked for again."""
+    """Equal for declarations with one tool list; stored with the list, which is then not requested again."""
 
-    async def list_tools(self, call: ToolCall) -> Sequence[Mapping[str, Any]]: ...
+    async def list_tools(self) -> Sequence[ServerTool]: ...
 
-    async def call_tool(self, call: ToolCall) -> str: ...
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str: ...
 
 
 class McpListToolsCall(HostedCall):
-    """Asks a server for its tools. Where that fails the item says so, and the response goes on without them."""
+    """Lists a server's tools. The item of a failed list holds the error, and the response continues without them."""
 
     prefix = "mcpl"
     counts_toward_limit = False
 
     def __init__(self, server: McpServer) -> None:
-        super().__init__(ToolCallStart(MCP_LIST_TOOLS, MCP_LIST_TOOLS))
+        super().__init__(ToolCallStart(_LIST_TOOLS_NAME, _LIST_TOOLS_NAME))
         self._server = server
-        self._tools: Sequence[Mapping[str, Any]] = ()
+        self._tools: Sequence[ServerTool] = ()
         self._error: str | None = None
 
     def item(self, status: str) -> McpListTools:
@@ -62,22 +61,30 @@ class McpListToolsCall(HostedCall):
             id=self.id,
             type="mcp_list_tools",
             server_label=self._server.label,
-            tools=[McpListToolsTool.model_validate(tool) for tool in self._tools],
+            tools=[
+                McpListToolsTool(
+                    name=tool.name,
+                    description=tool.description,
+                    input_schema=tool.input_schema,
+                    annotations=tool.annotations,
+                )
+                for tool in self._tools
+            ],
             status=status,  # pyright: ignore[reportCallIssue]  # extra: Open Responses wants one on every item
             declaration=self._server.declaration_hash,  # pyright: ignore[reportCallIssue]  # extra: see McpServer
         )
-        if self._error is not None:  # a null, some clients' schemas do not know
+        if self._error is not None:  # the schemas of some clients allow no null
             item.error = self._error
         return item
 
     def open(self) -> EventList:
-        begun = ResponseMcpListToolsInProgressEvent(
+        in_progress = ResponseMcpListToolsInProgressEvent(
             type="response.mcp_list_tools.in_progress", item_id=self.id, output_index=self.index, sequence_number=0
         )
-        return [*super().open(), begun]
+        return [*super().open(), in_progress]
 
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
-        self._tools = await self._server.list_tools(ToolCall(self.call_id, MCP_LIST_TOOLS, {}))
+        self._tools = await self._server.list_tools()
         yield self.close("completed")
 
     def fail(self, error: ToolFailed) -> EventList:
@@ -86,19 +93,19 @@ class McpListToolsCall(HostedCall):
 
     def close(self, status: str) -> EventList:
         if status == "completed":
-            ended = ResponseMcpListToolsCompletedEvent(
+            done = ResponseMcpListToolsCompletedEvent(
                 type="response.mcp_list_tools.completed", item_id=self.id, output_index=self.index, sequence_number=0
             )
         else:
             self._error = self._error or "The response ended before the tools were listed."
-            ended = ResponseMcpListToolsFailedEvent(
+            done = ResponseMcpListToolsFailedEvent(
                 type="response.mcp_list_tools.failed", item_id=self.id, output_index=self.index, sequence_number=0
             )
-        return [ended, *super().close(status)]
+        return [done, *super().close(status)]
 
 
 class McpToolCall(HostedCall):
-    """Calls a tool. `approved` are the arguments, and the id of the approval request, of a call that had to wait."""
+    """Calls a tool. `approval` holds the arguments and the approval request's id of a call that needed approval."""
 
     prefix = "mcp"
 
@@ -111,7 +118,7 @@ class McpToolCall(HostedCall):
         self._approval = approval
         self._are_arguments_done = False
         self._output: str | None = None
-        self._error: dict[str, Any] | None = None
+        self._error: McpToolCallError | None = None
 
     def item(self, status: str) -> McpCall:
         return McpCall(
@@ -123,14 +130,14 @@ class McpToolCall(HostedCall):
             arguments=self.text,
             approval_request_id=self._approval[1] if self._approval else None,
             output=self._output,
-            error=self._error,  # pyright: ignore[reportArgumentType]  # validated from the dict
+            error=self._error,
         )
 
     def open(self) -> EventList:
-        begun = ResponseMcpCallInProgressEvent(
+        in_progress = ResponseMcpCallInProgressEvent(
             type="response.mcp_call.in_progress", item_id=self.id, output_index=self.index, sequence_number=0
         )
-        events = [*super().open(), begun]
+        events = [*super().open(), in_progress]
         if self._approval:
             self.append(self._approval[0], events)
         return events
@@ -149,13 +156,13 @@ class McpToolCall(HostedCall):
 
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         yield self._finish_arguments()
-        arguments = {"name": self._tool_name, "arguments": self.parse_arguments()}
-        self._output = output.truncate_text(await self._server.call_tool(ToolCall(self.call_id, MCP_CALL, arguments)))
+        result = await self._server.call_tool(self._tool_name, self.parse_arguments())
+        self._output = output.truncate_text(result)
         self.record_result(self._output)
         yield self.close("completed")
 
     def fail(self, error: ToolFailed) -> EventList:
-        self._error = error.detail or _protocol_error(error.message)
+        self._error = error.error if isinstance(error, ToolServerFailed) else _protocol_error(error.message)
         return super().fail(error)
 
     def close(self, status: str) -> EventList:
@@ -176,7 +183,7 @@ class McpToolCall(HostedCall):
         return [*events, *super().close(status)]
 
     def _finish_arguments(self, *, are_complete: bool = True) -> EventList:
-        """No more arguments come. A model that has written none means an empty object."""
+        """End the arguments. A model that wrote none means an empty object."""
         self._are_arguments_done = True
         events: EventList = []
         if are_complete and not self.text:
@@ -194,13 +201,13 @@ class McpToolCall(HostedCall):
 
 
 class InterruptedMcpCall(McpToolCall):
-    """One that was approved and begun before, and broken off: it is not made again, for it may have done what it does.
-    The client and the model are told so."""
+    """An approved call that was started before and interrupted. It fails without being repeated, because it may have
+    taken effect."""
 
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         yield self._finish_arguments()
         raise ToolFailed(_INTERRUPTED_MESSAGE)
 
 
-def _protocol_error(message: str) -> dict[str, Any]:
-    return {"type": "mcp_protocol_error", "code": _NOT_EXECUTED_CODE, "message": message}
+def _protocol_error(message: str) -> McpProtocolError:
+    return McpProtocolError(type="mcp_protocol_error", code=_NOT_EXECUTED_CODE, message=message)

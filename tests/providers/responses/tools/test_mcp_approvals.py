@@ -1,18 +1,29 @@
-"""Which calls of MCP tools must be approved, and which tools may be called at all."""
+"""MCP tools: which calls must be approved, which tools are allowed, and how a listed tool is read."""
 
 from typing import Any
 
 import pytest
 
+from apis.tool_servers import ServerTool, allowed_tool_filter, matches_filter
+from apis.wire.tool_items import ListedTool
 from apis.wire.tools import McpTool
-from providers.responses.tools.mcp.approvals import is_allowed, needs_approval
+from providers.responses.tools.mcp.approvals import needs_approval
+from providers.responses.tools.mcp.tool import read_listed_tool
 
-READING = {"name": "read", "annotations": {"readOnlyHint": True}}
-WRITING = {"name": "write", "annotations": {"readOnlyHint": False}}
-SILENT = {"name": "silent"}
-ODD = {"name": "odd", "annotations": ["readOnlyHint"]}
-TOOLS: list[dict[str, Any]] = [READING, WRITING, SILENT, ODD]
+LISTED: list[dict[str, Any]] = [
+    {"name": "read", "annotations": {"readOnlyHint": True}},
+    {"name": "write", "annotations": {"readOnlyHint": False}},
+    {"name": "silent"},
+    {"name": "odd", "annotations": ["readOnlyHint"]},
+]
 ALL = ["read", "write", "silent", "odd"]
+
+
+def read(**fields: Any) -> ServerTool | None:
+    return read_listed_tool(ListedTool.model_validate(fields))
+
+
+TOOLS = [tool for fields in LISTED if (tool := read(input_schema={}, **fields))]
 
 
 def declared(**fields: Any) -> McpTool:
@@ -37,9 +48,9 @@ def declared(**fields: Any) -> McpTool:
         ({"always": {"read_only": False}, "never": {"tool_names": ["write", "read"]}}, ["write", "silent", "odd"]),
     ],
 )
-def test_a_call_waits_unless_the_request_says_that_it_need_not(required: Any, waiting: list[str]) -> None:
-    tool = declared(require_approval=required)
-    assert [each["name"] for each in TOOLS if needs_approval(tool, each)] == waiting
+def test_a_call_waits_unless_the_request_exempts_it(required: Any, waiting: list[str]) -> None:
+    declaration = declared(require_approval=required)
+    assert [tool.name for tool in TOOLS if needs_approval(declaration, tool)] == waiting
 
 
 @pytest.mark.parametrize(
@@ -55,6 +66,16 @@ def test_a_call_waits_unless_the_request_says_that_it_need_not(required: Any, wa
         ({"read_only": True, "tool_names": ["write"]}, []),
     ],
 )
-def test_only_what_is_allowed_is_there(allowed: Any, names: list[str]) -> None:
-    tool = declared(allowed_tools=allowed)
-    assert [each["name"] for each in TOOLS if is_allowed(tool, each)] == names
+def test_only_allowed_tools_are_selected(allowed: Any, names: list[str]) -> None:
+    tool_filter = allowed_tool_filter(declared(allowed_tools=allowed))
+    assert [tool.name for tool in TOOLS if matches_filter(tool_filter, tool)] == names
+
+
+def test_a_listed_tool_that_a_client_sends_back_equals_the_servers() -> None:
+    tool = ServerTool("a", "", {"type": "object"})
+    schema = {"type": "object"}
+    assert read(name="a", input_schema=schema) == tool
+    assert read(name="a", input_schema=schema, description=None, annotations=None) == tool
+    assert read(name="a", input_schema=schema, description="", annotations={}) == tool
+    assert read(name="a", input_schema=schema, annotations={"readOnlyHint": True}) != tool
+    assert read(name="a", input_schema="object") is None

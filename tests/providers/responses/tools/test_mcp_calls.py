@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from apis.deltas import ToolCallStart
-from apis.tool_runtime import ToolCall
+from apis.tool_servers import ServerTool
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.call import EventList, HostedCall
@@ -22,10 +22,10 @@ class Silent:
     label = "a"
     declaration_hash = "d"
 
-    async def list_tools(self, call: ToolCall) -> Sequence[Mapping[str, Any]]:
+    async def list_tools(self) -> Sequence[ServerTool]:
         raise NotImplementedError
 
-    async def call_tool(self, call: ToolCall) -> str:
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
         raise NotImplementedError
 
 
@@ -41,7 +41,7 @@ def ended(call: HostedCall, pieces: Sequence[str], status: Ending) -> tuple[Even
 
 
 @pytest.mark.parametrize("status", ["incomplete", "failed"])
-def test_a_list_that_is_broken_off_has_failed(status: Ending) -> None:
+def test_an_interrupted_list_has_failed(status: Ending) -> None:
     events, output = ended(McpListToolsCall(Silent()), [], status)
     assert [event.type.removeprefix("response.") for event in events[1:]] == [
         "mcp_list_tools.in_progress",
@@ -55,7 +55,7 @@ def test_a_list_that_is_broken_off_has_failed(status: Ending) -> None:
 
 @pytest.mark.parametrize("pieces", [[], ['{"a"', ": 1"]])
 @pytest.mark.parametrize("status", ["incomplete", "failed"])
-def test_a_call_that_is_broken_off_keeps_what_was_written(status: Ending, pieces: list[str]) -> None:
+def test_an_interrupted_call_has_the_arguments_so_far(status: Ending, pieces: list[str]) -> None:
     events, output = ended(McpToolCall(Silent(), "t", ToolCallStart("c1", "a__t")), pieces, status)
     item: Any = output.finished_items()[0]
     nothing = "{}" if status == "failed" else ""

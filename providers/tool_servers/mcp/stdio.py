@@ -1,4 +1,4 @@
-"""An MCP server as a child process that is spoken to in lines."""
+"""An MCP server as a child process: messages are lines on its standard input and output."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from providers.tool_runtime.mcp.wire import CURRENT_EXCHANGE, MAX_MESSAGE_BYTES, SessionStreams
+from providers.tool_servers.mcp.wire import CURRENT_EXCHANGE, MAX_MESSAGE_BYTES, SessionStreams
 
 _EXIT_TIMEOUT_S: Final = 2.0
 
@@ -27,9 +27,9 @@ _OutgoingMessages = MemoryObjectReceiveStream[SessionMessage]
 async def open_stdio_streams(
     command: str, args: Sequence[str], env: Mapping[str, str]
 ) -> AsyncGenerator[SessionStreams]:
-    """Starts the process, with little of our environment; leaving ends it and all that it started.
+    """Start the process with a minimal environment and `env`; on exit, end it and all that it started.
 
-    In place of the SDK's own, which keeps a line of any length. Raises OSError where it cannot be started.
+    The SDK's own client buffers lines of any length. Raises OSError where the process cannot be started.
     """
     process = await asyncio.create_subprocess_exec(
         command,
@@ -67,7 +67,7 @@ async def _read_messages(process: Process, messages: _IncomingMessages) -> None:
 
 
 async def _read_line(stdout: asyncio.StreamReader) -> bytes:
-    """Empty at the end, and for a line that is too long."""
+    """Return the next line, or no bytes at the end and for a line above MAX_MESSAGE_BYTES."""
     try:
         return await stdout.readline()
     except ValueError:
@@ -79,27 +79,28 @@ async def _write_messages(process: Process, messages: _OutgoingMessages) -> None
     assert process.stdin is not None, "started with a pipe"
     async with messages:
         with suppress(OSError):
-            async for sent in messages:
-                process.stdin.write(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+            async for outgoing in messages:
+                line = outgoing.message.model_dump_json(by_alias=True, exclude_unset=True)
+                process.stdin.write(line.encode() + b"\n")
                 await process.stdin.drain()
 
 
 async def _end_process(process: Process) -> None:
-    """As MCP wants it: the end of its input, then a request to end, then the end, also of what it leaves behind."""
+    """End the process in MCP's order: close its input, then SIGTERM, then SIGKILL, also for processes it started."""
     assert process.stdin is not None, "started with a pipe"
     process.stdin.close()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_drain_output, process)
-        for ending in (signal.SIGTERM, signal.SIGKILL):
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
             if not await _wait_for_exit(process):
-                _signal_process_group(process, ending)
+                _signal_process_group(process, signal_number)
         await _wait_for_exit(process)
         _signal_process_group(process, signal.SIGKILL)
         tasks.cancel_scope.cancel()
 
 
 async def _drain_output(process: Process) -> None:
-    """asyncio takes a process for ended when its output is, too."""
+    """Read the output to its end: before that, asyncio does not report the process's exit."""
     assert process.stdout is not None, "started with a pipe"
     while await process.stdout.read(MAX_MESSAGE_BYTES):
         pass

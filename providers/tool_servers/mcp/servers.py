@@ -1,23 +1,25 @@
-"""Which MCP server a declaration means: where it is, what it is sent, and which of its tools may be used."""
+"""Finds the MCP server that a declaration names: its URL or command, and the headers that it is sent."""
 
 import hashlib
 import json
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal, Self
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
 import httpx2
 from mcp_types import INVALID_PARAMS
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from openai.types.responses.mcp_tool_call_error import McpProtocolError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from apis.errors import ToolFailed
-from providers.tool_runtime.mcp.texts import one_line, protocol_error
-from providers.tool_runtime.mcp.wire import Transport
+from apis.tool_servers import InvalidDeclaration
+from apis.wire.tools import McpTool
+from providers.tool_servers.mcp.texts import one_line
+from providers.tool_servers.mcp.wire import Transport
 
 _URL: Final = re.compile(r"https?://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?(?:[/?][!-\"$-~]*)?")
-"""Nothing that two parsers could read as two hosts; no user, no fragment."""
+"""Excludes URLs that two parsers could read as two hosts, users and fragments."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]{0,8192}")
 _RESERVED_HEADERS: Final = re.compile(
@@ -26,16 +28,21 @@ _RESERVED_HEADERS: Final = re.compile(
 )
 _CREDENTIAL_NAME: Final = re.compile(r"auth|cookie|credential|key|pass|secret|session|signature|token", re.IGNORECASE)
 _MIN_SECRET_CHARS: Final = 6
+"""Shorter values are not redacted: that would destroy unrelated text."""
 _LONG_VALUE_CHARS: Final = 16
+"""Header values of this length are redacted even where their name is not a credential's."""
+_MAX_HEADERS: Final = 64
+_MAX_URL_CHARS: Final = 2048
+_WRONG_URL: Final = "not a plain http or https URL"
 
 
 def _validate_url(text: str) -> str:
-    if len(text) > 2048 or not _URL.fullmatch(text):
-        raise ValueError("not a plain http or https URL")
+    if len(text) > _MAX_URL_CHARS or not _URL.fullmatch(text):
+        raise ValueError(_WRONG_URL)
     try:
         httpx2.URL(text)
     except httpx2.InvalidURL:
-        raise ValueError("not a plain http or https URL") from None
+        raise ValueError(_WRONG_URL) from None
     return text
 
 
@@ -43,8 +50,8 @@ Url = Annotated[str, AfterValidator(_validate_url)]
 
 
 class McpServerConfig(BaseModel):
-    """A server that requests may name by its label: one at a URL, or a command that is started here. A command's
-    environment is a few harmless variables of ours and `env`."""
+    """A server that requests may name by its label: one at a URL, or a command that the stack starts, whose environment
+    is `env` and a few harmless variables of the stack's own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -69,42 +76,6 @@ class McpServerConfig(BaseModel):
         return self
 
 
-class _ToolFilter(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    tool_names: list[str] | None = None
-    read_only: bool | None = None
-
-
-class ServerDeclaration(BaseModel):
-    """What a request's tool says. Nothing here can name a command."""
-
-    model_config = ConfigDict(strict=True, hide_input_in_errors=True)
-
-    server_label: str = Field(min_length=1, max_length=256)
-    server_url: Url | None = None
-    connector_id: str | None = None
-    authorization: str | None = Field(None, repr=False)
-    headers: dict[str, str] | None = Field(None, repr=False, max_length=64)
-    allowed_tools: list[str] | _ToolFilter | None = None
-    transport: Transport | None = None
-    pinned: list[dict[str, Any]] | None = None
-
-    def permits_tool(self, tool: Mapping[str, Any]) -> bool:
-        """Whether `allowed_tools` lets it be listed and called."""
-        allowed = self.tool_filter
-        read_only = tool["annotations"].get("readOnlyHint", False)
-        return (allowed.tool_names is None or tool["name"] in allowed.tool_names) and (
-            allowed.read_only is None or allowed.read_only == read_only
-        )
-
-    @property
-    def tool_filter(self) -> _ToolFilter:
-        if isinstance(self.allowed_tools, list):
-            return _ToolFilter(tool_names=self.allowed_tools)
-        return self.allowed_tools or _ToolFilter()
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteServer:
     """A server over HTTP. `headers` are lower-case and go to the origin of `url` only."""
@@ -116,7 +87,7 @@ class RemoteServer:
 
     @property
     def identity(self) -> Hashable:
-        """Of the server together with whose credentials it is used with, without showing them."""
+        """Equal for equal credentials at one server; shows no credential."""
         digest = hashlib.sha256(json.dumps(sorted(self.headers.items())).encode()).hexdigest()
         return (self.url, self.transport, digest)
 
@@ -141,50 +112,49 @@ McpServerTarget = RemoteServer | LocalServer
 
 @dataclass(frozen=True, slots=True)
 class ServerCatalog:
-    """What the run config knows: servers by label, URLs by connector id, and the hosts that a request may name."""
+    """The run config's servers by label, its URLs by connector id, and the hosts that a request may name."""
 
     servers: Mapping[str, McpServerConfig]
     connectors: Mapping[str, str]
     allowed_hosts: Sequence[str] | None
 
-    def find_server(self, declaration: ServerDeclaration) -> McpServerTarget:
-        """Raises ToolFailed for what is not known or not allowed."""
+    def find_server(self, declaration: McpTool) -> McpServerTarget:
+        """Return the declared server. Raises InvalidDeclaration where it is unknown or not allowed."""
+        url, connector_id = declaration.server_url, declaration.connector_id
+        if url is not None and connector_id is not None:
+            raise _declaration_error("connector_id", "An MCP server has a `server_url` or a `connector_id`, not both.")
+        if url is not None:
+            _check_url(url)
         headers = _build_headers(declaration)
-        match declaration.server_url, declaration.connector_id:
-            case str() as url, None:
-                self._check_host(url)
-                return _build_remote(url, declaration.transport, headers)
-            case None, str() as connector:
-                if connector not in self.connectors:
-                    raise _declaration_error(
-                        "connector_id", "There is no such connector here; the run config names those that there are."
-                    )
-                return _build_remote(self.connectors[connector], declaration.transport, headers)
-            case None, None:
-                return self._find_configured(declaration.server_label, headers)
-            case _:
-                raise _declaration_error("connector_id", "An MCP server has a server_url or a connector_id, not both.")
+        if url is not None:
+            self._check_host(url)
+            return _build_remote(url, None, headers)
+        if connector_id is None:
+            return self._find_configured(declaration.server_label, headers)
+        if connector_id not in self.connectors:
+            raise _declaration_error(
+                "connector_id", "There is no such connector here; the run config names those that there are."
+            )
+        return _build_remote(self.connectors[connector_id], None, headers)
 
     def _find_configured(self, label: str, headers: dict[str, str]) -> McpServerTarget:
-        known = self.servers.get(label)
-        if known is None:
+        config = self.servers.get(label)
+        if config is None:
             raise _declaration_error(
                 "server_url", "The MCP server has no server_url, and the run config knows none of that label."
             )
-        if known.command is not None:
+        if config.command is not None:
             if headers:
                 raise _declaration_error(
                     "headers", "This MCP server is a local one, and takes no authorization and no headers."
                 )
-            env = {name: value.get_secret_value() for name, value in known.env.items()}
-            return LocalServer(label, known.command, known.args, env, _select_secrets(env.values()))
-        assert known.url is not None, "one kind"
-        assert known.transport != "stdio", "one kind"
-        own = {name.lower(): value.get_secret_value() for name, value in known.headers.items()}
-        server = _build_remote(known.url, known.transport, {**own, **headers})
-        return RemoteServer(
-            server.url, server.transport, server.headers, _select_secrets([*server.secrets, *own.values()])
-        )
+            env = {name: value.get_secret_value() for name, value in config.env.items()}
+            return LocalServer(label, config.command, config.args, env, _select_secrets(env.values()))
+        assert config.url is not None, "one kind"
+        assert config.transport != "stdio", "one kind"
+        own = {name.lower(): value.get_secret_value() for name, value in config.headers.items()}
+        server = _build_remote(config.url, config.transport, {**own, **headers})
+        return replace(server, secrets=_select_secrets([*server.secrets, *own.values()]))
 
     def _check_host(self, url: str) -> None:
         host = (urlsplit(url).hostname or "").rstrip(".")
@@ -196,20 +166,23 @@ class ServerCatalog:
             )
 
 
-def parse_declaration(options: Mapping[str, Any]) -> ServerDeclaration:
-    """Raises ToolFailed; what it says holds no value of the declaration."""
+def _check_url(url: str) -> None:
     try:
-        return ServerDeclaration.model_validate(options.get("server"))
-    except ValidationError as exc:
-        first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-        path = ".".join(str(step) for step in first["loc"])
-        why = first["msg"].removeprefix("Value error, ")
-        raise _declaration_error(path, f"Wrong declaration of an MCP server: {path}: {why}") from None
+        _validate_url(url)
+    except ValueError as exc:
+        raise _declaration_error("server_url", f"Wrong declaration of an MCP server: server_url: {exc}") from None
 
 
-def _build_headers(declaration: ServerDeclaration) -> dict[str, str]:
+def _build_headers(declaration: McpTool) -> dict[str, str]:
     headers: dict[str, str] = {}
-    for name, value in (declaration.headers or {}).items():
+    declared = declaration.headers or {}
+    if len(declared) > _MAX_HEADERS:
+        raise _declaration_error(
+            "headers",
+            "Wrong declaration of an MCP server: headers: "
+            f"Dictionary should have at most {_MAX_HEADERS} items after validation, not {len(declared)}",
+        )
+    for name, value in declared.items():
         lower = name.lower()
         if not _HEADER_NAME.fullmatch(name) or _RESERVED_HEADERS.fullmatch(lower) or lower in headers:
             raise _declaration_error("headers", f"The header '{one_line(name, 64)}' cannot be set for an MCP server.")
@@ -243,10 +216,11 @@ def _build_remote(url: str, transport: Transport | None, headers: Mapping[str, s
 
 
 def _select_secrets(values: Iterable[str]) -> tuple[str, ...]:
-    """What is to be blotted out. The short is not: it would blot out what has nothing to do with it."""
+    """Return the values to redact, longest first: one may contain another."""
     return tuple(sorted({value for value in values if len(value) >= _MIN_SECRET_CHARS}, key=len, reverse=True))
 
 
-def _declaration_error(field_name: str, message: str) -> ToolFailed:
-    failure = protocol_error(INVALID_PARAMS, message)
-    return ToolFailed(failure.message, detail={**(failure.detail or {}), "param": field_name})
+def _declaration_error(field_name: str, message: str) -> InvalidDeclaration:
+    return InvalidDeclaration(
+        field_name, McpProtocolError(type="mcp_protocol_error", code=INVALID_PARAMS, message=message)
+    )

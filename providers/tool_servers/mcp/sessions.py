@@ -1,8 +1,8 @@
-"""Sessions with MCP servers: each lives in a task of its own, is shared by calls, and ends when nobody needs it."""
+"""Sessions with MCP servers: each runs in its own task, is shared by calls, and ends when it has been idle."""
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
@@ -23,11 +23,12 @@ from mcp_types import (
     PaginatedRequestParams,
     Tool,
 )
+from openai.types.responses.mcp_tool_call_error import McpProtocolError
 from pydantic import TypeAdapter, ValidationError
 
-from apis.errors import ToolFailed
-from providers.tool_runtime.mcp.texts import http_error, protocol_error, redact_secrets
-from providers.tool_runtime.mcp.wire import (
+from apis.tool_servers import ServerTool, ToolServerFailed
+from providers.tool_servers.mcp.texts import http_error, protocol_error, redact_secrets
+from providers.tool_servers.mcp.wire import (
     CURRENT_EXCHANGE,
     FilteredStream,
     HttpExchange,
@@ -47,14 +48,14 @@ _OUTCOME_ADAPTER: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = Typ
 _Result = TypeVar("_Result")
 
 
-class SessionLost(ToolFailed):
-    """The server has forgotten the session, and so has not run what was asked."""
+class SessionLost(ToolServerFailed):
+    """The server does not know the session any more, so it has not run the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionConnector:
-    """How a session is opened. `open` gets what to do when the session is at its end, and gives its messages;
-    `legacy` is the handshake of MCP before 2026, `secrets` what no error may say."""
+    """Opens a session's streams. `open_streams` takes the callback that ends the session; `is_legacy` selects the
+    handshake of MCP before 2026; `secrets` are redacted in errors."""
 
     open_streams: Callable[[Callable[[], None]], AbstractAsyncContextManager[SessionStreams]]
     is_legacy: bool = False
@@ -63,16 +64,16 @@ class SessionConnector:
 
 
 class McpSession:
-    """A session, open as soon as it can be. The SDK's scopes never leave its task.
+    """A session, which opens on construction. The SDK's cancel scopes never leave its task.
 
-    `listing` is its user's; it is gone when the server says that its tools have changed.
+    `tool_listing` is set by the session's user and cleared when the server reports that its tools have changed.
     """
 
     def __init__(self, connector: SessionConnector, connect_timeout_s: float) -> None:
         self.user_count = 0
         self.completed_calls = 0
         self.is_broken = False
-        self.tool_listing: list[dict[str, Any]] | None = None
+        self.tool_listing: Sequence[ServerTool] | None = None
         self._connector = connector
         self._connect_exchange = HttpExchange()
         self._client: Client | None = None
@@ -85,11 +86,11 @@ class McpSession:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a new call may use it."""
+        """True while new calls may use the session."""
         return not (self.is_broken or self._end_event.is_set() or self._connector.is_expiring())
 
     def begin_close(self) -> None:
-        """End it, soon and without waiting."""
+        """Make the session end soon; does not wait for that."""
         self._end_event.set()
         self._timer.cancel()
         if self._client is None:
@@ -98,7 +99,7 @@ class McpSession:
             self._timer = asyncio.get_running_loop().call_later(_CLOSE_TIMEOUT_S, self.task.cancel)
 
     async def list_tools(self) -> list[Tool]:
-        """What the server says that it has now; not endlessly much of it. Raises ToolFailed."""
+        """Return the server's current tools, at most 1024. Raises ToolServerFailed."""
         tools: list[Tool] = []
         params: PaginatedRequestParams | None = None
         for _ in range(_MAX_PAGES):
@@ -110,17 +111,17 @@ class McpSession:
         return tools[:_MAX_TOOLS]
 
     async def call_tool(self, name: str, arguments: dict[str, Any]) -> CallToolResult:
-        """A result that is an error is a result. Raises ToolFailed.
+        """Return the tool's result, which may be an error. Raises ToolServerFailed.
 
-        Not the SDK's own `call_tool`: that checks results against the server's schema, whose patterns may never end.
+        The SDK's own `call_tool` checks results against the server's schema, whose patterns may never end.
         """
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
         try:
             outcome = await self._send_request(lambda session: session.send_request(request, _OUTCOME_ADAPTER))
-        except ToolFailed as exc:
-            if exc.detail["code"] != HEADER_MISMATCH:
+        except ToolServerFailed as exc:
+            if not isinstance(exc.error, McpProtocolError) or exc.error.code != HEADER_MISMATCH:
                 raise
-            # The server wants some arguments in headers too: the SDK knows which, once it has seen the schema.
+            # The server wants some arguments in headers too: the SDK learns from the schema which ones.
             await self.list_tools()
             outcome = await self._send_request(lambda session: session.send_request(request, _OUTCOME_ADAPTER))
         if isinstance(outcome, InputRequiredResult):
@@ -144,7 +145,7 @@ class McpSession:
             _log.info("an MCP session ended: %s", type(exc).__name__)
 
     def _find_end_cause(self) -> BaseException | None:
-        """Why the task ended. What ends a connecting comes in groups of groups."""
+        """Return the exception that ended the task; a failed connect raises groups of groups."""
         exc: BaseException | None = None if self.task.cancelled() else self.task.exception()
         while isinstance(exc, BaseExceptionGroup):
             exc = cast("BaseExceptionGroup[BaseException]", exc).exceptions[0]
@@ -165,7 +166,7 @@ class McpSession:
         try:
             result = await send(self._client.session)
         except asyncio.CancelledError:
-            # The server may still be at it, and some can only be stopped by leaving.
+            # The server may still be working, and some servers stop only when the session ends.
             self.is_broken = True
             raise
         except MCPError as exc:
@@ -180,8 +181,8 @@ class McpSession:
         self.completed_calls += 1
         return result
 
-    async def _diagnose_connect(self) -> ToolFailed:
-        """Why there is no session."""
+    async def _diagnose_connect(self) -> ToolServerFailed:
+        """Return the failure to open the session."""
         await asyncio.wait([self.task])
         exc = self._find_end_cause()
         if isinstance(exc, MCPError):
@@ -192,25 +193,25 @@ class McpSession:
             return protocol_error(REQUEST_TIMEOUT, "The MCP server did not open a session in time.")
         return self._closed_error(self._connect_exchange)
 
-    def _convert_error(self, exc: MCPError, exchange: HttpExchange) -> ToolFailed:
+    def _convert_error(self, exc: MCPError, exchange: HttpExchange) -> ToolServerFailed:
         if exc.code in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
             self.is_broken = True
         if exchange.is_session_lost:
             self.is_broken = True
-            return SessionLost("The MCP server has forgotten the session.", detail=http_error(exchange.status).detail)
+            return SessionLost("The MCP server has forgotten the session.", http_error(exchange.status).error)
         if exchange.status:
             return http_error(exchange.status)
         if exchange.failure or exc.code == CONNECTION_CLOSED:
             return self._closed_error(exchange)
-        said = redact_secrets(exc.message, self._connector.secrets)
-        return protocol_error(exc.code, f"The MCP server refused: {said}" if said else "The MCP server refused.")
+        reason = redact_secrets(exc.message, self._connector.secrets)
+        return protocol_error(exc.code, f"The MCP server refused: {reason}" if reason else "The MCP server refused.")
 
-    def _closed_error(self, exchange: HttpExchange) -> ToolFailed:
-        for each in (exchange, self._connect_exchange):
-            if each.status:
-                return http_error(each.status)
-            if each.failure:
-                return protocol_error(CONNECTION_CLOSED, redact_secrets(each.failure, self._connector.secrets))
+    def _closed_error(self, exchange: HttpExchange) -> ToolServerFailed:
+        for failed in (exchange, self._connect_exchange):
+            if failed.status:
+                return http_error(failed.status)
+            if failed.failure:
+                return protocol_error(CONNECTION_CLOSED, redact_secrets(failed.failure, self._connector.secrets))
         return protocol_error(CONNECTION_CLOSED, "The MCP server broke off the connection.")
 
     def _clear_listing(self) -> None:
@@ -218,7 +219,7 @@ class McpSession:
 
 
 class McpSessionPool:
-    """At most `max_sessions`, one per key; one that has been without a call for `idle_s` ends."""
+    """At most `max_sessions` sessions, one per key; each ends after `idle_s` without a call."""
 
     def __init__(self, max_sessions: int, idle_s: float, connect_timeout_s: float) -> None:
         self._max_sessions = max_sessions
@@ -232,7 +233,7 @@ class McpSessionPool:
     async def use_session(
         self, key: Hashable, build_connector: Callable[[], SessionConnector]
     ) -> AsyncGenerator[McpSession]:
-        """The key's session, for one call. Raises ToolFailed when all that may be are at work."""
+        """Yield the key's session for one call. Raises ToolServerFailed when `max_sessions` others are in use."""
         session = self._sessions_by_key.get(key)
         if session is None or not session.is_usable:
             session = self._open_session(key, build_connector)
@@ -247,7 +248,7 @@ class McpSessionPool:
                 self._release_session(key, session)
 
     async def close(self) -> None:
-        """End them all, within seconds."""
+        """End all sessions within seconds."""
         for timer in self._idle_timers.values():
             timer.cancel()
         self._idle_timers.clear()
@@ -260,10 +261,12 @@ class McpSessionPool:
     def _open_session(self, key: Hashable, build_connector: Callable[[], SessionConnector]) -> McpSession:
         self._remove_session(key)
         if len(self._sessions_by_key) >= self._max_sessions:
-            idle = next((each for each, session in self._sessions_by_key.items() if session in self._idle_timers), None)
-            if idle is None:
+            idle_key = next(
+                (key for key, session in self._sessions_by_key.items() if session in self._idle_timers), None
+            )
+            if idle_key is None:
                 raise protocol_error(CONNECTION_CLOSED, "Too many MCP servers are at work just now; try again later.")
-            self._remove_session(idle)
+            self._remove_session(idle_key)
         session = self._sessions_by_key[key] = McpSession(build_connector(), self._connect_timeout_s)
         self._open_sessions.add(session)
         session.task.add_done_callback(lambda _: self._on_session_end(key, session))
@@ -275,12 +278,12 @@ class McpSessionPool:
                 del self._sessions_by_key[key]
             session.begin_close()
             return
-        # The order of the keys is that of their last use: the first is the first to go.
+        # The keys are ordered by their last use: the first idle one is replaced first.
         self._sessions_by_key[key] = self._sessions_by_key.pop(key)
         self._idle_timers[session] = asyncio.get_running_loop().call_later(self._idle_s, self._remove_session, key)
 
     def _remove_session(self, key: Hashable) -> None:
-        """No new call gets the session; it ends now, or with its last call."""
+        """Keep new calls from the session, and end it now or with its last call."""
         session = self._sessions_by_key.pop(key, None)
         if session is None:
             return

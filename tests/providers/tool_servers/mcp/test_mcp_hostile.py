@@ -1,7 +1,6 @@
 """MCP against servers that do all that they should not: each is survived, bounded, and said as an error."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,8 +11,8 @@ import pytest
 from openai.types.responses.mcp_tool_call_error import McpToolCallError
 from pydantic import TypeAdapter
 
-from providers.tool_runtime.mcp.provider import MCP
-from tests.support.servers.mcp_calls import called, declared, failure, listed, outcome, started
+from providers.tool_servers.mcp.provider import MCP
+from tests.support.servers.mcp_calls import called, code, declared, failure, listed, started, text_of, tools_of
 from tests.support.servers.mcp_hostile import DEEDS, EMPTY_SCHEMA, SECRET, HostileServer, tool
 from tests.support.servers.mcp_server import LOOPBACK
 
@@ -45,14 +44,14 @@ async def test_a_misdeed_in_a_call_is_an_error_and_the_next_call_works(
     before = psutil.Process().memory_info().rss
     async with reached() as (server, elsewhere, mcp):
         declaration = declared(server.url, authorization=SECRET)
-        assert (await outcome(mcp, called(declaration, "do"))).text == "done"
+        assert await text_of(mcp, called(declaration, "do")) == "done"
         server.deed = deed
         async with asyncio.timeout(LIMIT_S + 4):
             failed = await failure(mcp, called(declaration, "do"))
-        assert ERROR.validate_python(failed.detail).type == expected_type(deed)
-        assert SECRET not in failed.message + json.dumps(failed.detail) + caplog.text
+        assert ERROR.validate_python(failed.error.model_dump()).type == expected_type(deed)
+        assert SECRET not in failed.message + failed.error.model_dump_json() + caplog.text
         server.deed = ""
-        assert (await outcome(mcp, called(declaration, "do"))).text == "done"
+        assert await text_of(mcp, called(declaration, "do")) == "done"
         assert elsewhere.methods == []
         assert server.sent_bytes < 48 * 1024 * 1024
         assert len(server.answers) <= 100
@@ -60,15 +59,15 @@ async def test_a_misdeed_in_a_call_is_an_error_and_the_next_call_works(
     assert psutil.Process().memory_info().rss - before < 100 * 1024 * 1024
 
 
-@pytest.mark.parametrize(("deed", "code"), [("status 401", 401), ("status 429", 429), ("status 503", 503)])
-async def test_the_status_of_an_http_error_is_told(deed: str, code: int) -> None:
+@pytest.mark.parametrize(("deed", "status"), [("status 401", 401), ("status 429", 429), ("status 503", 503)])
+async def test_an_http_error_has_the_status_of_its_response(deed: str, status: int) -> None:
     async with reached() as (server, _, mcp):
         server.deed = deed
         failed = await failure(mcp, called(declared(server.url), "do"))
-    assert failed.detail == {
+    assert failed.error.model_dump() == {
         "type": "http_error",
-        "code": code,
-        "message": f"The MCP server answered with HTTP {code}.",
+        "code": status,
+        "message": f"The MCP server answered with HTTP {status}.",
     }
 
 
@@ -76,7 +75,7 @@ async def test_the_status_of_an_http_error_is_told(deed: str, code: int) -> None
 async def test_a_call_that_is_cancelled_leaves_the_server(deed: str) -> None:
     async with reached() as (server, _, mcp):
         server.deed = deed
-        call = asyncio.create_task(mcp.call(called(declared(server.url), "do")))
+        call = asyncio.create_task(text_of(mcp, called(declared(server.url), "do")))
         async with asyncio.timeout(10):
             await server.reached.wait()
             call.cancel()
@@ -84,7 +83,7 @@ async def test_a_call_that_is_cancelled_leaves_the_server(deed: str) -> None:
                 await call
             await server.dropped.wait()
         server.deed = ""
-        await outcome(mcp, called(declared(server.url), "do"))
+        await text_of(mcp, called(declared(server.url), "do"))
 
 
 async def test_a_call_that_fails_leaves_others_of_its_session_alone() -> None:
@@ -99,7 +98,7 @@ async def test_a_call_that_fails_leaves_others_of_its_session_alone() -> None:
         assert "did not answer" in (await hanging).message
 
 
-async def test_credentials_that_a_server_says_are_blotted_out() -> None:
+async def test_credentials_that_a_server_returns_are_redacted() -> None:
     async with reached() as (server, _, mcp):
         server.deed = "tell all"
         server.tools = [
@@ -109,15 +108,17 @@ async def test_credentials_that_a_server_says_are_blotted_out() -> None:
         declaration = declared(
             server.url, authorization=SECRET, headers={"X-Api-Key": f"{SECRET}-too", "X-Place": "production"}
         )
-        text = (await outcome(mcp, called(declaration, "do"))).text
-        tools = (await outcome(mcp, listed(declaration))).data
+        text = await text_of(mcp, called(declaration, "do"))
+        tools = await tools_of(mcp, listed(declaration))
     assert "Authorization: Bearer [redacted]" in text or "Authorization: [redacted]" in text
     assert "production" in text
     assert SECRET not in text
-    assert [each["description"] for each in tools] == ["Knows [redacted]."]
+    assert [tool.description for tool in tools] == ["Knows [redacted]."]
 
 
-async def test_a_list_is_bounded_and_holds_only_what_a_model_may_be_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_list_is_bounded_and_holds_only_tools_that_a_model_can_be_offered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     wrong = [
         *(tool(name) for name in ("", "a b", "a/b", "x" * 129, "naïve", "<|call|>", "a\nb")),
         tool("big", inputSchema={"type": "object", "description": "x" * 70_000}),
@@ -128,14 +129,14 @@ async def test_a_list_is_bounded_and_holds_only_what_a_model_may_be_told(caplog:
     )
     async with reached() as (server, _, mcp):
         server.tools = [described, *wrong, tool("first"), *(tool(f"tool_{number}") for number in range(10_000))]
-        tools = (await outcome(mcp, listed(declared(server.url)))).data
+        tools = await tools_of(mcp, listed(declared(server.url)))
     assert len(tools) == 1024 - 10
-    assert [each["name"] for each in tools[:2]] == ["first", "tool_0"]
-    assert tools[0]["description"].startswith("a b c [31mé")
-    assert tools[0]["description"].isprintable()
-    assert len(tools[0]["description"].encode()) <= 4096
-    assert tools[0]["input_schema"] == EMPTY_SCHEMA
-    assert tools[0]["annotations"] == {"readOnlyHint": True}
+    assert [tool.name for tool in tools[:2]] == ["first", "tool_0"]
+    assert tools[0].description.startswith("a b c [31mé")
+    assert tools[0].description.isprintable()
+    assert len(tools[0].description.encode()) <= 4096
+    assert tools[0].input_schema == EMPTY_SCHEMA
+    assert tools[0].annotations == {"readOnlyHint": True}
     said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     assert len(said) == 9
     assert "are left out 10 in all" in said[-1]
@@ -145,8 +146,8 @@ async def test_a_list_is_bounded_and_holds_only_what_a_model_may_be_told(caplog:
 async def test_many_large_tools_are_cut() -> None:
     async with reached() as (server, _, mcp):
         server.tools = [tool(f"tool_{number}", inputSchema=large(60_000)) for number in range(50)]
-        tools = (await outcome(mcp, listed(declared(server.url)))).data
-    assert [each["name"] for each in tools] == [f"tool_{number}" for number in range(34)]
+        tools = await tools_of(mcp, listed(declared(server.url)))
+    assert [tool.name for tool in tools] == [f"tool_{number}" for number in range(34)]
 
 
 def large(characters: int) -> dict[str, Any]:
@@ -156,11 +157,11 @@ def large(characters: int) -> dict[str, Any]:
 @pytest.mark.parametrize("value", ["\ud800", float("nan"), "x" * 1024 * 1024], ids=["surrogate", "nan", "huge"])
 async def test_arguments_that_cannot_be_sent_are_not(value: Any) -> None:
     async with reached() as (server, _, mcp):
-        assert (await failure(mcp, called(declared(server.url), "do", value=value))).detail["code"] == -32602
+        assert code(await failure(mcp, called(declared(server.url), "do", value=value))) == -32602
         assert server.methods == []
 
 
-async def test_a_tool_whose_name_a_model_cannot_be_told_is_not_called() -> None:
+async def test_a_tool_with_an_invalid_name_is_not_called() -> None:
     async with reached() as (server, _, mcp):
         for name in ("a b", "", "x" * 129, "do\n"):
             await failure(mcp, called(declared(server.url), name))
@@ -173,9 +174,9 @@ async def test_a_session_of_the_sse_transport_that_breaks_is_an_error_at_once() 
         for deed, kind in (("status 500", "http_error"), ("stream ends", "mcp_protocol_error")):
             server.deed = deed
             async with asyncio.timeout(LIMIT_S / 2):
-                assert (await failure(mcp, called(declaration, "do"))).detail["type"] == kind
+                assert (await failure(mcp, called(declaration, "do"))).error.type == kind
             server.deed = ""
-            assert (await outcome(mcp, called(declaration, "do"))).text == "done"
+            assert await text_of(mcp, called(declaration, "do")) == "done"
         server.deed = "endpoint elsewhere"
         await failure(mcp, called(declaration, "do", tenant="other"))
         assert elsewhere.methods == []
@@ -191,20 +192,20 @@ async def test_a_server_that_never_opens_a_session_is_given_up() -> None:
     async with holding, started(url, list_timeout_s=LIMIT_S, call_timeout_s=LIMIT_S) as mcp:
         for path in ("mcp", "sse"):
             for call in (listed(declared(f"{url}/{path}")), called(declared(f"{url}/{path}"), "do")):
-                assert (await failure(mcp, call)).detail["code"] == -32001
+                assert code(await failure(mcp, call)) == -32001
 
 
-async def test_what_is_no_mcp_server_is_said_to_be_none() -> None:
+async def test_a_url_without_an_mcp_server_is_an_http_error() -> None:
     async with reached() as (server, _, mcp):
-        assert (await failure(mcp, listed(declared(server.url.replace("/mcp", "/none"))))).detail["code"] == 404
-        assert (await failure(mcp, listed(declared(server.url.replace("/mcp", "/none/sse"))))).detail["code"] == 404
+        assert code(await failure(mcp, listed(declared(server.url.replace("/mcp", "/none"))))) == 404
+        assert code(await failure(mcp, listed(declared(server.url.replace("/mcp", "/none/sse"))))) == 404
 
 
-async def test_nobody_at_the_port_is_an_error() -> None:
+async def test_a_closed_port_is_an_error() -> None:
     async with HostileServer() as gone:
         url = gone.url
     async with started(url) as mcp:
-        assert (await failure(mcp, listed(declared(url)))).detail["code"] == -32000
+        assert code(await failure(mcp, listed(declared(url)))) == -32000
 
 
 async def test_close_in_the_midst_of_calls_ends_them() -> None:
@@ -214,5 +215,5 @@ async def test_close_in_the_midst_of_calls_ends_them() -> None:
         async with asyncio.timeout(10):
             await server.reached.wait()
             await mcp.close()
-            assert (await hanging).detail["code"] == -32000
+            assert code(await hanging) == -32000
             await server.dropped.wait()

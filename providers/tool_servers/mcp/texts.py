@@ -1,4 +1,4 @@
-"""What an MCP server says, as text for a model, and what went wrong with it, as errors that hold no secret."""
+"""Text of an MCP server for a model, bounded and redacted, and its failures as errors."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -15,8 +15,9 @@ from mcp_types import (
     TextContent,
     TextResourceContents,
 )
+from openai.types.responses.mcp_tool_call_error import HTTPError, McpProtocolError, McpToolExecutionError
 
-from apis.errors import ToolFailed
+from apis.tool_servers import ToolServerFailed
 
 MAX_RESULT_BYTES: Final = 1024 * 1024
 _TRUNCATION_MARK: Final = "\n[cut off here: the result is longer than 1 MiB]"
@@ -25,23 +26,23 @@ _MAX_ERROR_CONTENT_BYTES: Final = 64 * 1024
 _CONTROL_CHARACTERS: Final = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 127), "\ufffd")
 
 
-def protocol_error(code: int, message: str) -> ToolFailed:
-    """`code` is one of JSON-RPC or of MCP."""
-    told = one_line(message, _MAX_MESSAGE_BYTES)
-    return ToolFailed(told, detail={"type": "mcp_protocol_error", "code": code, "message": told})
+def protocol_error(code: int, message: str) -> ToolServerFailed:
+    """Return the failure with one of the codes of JSON-RPC or of MCP."""
+    line = one_line(message, _MAX_MESSAGE_BYTES)
+    return ToolServerFailed(line, McpProtocolError(type="mcp_protocol_error", code=code, message=line))
 
 
-def http_error(status: int) -> ToolFailed:
-    told = f"The MCP server answered with HTTP {status}."
-    return ToolFailed(told, detail={"type": "http_error", "code": status, "message": told})
+def http_error(status: int) -> ToolServerFailed:
+    message = f"The MCP server answered with HTTP {status}."
+    return ToolServerFailed(message, HTTPError(type="http_error", code=status, message=message))
 
 
-def execution_error(name: str, result: CallToolResult, secrets: Sequence[str]) -> ToolFailed:
-    """What the tool itself said of its failure."""
-    said = truncate_text(redact_secrets(_join_content(result), secrets), _MAX_ERROR_CONTENT_BYTES)
-    told = one_line(said, _MAX_MESSAGE_BYTES) or f"The tool '{name}' failed and did not say why."
-    content = [{"type": "text", "text": said}] if said else []
-    return ToolFailed(told, detail={"type": "mcp_tool_execution_error", "content": content})
+def execution_error(name: str, result: CallToolResult, secrets: Sequence[str]) -> ToolServerFailed:
+    """Return the failure that the tool itself reports, in its words."""
+    text = truncate_text(redact_secrets(_join_content(result), secrets), _MAX_ERROR_CONTENT_BYTES)
+    message = one_line(text, _MAX_MESSAGE_BYTES) or f"The tool '{name}' failed and did not say why."
+    content = [{"type": "text", "text": text}] if text else []
+    return ToolServerFailed(message, McpToolExecutionError(type="mcp_tool_execution_error", content=content))
 
 
 def result_to_text(result: CallToolResult, secrets: Sequence[str]) -> str:
@@ -49,13 +50,14 @@ def result_to_text(result: CallToolResult, secrets: Sequence[str]) -> str:
 
 
 def one_line(text: str, max_bytes: int) -> str:
-    """Nothing unprintable and no line breaks: what a server says of itself must not look like another's words."""
+    """Return the text's start on one line without unprintable characters, so that a server's words cannot pass for
+    another role's."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text[:max_bytes]).split())
     return line.encode(errors="replace")[:max_bytes].decode(errors="ignore")
 
 
 def truncate_text(text: str, max_bytes: int) -> str:
-    """Storable text of at most so many bytes, with a mark where more was."""
+    """Return the text without characters that cannot be stored, cut to `max_bytes` with a visible mark."""
     raw = text.translate(_CONTROL_CHARACTERS).encode(errors="replace")
     if len(raw) <= max_bytes:
         return raw.decode()
@@ -63,7 +65,7 @@ def truncate_text(text: str, max_bytes: int) -> str:
 
 
 def redact_secrets(text: str, secrets: Iterable[str]) -> str:
-    """A server may say the credentials that it was sent; from here on they would be stored and shown."""
+    """Return the text without the credentials that its server was sent: it would be stored and shown."""
     for secret in secrets:
         text = text.replace(secret, "[redacted]")
     return text
@@ -100,4 +102,4 @@ def _part_to_text(part: ContentBlock) -> str:
 
 
 def _render_description(*parts: Any) -> str:
-    return one_line(f"[{', '.join(str(word) for word in parts if word)}]", 4096)
+    return one_line(f"[{', '.join(str(part) for part in parts if part)}]", 4096)

@@ -1,4 +1,4 @@
-"""The MCP SDK's HTTP through a Fetcher, to one origin; and a watch over what a server sends unasked."""
+"""The MCP SDK's HTTP transport over a Fetcher, to one origin; and the bound on unsolicited messages."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -29,14 +29,15 @@ _HOP_BY_HOP_HEADERS: Final = frozenset({"accept-encoding", "connection", "conten
 
 Transport = Literal["streamable_http", "sse"]
 SessionStreams = tuple[Any, Any]
-"""What the SDK reads messages from, and what it writes them to."""
+"""The stream that the SDK reads messages from, and the one that it writes to."""
 
 
 @dataclass(slots=True)
 class HttpExchange:
-    """What became of the HTTP requests that one call, or one connecting, made. The SDK tells of neither.
+    """Outcome of the HTTP requests of one call or one connect, which the SDK does not report.
 
-    `status` is that of an answer which holds no message of MCP's, `lost` says that the session is no longer known.
+    `status` is the HTTP status of a response without an MCP message; `is_session_lost` means that the server does not
+    know the session any more.
     """
 
     status: int = 0
@@ -46,11 +47,11 @@ class HttpExchange:
 
 
 CURRENT_EXCHANGE: Final[ContextVar[HttpExchange]] = ContextVar("mcp_exchange")
-"""The SDK sends a message in the context of the task that wrote it."""
+"""Set per call: the SDK sends a message in the context of the task that wrote it."""
 
 
 class UnsolicitedFilter:
-    """Counts what a server sends that answers nothing, since the last call. Only a changed tool list is of use."""
+    """Counts a server's messages since the last call that answer no request; only a changed tool list is used."""
 
     def __init__(self, on_list_changed: Callable[[], None], on_end: Callable[[], None]) -> None:
         self.on_end = on_end
@@ -62,24 +63,24 @@ class UnsolicitedFilter:
         self._message_count = self._request_count = 0
 
     def accepts(self, item: SessionMessage | Exception) -> bool:
-        """Whether the SDK is to see it. Raises EndOfStream, which ends the session, for a flood."""
+        """Return True where the SDK must see the message. Raises EndOfStream, which ends the session, for a flood."""
         message = item if isinstance(item, Exception) else item.message
         if isinstance(message, JSONRPCResponse | JSONRPCError):
             return True
         self._message_count += 1
-        asks = isinstance(message, JSONRPCRequest)
-        self._request_count += asks
+        is_request = isinstance(message, JSONRPCRequest)
+        self._request_count += is_request
         if self._message_count > _MAX_UNSOLICITED_MESSAGES or self._request_count > _MAX_UNSOLICITED_REQUESTS:
             exchange = CURRENT_EXCHANGE.get()
             exchange.failure = "The MCP server sends too much that it was not asked for."
             raise anyio.EndOfStream
         if isinstance(message, JSONRPCNotification) and message.method == "notifications/tools/list_changed":
             self._on_list_changed()
-        return asks
+        return is_request
 
 
 class FilteredStream:
-    """A stream of the SDK's without what is not wanted."""
+    """A stream of the SDK that yields only messages that the filter accepts."""
 
     def __init__(self, stream: Any, unsolicited_filter: UnsolicitedFilter) -> None:
         self._stream = stream
@@ -114,9 +115,9 @@ class FilteredStream:
 
 
 class FetcherTransport(httpx2.AsyncBaseTransport):
-    """Sends each request of the SDK's through the Fetcher, to the server's own origin and nowhere else.
+    """Sends each request of the SDK through the Fetcher, to the server's own origin only.
 
-    `call_timeout_s` is the longest that an answer may be waited for; waiting less is the caller's affair.
+    `call_timeout_s` is the upper bound of a response's time; callers may wait less.
     """
 
     def __init__(self, fetcher: Fetcher, url: str, transport: Transport, call_timeout_s: float) -> None:
@@ -131,7 +132,7 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
 
     @property
     def is_expiring(self) -> bool:
-        """Whether the one stream of SSE nears a limit of its own; a new call begins a new session then."""
+        """True when the one stream of an SSE session is halfway to its limit; the next call opens a new session."""
         if not self._is_sse:
             return False
         return anyio.current_time() > self._renew_at or self._streamed_bytes > _MAX_STREAM_BYTES // 2
@@ -140,7 +141,8 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
     async def open_streams(
         self, headers: Mapping[str, str], on_broken: Callable[[], None]
     ) -> AsyncGenerator[SessionStreams]:
-        """The session's messages, with these headers on every request. Of what breaks it, the SDK may say nothing."""
+        """Yield the session's streams, whose requests all carry `headers`. `on_broken` is called for failures that the
+        SDK may not report."""
         self._on_broken = on_broken
 
         def client(*_: Any, **__: Any) -> httpx2.AsyncClient:
@@ -165,20 +167,20 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
             return self._fail_exchange(exchange, "The MCP server leads to another server, which is refused.")
         if request.method == "GET" and not self._is_sse:
             if "last-event-id" not in request.headers:
-                # A stream for what nobody asked for: a server may be without one, and so may we.
+                # The optional stream for unsolicited messages: MCP lets either side do without it.
                 return httpx2.Response(405)
             exchange.resume_count += 1
             if exchange.resume_count > _MAX_RESUMES:
                 return self._fail_exchange(exchange, "The MCP server breaks off its answer again and again.")
-        opened = AsyncExitStack()
+        exit_stack = AsyncExitStack()
         try:
-            incoming = await opened.enter_async_context(self._fetcher.open(await self._build_outgoing(request)))
+            incoming = await exit_stack.enter_async_context(self._fetcher.open(await self._build_outgoing(request)))
         except FetchFailed as exc:
             return self._fail_exchange(exchange, exc.message)
         if incoming.status >= 400:
-            return await self._relay_error_response(exchange, request, incoming, opened)
-        counted = self._count_bytes(incoming.chunks, exchange)
-        return httpx2.Response(incoming.status, headers=dict(incoming.headers), stream=_ResponseBody(counted, opened))
+            return await self._relay_error_response(exchange, request, incoming, exit_stack)
+        body = _ResponseBody(self._count_bytes(incoming.chunks, exchange), exit_stack)
+        return httpx2.Response(incoming.status, headers=dict(incoming.headers), stream=body)
 
     async def _build_outgoing(self, request: httpx2.Request) -> FetchRequest:
         timeout_s, max_bytes = self._timeout_s, MAX_MESSAGE_BYTES
@@ -200,7 +202,7 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
     async def _relay_error_response(
         self, exchange: HttpExchange, request: httpx2.Request, incoming: FetchStream, exit_stack: AsyncExitStack
     ) -> httpx2.Response:
-        """The SDK tells one status from another only where the body is an error of MCP's."""
+        """Record the status, which the SDK reports only where the body is an MCP error, and return the response."""
         body = bytearray()
         async with exit_stack:
             try:
@@ -218,7 +220,7 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
     def _fail_exchange(self, exchange: HttpExchange, message: str) -> httpx2.Response:
         exchange.failure = message
         if self._is_sse:
-            # The SDK's writer ends at the first failure and leaves its callers waiting.
+            # The SDK's writer ends at the first failure, and its callers would wait forever.
             self._on_broken()
         return httpx2.Response(502)
 
@@ -229,12 +231,12 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
                 yield chunk
         except FetchFailed as exc:
             exchange.failure = exc.message
-            # Of all that a body may raise, the SDK expects this.
+            # The SDK handles only this exception from a body.
             raise httpx2.StreamError(exc.message) from None
 
 
 class _ResponseBody(httpx2.AsyncByteStream):
-    """A body that closes its connection when it is left."""
+    """A response body that closes its connection when it is closed."""
 
     def __init__(self, chunks: AsyncGenerator[bytes], exit_stack: AsyncExitStack) -> None:
         self._chunks = chunks

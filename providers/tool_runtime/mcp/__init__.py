@@ -1,1 +1,0 @@
-"""Clients of MCP servers: sessions, transports, lists of tools."""

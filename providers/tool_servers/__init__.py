@@ -1,0 +1,1 @@
+"""Clients of servers that offer tools."""

@@ -1,0 +1,1 @@
+"""The client of MCP servers: declarations, transports, sessions and tool lists."""

@@ -1,0 +1,176 @@
+"""MCP: lists and calls the tools of MCP servers that requests declare or the run config names."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT, CallToolResult
+from pydantic import ConfigDict, Field
+
+from apis.fetcher import Fetcher
+from apis.provider import Provider
+from apis.tool_servers import (
+    ServerTool,
+    ToolServerFailed,
+    ToolServers,
+    allowed_tool_filter,
+    is_tool_name,
+    matches_filter,
+)
+from apis.wire.tools import McpTool, ToolFilter
+from providers.tool_servers.mcp.listing import convert_tools
+from providers.tool_servers.mcp.servers import LocalServer, McpServerConfig, McpServerTarget, ServerCatalog, Url
+from providers.tool_servers.mcp.sessions import McpSession, McpSessionPool, SessionConnector, SessionLost
+from providers.tool_servers.mcp.stdio import open_stdio_streams
+from providers.tool_servers.mcp.texts import execution_error, one_line, protocol_error, result_to_text
+from providers.tool_servers.mcp.wire import FetcherTransport
+
+_MAX_ARGUMENTS_BYTES: Final = 1024 * 1024
+_SDK_LOGGERS: Final = ("client", "httpx2", "mcp.client", "mcp.shared")
+
+_Result = TypeVar("_Result")
+
+
+class MCP(ToolServers):
+    """A client of MCP servers (https://modelcontextprotocol.io) over streamable HTTP, SSE, and, from the config only,
+    stdio.
+
+    A declaration without `server_url` and `connector_id` means the config's server of its label. A URL whose path ends
+    in /sse is spoken to over SSE. Sessions are shared by the calls of one tenant with equal credentials.
+    """
+
+    class Config(Provider.Config):
+        """`allowed_hosts`, where set, are the only hosts of a request's `server_url`, each with its subdomains.
+        `list_timeout_s` bounds connecting too. When `max_sessions` are open, a new one replaces the one that has been
+        idle for the longest time."""
+
+        model_config = ConfigDict(hide_input_in_errors=True)
+
+        servers: dict[str, McpServerConfig] = Field(default_factory=dict[str, McpServerConfig])
+        connectors: dict[str, Url] = Field(default_factory=dict[str, Url])
+        allowed_hosts: list[str] | None = None
+        list_timeout_s: float = Field(30.0, gt=0, le=600)
+        call_timeout_s: float = Field(60.0, gt=0, le=3600)
+        max_sessions: int = Field(32, gt=0)
+        idle_s: float = Field(300.0, gt=0)
+
+    def __init__(self, config: Config, fetcher: Fetcher) -> None:
+        self._config = config
+        self._fetcher = fetcher
+        hosts = None if config.allowed_hosts is None else [host.lower().rstrip(".") for host in config.allowed_hosts]
+        self._catalog = ServerCatalog(config.servers, config.connectors, hosts)
+        self._sessions = McpSessionPool(config.max_sessions, config.idle_s, config.list_timeout_s)
+
+    async def start(self) -> None:
+        # The SDK logs whole messages, credentials of a misbehaving server's echo included, even at the highest level.
+        for name in _SDK_LOGGERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+
+    async def close(self) -> None:
+        await self._sessions.close()
+
+    async def check_declaration(self, declaration: McpTool) -> None:
+        self._catalog.find_server(declaration)
+
+    async def list_tools(self, declaration: McpTool, *, tenant: str) -> Sequence[ServerTool]:
+        server = self._catalog.find_server(declaration)
+        tools = await self._use_session(
+            self._config.list_timeout_s,
+            (tenant, server.identity),
+            server,
+            lambda session: _list_tools(session, declaration.server_label, server),
+        )
+        allowed = allowed_tool_filter(declaration)
+        return [tool for tool in tools if matches_filter(allowed, tool)]
+
+    async def call_tool(
+        self,
+        declaration: McpTool,
+        name: str,
+        arguments: Mapping[str, Any],
+        *,
+        tenant: str,
+        listed_tool: ServerTool | None = None,
+    ) -> str:
+        server = self._catalog.find_server(declaration)
+        allowed = allowed_tool_filter(declaration)
+        if not is_tool_name(name) or (allowed.tool_names is not None and name not in allowed.tool_names):
+            raise _tool_not_allowed(name)
+        _check_arguments(arguments)
+
+        async def call(session: McpSession) -> CallToolResult:
+            if allowed.read_only is not None or listed_tool is not None:
+                tools = session.tool_listing
+                if tools is None:
+                    tools = await _list_tools(session, declaration.server_label, server)
+                _check_tool(tools, name, allowed, listed_tool)
+            return await session.call_tool(name, dict(arguments))
+
+        result = await self._use_session(self._config.call_timeout_s, (tenant, server.identity), server, call)
+        if result.is_error:
+            raise execution_error(name, result, server.secrets)
+        return result_to_text(result, server.secrets)
+
+    async def _use_session(
+        self,
+        timeout_s: float,
+        session_key: Hashable,
+        server: McpServerTarget,
+        use: Callable[[McpSession], Awaitable[_Result]],
+    ) -> _Result:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    async with self._sessions.use_session(
+                        session_key, lambda: self._build_connector(server)
+                    ) as session:
+                        was_used = session.completed_calls > 0
+                        try:
+                            return await use(session)
+                        except SessionLost:
+                            # A restarted server has lost its sessions: try a new one, unless this was a new one.
+                            if not was_used:
+                                raise
+        except TimeoutError:
+            raise protocol_error(REQUEST_TIMEOUT, f"The MCP server did not answer within {timeout_s:g} s.") from None
+
+    def _build_connector(self, server: McpServerTarget) -> SessionConnector:
+        if isinstance(server, LocalServer):
+            return SessionConnector(
+                lambda _: open_stdio_streams(server.command, server.args, server.env), secrets=server.secrets
+            )
+        wire = FetcherTransport(self._fetcher, server.url, server.transport, self._config.call_timeout_s)
+        return SessionConnector(
+            lambda end: wire.open_streams(server.headers, end),
+            is_legacy=server.transport == "sse",
+            secrets=server.secrets,
+            is_expiring=lambda: wire.is_expiring,
+        )
+
+
+async def _list_tools(session: McpSession, server_label: str, server: McpServerTarget) -> Sequence[ServerTool]:
+    session.tool_listing = tools = convert_tools(await session.list_tools(), server_label, server.secrets)
+    return tools
+
+
+def _check_tool(tools: Sequence[ServerTool], name: str, allowed: ToolFilter, listed_tool: ServerTool | None) -> None:
+    tool = next((tool for tool in tools if tool.name == name), None)
+    if tool is None or not matches_filter(allowed, tool):
+        raise _tool_not_allowed(name)
+    if listed_tool not in (None, tool):
+        raise protocol_error(INVALID_PARAMS, f"The tool '{name}' is no longer what it was when it was listed.")
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    try:
+        size = len(json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode())
+    except (ValueError, TypeError, RecursionError):
+        raise protocol_error(INVALID_PARAMS, "The arguments hold what cannot be sent as JSON.") from None
+    if size > _MAX_ARGUMENTS_BYTES:
+        raise protocol_error(INVALID_PARAMS, f"The arguments are larger than {_MAX_ARGUMENTS_BYTES} bytes.")
+
+
+def _tool_not_allowed(name: str) -> ToolServerFailed:
+    return protocol_error(INVALID_PARAMS, f"The MCP server has no tool '{one_line(name, 64)}' that may be called.")
