@@ -1,4 +1,4 @@
-"""VLLM: models served by vLLM, or by any other server that speaks OpenAI's chat completions or embeddings, wherever."""
+"""VLLM: models on vLLM, or on any other server with OpenAI's chat completions or embeddings API."""
 
 import asyncio
 import importlib
@@ -30,14 +30,16 @@ if TYPE_CHECKING:
 
 
 class VLLM(Inference):
-    """Several base URLs are replicas of one server: asked in turn, and for one another while nothing was generated."""
+    """Provider over one or more base URLs. Several URLs are replicas: requests rotate, and one that produced no output
+    yet is retried on another replica."""
 
     class Config(Provider.Config):
-        """`engine: openai` sends nothing that OpenAI's own API does not have; there `reasoning_field` is `none` unless
-        it is set. `extra_body` is merged over every chat's body. `modalities` says what the models take beside text.
-        `template: harmony` is for gpt-oss on vLLM: prompts are made here, as `harmony` says, and sent as tokens. Then
-        `grammars` says whether vLLM enforces them, as it does when it was started with --structured-outputs-config
-        '{"backend": "guidance", "enable_in_reasoning": true}'. For the rest see Dialect, Timeouts and Policy."""
+        """`engine: openai` sends only fields of OpenAI's own API; `reasoning_field` is then `none` by default.
+        `extra_body` is merged over every chat's body. `modalities` lists the models' input kinds other than text.
+        `template: harmony` is for gpt-oss on vLLM: prompts are rendered here with the options in `harmony` and sent as
+        tokens. `grammars` then says that vLLM enforces them, as it does when started with --structured-outputs-config
+        '{"backend": "guidance", "enable_in_reasoning": true}'. For the other fields see ChatDialect, Timeouts and
+        ReplicaPolicy."""
 
         base_url: str | list[str] = "http://127.0.0.1:8000/v1"
         api_key: SecretStr | None = None
@@ -98,7 +100,7 @@ class VLLM(Inference):
         self._models_cache: tuple[float, Sequence[Model]] | None = None
 
     async def start(self) -> None:
-        """Opens the connection pool. Asks nothing: a server that is down now may be up when it is needed."""
+        """Open the connection pool. No request is sent: a server that is down now may be up when it is needed."""
         config = self._config
         if config.template == "harmony":
             self._harmony_template = await _load_harmony_template(config)
@@ -115,7 +117,7 @@ class VLLM(Inference):
             self._health_task = asyncio.create_task(self._upstreams.watch_health(config.health_interval_s))
 
     async def close(self) -> None:
-        """Ends every stream that still runs."""
+        """End every stream in progress."""
         if self._health_task is not None:
             self._health_task.cancel()
             with suppress(asyncio.CancelledError):
@@ -125,7 +127,7 @@ class VLLM(Inference):
         self._http = self._upstreams = self._health_task = self._harmony_template = None
 
     async def models(self) -> Sequence[Model]:
-        """What the server lists, for a few seconds as it was last heard."""
+        """Return the models that the server lists; the list is cached for a few seconds."""
         if self._models_cache is not None and time.monotonic() < self._models_cache[0]:
             return self._models_cache[1]
         models = await self._get_upstreams().query_any(lambda endpoint: endpoint.models(self._config.modalities))
@@ -143,11 +145,13 @@ class VLLM(Inference):
         return chat(request)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """Asked of the server's /embeddings, a few inputs at a time. Each such part has `headers_timeout_s`."""
+        """Request vectors from the server's /embeddings, a few inputs at a time. `headers_timeout_s` applies to each
+        part."""
         return join_embeddings([await self._get_upstreams().embed(part) for part in split_request(request)])
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Asked of vLLM's /tokenize, where the prompt is not made here; other engines raise Unsupported."""
+        """Return the length of the prompt: counted here if it is rendered here, otherwise by vLLM's /tokenize. Other
+        engines raise Unsupported."""
         if self._harmony_template is not None:
             return await self._harmony_template.count_tokens(request)
         return await self._get_upstreams().query_any(lambda endpoint: endpoint.count_tokens(request))
@@ -159,7 +163,8 @@ class VLLM(Inference):
 
 
 async def _load_harmony_template(config: VLLM.Config) -> "HarmonyTemplate":
-    """Imported only where it is used: it needs packages that nothing else here does."""
+    """Load the template. The import happens only where it is used, because it needs packages that nothing else here
+    does."""
     try:
         module = await asyncio.to_thread(importlib.import_module, "providers.inference.harmony.completions")
     except ModuleNotFoundError as exc:

@@ -1,6 +1,6 @@
-"""Custom (free text) tools on servers that know functions only: declared as a function of one string, `input`.
+"""Custom (free text) tools on servers that only know functions: declared as a function with one string, `input`.
 
-The model then writes `{"input": "..."}`, and CustomInput takes the wrapping off again while it streams in.
+The model then writes `{"input": "..."}`, and CustomInputReader unwraps the text while it streams.
 """
 
 import re
@@ -16,15 +16,15 @@ ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"
 
 _OPENING: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _PARTIAL_OPENING: Final = re.compile(r'\s*(?:$|\{\s*(?:$|"(?:$|i$|in$|inp$|inpu$|input$|input"\s*(?:$|:\s*$))))')
-# A quote ends the input when the object ends behind it, or when another key of it follows. A model that forgot to
-# escape a quote goes on with anything else, and then the quote was part of its text.
+# A quote ends the input only if the object's end or another key follows. A model that forgot to escape a quote
+# continues with something else, and then the quote was part of its text.
 _POSSIBLE_END: Final = re.compile(r'"\s{0,64}(?:$|\}\s*$|,\s{0,64}(?:$|"[^"\\]{0,64}(?:$|"\s{0,64}$)))')
 _NEXT_KEY: Final = re.compile(r'"\s{0,64},\s{0,64}"[^"\\]{0,64}"\s{0,64}:')
 _UNESCAPED_TEXT: Final = re.compile(r'[^"\\]*')
 
 
 def custom_to_function(tool: CustomToolDefinition) -> dict[str, Any]:
-    """A custom tool as the function tool it is declared as."""
+    """Return the function tool as which a custom tool is declared."""
     lines = [tool.description] if tool.description else []
     what = "The tool's whole input, as plain text."
     if tool.format is not None and tool.format.type == "grammar":
@@ -37,7 +37,7 @@ def custom_to_function(tool: CustomToolDefinition) -> dict[str, Any]:
         "required": [INPUT_FIELD],
         "additionalProperties": False,
     }
-    # Without `strict`, vLLM holds even a forced call to some JSON only: a bare string in place of the object.
+    # Without `strict`, vLLM enforces only valid JSON, even for a forced call: a bare string instead of the object.
     function: dict[str, Any] = {"name": tool.name, "parameters": schema, "strict": True}
     if lines:
         function["description"] = "\n\n".join(lines)
@@ -45,15 +45,15 @@ def custom_to_function(tool: CustomToolDefinition) -> dict[str, Any]:
 
 
 def custom_call_to_function_call(call: CustomCall) -> FunctionCall:
-    """A custom call of the history as the function call that the model made."""
+    """Return a custom call of the history as the function call that the model wrote."""
     arguments = msgspec.json.encode({INPUT_FIELD: call.custom.input}).decode()
     return FunctionCall(id=call.id, function=CalledFunction(name=call.custom.name, arguments=arguments))
 
 
 class CustomInputReader:
-    """Arguments JSON in, piece by piece; the text of its `input` out, as soon as it is certain.
+    """Incremental reader: arguments JSON in, the text of its `input` out as soon as it is certain.
 
-    Where the model's JSON is not what was asked for, what it wrote is the input as it stands.
+    If the model's JSON does not have that shape, its text is the input as it stands.
     """
 
     __slots__ = ("_buffer", "_state", "_surrogate_joiner")
@@ -64,7 +64,7 @@ class CustomInputReader:
         self._state = "before"
 
     def feed(self, text: str) -> str:
-        """What more of the input `text` makes certain."""
+        """Return the part of the input that `text` makes certain."""
         if self._state == "after":
             return ""
         self._buffer += text
@@ -73,7 +73,7 @@ class CustomInputReader:
         return self._surrogate_joiner.feed(self._read_certain_text()) if self._state == "inside" else ""
 
     def finish(self) -> str:
-        """What is left when the arguments are over."""
+        """Return the rest of the input at the end of the arguments."""
         held, self._buffer = self._buffer, ""
         if self._state in ("before", "odd"):
             return _recover_input(held)
@@ -89,11 +89,11 @@ class CustomInputReader:
             self._state = "odd"
 
     def _read_certain_text(self) -> str:
-        """Everything of what is held that is certain by now, unescaped; the rest stays held."""
+        """Remove the certain text from the buffer and return it unescaped."""
         held, at, out = self._buffer, 0, list[str]()
         while at < len(held):
             plain = _UNESCAPED_TEXT.match(held, at)
-            assert plain is not None  # it matches the empty text too
+            assert plain is not None  # the pattern also matches the empty text
             out.append(plain[0])
             at = plain.end()
             if at == len(held):
@@ -115,7 +115,8 @@ class CustomInputReader:
 
 
 def _parse_escape(text: str, offset: int) -> tuple[str, int] | None:
-    """The character of the escape at `at` and where it ends; None while it is not whole. A wrong one is itself."""
+    """Return the character of the escape at `offset` and the offset after it; None while it is incomplete. An invalid
+    escape stands for itself."""
     if offset + 1 == len(text):
         return None
     kind = text[offset + 1]

@@ -1,4 +1,4 @@
-"""The wire of one OpenAI-compatible server: requests out, Steps of Deltas or vectors in, over HTTP."""
+"""Client of one OpenAI-compatible server: sends requests, returns batches of deltas or vectors."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -27,16 +27,17 @@ MAX_ERROR_BYTES: Final = 64 * 1024
 DRAIN_TIMEOUT_S: Final = 0.1
 COUNTING_UNSUPPORTED: Final = "cannot count tokens"
 TOKENIZE_PATH: Final = "/tokenize"
-"""vLLM has it beside `/v1`, not in it."""
+"""Path of vLLM's tokenizer, which is not under `/v1`."""
 
 
 class ConnectTimeout(UpstreamTimeout):
-    """No connection within the limit: another try is safe."""
+    """No connection within the limit; a retry is safe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Limits in seconds. The first token counts from the sending of the request; keep-alive comments are no tokens."""
+    """Limits in seconds. The first-token limit starts when the request is sent; keep-alive comments do not count as
+    tokens."""
 
     connect_s: float = 5
     headers_s: float = 60
@@ -45,36 +46,37 @@ class Timeouts:
 
 
 class ChunkReader(Protocol):
-    """Reads an answer as ChatChunks does: see there."""
+    """Reader of a response with the methods and fields of ChatChunkReader."""
 
     failure: StackError | None
     is_finished: bool
     saw_activity: bool
 
     def feed(self, data: bytes) -> list[Delta]:
-        """The deltas that `read` completed."""
+        """Return the deltas that `data` completed."""
         ...
 
     def end(self) -> list[Delta]:
-        """The last deltas, when the body ended cleanly."""
+        """Return the last deltas after the body ended cleanly."""
         ...
 
 
 class PromptTemplate(Protocol):
-    """Who makes the prompt of the messages: how a chat is put to a server, and how its answer is to be read."""
+    """How a chat becomes a request to a server, and how the response is read; defines who renders the prompt."""
 
     async def build_request(
         self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
     ) -> tuple[str, bytes, ChunkReader]:
-        """The path behind `base_url`, the body to POST and what reads the answer to it.
+        """Return the path below `base_url`, the body to POST and the reader of the response.
 
-        `context_tokens` is what the server says of the model's context. Raises InvalidRequest for what cannot be put.
+        `context_tokens` returns the model's context length as listed by the server. Raises InvalidRequest for a chat
+        that cannot be rendered.
         """
         ...
 
 
 class ServerPromptTemplate:
-    """The server makes the prompt: chat completions."""
+    """Template for chat completions: the server renders the prompt."""
 
     def __init__(self, dialect: ChatDialect) -> None:
         self._dialect = dialect
@@ -82,7 +84,7 @@ class ServerPromptTemplate:
     async def build_request(
         self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
     ) -> tuple[str, bytes, ChunkReader]:
-        """See Template."""
+        """See `PromptTemplate.build_request`."""
         return "/chat/completions", request_to_body(request, self._dialect), ChatChunkReader(request)
 
 
@@ -106,11 +108,10 @@ _Response = TypeVar("_Response", _ModelList, _TokenCount)
 
 
 class ChatCompletions:
-    """One server at `base_url`, which ends where `/chat/completions` and `/models` begin (usually in `/v1`). Without
-    a `template` the server has its own.
+    """Client of one server at `base_url`, the URL below which `/chat/completions` and `/models` lie (usually `/v1`).
+    Without a `template` the server renders the prompt.
 
-    Holds no connection of its own: `http` is the caller's. The key goes to `base_url` only;
-    redirects are not followed.
+    `http` belongs to the caller. The API key is sent to `base_url` only; redirects are not followed.
     """
 
     def __init__(
@@ -136,8 +137,8 @@ class ChatCompletions:
         self._headers = headers_to_bytes(headers)
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """As `Inference.chat`, tried once. Before the first step, Unavailable, ConnectTimeout and RateLimited mean
-        that another try is safe."""
+        """See `Inference.chat`; one attempt. Before the first batch, UpstreamUnavailable, ConnectTimeout and
+        RateLimited mean that a retry is safe."""
         path, asked, chunks = await self._template.build_request(
             request, lambda: self._find_context_tokens(request.model)
         )
@@ -146,7 +147,7 @@ class ChatCompletions:
         now, limits = asyncio.get_running_loop().time, self._timeouts
         deadline = now() + limits.first_token_s
         started = False
-        # popped, and let go once sent: a long prompt's bytes are not to be kept for as long as the answer takes
+        # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.
         answer = await self._send("POST", path, body.pop())
         try:
             await self._check_response(answer, request.model)
@@ -174,7 +175,7 @@ class ChatCompletions:
             self._http.release(answer)
 
     async def models(self, modalities: frozenset[Modality] | None = None) -> Sequence[Model]:
-        """What the server lists. Raises UpstreamError when it does not."""
+        """Return the models that the server lists. Raises UpstreamError when it does not respond."""
         found = _decode_response(await self._request_json("GET", "/models", None), _ModelList)
         return [
             Model(
@@ -188,13 +189,13 @@ class ChatCompletions:
         ]
 
     async def _find_context_tokens(self, model: str) -> int | None:
-        """The model's context as the server lists it, asked once, and again after a failure."""
+        """Return the model's context length as the server lists it; cached until a request fails."""
         if model not in self._context_tokens:
             self._context_tokens |= {each.id: each.context_tokens for each in await self.models()}
         return self._context_tokens.get(model)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """The prompt's length by vLLM's /tokenize. Raises Unsupported where the server has none."""
+        """Return the length of the prompt by vLLM's /tokenize. Raises Unsupported where the server has none."""
         if self._dialect.engine != "vllm":
             raise Unsupported(f"This model's server {COUNTING_UNSUPPORTED}.", param="model")
         body = request_to_tokenize_body(request, self._dialect)
@@ -203,7 +204,7 @@ class ChatCompletions:
         ).count
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """As `Inference.embed`, tried once. What it takes is to be of a fit size: see `request_to_parts`."""
+        """See `Inference.embed`; one attempt. A large request must be split by the caller: see `split_request`."""
         body, lacking = request_to_embedding_body(request), "makes no embeddings"
         answer = await self._request_json("POST", "/embeddings", body, request.model, lacking)
         return await asyncio.to_thread(parse_embeddings, answer, request)
@@ -211,8 +212,8 @@ class ChatCompletions:
     async def _request_json(
         self, method: str, path: str, body: bytes | None, model: str = "", unsupported_feature: str = ""
     ) -> bytes:
-        """A question with a short answer of JSON. `lacking` says of a server that does not know the path what it
-        cannot do."""
+        """Send a request and return its short JSON response. `unsupported_feature` describes what a server without this
+        path cannot do."""
         answer = await self._send(method, path, body)
         try:
             if unsupported_feature and answer.status in (404, 405, 501):
@@ -227,7 +228,7 @@ class ChatCompletions:
             self._http.release(answer)
 
     async def _send(self, method: str, path: str, body: bytes | None) -> HttpConnection:
-        """Send; wait for the headers. Releasing the answer closes its connection, or keeps it where all was read."""
+        """Send a request and wait for the headers; the caller must release the connection."""
         limits = self._timeouts
         headers = self._headers + headers_to_bytes(TRACE_HEADERS.get())
         url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE_PATH else self.base_url}{path}"
@@ -268,7 +269,7 @@ class ChatCompletions:
         return response_to_error(connection.status, body, connection.headers, model)
 
     async def _read_body(self, connection: HttpConnection, limit_bytes: int) -> bytes:
-        """The body up to `limit` bytes; the rest of a longer one is left unread."""
+        """Return the body up to `limit_bytes`; the rest of a longer one stays unread."""
         until = asyncio.get_running_loop().time() + self._timeouts.headers_s
         try:
             return await connection.read_body(limit_bytes, until)
@@ -286,7 +287,7 @@ def _decode_response(body: bytes, response_type: type[_Response]) -> _Response:
 
 
 async def _drain_body(connection: HttpConnection) -> None:
-    """Take the end of the body that comes right behind the answer's, so that the connection can serve again."""
+    """Read the end of the body that directly follows the last event, so that the connection can be reused."""
     now = asyncio.get_running_loop().time
     until = now() + DRAIN_TIMEOUT_S
     with suppress(TimeoutError, HttpError):
@@ -297,5 +298,5 @@ async def _drain_body(connection: HttpConnection) -> None:
 
 
 def _to_retryable_error(failure: StackError) -> StackError:
-    """A stream that broke off before it said anything may be asked for again."""
+    """Return the error of a stream that failed before its first delta as one that allows a retry."""
     return UpstreamUnavailable(failure.message) if type(failure) is UpstreamError else failure

@@ -1,8 +1,8 @@
-"""Tools and a text format together, where a server cannot have both.
+"""Tools together with a text format, for servers that cannot combine them.
 
-vLLM holds all that a model says to the format, so that one that may call tools never does. Here the model is asked
-without the format first. Where it calls tools, that was all; an answer in text is asked for again, with the format and
-without calls: the prompt is the same, and the server has it in its cache.
+vLLM applies the format to all output, so a model with tools can never call one. Here the model first generates without
+the format. If it calls tools, that is the result; if it answers in text, it generates again with the format and without
+calls. The prompt is the same, so the server has it in its prefix cache.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -18,7 +18,7 @@ ChatFunction = Callable[[ChatRequest], AsyncGenerator[DeltaBatch]]
 
 
 def needs_two_passes(request: ChatRequest) -> bool:
-    """Whether the model may call tools, and its text is to have a format."""
+    """Return true if the model may call tools and its text must have a format."""
     choice = request.tool_choice.allowed_tools.mode if isinstance(request.tool_choice, ChatAllowedTools) else None
     is_free = request.tool_choice in (None, "auto") or choice == "auto"
     form = request.response_format
@@ -26,7 +26,8 @@ def needs_two_passes(request: ChatRequest) -> bool:
 
 
 async def chat_in_two_passes(chat: ChatFunction, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-    """The answer to a request that `wants_both`. Text of the first is held back until it is known to stay."""
+    """Generate a request for which `needs_two_passes` is true. The text of the first pass is buffered until it is
+    certain to be used."""
     held: list[Delta] = []
     settled = False
     finish: Finish | None = None
@@ -57,7 +58,7 @@ async def chat_in_two_passes(chat: ChatFunction, request: ChatRequest) -> AsyncG
 
 
 def _has_format(held_deltas: list[Delta], request: ChatRequest) -> bool:
-    """Whether the text has the format as it is. Only what needs no schema is looked at."""
+    """Return true if the text already has the format. Only formats without a schema are checked."""
     if not isinstance(request.response_format, JsonObjectFormat):
         return False
     text = "".join(delta.text for delta in held_deltas if isinstance(delta, TextDelta))
@@ -74,7 +75,7 @@ def _build_second_request(request: ChatRequest, first_usage: Usage) -> ChatReque
 
 
 def _add_usage(delta: Delta, first_usage: Usage) -> Delta:
-    """What was said twice was paid for twice; the prompt counts once."""
+    """Add the first pass's output tokens to the usage of the Finish; the prompt counts once."""
     if not isinstance(delta, Finish):
         return delta
     usage = delta.usage

@@ -1,4 +1,4 @@
-"""The tools that any chat model can be offered: functions and free-text tools, by one plain name each."""
+"""Tools that any chat model can use: functions and free-text tools, each by one plain name."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ PlainTool = ChatFunctionTool | ChatCustomTool
 
 
 def require_plain_tools(tools: Sequence[ChatTool] | None) -> list[PlainTool]:
-    """The tools as they are. Raises Unsupported naming the first that takes a model trained on it."""
+    """Return the tools unchanged. Raises Unsupported naming the first one that needs a model trained on it."""
     plain: list[PlainTool] = []
     for index, tool in enumerate(tools or ()):
         if isinstance(tool, NativeTool):

@@ -1,4 +1,4 @@
-"""What a model is told of how long its answer shall be, where it knows no such option itself."""
+"""Instructions about the length of the output, for models that have no such option."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,4 +7,4 @@ VERBOSITY: Final[Mapping[str | None, str]] = {
     "low": "Keep the answer short: say what was asked for and no more.",
     "high": "Make the answer detailed: explain it, with examples where they help.",
 }
-"""By the request's `verbosity`. At the usual one nothing is told, so that the prompt stays what it is without it."""
+"""Line of instructions by the request's `verbosity`. The default adds none, so that the prompt stays unchanged."""

@@ -1,4 +1,4 @@
-"""What stands in a Harmony message, as deltas while it is made: something said, a call, or what is to be ignored."""
+"""Bodies of Harmony messages, streamed as deltas: text, a call, or content to ignore."""
 
 from codecs import getincrementaldecoder
 from collections import deque
@@ -22,7 +22,7 @@ _TextTarget = tuple[Literal["said", "called"], str]
 
 
 class DeltaBuffer:
-    """Deltas in the making: what is added to the same message before it is taken becomes one."""
+    """Collects deltas; text added to the same message before the next `take_deltas` becomes one delta."""
 
     def __init__(self) -> None:
         self._deltas: list[Delta] = []
@@ -44,7 +44,7 @@ class DeltaBuffer:
         self._logprobs += logprobs
 
     def begin_message(self, target: _TextTarget) -> None:
-        """A message begins: if it will be read on from the one before, then in a new line."""
+        """Begin a message. If clients see it as a continuation of the previous one, it starts with a new line."""
         if target == self._last_target:
             self.add_text(target, "\n")
 
@@ -70,7 +70,7 @@ class DeltaBuffer:
 
 
 class IgnoredBody:
-    """The model speaks for a user or a tool."""
+    """Body of a message that the model writes in the name of a user or a tool."""
 
     end_token: Final = END
     is_stopped: Final = False
@@ -86,7 +86,7 @@ class IgnoredBody:
 
 
 class TextBody:
-    """A thought, a preamble or the answer. An answer is `stopped` where the first of the stop strings begins."""
+    """Reasoning, a preamble or the answer. An answer is stopped where the first of the stop strings begins."""
 
     end_token: Final = END
 
@@ -118,7 +118,7 @@ class TextBody:
         return text_to_key(self.channel, "".join(self._texts))
 
     def _certain_chars(self) -> int:
-        """Up to where no stop string may have begun."""
+        """Return the number of characters before the first place where a stop string may have begun."""
         held = self._pending_text
         for at in range(len(held)):
             if any(stop.startswith(held[at:]) for stop in self._stop_strings):
@@ -140,7 +140,7 @@ class TextBody:
 
 
 class CallBody:
-    """A call. What a custom tool is given is raw text, also where the model wrapped it up as JSON."""
+    """Body of a call. A custom tool receives raw text, even if the model wrapped it as JSON."""
 
     end_token: Final = CALL
     is_stopped: Final = False
@@ -185,7 +185,7 @@ class _PlainInputReader:
 
 
 class _MaybeWrappedInputReader:
-    """Text as it is, unless it turns out to be JSON with the text in it."""
+    """Passes text through, unless it turns out to be JSON that wraps the text."""
 
     def __init__(self) -> None:
         self._buffer = ""

@@ -20,15 +20,15 @@ from providers.inference.http.connection import HttpConnection, HttpError
 
 HAPPY_EYEBALLS_DELAY_S: Final = 0.25
 _CLOSE_LOOP_ITERATIONS: Final = 10
-"""Of the loop, until every transport has told that it is closed."""
+"""Iterations of the event loop that `close` waits at most for the transports to report that they are closed."""
 
 
 class HttpConnectTimeout(HttpError):
-    """No connection within the limit."""
+    """No connection was established within the limit."""
 
 
 class Origin(NamedTuple):
-    """Where a URL points, without its path."""
+    """Scheme, host and port of a URL."""
 
     tls: bool
     host: str
@@ -36,10 +36,11 @@ class Origin(NamedTuple):
 
 
 class HttpClient:
-    """Keeps connections that may serve again for `idle_s`; with 0 each serves once. Needs a running loop to be used."""
+    """Connection pool. Idle connections are reused for `idle_s` seconds; with 0 each connection serves one request. A
+    running event loop is required."""
 
     def __init__(self, *, idle_s: float = 4) -> None:
-        # Given up before uvicorn's five seconds, lest a request meets a connection that is just being closed.
+        # Shorter than uvicorn's five seconds, so that a request does not meet a connection that the server is closing.
         self._idle_s = idle_s
         self._idle_connections: dict[Origin, dict[HttpConnection, float]] = {}
         self._origins: dict[HttpConnection, Origin] = {}
@@ -50,9 +51,10 @@ class HttpClient:
     async def send(
         self, method: str, url: str, headers: bytes, body: bytes | None, connect_timeout_s: float
     ) -> HttpConnection:
-        """Ask, and wait for the answer's status and headers; then it is to be released. `headers` are whole lines.
+        """Send a request and return its connection once status and headers have arrived; the caller must `release` it.
+        `headers` are complete lines.
 
-        Raises ConnectTimedOut, HttpFailed. Bounds no time but `connect_s`, for a new connection.
+        Raises HttpConnectTimeout and HttpError. The only time limit is `connect_timeout_s`, for a new connection.
         """
         origin, host, target = parse_url(url)
         length = b"" if body is None else b"Content-Length: %d\r\n" % len(body)
@@ -71,7 +73,7 @@ class HttpClient:
         return answer
 
     def release(self, connection: HttpConnection) -> None:
-        """Keep its connection where the answer was read to its end; else close it at once."""
+        """Return the connection to the pool if its response was read completely; close it otherwise."""
         if not (connection.is_reusable and self._idle_s) or self._is_closed:
             connection.abort()
             return
@@ -82,7 +84,7 @@ class HttpClient:
             self._sweep_timer = loop.call_later(self._idle_s, self._close_idle_connections)
 
     async def close(self) -> None:
-        """Close every connection; who still reads from one gets HttpFailed."""
+        """Close every connection; a caller that still reads from one gets HttpError."""
         self._is_closed = True
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
@@ -116,7 +118,7 @@ class HttpClient:
         )
 
     def _forget_connection(self, connection: HttpConnection) -> None:
-        """Its connection is lost."""
+        """Remove a lost connection from the pool."""
         origin = self._origins.pop(connection, None)
         if origin is not None:
             self._idle_connections.get(origin, {}).pop(connection, None)
@@ -129,7 +131,7 @@ class HttpClient:
                 answer = await self._open_connection(origin)
         except TimeoutError as exc:
             raise HttpConnectTimeout(f"{origin.host} could not be reached in time.") from exc
-        except (OSError, ValueError) as exc:  # a ValueError is a host that is no name
+        except (OSError, ValueError) as exc:  # ValueError: the host is not a valid name
             raise HttpError(f"{origin.host} could not be reached.") from exc
         self._origins[answer] = origin
         return answer
@@ -154,7 +156,7 @@ class HttpClient:
 
 
 def headers_to_bytes(headers: Mapping[str, str]) -> bytes:
-    """As they are sent. Raises ValueError for what would break out of its line."""
+    """Return the headers as lines. Raises ValueError for characters that would break out of a line."""
     lines = [f"{name}: {value}" for name, value in headers.items()]
     if any(not line.isprintable() for line in lines):
         raise ValueError("a header holds a character that no header may hold")
@@ -163,7 +165,7 @@ def headers_to_bytes(headers: Mapping[str, str]) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def parse_url(url: str) -> tuple[Origin, bytes, bytes]:
-    """Where it points, and what stands in the request for its host and for the rest. Raises ValueError."""
+    """Return the origin, the Host header and the request target of a URL. Raises ValueError for an invalid one."""
     parts = urlsplit(url)
     tls = parts.scheme == "https"
     host = parts.hostname or ""

@@ -1,4 +1,4 @@
-"""The local engine's dialect: a ChatRequest as llama.cpp's server understands it, its grammars, its token counts."""
+"""Client of the local engine: a ChatRequest in the dialect of llama.cpp's server, grammars, token counts."""
 
 import asyncio
 import hashlib
@@ -33,12 +33,14 @@ UNSENT_FIELDS: Final[dict[str, None]] = dict.fromkeys(
     )
 )
 LOOP_PENALTIES: Final[Mapping[str, Any]] = {"dry_multiplier": 0.8, "dry_base": 1.75, "dry_allowed_length": 12}
-"""Makes repeating a passage of more than 12 tokens ever less likely: small models otherwise fill whole contexts."""
+"""Penalty for repeating a passage of more than 12 tokens. Small models otherwise fill whole contexts with
+repetition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the engine's output must match: the rules of an llguidance Lark grammar, and the field it came from."""
+    """Grammar for the engine's output: the rules of an llguidance Lark grammar, and the request field that demands
+    it."""
 
     rules: str
     param: str
@@ -56,28 +58,29 @@ class Constraint:
 def schema_to_constraint(
     schema: Mapping[str, Any], param: str, *, strict: bool, code: str = "invalid_json_schema"
 ) -> Constraint:
-    """Compact JSON of the schema. Unless `strict`, keywords that the engine does not know are passed over."""
+    """Return a constraint to compact JSON of the schema. Unless `strict`, keywords unknown to the engine are
+    ignored."""
     closed = dict(schema)
     if "properties" in closed and not COMPOSITION_KEYWORDS & closed.keys():
-        # Narrower than what was asked, so still right; a small model let free makes up properties without end.
+        # Narrower than the schema, so still valid: without this, a small model invents properties endlessly.
         closed.setdefault("additionalProperties", False)
     closed["x-guidance"] = {"lenient": not strict, "whitespace_flexible": False}
     return Constraint(SCHEMA_RULE + json.dumps(closed), param, code)
 
 
 def regex_to_constraint(pattern: str, param: str) -> Constraint:
-    """Text that matches the whole pattern."""
+    """Return a constraint to text that matches the whole pattern."""
     escaped = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", pattern, flags=re.DOTALL).replace("\n", "\\n")
     return Constraint(f"start: /{escaped}/", param)
 
 
 def lark_to_constraint(grammar: str, param: str) -> Constraint:
-    """Text of the grammar's `start`."""
+    """Return a constraint to text that matches the grammar's `start`."""
     return Constraint(grammar, param)
 
 
 class EngineClient:
-    """Speaks to one start of the engine. `http` is the caller's."""
+    """Client of one started engine. `http` belongs to the caller."""
 
     def __init__(
         self, address: EngineAddress, http: HttpClient, timeout_s: float, verdicts: OrderedDict[bytes, bool]
@@ -90,8 +93,8 @@ class EngineClient:
     def chat(
         self, request: ChatRequest, constraint: Constraint | None = None, **engine_fields: Any
     ) -> AsyncGenerator[DeltaBatch]:
-        """A chat of messages only: its tools and response format are not looked at. The constraint must have been
-        checked: what the engine cannot compile it does not enforce."""
+        """Generate from messages only: tools and response format of the request are ignored. The constraint must have
+        been checked, because the engine ignores a grammar that it cannot compile."""
         if constraint is not None:
             engine_fields["grammar"] = constraint.grammar
             engine_fields["chat_template_kwargs"] = {"enable_thinking": False}
@@ -109,17 +112,17 @@ class EngineClient:
         return wire.chat(request.model_copy(update=UNSENT_FIELDS))
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """The prompt's length with the model's own template around the messages."""
+        """Return the length of the prompt, with the model's own template around the messages."""
         body = request_to_body(request.model_copy(update=UNSENT_FIELDS), _build_dialect({}))
         return int((await self._post("/v1/chat/completions/input_tokens", body, request.model))["input_tokens"])
 
     async def context_tokens(self) -> int:
-        """How much fits into one slot: what was configured, or less where the model was made for less."""
+        """Return the context length of one slot: the configured one, or the model's own if that is smaller."""
         props = await self._request_json("GET", "/props", None, "")
         return int(props["default_generation_settings"]["n_ctx"])
 
     async def check_constraints(self, constraints: Sequence[Constraint]) -> None:
-        """Raises InvalidRequest naming the field of the first one that the engine cannot enforce."""
+        """Raise InvalidRequest naming the field of the first constraint that the engine cannot enforce."""
         schemas = [one for one in constraints if one.is_schema and _digest(one) not in self._verdicts]
         if len(schemas) > 1 and await self._compiles(_join_schemas(schemas)):
             for one in schemas:
@@ -133,8 +136,8 @@ class EngineClient:
                 raise _build_refusal(one)
 
     async def _compiles(self, rules: str) -> bool:
-        """The engine drops a grammar that it cannot compile and generates without; so see whether one is obeyed that
-        begins with a mark that no model would write by itself."""
+        """Return true if the engine enforces the rules. It ignores a grammar that does not compile, so the test is if
+        it obeys one that starts with a mark that no model would write by itself."""
         marked = re.sub(r"\bstart\b", "probed_start", rules)
         probe = {
             "prompt": "Hello",
@@ -174,7 +177,7 @@ class EngineClient:
 
 
 def _build_dialect(engine_fields: Mapping[str, Any]) -> ChatDialect:
-    # The engine tokenizes the finished prompt, so that markup in a text would be the model's own markup.
+    # The engine tokenizes the finished prompt, so markup in a text would become the model's own control tokens.
     return ChatDialect(
         engine="vllm",
         reasoning_field="reasoning_content",

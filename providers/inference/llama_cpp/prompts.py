@@ -1,4 +1,4 @@
-"""Prompts that small models follow, whatever their chat template: calls and results told as plain messages."""
+"""Prompts that small models follow with any chat template: calls and results as plain messages."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,17 +30,17 @@ def describe_tool(tool: PlainTool) -> str:
 
 
 def answer_choice_name(tools: Sequence[PlainTool]) -> str:
-    """What stands for answering among the choices; never a tool's name."""
+    """Return the name of the choice to answer; it never equals a tool's name."""
     return "answer" if "answer" not in {tool.name for tool in tools} else "answer in words"
 
 
 def render_choice(name: str) -> str:
-    """How a choice is written: the beginning of a call in JSON, up to the end of the name."""
+    """Return the text of a choice: the beginning of a call in JSON, up to the end of the name."""
     return f'{{"name": {json.dumps(name)}'
 
 
 def check_text_only(messages: Sequence[Message]) -> None:
-    """Raises Unsupported naming the first part that is no text."""
+    """Raise Unsupported naming the first part that is not text."""
     for index, message in enumerate(messages):
         for at, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if isinstance(part, ImagePart | FilePart):
@@ -52,7 +52,7 @@ def check_text_only(messages: Sequence[Message]) -> None:
 
 
 def add_verbosity(request: ChatRequest) -> ChatRequest:
-    """The request with a line of instructions for what it says of the answer's length."""
+    """Return the request with an instruction line for its verbosity."""
     text = VERBOSITY.get(request.verbosity)
     if text is None:
         return request
@@ -66,7 +66,7 @@ def add_verbosity(request: ChatRequest) -> ChatRequest:
 
 
 def build_answer_messages(messages: Sequence[Message]) -> list[Message]:
-    """The conversation for an answer in words. Calls are left out: shown them, small models answer with more."""
+    """Return the conversation for an answer in words. Calls are omitted, because small models imitate them."""
     told = _build_transcript(messages, show_calls=False)
     if messages[-1].role == "tool":
         told.append(Message(role="user", content="Use this to answer me."))
@@ -76,7 +76,7 @@ def build_answer_messages(messages: Sequence[Message]) -> list[Message]:
 def build_decision_messages(
     messages: Sequence[Message], tools: Sequence[PlainTool], *, may_answer: bool
 ) -> list[Message]:
-    """The conversation as a series of choices, the next one open."""
+    """Return the conversation as a series of choices, ending before the next one."""
     answer = answer_choice_name(tools)
     specs = [{"name": answer, "description": ANSWER_DESCRIPTION}] if may_answer else []
     specs += [{"name": tool.name, "description": describe_tool(tool)} for tool in tools]
@@ -87,7 +87,7 @@ def build_decision_messages(
     )
     shots: list[Message] = []
     if may_answer and len(tools) <= MAX_EXAMPLE_TOOLS:
-        # Every tool is shown once and answering a few times: without, small models call something for every "hello".
+        # Every tool appears once, and answering several times; otherwise small models call a tool for every "hello".
         pairs = [(text, answer) for text in CHAT_EXAMPLES]
         pairs += [(describe_tool(tool), tool.name) for tool in tools]
         for text, name in pairs:
@@ -98,7 +98,7 @@ def build_decision_messages(
 def build_argument_messages(
     messages: Sequence[Message], tool: PlainTool, schema: Mapping[str, Any] | None
 ) -> list[Message]:
-    """The conversation with one tool's input as the reply to write. `schema` is None for free text."""
+    """Return the conversation with one tool's input as the reply to write. `schema` is None for free text."""
     spec: dict[str, Any] = {"name": tool.name, "description": describe_tool(tool)}
     if schema is not None:
         spec["parameters"] = schema
@@ -142,7 +142,7 @@ def _build_transcript(messages: Sequence[Message], *, show_calls: bool) -> list[
 
 
 def message_text(message: Message) -> str:
-    """All text of a message."""
+    """Return all text of a message."""
     if isinstance(message.content, str):
         return message.content
     parts = message.content or ()
@@ -163,7 +163,7 @@ def _render_result(call: ChatToolCall | None, text: str) -> str:
 
 
 def _merge_neighbours(messages: Sequence[Message]) -> list[Message]:
-    """Neighbours of one role become one message: many templates insist that the roles take turns."""
+    """Merge neighbours of one role into one message: many templates require alternating roles."""
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1].role == message.role:
@@ -175,7 +175,7 @@ def _merge_neighbours(messages: Sequence[Message]) -> list[Message]:
 
 
 def calls_since_user(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """Names and inputs of the calls made since the user last spoke, with JSON in one spelling."""
+    """Return names and inputs of the calls since the last user message, with normalized JSON."""
     made: list[tuple[str, str]] = []
     for message in messages:
         if message.role == "user":
@@ -185,7 +185,7 @@ def calls_since_user(messages: Sequence[Message]) -> list[tuple[str, str]]:
 
 
 def normalize_json(text: str) -> str:
-    """One spelling for equal JSON; other text as it is."""
+    """Return equal JSON in one spelling; other text unchanged."""
     try:
         return json.dumps(json.loads(text), sort_keys=True)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Tool calls from models that cannot make them by themselves: decide, then fill.
+"""Tool calls for models that cannot write them reliably: decide, then fill.
 
-First the model may only write one of the choices, to answer or a tool's name; then it writes the answer, or the input,
-held to the tool's own schema or grammar. What the request demands of its tools thus holds with any model.
+First the model may only write one of the choices, to answer or a tool's name; then it writes the answer, or the input
+under the tool's own schema or grammar. A request's constraints on its tools thus hold with any model.
 """
 
 import json
@@ -44,14 +44,14 @@ RESET_SAMPLING: Final[dict[str, None]] = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class ToolChoices:
-    """What the model may do: call one of `tools`, or else answer if it may."""
+    """The choices of a turn: call one of `tools`, or answer if `may_answer`."""
 
     tools: Sequence[PlainTool]
     may_answer: bool
 
 
 def request_to_choices(request: ChatRequest) -> ToolChoices:
-    """Raises InvalidRequest for a tool choice that names no tool of the request."""
+    """Return the choices of a request. Raises InvalidRequest for a tool choice that names none of its tools."""
     tools, choice = require_plain_tools(request.tools), request.tool_choice
     match choice:
         case "none":
@@ -81,7 +81,7 @@ def _filter_named_tools(
 
 
 def tool_to_constraint(tool: PlainTool, param: str) -> Constraint | None:
-    """What the tool's input must match; None for free text."""
+    """Return the constraint on the tool's input; None for free text."""
     if isinstance(tool, ChatFunctionTool):
         function = tool.function
         return schema_to_constraint(
@@ -118,7 +118,7 @@ class ToolTurn:
         self._usage = Usage()
 
     async def generate(self, answer_constraint: Constraint | None) -> AsyncGenerator[DeltaBatch]:
-        """As `Inference.chat`. The usage is that of all that was generated for the turn."""
+        """See `Inference.chat`. The usage covers everything that was generated for the turn."""
         tool: PlainTool | None = self._choices.tools[0]
         if self._choices.may_answer or len(self._choices.tools) > 1:
             decided = await self._choose_tool()
@@ -137,7 +137,7 @@ class ToolTurn:
                 yield step
 
     async def _choose_tool(self) -> tuple[PlainTool | None] | None:
-        """The tool, or None in it to answer; None where the request's bound on tokens came first."""
+        """Return the chosen tool in a tuple, or `(None,)` to answer; None when the token limit came first."""
         by_text = {render_choice(tool.name): tool for tool in self._choices.tools}
         texts = list(by_text)
         if self._choices.may_answer:
@@ -169,7 +169,7 @@ class ToolTurn:
         raise UpstreamError("The local engine (llama.cpp) did not keep to the choices it was given.")
 
     async def _generate_call(self, tool: PlainTool) -> AsyncGenerator[DeltaBatch]:
-        """Write a call. Ends without a Finish, and with no step, where it would be the same call over again."""
+        """Generate a call. Ends without a Finish, and without a batch, if it would repeat the previous call."""
         name, constraint = tool.name, self._constraints[tool.name]
         schema = _object_schema(tool) if isinstance(tool, ChatFunctionTool) else None
         request = self._request.model_copy(
@@ -185,7 +185,8 @@ class ToolTurn:
         made = calls_since_user(self._request.messages) if self._choices.may_answer else []
         call_id = f"call_{secrets.token_hex(12)}"
         held: list[Delta] = [ToolCallStart(call_id, name, custom=isinstance(tool, ChatCustomTool))]
-        # A tool just called is called again only for something else, or small models would ask for ever.
+        # A tool that was just called may only be called again with other input; otherwise small models repeat it
+        # forever.
         holding = name in (called for called, _ in made)
         if self._is_limit_reached():
             yield (Finish("length", self._usage),)
@@ -225,7 +226,7 @@ class ToolTurn:
                     yield step
 
     def _remaining_tokens(self) -> int | None:
-        """Tokens that may still be generated; None without a bound."""
+        """Return the number of tokens that may still be generated; None without a limit."""
         bound = self._request.max_completion_tokens
         return None if bound is None else max(bound - self._usage.output_tokens, 1)
 

@@ -1,6 +1,6 @@
-"""Keeps the child process of the embedded embeddings: starts it when needed, asks it one thing at a time, ends it.
+"""Supervisor of the MiniLM child process: starts it when needed, sends it one request at a time, ends it.
 
-A native crash then costs the request that was running, not the server. See child.py for the other side.
+A native crash then fails only the current request, not the server. See child.py for the other side.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class TooManyTokens(ContextLengthExceeded):
-    """The text at `position` of those that were asked for is longer than the model takes."""
+    """The text at `position` in the request is longer than the model accepts."""
 
     def __init__(self, position: int, tokens: int) -> None:
         super().__init__(f"A text of {tokens} tokens is too long to be embedded.")
@@ -33,7 +33,7 @@ class TooManyTokens(ContextLengthExceeded):
 
 
 class EmbeddingProcess:
-    """One child process at a time. Its first start is the caller's; one that died is started again when it is asked."""
+    """One child process at a time. The caller starts it first; one that died is restarted by the next request."""
 
     def __init__(self, folder: Path, threads: int, start_timeout_s: float, answer_timeout_s: float) -> None:
         self._folder = folder
@@ -46,12 +46,13 @@ class EmbeddingProcess:
         self._dimensions = 0
 
     async def start(self) -> int:
-        """Returns the length of the vectors when the model is loaded. Raises UpstreamError when it cannot be."""
+        """Start the child and return the length of the vectors once the model is loaded. Raises UpstreamError when it
+        cannot be loaded."""
         async with self._request_lock:
             return await self._start_process()
 
     async def close(self) -> None:
-        """Ends the child, and what is being asked of it; safe when none was started."""
+        """End the child and the requests in progress; safe when none was started."""
         running = tuple(self._request_tasks)
         for task in running:
             task.cancel()
@@ -59,8 +60,9 @@ class EmbeddingProcess:
         await self._kill_process()
 
     async def embed(self, texts: Sequence[str]) -> tuple[int, list["array[float]"]]:
-        """How many tokens the texts have, and a vector for each. Raises TooManyTokens, UpstreamError."""
-        # A caller may leave at any time; the child's answer is to be read all the same, lest the next one get it.
+        """Return the total number of tokens and one vector per text. Raises TooManyTokens, UpstreamError."""
+        # The caller may be cancelled at any time; the child's response is read all the same, or the next request would
+        # receive it.
         task = asyncio.create_task(self._embed_locked(texts))
         self._request_tasks.add(task)
         task.add_done_callback(self._forget_task)
@@ -69,7 +71,7 @@ class EmbeddingProcess:
     def _forget_task(self, task: asyncio.Task[Any]) -> None:
         self._request_tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # seen, though nobody may be waiting for it any more
+            task.exception()  # retrieved, although the caller may be gone
 
     async def _embed_locked(self, texts: Sequence[str]) -> tuple[int, list["array[float]"]]:
         async with self._request_lock:
@@ -114,8 +116,8 @@ class EmbeddingProcess:
     async def _start_process(self) -> int:
         pipe = asyncio.subprocess.PIPE
         bounds = dict.fromkeys(THREAD_VARIABLES, str(self._threads))
-        # A session of its own: Ctrl-C reaches the whole group, and the server is to end the child when it has drained.
-        # -P: the child's own folder must not shadow what it imports.
+        # A session of its own: Ctrl-C reaches the whole group, and the server ends the child after it has drained. -P:
+        # the child's own folder must not shadow its imports.
         self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", str(_CHILD_SCRIPT), str(self._folder)),
             stdin=pipe,
@@ -142,7 +144,7 @@ class EmbeddingProcess:
         return self._dimensions
 
     async def _kill_process(self) -> None:
-        """Killed, because it holds nothing that would be lost."""
+        """Kill the child; it has no state to lose."""
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None
