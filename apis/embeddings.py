@@ -51,12 +51,12 @@ class EmbeddingRequest(Wire):
     @property
     def inputs(self) -> Sequence[str | list[int]]:
         """The inputs as a list, in order; each gets one vector."""
-        given = self.input
-        if isinstance(given, str):
-            return [given]
-        if isinstance(given[0], int):
-            return [cast("list[int]", given)]
-        return cast("list[str] | list[list[int]]", given)
+        value = self.input
+        if isinstance(value, str):
+            return [value]
+        if isinstance(value[0], int):
+            return [cast("list[int]", value)]
+        return cast("list[str] | list[list[int]]", value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,13 +128,13 @@ class NextToken(Inference):
         with self._waiting_slot():
             await self._running_slots.acquire()
         try:
-            for made in range(limit):
-                token = await self._next_token(tokens, temperature, new_request=made == 0)
+            for count in range(limit):
+                token = await self._next_token(tokens, temperature, new_request=count == 0)
                 if matcher is not None and not matcher.accept(token):
                     raise UpstreamError("The model's function did not keep to what this request demands.")
                 tokens.append(token)
-                if step := reader.feed([token]):
-                    yield step
+                if batch := reader.feed([token]):
+                    yield batch
                 if token in stops or reader.is_stopped:
                     break
         finally:
@@ -241,8 +241,8 @@ def _import_file(path: Path) -> Any:
 
 def _with_three_arguments(name: str, function: Any) -> NextTokenFunction:
     signature = inspect.signature(function)
-    named = signature.parameters.get("new_request")
-    if named is not None and named.kind is named.KEYWORD_ONLY:
+    parameter = signature.parameters.get("new_request")
+    if parameter is not None and parameter.kind is parameter.KEYWORD_ONLY:
         return lambda tokens, temperature, new_request: function(tokens, temperature, new_request=new_request)
     for count in (3, 2):
         try:

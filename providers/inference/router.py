@@ -75,9 +75,9 @@ class Router(Inference):
         """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
         try:
-            async with aclosing(provider.chat(forwarded)) as steps:
-                async for step in steps:
-                    yield step
+            async with aclosing(provider.chat(forwarded)) as batches:
+                async for batch in batches:
+                    yield batch
         except ModelNotFound as exc:
             raise ModelNotFound(request.model) from exc
 
@@ -130,13 +130,13 @@ class Router(Inference):
     async def _refresh_routes(self, max_age_s: float) -> None:
         """Query the models of all providers, unless that was done within `max_age_s` or while waiting for the lock.
         While a provider does not respond, its former list stays: its models are down, not removed."""
-        asked_at = time.monotonic()
+        requested_at = time.monotonic()
         async with self._refresh_lock:
-            if self._refreshed_at > asked_at - max_age_s:
+            if self._refreshed_at > requested_at - max_age_s:
                 return
-            answers = await asyncio.gather(*(self._list_models(name) for name in self._providers))
+            listings = await asyncio.gather(*(self._list_models(name) for name in self._providers))
             self._silent_providers.clear()
-            for name, listed in zip(self._providers, answers, strict=True):
+            for name, listed in zip(self._providers, listings, strict=True):
                 if listed is None:
                     self._silent_providers.add(name)
                 else:

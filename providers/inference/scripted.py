@@ -133,8 +133,8 @@ class Scripted(Inference):
             for line in lines:
                 if isinstance(line, Wait):
                     await asyncio.sleep(line.wait_s)
-                for step in player.play(line):
-                    yield step
+                for batch in player.play(line):
+                    yield batch
                     await asyncio.sleep(0)
                     if player.is_finished:
                         return
@@ -166,11 +166,11 @@ class _Player:
         true."""
         match line:
             case Say():
-                return (self._count_delta(TextDelta(piece, phase=line.phase)) for piece in _split_pieces(line.text))
+                return (self._count_delta(TextDelta(chunk, phase=line.phase)) for chunk in _to_chunks(line.text))
             case Think():
-                return (self._count_delta(ReasoningDelta(piece)) for piece in _split_pieces(line.reasoning))
+                return (self._count_delta(ReasoningDelta(chunk)) for chunk in _to_chunks(line.reasoning))
             case Refuse():
-                return (self._count_delta(RefusalDelta(piece)) for piece in _split_pieces(line.refusal))
+                return (self._count_delta(RefusalDelta(chunk)) for chunk in _to_chunks(line.refusal))
             case CallTool():
                 return self._play_calls([line])
             case ParallelCalls():
@@ -197,11 +197,11 @@ class _Player:
             self._call_count += 1
             ids.append(call.id or f"call_{self._call_count}")
             yield self._count_delta(ToolCallStart(ids[-1], call.call, call.custom))
-        written = [_split_pieces(call.arguments) for call in calls]
+        written = [_to_chunks(call.arguments) for call in calls]
         for position in range(max(map(len, written))):
-            for identity, pieces in zip(ids, written, strict=True):
-                if position < len(pieces):
-                    yield self._count_delta(ToolArgumentsDelta(identity, pieces[position]))
+            for call_id, chunks in zip(ids, written, strict=True):
+                if position < len(chunks):
+                    yield self._count_delta(ToolArgumentsDelta(call_id, chunks[position]))
 
     def _count_delta(self, delta: Delta) -> DeltaBatch:
         self._output_tokens += 1
@@ -215,7 +215,7 @@ def _build_error(message: str) -> StackError:
     return UpstreamError(message)
 
 
-def _split_pieces(text: str | list[str]) -> list[str]:
+def _to_chunks(text: str | list[str]) -> list[str]:
     return [text] if isinstance(text, str) else text
 
 

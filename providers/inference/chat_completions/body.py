@@ -23,8 +23,11 @@ from apis.chat import (
     TextPart,
 )
 from apis.errors import Unsupported
-from providers.inference.chat_completions.custom_tools import custom_call_to_function_call, custom_to_function
-from providers.inference.chat_completions.plain_tools import require_plain_tools
+from providers.inference.chat_completions.custom_tools import (
+    custom_call_to_function_call,
+    custom_to_function,
+    require_plain_tools,
+)
 from providers.inference.chat_completions.text_repair import repair_surrogates
 
 UpstreamEngine = Literal["vllm", "openai"]
@@ -37,6 +40,12 @@ COPIED_FIELDS: Final = (
     *("max_completion_tokens", "reasoning_effort", "verbosity", "logprobs", "top_logprobs", "prompt_cache_key"),
     *ENGINE_FIELDS,
 )
+VERBOSITY: Final[Mapping[str | None, str]] = {
+    "low": "Keep the answer short: say what was asked for and no more.",
+    "high": "Make the answer detailed: explain it, with examples where they help.",
+}
+"""Line of instructions by the request's `verbosity`. The default adds none, so that the prompt stays unchanged."""
+
 SPLIT_CONTROL: Final = "<\u200b|".encode()
 
 

@@ -229,8 +229,8 @@ class ChatChunkReader:
 
     def _end_prose(self) -> None:
         """Emit the buffered text before a different kind of output."""
-        if self._prose_kind is not None and (rest := self._surrogate_joiner.flush()):
-            self._emit(self._prose_kind, rest)
+        if self._prose_kind is not None and (remainder := self._surrogate_joiner.flush()):
+            self._emit(self._prose_kind, remainder)
         if self._logprobs and self._prose_kind == "text":
             self._emit("text", "")
         self._prose_kind = None
@@ -250,8 +250,10 @@ class ChatChunkReader:
     def _add_call(self, call: _CallDelta) -> None:
         self._end_prose()
         self.saw_activity = True
-        said = call.function or _FunctionDelta()
-        self._deltas += self._calls.add_delta(call.index or 0, call.id or "", said.name or "", said.arguments or "")
+        function = call.function or _FunctionDelta()
+        self._deltas += self._calls.add_delta(
+            call.index or 0, call.id or "", function.name or "", function.arguments or ""
+        )
 
     def _finish(self) -> None:
         if self._finish_reason is None:

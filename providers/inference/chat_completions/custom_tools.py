@@ -1,15 +1,29 @@
-"""Custom (free text) tools on servers that only know functions: declared as a function with one string, `input`.
+"""Tools on servers that only know functions: a custom (free text) tool becomes a function with one string, `input`.
 
 The model then writes `{"input": "..."}`, and CustomInputReader unwraps the text while it streams.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from apis.chat import CalledFunction, CustomCall, CustomToolDefinition, FunctionCall
+from apis.chat import (
+    CalledFunction,
+    ChatCustomTool,
+    ChatFunctionTool,
+    ChatTool,
+    CustomCall,
+    CustomToolDefinition,
+    FunctionCall,
+    NativeTool,
+)
+from apis.errors import Unsupported
 from providers.inference.chat_completions.text_repair import SurrogateJoiner
+
+PlainTool = ChatFunctionTool | ChatCustomTool
+"""Tool that any chat model can use, by one plain name."""
 
 INPUT_FIELD: Final = "input"
 ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
@@ -23,17 +37,31 @@ _NEXT_KEY: Final = re.compile(r'"\s{0,64},\s{0,64}"[^"\\]{0,64}"\s{0,64}:')
 _UNESCAPED_TEXT: Final = re.compile(r'[^"\\]*')
 
 
+def require_plain_tools(tools: Sequence[ChatTool] | None) -> list[PlainTool]:
+    """Return the tools unchanged. Raises Unsupported naming the first one that needs a model trained on it."""
+    plain: list[PlainTool] = []
+    for index, tool in enumerate(tools or ()):
+        if isinstance(tool, NativeTool):
+            raise Unsupported(f"This model was not trained on the tool '{tool.type}'.", param=f"tools[{index}].type")
+        if isinstance(tool, ChatFunctionTool) and tool.function.namespace is not None:
+            raise Unsupported(
+                "This model knows no namespaces of functions.", param=f"tools[{index}].function.namespace"
+            )
+        plain.append(tool)
+    return plain
+
+
 def custom_to_function(tool: CustomToolDefinition) -> dict[str, Any]:
     """Return the function tool as which a custom tool is declared."""
     lines = [tool.description] if tool.description else []
-    what = "The tool's whole input, as plain text."
+    input_description = "The tool's whole input, as plain text."
     if tool.format is not None and tool.format.type == "grammar":
         grammar = tool.format.grammar
         kind = "regular expression" if grammar.syntax == "regex" else "Lark grammar"
         lines.append(f"The input must match this {kind}:\n{grammar.definition}")
     schema = {
         "type": "object",
-        "properties": {INPUT_FIELD: {"type": "string", "description": what}},
+        "properties": {INPUT_FIELD: {"type": "string", "description": input_description}},
         "required": [INPUT_FIELD],
         "additionalProperties": False,
     }
@@ -74,11 +102,11 @@ class CustomInputReader:
 
     def finish(self) -> str:
         """Return the rest of the input at the end of the arguments."""
-        held, self._buffer = self._buffer, ""
+        buffer, self._buffer = self._buffer, ""
         if self._state in ("before", "odd"):
-            return _recover_input(held)
-        if self._state == "inside" and held and not _POSSIBLE_END.match(held):
-            return self._surrogate_joiner.feed(held) + self._surrogate_joiner.flush()
+            return _recover_input(buffer)
+        if self._state == "inside" and buffer and not _POSSIBLE_END.match(buffer):
+            return self._surrogate_joiner.feed(buffer) + self._surrogate_joiner.flush()
         return self._surrogate_joiner.flush()
 
     def _match_opening(self) -> None:
@@ -90,27 +118,27 @@ class CustomInputReader:
 
     def _read_certain_text(self) -> str:
         """Remove the certain text from the buffer and return it unescaped."""
-        held, at, out = self._buffer, 0, list[str]()
-        while at < len(held):
-            plain = _UNESCAPED_TEXT.match(held, at)
+        buffer, at, out = self._buffer, 0, list[str]()
+        while at < len(buffer):
+            plain = _UNESCAPED_TEXT.match(buffer, at)
             assert plain is not None  # the pattern also matches the empty text
             out.append(plain[0])
             at = plain.end()
-            if at == len(held):
+            if at == len(buffer):
                 break
-            if held[at] == "\\":
-                if (escape := _parse_escape(held, at)) is None:
+            if buffer[at] == "\\":
+                if (escape := _parse_escape(buffer, at)) is None:
                     break
                 out.append(escape[0])
                 at = escape[1]
-            elif _NEXT_KEY.match(held, at):
-                self._state, at = "after", len(held)
-            elif _POSSIBLE_END.match(held, at):
+            elif _NEXT_KEY.match(buffer, at):
+                self._state, at = "after", len(buffer)
+            elif _POSSIBLE_END.match(buffer, at):
                 break
             else:
                 out.append('"')
                 at += 1
-        self._buffer = held[at:]
+        self._buffer = buffer[at:]
         return "".join(out)
 
 
@@ -133,5 +161,5 @@ def _recover_input(text: str) -> str:
         value = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return text
-    found = value.get(INPUT_FIELD)
-    return found if isinstance(found, str) else text
+    input_text = value.get(INPUT_FIELD)
+    return input_text if isinstance(input_text, str) else text

@@ -51,8 +51,8 @@ def parse_embeddings(body: bytes, request: EmbeddingRequest) -> Embeddings:
     """Return the vectors. Raises UpstreamError unless there is one finite vector per input, all of the requested
     length."""
     try:
-        found = msgspec.json.decode(body, type=_EmbeddingResponse)
-        vectors = {each.index: _parse_vector(each.embedding) for each in found.data}
+        response = msgspec.json.decode(body, type=_EmbeddingResponse)
+        vectors = {vector.index: _parse_vector(vector.embedding) for vector in response.data}
     except (
         msgspec.DecodeError,
         UnicodeDecodeError,
@@ -63,15 +63,15 @@ def parse_embeddings(body: bytes, request: EmbeddingRequest) -> Embeddings:
     ) as exc:
         raise UpstreamError("The inference server sent embeddings that are not valid.") from exc
     count = len(request.inputs)
-    if len(found.data) != count or vectors.keys() != set(range(count)):
-        raise UpstreamError(f"The inference server sent {len(found.data)} embeddings for {count} inputs.")
+    if len(response.data) != count or vectors.keys() != set(range(count)):
+        raise UpstreamError(f"The inference server sent {len(response.data)} embeddings for {count} inputs.")
     lengths = {len(vector) for vector in vectors.values()}
     wanted = request.dimensions or len(vectors[0])
     if lengths != {wanted} or not wanted:
         raise UpstreamError("The inference server sent embeddings of the wrong length.")
     if not all(map(math.isfinite, (sum(map(abs, vector)) for vector in vectors.values()))):
         raise UpstreamError("The inference server sent embeddings with numbers that are none.")
-    return Embeddings([vectors[index] for index in range(count)], found.usage.prompt_tokens if found.usage else 0)
+    return Embeddings([vectors[index] for index in range(count)], response.usage.prompt_tokens if response.usage else 0)
 
 
 def join_embeddings(results: Sequence[Embeddings]) -> Embeddings:

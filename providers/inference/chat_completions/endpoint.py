@@ -139,44 +139,44 @@ class ChatCompletions:
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`; one attempt. Before the first batch, UpstreamUnavailable, ConnectTimeout and
         RateLimited mean that a retry is safe."""
-        path, asked, chunks = await self._template.build_request(
+        path, request_body, reader = await self._template.build_request(
             request, lambda: self._find_context_tokens(request.model)
         )
-        body = [asked]
-        del asked
+        body = [request_body]
+        del request_body
         now, limits = asyncio.get_running_loop().time, self._timeouts
         deadline = now() + limits.first_token_s
         started = False
         # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.
-        answer = await self._send("POST", path, body.pop())
+        connection = await self._send("POST", path, body.pop())
         try:
-            await self._check_response(answer, request.model)
-            while not chunks.is_finished:
+            await self._check_response(connection, request.model)
+            while not reader.is_finished:
                 try:
-                    if not answer.is_ready:
-                        await answer.wait_for_data(deadline)
-                    read = answer.read_available()
+                    if not connection.is_ready:
+                        await connection.wait_for_data(deadline)
+                    data = connection.read_available()
                 except TimeoutError as exc:
                     raise self._token_timeout_error(has_started=started) from exc
                 except HttpError as exc:
                     error = UpstreamError if started else UpstreamUnavailable
                     raise error("The connection to the inference server broke before the answer ended.") from exc
-                step = chunks.feed(read) if read else chunks.end()
-                if step:
-                    yield step
-                if chunks.failure is not None:
-                    raise chunks.failure if started or step else _to_retryable_error(chunks.failure)
-                if step or chunks.saw_activity:
+                batch = reader.feed(data) if data else reader.end()
+                if batch:
+                    yield batch
+                if reader.failure is not None:
+                    raise reader.failure if started or batch else _to_retryable_error(reader.failure)
+                if batch or reader.saw_activity:
                     started = True
-                    chunks.saw_activity = False
+                    reader.saw_activity = False
                     deadline = now() + limits.token_gap_s
-            await _drain_body(answer)
+            await _drain_body(connection)
         finally:
-            self._http.release(answer)
+            self._http.release(connection)
 
     async def models(self, modalities: frozenset[Modality] | None = None) -> Sequence[Model]:
         """Return the models that the server lists. Raises UpstreamError when it does not respond."""
-        found = _decode_response(await self._request_json("GET", "/models", None), _ModelList)
+        listing = _decode_response(await self._request_json("GET", "/models", None), _ModelList)
         return [
             Model(
                 id=model.id,
@@ -185,13 +185,13 @@ class ChatCompletions:
                 context_tokens=model.max_model_len or model.context_length,
                 modalities=modalities,
             )
-            for model in found.data
+            for model in listing.data
         ]
 
     async def _find_context_tokens(self, model: str) -> int | None:
         """Return the model's context length as the server lists it; cached until a request fails."""
         if model not in self._context_tokens:
-            self._context_tokens |= {each.id: each.context_tokens for each in await self.models()}
+            self._context_tokens |= {listed.id: listed.context_tokens for listed in await self.models()}
         return self._context_tokens.get(model)
 
     async def count_tokens(self, request: ChatRequest) -> int:
@@ -205,27 +205,27 @@ class ChatCompletions:
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """See `Inference.embed`; one attempt. A large request must be split by the caller: see `split_request`."""
-        body, lacking = request_to_embedding_body(request), "makes no embeddings"
-        answer = await self._request_json("POST", "/embeddings", body, request.model, lacking)
-        return await asyncio.to_thread(parse_embeddings, answer, request)
+        body, unsupported = request_to_embedding_body(request), "makes no embeddings"
+        response_body = await self._request_json("POST", "/embeddings", body, request.model, unsupported)
+        return await asyncio.to_thread(parse_embeddings, response_body, request)
 
     async def _request_json(
         self, method: str, path: str, body: bytes | None, model: str = "", unsupported_feature: str = ""
     ) -> bytes:
         """Send a request and return its short JSON response. `unsupported_feature` describes what a server without this
         path cannot do."""
-        answer = await self._send(method, path, body)
+        connection = await self._send(method, path, body)
         try:
-            if unsupported_feature and answer.status in (404, 405, 501):
-                error = await self._read_error(answer, model)
+            if unsupported_feature and connection.status in (404, 405, 501):
+                error = await self._read_error(connection, model)
                 if not isinstance(error, ModelNotFound):
                     error = Unsupported(f"This model's server {unsupported_feature}.", param="model")
                 raise error
-            if answer.status != 200:
-                raise await self._read_error(answer, model)
-            return await self._read_body(answer, MAX_BODY_BYTES)
+            if connection.status != 200:
+                raise await self._read_error(connection, model)
+            return await self._read_body(connection, MAX_BODY_BYTES)
         finally:
-            self._http.release(answer)
+            self._http.release(connection)
 
     async def _send(self, method: str, path: str, body: bytes | None) -> HttpConnection:
         """Send a request and wait for the headers; the caller must release the connection."""
@@ -236,8 +236,8 @@ class ChatCompletions:
             async with asyncio.timeout(limits.headers_s):
                 return await self._http.send(method, url, headers, body, limits.connect_s)
         except HttpConnectTimeout as exc:
-            what = f"connect_timeout_s ({limits.connect_s:g} s)"
-            raise ConnectTimeout(f"The inference server could not be reached within {what}.") from exc
+            limit = f"connect_timeout_s ({limits.connect_s:g} s)"
+            raise ConnectTimeout(f"The inference server could not be reached within {limit}.") from exc
         except TimeoutError as exc:
             raise self._response_timeout_error() from exc
         except HttpError as exc:
@@ -249,8 +249,8 @@ class ChatCompletions:
         return UpstreamTimeout(f"The inference server sent no token within {name}_timeout_s ({limit_s:g} s).")
 
     def _response_timeout_error(self) -> UpstreamTimeout:
-        what = f"headers_timeout_s ({self._timeouts.headers_s:g} s)"
-        return UpstreamTimeout(f"The inference server did not answer within {what}.")
+        limit = f"headers_timeout_s ({self._timeouts.headers_s:g} s)"
+        return UpstreamTimeout(f"The inference server did not answer within {limit}.")
 
     async def _check_response(self, connection: HttpConnection, model: str) -> None:
         if connection.status != 200:
@@ -270,9 +270,9 @@ class ChatCompletions:
 
     async def _read_body(self, connection: HttpConnection, limit_bytes: int) -> bytes:
         """Return the body up to `limit_bytes`; the rest of a longer one stays unread."""
-        until = asyncio.get_running_loop().time() + self._timeouts.headers_s
+        deadline = asyncio.get_running_loop().time() + self._timeouts.headers_s
         try:
-            return await connection.read_body(limit_bytes, until)
+            return await connection.read_body(limit_bytes, deadline)
         except TimeoutError as exc:
             raise self._response_timeout_error() from exc
         except HttpError as exc:
@@ -289,11 +289,11 @@ def _decode_response(body: bytes, response_type: type[_Response]) -> _Response:
 async def _drain_body(connection: HttpConnection) -> None:
     """Read the end of the body that directly follows the last event, so that the connection can be reused."""
     now = asyncio.get_running_loop().time
-    until = now() + DRAIN_TIMEOUT_S
+    deadline = now() + DRAIN_TIMEOUT_S
     with suppress(TimeoutError, HttpError):
-        while not connection.is_complete and now() < until:
+        while not connection.is_complete and now() < deadline:
             if not connection.is_ready:
-                await connection.wait_for_data(until)
+                await connection.wait_for_data(deadline)
             connection.read_available()
 
 

@@ -100,8 +100,8 @@ def _parse_error_object(body: bytes) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         return {}
-    found = cast(dict[str, Any], value)
-    error = found.get("error", found)
+    fields = cast(dict[str, Any], value)
+    error = fields.get("error", fields)
     if isinstance(error, dict):
         return cast(dict[str, Any], error)
     return {"message": error} if isinstance(error, str) else {}

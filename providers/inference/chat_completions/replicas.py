@@ -140,11 +140,11 @@ class Upstreams:
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """See `Inference.embed`; all inputs in one request."""
 
-        async def answer(endpoint: ChatCompletions) -> AsyncGenerator[Embeddings]:
+        async def embed_once(endpoint: ChatCompletions) -> AsyncGenerator[Embeddings]:
             yield await endpoint.embed(request)
 
-        async with aclosing(self._stream_with_retries(answer)) as answers:
-            return await anext(answers)
+        async with aclosing(self._stream_with_retries(embed_once)) as results:
+            return await anext(results)
 
     async def _stream_with_retries(
         self, open_stream: Callable[[ChatCompletions], AsyncGenerator[T]]
@@ -154,25 +154,25 @@ class Upstreams:
         tried: list[Upstream] = []
         while True:
             upstream = self._choose_upstream(tried)
-            started = False
-            probe = upstream.breaker.begin_request()
+            has_output = False
+            is_probe = upstream.breaker.begin_request()
             try:
-                async with aclosing(open_stream(upstream.endpoint)) as steps:
-                    async for step in steps:
-                        if not started:
-                            started = True
+                async with aclosing(open_stream(upstream.endpoint)) as batches:
+                    async for batch in batches:
+                        if not has_output:
+                            has_output = True
                             upstream.breaker.record_success()
-                        yield step
+                        yield batch
                 return
             except StackError as exc:
                 if isinstance(exc, UpstreamError):
                     upstream.breaker.record_failure()
                 tried.append(upstream)
-                delay_s = None if started else self._retry_delay_s(exc, tried)
+                delay_s = None if has_output else self._retry_delay_s(exc, tried)
                 if delay_s is None:
                     raise
             finally:
-                upstream.breaker.end_request(is_probe=probe)
+                upstream.breaker.end_request(is_probe=is_probe)
             await asyncio.sleep(delay_s)
 
     async def query_any(self, query: Callable[[ChatCompletions], Awaitable[T]]) -> T:

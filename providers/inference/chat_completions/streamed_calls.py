@@ -75,11 +75,11 @@ class StreamedCalls:
                 if not call.name:
                     raise UpstreamError("The inference server sent a tool call without a name.")
                 out.append(self._start_call(call))
-            rest = call.surrogate_joiner.flush()
+            remainder = call.surrogate_joiner.flush()
             if call.custom_input is not None:
-                rest = call.custom_input.feed(rest) + call.custom_input.finish()
-            if rest:
-                out.append(ToolArgumentsDelta(call.id, rest))
+                remainder = call.custom_input.feed(remainder) + call.custom_input.finish()
+            if remainder:
+                out.append(ToolArgumentsDelta(call.id, remainder))
         return out
 
     def _open_call(self, upstream_id: str) -> _StreamedCall:

@@ -104,11 +104,11 @@ class TextBody:
         if logprob is not None and self.channel == "final":
             self._pending_logprobs.append((self._released_chars + len(self._pending_text), logprob))
         self._pending_text += self._decoder.decode(data)
-        found = min(
+        stop_at = min(
             (at for stop in self._stop_strings if stop and (at := self._pending_text.find(stop)) >= 0), default=-1
         )
-        self.is_stopped = found >= 0
-        self._release(found if self.is_stopped else self._certain_chars(), buffer)
+        self.is_stopped = stop_at >= 0
+        self._release(stop_at if self.is_stopped else self._certain_chars(), buffer)
 
     def finish(self, buffer: DeltaBuffer) -> None:
         self._pending_text += self._decoder.decode(b"", final=True)
@@ -119,11 +119,11 @@ class TextBody:
 
     def _certain_chars(self) -> int:
         """Return the number of characters before the first place where a stop string may have begun."""
-        held = self._pending_text
-        for at in range(len(held)):
-            if any(stop.startswith(held[at:]) for stop in self._stop_strings):
+        pending = self._pending_text
+        for at in range(len(pending)):
+            if any(stop.startswith(pending[at:]) for stop in self._stop_strings):
                 return at
-        return len(held)
+        return len(pending)
 
     def _release(self, count: int, buffer: DeltaBuffer) -> None:
         if not count:
@@ -199,8 +199,8 @@ class _MaybeWrappedInputReader:
         if WRAPPED_INPUT_PREFIX.startswith(start) and len(self._buffer) < MAX_WRAPPED_PREFIX_CHARS:
             return ""
         self._input_reader = CustomInputReader() if start.startswith(WRAPPED_INPUT_PREFIX) else _PlainInputReader()
-        held, self._buffer = self._buffer, ""
-        return self._input_reader.feed(held)
+        pending, self._buffer = self._buffer, ""
+        return self._input_reader.feed(pending)
 
     def finish(self) -> str:
         return self._buffer if self._input_reader is None else self._input_reader.finish()

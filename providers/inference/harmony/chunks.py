@@ -175,9 +175,9 @@ class HarmonyChunkReader:
 
     def _build_logprob(self, token: str, logprob: float | None, alternatives: dict[str, float | None]) -> TokenLogprob:
         likeliest = sorted(
-            ((_clamp_logprob(each), _parse_token_id(name)) for name, each in alternatives.items()), reverse=True
+            ((_clamp_logprob(value), _parse_token_id(name)) for name, value in alternatives.items()), reverse=True
         )
-        top = [(each, value) for value, each in likeliest[: self._top_logprobs]]
+        top = [(token_id, value) for value, token_id in likeliest[: self._top_logprobs]]
         return self._harmony.build_token_logprob(_parse_token_id(token), _clamp_logprob(logprob), top)
 
 

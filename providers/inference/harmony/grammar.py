@@ -122,16 +122,16 @@ def _filter_named_tools(
 ) -> dict[int, ChatTool]:
     names = {one.name for one in choices}
     if missing := names - {tool.name for tool in tools.values()}:
-        what = ", ".join(sorted(missing))
-        raise InvalidRequest(f"tool_choice names tools that the request does not have: {what}.", param="tool_choice")
+        names = ", ".join(sorted(missing))
+        raise InvalidRequest(f"tool_choice names tools that the request does not have: {names}.", param="tool_choice")
     return {at: tool for at, tool in tools.items() if tool.name in names}
 
 
 def _build_answer_rule(request: ChatRequest) -> GrammarPart | str:
     match request.response_format:
-        case ChatJsonSchemaFormat(json_schema=given):
+        case ChatJsonSchemaFormat(json_schema=schema_format):
             return _schema_to_part(
-                given.schema_, "text.format.schema", "invalid_json_schema", strict=bool(given.strict)
+                schema_format.schema_, "text.format.schema", "invalid_json_schema", strict=bool(schema_format.strict)
             )
         case JsonObjectFormat():
             return ANY_OBJECT
@@ -229,8 +229,8 @@ def _lark_to_part(definition: str, param: str) -> GrammarPart:
     _check_size(definition, param)
     for token in _LARK_TOKEN.finditer(definition):
         if token["foreign"]:
-            what = "a special token" if token["foreign"] != "@" else "another grammar"
-            raise InvalidRequest(f"The grammar in {param} refers to {what}.", param=param)
+            kind = "a special token" if token["foreign"] != "@" else "another grammar"
+            raise InvalidRequest(f"The grammar in {param} refers to {kind}.", param=param)
     alone = f'%llguidance {{"no_forcing": true}}\n{definition}\n'
     return GrammarPart(f"%lark {{\n{definition}\n}}", alone, param)
 
@@ -241,7 +241,7 @@ def _regex_to_part(pattern: str, param: str) -> GrammarPart:
     if not re.fullmatch(r"(?:\\.|[^\\])*", pattern, re.DOTALL):
         raise InvalidRequest(f"The regular expression in {param} ends in a backslash.", param=param)
     escapes = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
-    escaped = re.sub(r"\\.|/|\n", lambda found: escapes.get(found[0], found[0]), pattern, flags=re.DOTALL)
+    escaped = re.sub(r"\\.|/|\n", lambda match: escapes.get(match[0], match[0]), pattern, flags=re.DOTALL)
     alone = f'%llguidance {{"no_forcing": true}}\nstart: /{escaped}/\n'
     return GrammarPart(f"%lark {{\nstart: /{escaped}/\n}}", alone, param)
 

@@ -85,11 +85,11 @@ class Harmony:
 
 def _estimate_chars(request: ChatRequest) -> int:
     """Return the approximate length of the prompt, enough to tell long requests from short ones."""
-    found = 200 * len(request.messages) + 2_000 * len(request.tools or ())
+    count = 200 * len(request.messages) + 2_000 * len(request.tools or ())
     for message in request.messages:
         content = message.content
         if isinstance(content, str):
-            found += len(content)
+            count += len(content)
         else:
-            found += sum(len(part.text) for part in content or () if part.type == "text")
-    return found
+            count += sum(len(part.text) for part in content or () if part.type == "text")
+    return count

@@ -53,49 +53,49 @@ def ids_to_header(vocabulary: Vocabulary, ids: Sequence[int], *, has_role: bool)
     before, channel, constrain = _split_sections(vocabulary, ids)
     role, before = _split_role(before) if has_role else ("assistant", before)
     recipient = next(
-        (found for found in _RECIPIENT_PATTERN.findall(f"{before} {channel or ''} {constrain}") if found), None
+        (word for word in _RECIPIENT_PATTERN.findall(f"{before} {channel or ''} {constrain}") if word), None
     )
     spare = [*_split_words(channel), *_split_words(before)]
     named = _word_to_channel(spare[0]) if spare else None
-    rest = spare[1:] if named else spare
+    words = spare[1:] if named else spare
     content_type = next(iter(_split_words(constrain)), None) or next(
-        filter(_CONTENT_TYPE_PATTERN.fullmatch, rest), None
+        filter(_CONTENT_TYPE_PATTERN.fullmatch, words), None
     )
     if recipient is None:
-        recipient = next((word for word in rest if word.startswith(_TOOL_PREFIXES)), None)
-    left = [word for word in rest if word not in (content_type, recipient)]
+        recipient = next((word for word in words if word.startswith(_TOOL_PREFIXES)), None)
+    extra_words = [word for word in words if word not in (content_type, recipient)]
     return HarmonyHeader(
         named,
         None if recipient in _NON_TOOL_RECIPIENTS else recipient,
         content_type,
-        before if channel is None and "to=" not in before else " ".join(left),
+        before if channel is None and "to=" not in before else " ".join(extra_words),
         is_assistant=not role.startswith(_OTHER_AUTHORS),
-        is_malformed=bool(left) or channel is None or spare[:1] != [named] or role != "assistant",
+        is_malformed=bool(extra_words) or channel is None or spare[:1] != [named] or role != "assistant",
     )
 
 
 def _split_sections(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[str, str | None, str]:
     """Return the text before the channel token, after it, and after the constrain token; the last of each counts."""
-    found: dict[int, bytearray] = {0: bytearray()}
+    sections: dict[int, bytearray] = {0: bytearray()}
     at = 0
     for token in ids:
         if token in (CHANNEL, CONSTRAIN):
             at = token
-            found[at] = bytearray()
+            sections[at] = bytearray()
         else:
-            found[at].extend(vocabulary.decode_bytes(token))
+            sections[at].extend(vocabulary.decode_bytes(token))
     before, channel, constrain = (
-        None if data is None else data.decode("utf-8", "replace") for data in map(found.get, (0, CHANNEL, CONSTRAIN))
+        None if data is None else data.decode("utf-8", "replace") for data in map(sections.get, (0, CHANNEL, CONSTRAIN))
     )
     return before or "", channel, constrain or ""
 
 
 def _split_role(text: str) -> tuple[str, str]:
     """Return the role and the text after it; without a role it is the assistant's."""
-    role, _, rest = text.lstrip().partition(" ")
+    role, _, remainder = text.lstrip().partition(" ")
     if role.startswith("assistant"):
-        return "assistant", f"{role.removeprefix('assistant')} {rest}"
-    return (role, rest) if role.startswith(_OTHER_AUTHORS) else ("", text)
+        return "assistant", f"{role.removeprefix('assistant')} {remainder}"
+    return (role, remainder) if role.startswith(_OTHER_AUTHORS) else ("", text)
 
 
 def _split_words(text: str | None) -> list[str]:

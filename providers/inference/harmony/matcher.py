@@ -127,8 +127,8 @@ class GrammarCompiler:
                 while len(self._verdicts) > self._max_verdicts:
                     self._verdicts.popitem(last=False)
         if problem:
-            what = "schema" if part.code else "grammar"
-            message = f"The {what} in {part.param} is not valid, or uses what cannot be enforced: {problem}"
+            kind = "schema" if part.code else "grammar"
+            message = f"The {kind} in {part.param} is not valid, or uses what cannot be enforced: {problem}"
             raise InvalidRequest(message, param=part.param, code=part.code)
 
     def _compile(self, text: str) -> LLMatcher:

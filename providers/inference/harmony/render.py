@@ -28,7 +28,7 @@ from apis.chat import (
 from apis.errors import InvalidRequest, Unsupported
 from apis.wire.base import Effort
 from apis.wire.text_format import JsonObjectFormat, TextFormat
-from providers.inference.chat_completions.verbosity import VERBOSITY
+from providers.inference.chat_completions.body import VERBOSITY
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.harmony.token_cache import (
     JSON_CONTENT_TYPE,
@@ -101,9 +101,9 @@ class Renderer:
         return "\n\n".join(section for section in sections if section)
 
     def _encode_message(self, key: MessageKey) -> Sequence[int]:
-        known = self._token_cache.get(key)
-        if known is not None:
-            return known
+        cached_ids = self._token_cache.get(key)
+        if cached_ids is not None:
+            return cached_ids
         encode = self._vocabulary.encode
         ids = [START, *encode(key.author)]
         if key.recipient is not None:
@@ -132,20 +132,20 @@ def conversation_to_keys(request: ChatRequest) -> list[MessageKey]:
     messages = request.messages
     native = _native_tools(request.tools or [])
     preambles = _find_preambles(messages)
-    called: dict[str, MessageKey] = {}
+    calls_by_id: dict[str, MessageKey] = {}
     keys: list[MessageKey] = []
     answered = 0
     for index in range(_count_instructions(messages), len(messages)):
         message = messages[index]
         match message.role:
             case "assistant":
-                said = _text_keys(message, index, is_preamble=index in preambles)
-                answered = len(keys) + len(said) if any(key.channel == "final" for key in said) else answered
+                text_keys = _text_keys(message, index, is_preamble=index in preambles)
+                answered = len(keys) + len(text_keys) if any(key.channel == "final" for key in text_keys) else answered
                 calls = [(call.id, _call_key(call, native)) for call in message.tool_calls or []]
-                called.update(calls)
-                keys += [*said, *(key for _, key in calls)]
+                calls_by_id.update(calls)
+                keys += [*text_keys, *(key for _, key in calls)]
             case "tool":
-                keys.append(_result_key(message, index, called))
+                keys.append(_result_key(message, index, calls_by_id))
             case "user":
                 author = f"user:{_escape_header_word(message.name)}" if message.name else "user"
                 keys.append(_plain_key(author, content_to_text(message, index)))
@@ -223,14 +223,14 @@ def _find_preambles(messages: Sequence[Message]) -> set[int]:
 
     Clients without phases send the text before a call without a phase; rendered as an answer it would end the turn.
     """
-    found: set[int] = set()
+    preambles: set[int] = set()
     calls_follow = False
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
         calls_follow = message.role == "assistant" and (calls_follow or bool(message.tool_calls))
         if calls_follow:
-            found.add(index)
-    return found
+            preambles.add(index)
+    return preambles
 
 
 def _native_tools(tools: Sequence[ChatTool]) -> frozenset[NativeToolName]:

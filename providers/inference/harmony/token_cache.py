@@ -76,9 +76,9 @@ class TokenCache:
     def put(self, key: MessageKey, ids: Sequence[int]) -> None:
         """Store the ids, replacing those of an existing entry. A message larger than the whole cache is not stored."""
         with self._lock:
-            known = self._entries.pop(key, None)
-            if known is not None:
-                self._tokens -= len(known) + ENTRY_OVERHEAD_TOKENS
+            old_ids = self._entries.pop(key, None)
+            if old_ids is not None:
+                self._tokens -= len(old_ids) + ENTRY_OVERHEAD_TOKENS
             weight = len(ids) + ENTRY_OVERHEAD_TOKENS
             if weight > self._max_tokens:
                 return

@@ -229,9 +229,9 @@ def _join_lines(text: str) -> str:
 
 
 def _quote(text: str) -> str:
-    return ESCAPED_CHARS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
+    return ESCAPED_CHARS.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _to_json(value: JsonValue) -> str:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return ESCAPED_CHARS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return ESCAPED_CHARS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

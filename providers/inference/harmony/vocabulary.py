@@ -88,8 +88,8 @@ def _find_last_split(text: str, start: int, end: int) -> int:
     """Return the last place in the window where a cut changes no token; an arbitrary place in unusual text."""
     for tail in (128, TAIL_CHARS):
         cut = 0
-        for found in _split_pattern().finditer(text, end - tail, end):
-            cut = found.start()
+        for match in _split_pattern().finditer(text, end - tail, end):
+            cut = match.start()
         if cut:
             return cut
     digits = end - start - len(text[start:end].rstrip("0123456789"))
@@ -108,9 +108,9 @@ def split_text(text: str) -> Iterator[str]:
         for first, after, size in _find_long_words(window):
             if first > done:
                 yield window[done:first]
-            step = max(1, (after - first) * WORD_BYTES // size)
-            for at in range(first, after, step):
-                yield window[at : min(at + step, after)]
+            length = max(1, (after - first) * WORD_BYTES // size)
+            for at in range(first, after, length):
+                yield window[at : min(at + length, after)]
             done = after
         if done < len(window):
             yield window[done:]
@@ -134,8 +134,8 @@ class Vocabulary:
         except UnicodeEncodeError:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         ids: list[int] = []
-        for piece in split_text(text):
-            ids += self.encoding.encode(piece, disallowed_special=())
+        for chunk in split_text(text):
+            ids += self.encoding.encode(chunk, disallowed_special=())
         return ids
 
     def decode_bytes(self, token: int) -> bytes:

@@ -60,17 +60,17 @@ class HttpClient:
         length = b"" if body is None else b"Content-Length: %d\r\n" % len(body)
         close = b"" if self._idle_s else b"Connection: close\r\n"
         head = b"%b %b HTTP/1.1\r\nHost: %b\r\n%b%b%b\r\n" % (method.encode(), target, host, headers, length, close)
-        answer = self._take_idle_connection(origin) or await self._connect(origin, connect_timeout_s)
+        connection = self._take_idle_connection(origin) or await self._connect(origin, connect_timeout_s)
         try:
-            await answer.send_request(head, body or b"")
+            await connection.send_request(head, body or b"")
             del body
-            while not answer.status:
-                answer.raise_if_failed()
-                await answer.wait_for_data(math.inf)
+            while not connection.status:
+                connection.raise_if_failed()
+                await connection.wait_for_data(math.inf)
         except BaseException:
-            answer.abort()
+            connection.abort()
             raise
-        return answer
+        return connection
 
     def release(self, connection: HttpConnection) -> None:
         """Return the connection to the pool if its response was read completely; close it otherwise."""
@@ -88,31 +88,31 @@ class HttpClient:
         self._is_closed = True
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
-        for answer in tuple(self._origins):
-            answer.abort()
+        for connection in tuple(self._origins):
+            connection.abort()
         for _ in range(_CLOSE_LOOP_ITERATIONS):
             if not self._origins:
                 break
             await asyncio.sleep(0)
 
     def _take_idle_connection(self, origin: Origin) -> HttpConnection | None:
-        kept = self._idle_connections.get(origin)
+        idle = self._idle_connections.get(origin)
         now = asyncio.get_running_loop().time()
-        while kept:
-            answer, since = kept.popitem()
-            if now - since < self._idle_s and not answer.is_closing:
-                return answer
-            answer.abort()
+        while idle:
+            connection, since = idle.popitem()
+            if now - since < self._idle_s and not connection.is_closing:
+                return connection
+            connection.abort()
         return None
 
     def _close_idle_connections(self) -> None:
         loop = asyncio.get_running_loop()
         old = loop.time() - self._idle_s
-        for kept in self._idle_connections.values():
-            for answer in [answer for answer, since in kept.items() if since <= old]:
-                del kept[answer]
-                answer.abort()
-        self._idle_connections = {origin: kept for origin, kept in self._idle_connections.items() if kept}
+        for idle in self._idle_connections.values():
+            for connection in [connection for connection, since in idle.items() if since <= old]:
+                del idle[connection]
+                connection.abort()
+        self._idle_connections = {origin: idle for origin, idle in self._idle_connections.items() if idle}
         self._sweep_timer = (
             loop.call_later(self._idle_s, self._close_idle_connections) if self._idle_connections else None
         )
@@ -128,22 +128,22 @@ class HttpClient:
             raise HttpError("The client is closed.")
         try:
             async with asyncio.timeout(connect_timeout_s):
-                answer = await self._open_connection(origin)
+                connection = await self._open_connection(origin)
         except TimeoutError as exc:
             raise HttpConnectTimeout(f"{origin.host} could not be reached in time.") from exc
         except (OSError, ValueError) as exc:  # ValueError: the host is not a valid name
             raise HttpError(f"{origin.host} could not be reached.") from exc
-        self._origins[answer] = origin
-        return answer
+        self._origins[connection] = origin
+        return connection
 
     async def _open_connection(self, origin: Origin) -> HttpConnection:
         loop = asyncio.get_running_loop()
         if origin.tls and self._ssl_context is None:
             self._ssl_context = await asyncio.to_thread(ssl.create_default_context)
-        found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
-        sock = await start_connection(found, happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY_S, interleave=1, loop=loop)
+        addresses = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+        sock = await start_connection(addresses, happy_eyeballs_delay=HAPPY_EYEBALLS_DELAY_S, interleave=1, loop=loop)
         try:
-            _, answer = await loop.create_connection(
+            _, connection = await loop.create_connection(
                 lambda: HttpConnection(self._forget_connection),
                 sock=sock,
                 ssl=self._ssl_context if origin.tls else None,
@@ -152,7 +152,7 @@ class HttpClient:
         except BaseException:
             sock.close()
             raise
-        return answer
+        return connection
 
 
 def headers_to_bytes(headers: Mapping[str, str]) -> bytes:

@@ -113,17 +113,17 @@ class HttpConnection(asyncio.Protocol):
 
     def read_available(self) -> bytes:
         """Return the body bytes received so far; empty bytes while `is_ready` mean the end. Raises HttpError."""
-        pieces = self._chunks
-        if not pieces:
+        chunks = self._chunks
+        if not chunks:
             self.raise_if_failed()
             return b""
-        read = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
         self._buffered_bytes = 0
         self.is_ready = self.is_complete or self._failure is not None
         if self._is_paused:
             self._resume_reading()
-        return read
+        return data
 
     async def read_body(self, limit_bytes: int, deadline: float) -> bytes:
         """Return the body up to `limit_bytes`. Raises HttpError, and TimeoutError at the loop time `deadline`."""
@@ -194,8 +194,8 @@ class HttpConnection(asyncio.Protocol):
             self.is_reusable = False
             self.abort()
             return
-        pieces = self._chunks
-        had = len(pieces)
+        chunks = self._chunks
+        chunk_count = len(chunks)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -203,7 +203,7 @@ class HttpConnection(asyncio.Protocol):
             self.is_reusable = False
             self._fail("What came is no HTTP.")
             return
-        if len(pieces) > had:
+        if len(chunks) > chunk_count:
             self.is_ready = True
             self._non_body_bytes = 0
             self._buffered_bytes += len(data)
@@ -235,9 +235,9 @@ class HttpConnection(asyncio.Protocol):
         self._drain_waiter = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        room, self._drain_waiter = self._drain_waiter, None
-        if room is not None and not room.done():
-            room.set_result(None)
+        waiter, self._drain_waiter = self._drain_waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _drop_excess(self) -> None:
         """Drop bytes after the end of the response. A server that sends them does not get another request."""

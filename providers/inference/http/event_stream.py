@@ -100,9 +100,9 @@ class EventReader:
         if self._skip_lf:
             chunk = chunk.removeprefix(b"\n")
         self._skip_lf = chunk.endswith(b"\r")
-        *lines, rest = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        if rest:
-            self._add_pending(rest)
+        *lines, remainder = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if remainder:
+            self._add_pending(remainder)
         events: list[bytes] = []
         for line in lines:
             if line:

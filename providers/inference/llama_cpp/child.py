@@ -20,10 +20,10 @@ LOG_FLUSH_S = 0.2
 
 def main() -> None:
     # The engine's native code may print; only our one line may reach the parent's pipe.
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     settings = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=serve_model, args=(settings, answer), daemon=True).start()
+    threading.Thread(target=serve_model, args=(settings, output), daemon=True).start()
     while sys.stdin.buffer.read(4096):
         pass
     os._exit(0)

@@ -70,7 +70,7 @@ def schema_to_constraint(
 
 def regex_to_constraint(pattern: str, param: str) -> Constraint:
     """Return a constraint to text that matches the whole pattern."""
-    escaped = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", pattern, flags=re.DOTALL).replace("\n", "\\n")
+    escaped = re.sub(r"(\\.)|/", lambda match: match[1] or "\\/", pattern, flags=re.DOTALL).replace("\n", "\\n")
     return Constraint(f"start: /{escaped}/", param)
 
 
@@ -123,17 +123,21 @@ class EngineClient:
 
     async def check_constraints(self, constraints: Sequence[Constraint]) -> None:
         """Raise InvalidRequest naming the field of the first constraint that the engine cannot enforce."""
-        schemas = [one for one in constraints if one.is_schema and _digest(one) not in self._verdicts]
+        schemas = [
+            constraint
+            for constraint in constraints
+            if constraint.is_schema and _digest(constraint) not in self._verdicts
+        ]
         if len(schemas) > 1 and await self._compiles(_join_schemas(schemas)):
-            for one in schemas:
-                self._store_verdict(one, is_valid=True)
-        for one in constraints:
-            good = self._verdicts.get(_digest(one))
-            if good is None:
-                good = await self._compiles(one.rules)
-                self._store_verdict(one, is_valid=good)
-            if not good:
-                raise _build_refusal(one)
+            for constraint in schemas:
+                self._store_verdict(constraint, is_valid=True)
+        for constraint in constraints:
+            is_valid = self._verdicts.get(_digest(constraint))
+            if is_valid is None:
+                is_valid = await self._compiles(constraint.rules)
+                self._store_verdict(constraint, is_valid=is_valid)
+            if not is_valid:
+                raise _build_refusal(constraint)
 
     async def _compiles(self, rules: str) -> bool:
         """Return true if the engine enforces the rules. It ignores a grammar that does not compile, so the test is if
@@ -146,8 +150,8 @@ class EngineClient:
             "cache_prompt": False,
             "grammar": f'%llguidance {{}}\nstart: "{PROBE_MARK}" probed_start\n{marked}',
         }
-        answer = await self._post("/completion", json.dumps(probe).encode(), "")
-        content = str(answer.get("content", ""))
+        completion = await self._post("/completion", json.dumps(probe).encode(), "")
+        content = str(completion.get("content", ""))
         return bool(content) and content.startswith(PROBE_MARK[: len(content)])
 
     def _store_verdict(self, constraint: Constraint, *, is_valid: bool) -> None:
@@ -162,16 +166,16 @@ class EngineClient:
         headers = {"Authorization": f"Bearer {self._address.api_key}", "Content-Type": "application/json"}
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._http.send(
+                connection = await self._http.send(
                     method, self._address.url + path, headers_to_bytes(headers), body, self._timeout_s
                 )
                 try:
-                    told = await answer.read_body(MAX_BODY_BYTES, math.inf)
-                    if answer.status != 200:
-                        raise response_to_error(answer.status, told, answer.headers, model)
+                    body_bytes = await connection.read_body(MAX_BODY_BYTES, math.inf)
+                    if connection.status != 200:
+                        raise response_to_error(connection.status, body_bytes, connection.headers, model)
                 finally:
-                    self._http.release(answer)
-            return json.loads(told)
+                    self._http.release(connection)
+            return json.loads(body_bytes)
         except (OSError, ValueError) as exc:
             raise UpstreamError("The local engine (llama.cpp) did not answer.") from exc
 
@@ -187,7 +191,7 @@ def _build_dialect(engine_fields: Mapping[str, Any]) -> ChatDialect:
 
 
 def _join_schemas(schemas: Sequence[Constraint]) -> str:
-    return "start: " + " | ".join(one.rules.removeprefix("start: ") for one in schemas)
+    return "start: " + " | ".join(constraint.rules.removeprefix("start: ") for constraint in schemas)
 
 
 def _digest(constraint: Constraint) -> bytes:
@@ -195,9 +199,9 @@ def _digest(constraint: Constraint) -> bytes:
 
 
 def _build_refusal(constraint: Constraint) -> InvalidRequest:
-    what = "The schema" if constraint.code else "The grammar"
+    subject = "The schema" if constraint.code else "The grammar"
     return InvalidRequest(
-        f"{what} in {constraint.param} is not valid, or uses what the local engine cannot enforce.",
+        f"{subject} in {constraint.param} is not valid, or uses what the local engine cannot enforce.",
         param=constraint.param,
         code=constraint.code,
     )

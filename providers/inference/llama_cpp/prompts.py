@@ -16,8 +16,8 @@ from apis.chat import (
     TextPart,
 )
 from apis.errors import Unsupported
-from providers.inference.chat_completions.plain_tools import PlainTool
-from providers.inference.chat_completions.verbosity import VERBOSITY
+from providers.inference.chat_completions.body import VERBOSITY
+from providers.inference.chat_completions.custom_tools import PlainTool
 
 MAX_EXAMPLE_TOOLS: Final = 8
 CHAT_EXAMPLES: Final = ("Hi, how are you?", "Write a haiku about spring.", "What is the largest planet?")
@@ -56,10 +56,10 @@ def add_verbosity(request: ChatRequest) -> ChatRequest:
     text = VERBOSITY.get(request.verbosity)
     if text is None:
         return request
-    at = next((at for at, each in enumerate(request.messages) if each.role not in {"system", "developer"}), None)
-    told = [*request.messages]
-    told.insert(len(told) if at is None else at, Message(role="system", content=text))
-    return request.model_copy(update={"messages": told})
+    at = next((at for at, message in enumerate(request.messages) if message.role not in {"system", "developer"}), None)
+    prompt = [*request.messages]
+    prompt.insert(len(prompt) if at is None else at, Message(role="system", content=text))
+    return request.model_copy(update={"messages": prompt})
 
 
 # --- the three prompts -----------------------------------------------------------------------------------------------
@@ -67,18 +67,18 @@ def add_verbosity(request: ChatRequest) -> ChatRequest:
 
 def build_answer_messages(messages: Sequence[Message]) -> list[Message]:
     """Return the conversation for an answer in words. Calls are omitted, because small models imitate them."""
-    told = _build_transcript(messages, show_calls=False)
+    transcript = _build_transcript(messages, show_calls=False)
     if messages[-1].role == "tool":
-        told.append(Message(role="user", content="Use this to answer me."))
-    return _merge_neighbours(told)
+        transcript.append(Message(role="user", content="Use this to answer me."))
+    return _merge_neighbours(transcript)
 
 
 def build_decision_messages(
     messages: Sequence[Message], tools: Sequence[PlainTool], *, may_answer: bool
 ) -> list[Message]:
     """Return the conversation as a series of choices, ending before the next one."""
-    answer = answer_choice_name(tools)
-    specs = [{"name": answer, "description": ANSWER_DESCRIPTION}] if may_answer else []
+    answer_name = answer_choice_name(tools)
+    specs = [{"name": answer_name, "description": ANSWER_DESCRIPTION}] if may_answer else []
     specs += [{"name": tool.name, "description": describe_tool(tool)} for tool in tools]
     rules = (
         "You are a helpful assistant with access to these functions:\n"
@@ -88,7 +88,7 @@ def build_decision_messages(
     shots: list[Message] = []
     if may_answer and len(tools) <= MAX_EXAMPLE_TOOLS:
         # Every tool appears once, and answering several times; otherwise small models call a tool for every "hello".
-        pairs = [(text, answer) for text in CHAT_EXAMPLES]
+        pairs = [(text, answer_name) for text in CHAT_EXAMPLES]
         pairs += [(describe_tool(tool), tool.name) for tool in tools]
         for text, name in pairs:
             shots += [Message(role="user", content=text), Message(role="assistant", content=render_choice(name))]
@@ -102,13 +102,13 @@ def build_argument_messages(
     spec: dict[str, Any] = {"name": tool.name, "description": describe_tool(tool)}
     if schema is not None:
         spec["parameters"] = schema
-        what = "Reply with the JSON object of its arguments, taken from the user's message."
+        instruction = "Reply with the JSON object of its arguments, taken from the user's message."
     else:
-        what = "Reply with the text of its input and nothing else."
+        instruction = "Reply with the text of its input and nothing else."
     if isinstance(tool, ChatCustomTool) and tool.custom.format is not None and tool.custom.format.type == "grammar":
-        what += f"\nThe input must match this grammar:\n{tool.custom.format.grammar.definition}"
+        instruction += f"\nThe input must match this grammar:\n{tool.custom.format.grammar.definition}"
     listed = json.dumps(spec, ensure_ascii=False)
-    rules = f"You are a helpful assistant with access to this function:\n{listed}\n{what}"
+    rules = f"You are a helpful assistant with access to this function:\n{listed}\n{instruction}"
     return _insert_rules(rules, [], _build_transcript(messages, show_calls=False))
 
 
@@ -126,19 +126,19 @@ def _insert_rules(rules: str, examples: Sequence[Message], messages: Sequence[Me
 
 def _build_transcript(messages: Sequence[Message], *, show_calls: bool) -> list[Message]:
     calls: dict[str, ChatToolCall] = {}
-    told: list[Message] = []
+    transcript: list[Message] = []
     for message in messages:
         text = message_text(message)
         if message.role == "tool":
-            told.append(Message(role="user", content=_render_result(calls.get(message.tool_call_id or ""), text)))
+            transcript.append(Message(role="user", content=_render_result(calls.get(message.tool_call_id or ""), text)))
             continue
         if text:
-            told.append(Message(role="system" if message.role == "developer" else message.role, content=text))
+            transcript.append(Message(role="system" if message.role == "developer" else message.role, content=text))
         for call in message.tool_calls or ():
             calls[call.id] = call
             if show_calls:
-                told.append(Message(role="assistant", content=render_choice(_call_name_and_input(call)[0])))
-    return told
+                transcript.append(Message(role="assistant", content=render_choice(_call_name_and_input(call)[0])))
+    return transcript
 
 
 def message_text(message: Message) -> str:
@@ -176,12 +176,12 @@ def _merge_neighbours(messages: Sequence[Message]) -> list[Message]:
 
 def calls_since_user(messages: Sequence[Message]) -> list[tuple[str, str]]:
     """Return names and inputs of the calls since the last user message, with normalized JSON."""
-    made: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
     for message in messages:
         if message.role == "user":
-            made.clear()
-        made += [(name, normalize_json(text)) for name, text in map(_call_name_and_input, message.tool_calls or ())]
-    return made
+            calls.clear()
+        calls += [(name, normalize_json(text)) for name, text in map(_call_name_and_input, message.tool_calls or ())]
+    return calls
 
 
 def normalize_json(text: str) -> str:

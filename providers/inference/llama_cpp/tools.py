@@ -14,7 +14,7 @@ from typing import Any, Final
 from apis.chat import ChatAllowedTools, ChatCustomTool, ChatFunctionTool, ChatRequest, NamedCustomTool, NamedFunction
 from apis.deltas import Delta, DeltaBatch, Finish, TextDelta, ToolArgumentsDelta, ToolCallStart, Usage
 from apis.errors import InvalidRequest, UpstreamError
-from providers.inference.chat_completions.plain_tools import PlainTool, require_plain_tools
+from providers.inference.chat_completions.custom_tools import PlainTool, require_plain_tools
 from providers.inference.llama_cpp.client import (
     LOOP_PENALTIES,
     Constraint,
@@ -75,8 +75,10 @@ def _filter_named_tools(
 ) -> list[PlainTool]:
     names = {one.name for one in choices}
     if missing := names - {tool.name for tool in tools}:
-        what = ", ".join(sorted(missing))
-        raise InvalidRequest(f"tool_choice names tools that the request does not have: {what}.", param="tool_choice")
+        missing_names = ", ".join(sorted(missing))
+        raise InvalidRequest(
+            f"tool_choice names tools that the request does not have: {missing_names}.", param="tool_choice"
+        )
     return [tool for tool in tools if tool.name in names]
 
 
@@ -127,14 +129,14 @@ class ToolTurn:
                 return
             tool = decided[0]
         if tool is not None:
-            async with aclosing(self._generate_call(tool)) as steps:
-                async for step in steps:
-                    yield step
-                    if isinstance(step[-1], Finish):
+            async with aclosing(self._generate_call(tool)) as batches:
+                async for batch in batches:
+                    yield batch
+                    if isinstance(batch[-1], Finish):
                         return
-        async with aclosing(self._generate_answer(answer_constraint)) as steps:
-            async for step in steps:
-                yield step
+        async with aclosing(self._generate_answer(answer_constraint)) as batches:
+            async for batch in batches:
+                yield batch
 
     async def _choose_tool(self) -> tuple[PlainTool | None] | None:
         """Return the chosen tool in a tuple, or `(None,)` to answer; None when the token limit came first."""
@@ -146,20 +148,20 @@ class ToolTurn:
         messages = build_decision_messages(
             self._request.messages, self._choices.tools, may_answer=self._choices.may_answer
         )
-        left = self._remaining_tokens()
+        remaining_tokens = self._remaining_tokens()
         request = self._request.model_copy(
             update={
                 **RESET_SAMPLING,
                 "messages": messages,
                 "temperature": 0.0,
-                "max_completion_tokens": min(left or MAX_DECISION_TOKENS, MAX_DECISION_TOKENS),
+                "max_completion_tokens": min(remaining_tokens or MAX_DECISION_TOKENS, MAX_DECISION_TOKENS),
             }
         )
         text, reason = "", ""
-        async with aclosing(self._client.chat(request, Constraint(rules, "tools"))) as steps:
-            async for step in steps:
-                text += "".join(delta.text for delta in step if isinstance(delta, TextDelta))
-                if isinstance(finish := step[-1], Finish):
+        async with aclosing(self._client.chat(request, Constraint(rules, "tools"))) as batches:
+            async for batch in batches:
+                text += "".join(delta.text for delta in batch if isinstance(delta, TextDelta))
+                if isinstance(finish := batch[-1], Finish):
                     self._add_usage(finish)
                     reason = finish.reason
         if text in texts:
@@ -182,30 +184,30 @@ class ToolTurn:
                 "max_completion_tokens": self._remaining_tokens(),
             }
         )
-        made = calls_since_user(self._request.messages) if self._choices.may_answer else []
+        previous_calls = calls_since_user(self._request.messages) if self._choices.may_answer else []
         call_id = f"call_{secrets.token_hex(12)}"
-        held: list[Delta] = [ToolCallStart(call_id, name, custom=isinstance(tool, ChatCustomTool))]
+        buffered: list[Delta] = [ToolCallStart(call_id, name, custom=isinstance(tool, ChatCustomTool))]
         # A tool that was just called may only be called again with other input; otherwise small models repeat it
         # forever.
-        holding = name in (called for called, _ in made)
+        is_possible_repeat = name in (called for called, _ in previous_calls)
         if self._is_limit_reached():
             yield (Finish("length", self._usage),)
             return
-        async with aclosing(self._client.chat(request, constraint, **LOOP_PENALTIES)) as steps:
-            async for step in steps:
-                for delta in step:
+        async with aclosing(self._client.chat(request, constraint, **LOOP_PENALTIES)) as batches:
+            async for batch in batches:
+                for delta in batch:
                     if isinstance(delta, TextDelta) and delta.text:
-                        held.append(ToolArgumentsDelta(call_id, delta.text))
+                        buffered.append(ToolArgumentsDelta(call_id, delta.text))
                     elif isinstance(delta, Finish):
                         self._add_usage(delta)
-                        text = "".join(one.text for one in held if isinstance(one, ToolArgumentsDelta))
-                        if holding and (name, normalize_json(text)) in made:
+                        text = "".join(one.text for one in buffered if isinstance(one, ToolArgumentsDelta))
+                        if is_possible_repeat and (name, normalize_json(text)) in previous_calls:
                             return
-                        holding = False
-                        held.append(Finish("tool_calls" if delta.reason == "stop" else delta.reason, self._usage))
-                if held and not holding:
-                    yield held
-                    held = []
+                        is_possible_repeat = False
+                        buffered.append(Finish("tool_calls" if delta.reason == "stop" else delta.reason, self._usage))
+                if buffered and not is_possible_repeat:
+                    yield buffered
+                    buffered = []
 
     async def _generate_answer(self, constraint: Constraint | None) -> AsyncGenerator[DeltaBatch]:
         if self._is_limit_reached():
@@ -217,13 +219,13 @@ class ToolTurn:
                 "max_completion_tokens": self._remaining_tokens(),
             }
         )
-        async with aclosing(self._client.chat(request, constraint)) as steps:
-            async for step in steps:
-                if isinstance(finish := step[-1], Finish):
+        async with aclosing(self._client.chat(request, constraint)) as batches:
+            async for batch in batches:
+                if isinstance(finish := batch[-1], Finish):
                     self._add_usage(finish)
-                    yield [*step[:-1], replace(finish, usage=self._usage)]
+                    yield [*batch[:-1], replace(finish, usage=self._usage)]
                 else:
-                    yield step
+                    yield batch
 
     def _remaining_tokens(self) -> int | None:
         """Return the number of tokens that may still be generated; None without a limit."""

@@ -89,14 +89,14 @@ class Bert:
 
     def _attend(self, x: FloatTensor, cuts: npt.NDArray[np.int64], name: str) -> FloatTensor:
         query, key, value = (
-            [_split_heads(part) for part in np.split(self._linear(x, f"{name}.self.{what}"), cuts)]
-            for what in ("query", "key", "value")
+            [_split_heads(part) for part in np.split(self._linear(x, f"{name}.self.{kind}"), cuts)]
+            for kind in ("query", "key", "value")
         )
         mixed = [
             _softmax(q @ k.transpose(0, 2, 1) * np.float32(HEAD_WIDTH**-0.5)) @ v
             for q, k, v in zip(query, key, value, strict=True)
         ]
-        joined = np.concatenate([each.transpose(1, 0, 2).reshape(-1, x.shape[1]) for each in mixed])
+        joined = np.concatenate([heads.transpose(1, 0, 2).reshape(-1, x.shape[1]) for heads in mixed])
         return self._linear(joined, f"{name}.output.dense")
 
     def _linear(self, x: FloatTensor, name: str) -> FloatTensor:
@@ -152,7 +152,7 @@ class Embedder:
         owners: list[int] = []
         tokens: list[int] = []
         for position, first in enumerate(self._tokenizer.encode_batch(list(texts))):
-            own = [first.ids, *(more.ids for more in first.overflowing)]
+            own = [first.ids, *(part.ids for part in first.overflowing)]
             tokens.append(sum(map(len, own)))
             if tokens[-1] > MAX_TOKENS:
                 raise TextTooLong(position, tokens[-1])
@@ -182,22 +182,22 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
 
-    def tell(message: dict[str, Any], vectors: bytes = b"") -> None:
+    def send(message: dict[str, Any], vectors: bytes = b"") -> None:
         out.write(json.dumps(message).encode() + b"\n" + vectors)
         out.flush()
 
     # A hook, not an except clause: every cause that ends this process is reported to the parent.
-    sys.excepthook = lambda kind, error, _: tell({"error": f"{kind.__name__}: {error}"})
+    sys.excepthook = lambda kind, error, _: send({"error": f"{kind.__name__}: {error}"})
     embedder = Embedder(Path(sys.argv[1]))
     embedder.embed(["The first texts would wait for what is set up at its first use."])
-    tell({"dimensions": embedder.dimensions})
+    send({"dimensions": embedder.dimensions})
     for line in sys.stdin.buffer:
         try:
             tokens, vectors = embedder.embed(json.loads(line))
         except TextTooLong as exc:
-            tell({"too_long": [exc.position, exc.tokens]})
+            send({"too_long": [exc.position, exc.tokens]})
         else:
-            tell({"tokens": tokens}, vectors.astype("<f4").tobytes())
+            send({"tokens": tokens}, vectors.astype("<f4").tobytes())
 
 
 if __name__ == "__main__":

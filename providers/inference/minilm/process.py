@@ -85,8 +85,8 @@ class EmbeddingProcess:
             except BaseException as exc:
                 await self._kill_process()
                 if isinstance(exc, TimeoutError):
-                    what = f"answer_timeout_s ({self._answer_timeout_s:g} s)"
-                    raise UpstreamTimeout(f"The embedding model did not answer within {what}.") from exc
+                    limit = f"answer_timeout_s ({self._answer_timeout_s:g} s)"
+                    raise UpstreamTimeout(f"The embedding model did not answer within {limit}.") from exc
                 if isinstance(exc, PROCESS_ERRORS):
                     logger.error("The embedding model's process ended: %s.", type(exc).__name__)
                     raise UpstreamError("The embedding model stopped. It is started again when it is asked.") from exc
@@ -97,21 +97,21 @@ class EmbeddingProcess:
         reader, writer = self._process.stdout, self._process.stdin
         assert reader is not None
         assert writer is not None
-        question = await asyncio.to_thread(json.dumps, texts)
-        writer.write(question.encode() + b"\n")
+        line = await asyncio.to_thread(json.dumps, texts)
+        writer.write(line.encode() + b"\n")
         await writer.drain()
-        answer = json.loads(await reader.readline() or b"{}")
-        if found := answer.get("too_long"):
-            raise TooManyTokens(*found)
-        if "tokens" not in answer:
-            raise ValueError(answer.get("error", "no answer"))
+        response = json.loads(await reader.readline() or b"{}")
+        if too_long := response.get("too_long"):
+            raise TooManyTokens(*too_long)
+        if "tokens" not in response:
+            raise ValueError(response.get("error", "no answer"))
         width = 4 * self._dimensions
         raw = await reader.readexactly(len(texts) * width)
         vectors = [array("f", raw[start : start + width]) for start in range(0, len(raw), width)]
         if sys.byteorder == "big":
             for vector in vectors:
                 vector.byteswap()
-        return sum(answer["tokens"]), vectors
+        return sum(response["tokens"]), vectors
 
     async def _start_process(self) -> int:
         pipe = asyncio.subprocess.PIPE
@@ -129,18 +129,18 @@ class EmbeddingProcess:
         assert process.stdout is not None
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                answer = json.loads(await process.stdout.readline() or b"{}")
-            self._dimensions = int(answer["dimensions"]) if "dimensions" in answer else 0
+                response = json.loads(await process.stdout.readline() or b"{}")
+            self._dimensions = int(response["dimensions"]) if "dimensions" in response else 0
         except BaseException as exc:
             await self._kill_process()
             if isinstance(exc, TimeoutError):
-                what = f"start_timeout_s ({self._start_timeout_s:g} s)"
-                raise UpstreamError(f"The embedding model was not ready within {what}.") from exc
+                limit = f"start_timeout_s ({self._start_timeout_s:g} s)"
+                raise UpstreamError(f"The embedding model was not ready within {limit}.") from exc
             raise
         if not self._dimensions:
             await self._kill_process()
-            said = answer.get("error", "its process ended before it was ready")
-            raise UpstreamError(f"The embedding model could not be loaded: {said}.")
+            error = response.get("error", "its process ended before it was ready")
+            raise UpstreamError(f"The embedding model could not be loaded: {error}.")
         return self._dimensions
 
     async def _kill_process(self) -> None:

@@ -125,11 +125,11 @@ class MiniLM(Inference):
         tokens = 0
         for batch in _split_batches(texts):
             try:
-                more, found = await self._process.embed(batch)
+                batch_tokens, batch_vectors = await self._process.embed(batch)
             except TooManyTokens as exc:
                 raise _too_long_error(request, len(vectors) + exc.position, exc.tokens) from exc
-            vectors += found
-            tokens += more
+            vectors += batch_vectors
+            tokens += batch_tokens
             if tokens > MAX_REQUEST_TOKENS:
                 limit = f"{MAX_REQUEST_TOKENS:,} tokens in one request"
                 raise InvalidRequest(f"The inputs have more than {limit}. Send fewer at a time.", param="input")
