@@ -21,6 +21,7 @@ from providers.inference.chat_completions.embeddings import parse_embeddings, re
 from providers.inference.chat_completions.errors import UpstreamUnavailable, response_to_error
 from providers.inference.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
 from providers.inference.http.connection import HttpConnection, HttpError
+from providers.inference.http.route import ProxyError, parse_url
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 MAX_ERROR_BYTES: Final = 64 * 1024
@@ -126,6 +127,8 @@ class ChatCompletions:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._http = http
+        proxy = http.find_proxy(parse_url(base_url)[0])
+        self._server = "inference server" if proxy is None else f"inference server through the proxy {proxy.name}"
         self._dialect = dialect or ChatDialect()
         self._template = template or ServerPromptTemplate(self._dialect)
         self._context_tokens: dict[str, int | None] = {}
@@ -160,7 +163,7 @@ class ChatCompletions:
                     raise self._token_timeout_error(has_started=started) from exc
                 except HttpError as exc:
                     error = UpstreamError if started else UpstreamUnavailable
-                    raise error("The connection to the inference server broke before the answer ended.") from exc
+                    raise error(f"The connection to the {self._server} broke before the answer ended.") from exc
                 batch = reader.feed(data) if data else reader.end()
                 if batch:
                     yield batch
@@ -237,11 +240,14 @@ class ChatCompletions:
                 return await self._http.send(method, url, headers, body, limits.connect_s)
         except HttpConnectTimeout as exc:
             limit = f"connect_timeout_s ({limits.connect_s:g} s)"
-            raise ConnectTimeout(f"The inference server could not be reached within {limit}.") from exc
+            raise ConnectTimeout(f"The {self._server} could not be reached within {limit}.") from exc
         except TimeoutError as exc:
             raise self._response_timeout_error() from exc
+        except ProxyError as exc:
+            error = UpstreamUnavailable if exc.is_temporary else UpstreamError
+            raise error(f"The inference server could not be reached: {exc}.") from exc
         except HttpError as exc:
-            raise UpstreamUnavailable("The inference server could not be reached.") from exc
+            raise UpstreamUnavailable(f"The {self._server} could not be reached.") from exc
 
     def _token_timeout_error(self, *, has_started: bool) -> UpstreamTimeout:
         limits = self._timeouts
@@ -276,7 +282,7 @@ class ChatCompletions:
         except TimeoutError as exc:
             raise self._response_timeout_error() from exc
         except HttpError as exc:
-            raise UpstreamUnavailable("The connection to the inference server broke.") from exc
+            raise UpstreamUnavailable(f"The connection to the {self._server} broke.") from exc
 
 
 def _decode_response(body: bytes, response_type: type[_Response]) -> _Response:

@@ -16,8 +16,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from providers.inference.http.client import HttpClient, headers_to_bytes, parse_url
+from providers.inference.http.client import HttpClient, headers_to_bytes
 from providers.inference.http.connection import MAX_NON_BODY_BYTES, WRITE_CHUNK_BYTES, HttpConnection, HttpError
+from providers.inference.http.route import parse_url
 from tests.support.servers.upstream_server import (
     CUT,
     HANG,
