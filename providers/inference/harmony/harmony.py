@@ -84,7 +84,7 @@ class Harmony:
 
 
 def _estimate_chars(request: ChatRequest) -> int:
-    """Return the approximate length of the prompt, enough to tell long requests from short ones."""
+    """Return the approximate length of the prompt, enough to separate long requests from short ones."""
     count = 200 * len(request.messages) + 2_000 * len(request.tools or ())
     for message in request.messages:
         content = message.content

@@ -53,7 +53,7 @@ def unwrap(pieces: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_was_meant_is_found_however_it_is_cut(name: str) -> None:
+def test_the_input_is_recovered_for_every_chunking(name: str) -> None:
     written, meant = WRITTEN[name]
     assert unwrap([written]) == meant
     assert unwrap(list(written)) == meant

@@ -69,8 +69,10 @@ class ProxyServer:
                 if upstream is None:
                     upstream_reader, upstream = await asyncio.open_connection(parts.hostname, parts.port)
                     response_pipe = asyncio.create_task(_pipe(upstream_reader, writer))
-                kept = [header for header in headers if not header.lower().startswith("proxy-")]
-                upstream.write("\r\n".join([f"{method} {parts.path} {version}", *kept, "", ""]).encode() + body)
+                end_to_end_headers = [header for header in headers if not header.lower().startswith("proxy-")]
+                upstream.write(
+                    "\r\n".join([f"{method} {parts.path} {version}", *end_to_end_headers, "", ""]).encode() + body
+                )
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:

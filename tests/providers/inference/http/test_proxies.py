@@ -17,7 +17,7 @@ from providers.inference.http.route import Origin, Proxy, ProxyRules, parse_url
 from providers.inference.vllm import VLLM
 from tests.providers.inference.http.proxy_server import ProxyServer
 from tests.providers.inference.http.test_client import certificate
-from tests.providers.inference.remote import asked, sent, started
+from tests.providers.inference.remote import chat_request, sent, started
 from tests.support.servers.upstream_server import HANG, Act, UpstreamServer, delta_chunk, stream, text_chunks
 
 CREDENTIALS = "user:p%40ss-wörd"
@@ -122,13 +122,13 @@ def test_a_proxys_credentials_are_not_shown() -> None:
 
 async def chat_text(vllm: VLLM) -> str:
     deltas: list[Delta] = []
-    async with aclosing(vllm.chat(asked())) as batches:
+    async with aclosing(vllm.chat(chat_request())) as batches:
         async for batch in batches:
             deltas.extend(batch)
     return "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
 
 
-async def test_a_plain_upstream_is_asked_in_absolute_form() -> None:
+async def test_requests_to_a_plain_upstream_have_the_absolute_form() -> None:
     async with UpstreamServer(ANSWER) as upstream, ProxyServer(credentials=f"user:{SECRET}") as proxy:
         async with started(upstream.base_url, proxy=proxy.url.replace("//", f"//{CREDENTIALS}@")) as vllm:
             assert await chat_text(vllm) == "Hello"
@@ -163,7 +163,7 @@ async def tls_upstream(
         yield f"https://localhost:{server.sockets[0].getsockname()[1]}/v1"
 
 
-async def test_an_upstream_over_tls_is_asked_in_a_tunnel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_to_a_tls_upstream_go_through_a_tunnel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with (
         tls_upstream(tmp_path, monkeypatch) as base_url,
         ProxyServer(credentials=f"user:{SECRET}") as proxy,
@@ -256,7 +256,7 @@ async def test_a_proxy_that_closes_in_the_middle_is_named(
         tls_upstream(tmp_path, monkeypatch, beginning) as tls_url,
         ProxyServer() as proxy,
         started(tls_url if tls else upstream.base_url, proxy=proxy.url) as vllm,
-        aclosing(vllm.chat(asked())) as batches,
+        aclosing(vllm.chat(chat_request())) as batches,
     ):
         assert await anext(batches) == [TextDelta("Hel")]
         await proxy.break_connections()
