@@ -1,4 +1,4 @@
-"""Embeddings: texts in, one vector for each out."""
+"""Embedding requests and their results: one vector per input text."""
 
 from array import array
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from apis.wire.base import Wire
 MAX_INPUTS: Final = 2048
 MAX_INPUT_TOKENS: Final = 8192
 MAX_REQUEST_TOKENS: Final = 300_000
-"""OpenAI's bounds of one request, of one input and of all inputs of a request together."""
+"""OpenAI's limits: inputs per request, tokens per input, tokens per request."""
 
 
 def _input_tag(value: Any) -> str:
-    """Which form of input this is meant to be: what is wrong with it is then told of that form alone. No form is named
-    like a key, lest it be looked for in what was given."""
+    """Return the tag of the input's form, so that validation reports the errors of that form only. The tags contain a
+    space because they must not equal a key of the input."""
     first = cast("list[Any]", value)[:1] if isinstance(value, list) else None
     if first is None:
         return "a text"
@@ -39,8 +39,8 @@ EmbeddingInput = Annotated[
 
 
 class EmbeddingRequest(Wire):
-    """Texts to embed, or texts as ids of the model's own tokens. `encoding_format` is how a client wants to read the
-    numbers: it changes nothing about them."""
+    """Texts to embed, or texts as ids of the model's own tokens. `encoding_format` changes only how the numbers are
+    written in the HTTP response."""
 
     model: str = Field(min_length=1, max_length=256)
     input: EmbeddingInput
@@ -50,19 +50,19 @@ class EmbeddingRequest(Wire):
 
     @property
     def inputs(self) -> Sequence[str | list[int]]:
-        """What gets a vector each, in order."""
-        given = self.input
-        if isinstance(given, str):
-            return [given]
-        if isinstance(given[0], int):
-            return [cast("list[int]", given)]
-        return cast("list[str] | list[list[int]]", given)
+        """The inputs as a list, in order; each gets one vector."""
+        value = self.input
+        if isinstance(value, str):
+            return [value]
+        if isinstance(value[0], int):
+            return [cast("list[int]", value)]
+        return cast("list[str] | list[list[int]]", value)
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """One vector of float32 (type code `f`) per input, in the inputs' order, all finite and of equal length.
-    `input_tokens` counts the tokens of all inputs."""
+    """One vector of float32 (type code `f`) per input, in input order, all finite and of equal length. `input_tokens`
+    is the total over all inputs."""
 
     vectors: Sequence["array[float]"]
     input_tokens: int

@@ -1,4 +1,4 @@
-"""Inference: a chat model behind one method. A request goes in whole, deltas come out as they are made."""
+"""Inference API: language and embedding models by id. A request goes in whole; its output streams back as deltas."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
@@ -16,8 +16,8 @@ Modality = Literal["image", "file"]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model that is served now. `modalities` are the inputs it takes beside text, None where not known;
-    `native_tools` are those it takes as a NativeTool. A model of embeddings has `embedding_dimensions`, where known."""
+    """Model that a provider serves now. `modalities` are its input kinds other than text, None if unknown;
+    `native_tools` are the tools it accepts as a NativeTool. An embedding model has `embedding_dimensions`, if known."""
 
     id: str
     owned_by: str
@@ -29,26 +29,29 @@ class Model:
 
 
 class Inference(Provider, ABC):
-    """Models by id, for chats and for embeddings. Messages and deltas are all that the layers above know of a model."""
+    """Models by id, for chats and embeddings. The layers above see a model only through messages and deltas."""
 
     @abstractmethod
     async def models(self) -> Sequence[Model]:
-        """What is served now, asked of whoever serves it. Raises UpstreamError when nobody answers."""
+        """Return the models that the provider's server lists now. Raises UpstreamError when the server does not
+        respond."""
 
     @abstractmethod
     def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """Generate, as non-empty steps of deltas; the last delta of the last step is the one Finish.
+        """Generate a response as non-empty batches of deltas; the last delta of the last batch is the only Finish.
 
-        A stream that breaks off raises and never ends in a made-up Finish: UpstreamError, UpstreamTimeout,
-        RateLimited, ContextLengthExceeded, ModelNotFound, InvalidRequest. What the provider cannot honour is an
-        Unsupported naming the field, raised before the first step. Closing the generator stops the generation within
-        a second: always iterate under `contextlib.aclosing`.
+        A stream that breaks off raises an error and never ends with an invented Finish: UpstreamError, UpstreamTimeout,
+        RateLimited, ContextLengthExceeded, ModelNotFound, InvalidRequest. A field that the provider cannot honour
+        raises Unsupported with the field's name before the first batch. Closing the generator stops the generation
+        within one second: always iterate under `contextlib.aclosing`.
         """
 
     @abstractmethod
     async def count_tokens(self, request: ChatRequest) -> int:
-        """The prompt's length in tokens as the model would see it. Raises Unsupported where that cannot be known."""
+        """Return the length of the prompt in tokens as the model sees it. Raises Unsupported where it cannot be
+        known."""
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """A vector for each input. Raises as `chat` does; as here where a model makes none."""
+        """Return one vector per input. Raises the errors of `chat`, and Unsupported for a model without embeddings,
+        which is the default."""
         raise Unsupported(f"The model '{request.model}' makes no embeddings.", param="model")

@@ -1,1 +1,1 @@
-"""Chat models: local engines, remote servers, and what is made of several."""
+"""Providers of language and embedding models: local engines, clients of remote servers, and a router over them."""

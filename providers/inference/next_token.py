@@ -1,4 +1,5 @@
-"""NextToken: a gpt-oss model behind a Python function that says which token comes next. Bring your own engine."""
+"""NextToken: a gpt-oss model as a Python function that returns the next token. The way to use an engine of one's
+own."""
 
 import asyncio
 import importlib
@@ -45,7 +46,7 @@ UNSUPPORTED_FIELDS: Final[dict[str, tuple[Any, ...]]] = {
     "seed": (),
     "logprobs": (False,),
 }
-"""Fields of a request that are for whoever chooses the token, and the values that ask for nothing."""
+"""Request fields that concern the choice of a token, which is the function's, with the values that change nothing."""
 
 NextTokenFunction = Callable[[list[int], float, bool], SupportsIndex]
 
@@ -53,17 +54,17 @@ logger = logging.getLogger(__name__)
 
 
 class NextToken(Inference):
-    """The function takes all tokens so far and the temperature, and returns the next token's id. Where it takes a third
-    argument, or one named `new_request`, that says that a new prompt begins: the first token of each turn.
+    """Provider over a function that takes all tokens so far and the temperature, and returns the next token's id. A
+    third parameter, or one named `new_request`, is true for the first token of each turn.
 
-    It is called in a thread. Unless it is `concurrent`, an answer is made to its end before the next one begins. What
-    a request demands beyond a temperature (a schema, a call) is checked and not brought about: the function may be
-    written to keep to it, and an answer that does not fails.
+    The function is called in a thread. Unless it is `concurrent`, one generation ends before the next begins.
+    Constraints of a request beyond the temperature (a schema, a forced call) are checked, not enforced: output that
+    violates them fails.
     """
 
     class Config(Provider.Config):
         """`function` is "package.module:function" or "path/to/file.py:function". `context_tokens` bounds prompt and
-        answer together. `harmony` says what stands in the system message."""
+        output together. `harmony` sets the content of the system message."""
 
         function: str
         model: str = "next-token"
@@ -85,7 +86,7 @@ class NextToken(Inference):
         self._started_at = 0
 
     async def start(self) -> None:
-        """Imports the function's module, which may load a model, and reads the vocabulary. Raises ConfigError."""
+        """Import the function's module, which may load a model, and load the vocabulary. Raises ConfigError."""
         self._harmony = await Harmony.load(self._config.harmony)
         self._function = await asyncio.to_thread(_load_function, self._config.function)
         threads = self._config.max_running if self._config.concurrent else 1
@@ -93,13 +94,13 @@ class NextToken(Inference):
         self._started_at = int(time.time())
 
     async def close(self) -> None:
-        """A call that runs is not waited for."""
+        """Shut down without waiting for a call in progress."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
         self._function = self._harmony = self._executor = None
 
     async def models(self) -> Sequence[Model]:
-        """The one model."""
+        """Return the one configured model."""
         return [
             Model(
                 id=self._config.model,
@@ -112,7 +113,7 @@ class NextToken(Inference):
         ]
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """See `Inference.chat`. Closing it ends the generation with the token that is being made."""
+        """See `Inference.chat`. Closing the generator ends the generation after the current token."""
         prompt = await self._render_prompt(request)
         context = self._config.context_tokens
         if len(prompt.token_ids) >= context:
@@ -127,13 +128,13 @@ class NextToken(Inference):
         with self._waiting_slot():
             await self._running_slots.acquire()
         try:
-            for made in range(limit):
-                token = await self._next_token(tokens, temperature, new_request=made == 0)
+            for count in range(limit):
+                token = await self._next_token(tokens, temperature, new_request=count == 0)
                 if matcher is not None and not matcher.accept(token):
                     raise UpstreamError("The model's function did not keep to what this request demands.")
                 tokens.append(token)
-                if step := reader.feed([token]):
-                    yield step
+                if batch := reader.feed([token]):
+                    yield batch
                 if token in stops or reader.is_stopped:
                     break
         finally:
@@ -142,7 +143,7 @@ class NextToken(Inference):
         yield reader.finish(reason, input_tokens=len(prompt.token_ids), cached_tokens=0)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """The prompt's length."""
+        """Return the length of the rendered prompt."""
         return len((await self._render_prompt(request)).token_ids)
 
     async def _render_prompt(self, request: ChatRequest) -> HarmonyPrompt:
@@ -155,12 +156,12 @@ class NextToken(Inference):
         return await self._get_harmony().render_prompt(request)
 
     async def _build_matcher(self, grammar: TurnGrammar) -> GrammarMatcher:
-        # most functions are never asked for what needs one, and it takes a second to get ready
+        # Compiled at first use: it takes a second, and most requests need no grammar.
         await self._get_harmony().prepare_grammar_compiler()
         return await self._get_harmony().build_matcher(grammar)
 
     async def _next_token(self, tokens: list[int], temperature: float, *, new_request: bool) -> int:
-        """One call of the function. Raises UpstreamError for whatever goes wrong in it."""
+        """Call the function once. Raises UpstreamError for every failure of the function."""
         assert self._function is not None
         assert self._executor is not None
         loop = asyncio.get_running_loop()
@@ -169,7 +170,7 @@ class NextToken(Inference):
         try:
             done, _ = await asyncio.wait([call], timeout=timeout_s)
         finally:
-            call.cancel()  # nothing to one that is done
+            call.cancel()  # no effect on a finished call
         if not done:
             raise UpstreamTimeout(f"The model's function made no token within token_timeout_s ({timeout_s:g} s).")
         error = call.exception()
@@ -195,7 +196,8 @@ class NextToken(Inference):
 
 
 def _parse_token(value: SupportsIndex) -> int:
-    """Integers of every make, tensors of one element among them. Raises UpstreamError for anything else."""
+    """Return the token id from any integer type, including tensors of one element. Raises UpstreamError for anything
+    else."""
     try:
         token = operator.index(value)
     except (TypeError, ValueError, RuntimeError) as exc:
@@ -206,7 +208,7 @@ def _parse_token(value: SupportsIndex) -> int:
 
 
 def _load_function(name: str) -> NextTokenFunction:
-    """The function in its three-argument form. An error that the module itself raises is passed on."""
+    """Return the function in its three-argument form. An error raised by the module itself is passed on."""
     where, _, attribute = name.rpartition(":")
     if not where or not attribute:
         raise ConfigError(f'function: "{name}" is not of the form "package.module:function" or "file.py:function".')
@@ -224,7 +226,7 @@ def _import_module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
         if exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
-            raise  # it is there, and lacks something itself
+            raise  # the module exists, but an import of its own fails
         raise ConfigError(f'function: there is no module "{name}".') from None
 
 
@@ -239,8 +241,8 @@ def _import_file(path: Path) -> Any:
 
 def _with_three_arguments(name: str, function: Any) -> NextTokenFunction:
     signature = inspect.signature(function)
-    named = signature.parameters.get("new_request")
-    if named is not None and named.kind is named.KEYWORD_ONLY:
+    parameter = signature.parameters.get("new_request")
+    if parameter is not None and parameter.kind is parameter.KEYWORD_ONLY:
         return lambda tokens, temperature, new_request: function(tokens, temperature, new_request=new_request)
     for count in (3, 2):
         try:

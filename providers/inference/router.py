@@ -1,4 +1,4 @@
-"""Router: an Inference made of Inferences, chosen by model id."""
+"""Router: distributes requests over several Inference providers by model id."""
 
 import asyncio
 import time
@@ -18,19 +18,20 @@ from apis.provider import Provider
 
 _RoutedRequest = TypeVar("_RoutedRequest", ChatRequest, EmbeddingRequest)
 Route = tuple[str, str]
-"""A provider's name and the model id that it knows."""
+"""Provider name and the provider's own model id."""
 
 
 class Router(Inference):
-    """Sends each request to the provider that lists its model; `provider/model` names one outright.
+    """Sends each request to the provider that lists its model; `provider/model` selects one explicitly.
 
-    The first provider to list an id has it. A provider that is down takes nothing but its own models away.
+    If several providers list an id, the first one serves it. A provider that is down makes only its own models
+    unavailable.
     """
 
     class Config(Provider.Config):
-        """`providers` are inference sections by name. `aliases` give a model further ids, `default` names the model
-        that answers for ids nobody knows. `models` fixes a provider's list, as public id -> the provider's own id; such
-        a provider is not asked."""
+        """`providers` are inference sections by name. `aliases` add further ids to a model; `default` names the model
+        for unknown ids. `models` fixes a provider's list, public id -> the provider's own id; such a provider is not
+        queried."""
 
         providers: dict[str, dict[str, Any]] = Field(min_length=1)
         models: dict[str, dict[str, str]] = Field(default_factory=dict)
@@ -55,8 +56,8 @@ class Router(Inference):
         self._refresh_lock = asyncio.Lock()
 
     async def models(self) -> Sequence[Model]:
-        """All models of all providers that answer, and the aliases. An id that a former provider has already is
-        listed as `provider/model`."""
+        """Return all models of all providers that respond, and the aliases. An id that an earlier provider lists too
+        appears as `provider/model`."""
         await self._refresh_routes(0)
         if len(self._silent_providers) == len(self._providers):
             raise UpstreamError("No inference server answered.")
@@ -71,17 +72,17 @@ class Router(Inference):
         return list(models.values())
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """As the chosen provider does it."""
+        """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
         try:
-            async with aclosing(provider.chat(forwarded)) as steps:
-                async for step in steps:
-                    yield step
+            async with aclosing(provider.chat(forwarded)) as batches:
+                async for batch in batches:
+                    yield batch
         except ModelNotFound as exc:
             raise ModelNotFound(request.model) from exc
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """As the chosen provider does it."""
+        """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
         try:
             return await provider.count_tokens(forwarded)
@@ -89,7 +90,7 @@ class Router(Inference):
             raise ModelNotFound(request.model) from exc
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """As the chosen provider does it."""
+        """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
         try:
             return await provider.embed(forwarded)
@@ -127,15 +128,15 @@ class Router(Inference):
         return (name, own_ids[own]) if own in own_ids else None
 
     async def _refresh_routes(self, max_age_s: float) -> None:
-        """Ask all providers what they serve, unless that was done within `max_age_s` or while waiting to do it. What
-        a provider listed before stands while it does not answer: its models are down, not gone."""
-        asked_at = time.monotonic()
+        """Query the models of all providers, unless that was done within `max_age_s` or while waiting for the lock.
+        While a provider does not respond, its former list stays: its models are down, not removed."""
+        requested_at = time.monotonic()
         async with self._refresh_lock:
-            if self._refreshed_at > asked_at - max_age_s:
+            if self._refreshed_at > requested_at - max_age_s:
                 return
-            answers = await asyncio.gather(*(self._list_models(name) for name in self._providers))
+            listings = await asyncio.gather(*(self._list_models(name) for name in self._providers))
             self._silent_providers.clear()
-            for name, listed in zip(self._providers, answers, strict=True):
+            for name, listed in zip(self._providers, listings, strict=True):
                 if listed is None:
                     self._silent_providers.add(name)
                 else:
@@ -152,7 +153,7 @@ class Router(Inference):
         return routes
 
     async def _list_models(self, name: str) -> Sequence[Model] | None:
-        """What one provider serves; None when it does not say."""
+        """Return the models of one provider; None when it does not respond."""
         if name in self._config.models:
             return [Model(id=model, owned_by=name) for model in self._config.models[name]]
         try:

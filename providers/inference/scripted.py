@@ -1,4 +1,4 @@
-"""Scripted: plays a script of answers. A real provider, for tests, demos and trying out clients without a model."""
+"""Scripted: replays a script of model outputs. A real provider for tests, demos and trying clients without a model."""
 
 import asyncio
 import re
@@ -35,7 +35,7 @@ class ScriptLine(BaseModel):
 
 
 class Say(ScriptLine):
-    """Text, whole or in pieces: each piece is a step of its own."""
+    """Text, whole or as a list of chunks; each chunk is a batch of its own."""
 
     text: str | list[str]
     phase: Phase | None = None
@@ -50,7 +50,7 @@ class Refuse(ScriptLine):
 
 
 class CallTool(ScriptLine):
-    """A whole call. `arguments` is JSON text, or free text for a `custom` tool."""
+    """Complete tool call. `arguments` is JSON text, or free text for a `custom` tool."""
 
     call: str
     arguments: str | list[str] = ""
@@ -59,7 +59,7 @@ class CallTool(ScriptLine):
 
 
 class ParallelCalls(ScriptLine):
-    """Calls whose pieces interleave, as they do when a model writes them in parallel."""
+    """Calls whose chunks interleave, as when a model writes them in parallel."""
 
     calls: list[CallTool]
 
@@ -69,14 +69,14 @@ class Wait(ScriptLine):
 
 
 class Stop(ScriptLine):
-    """Ends the turn; without it a turn ends by itself, with the reason that fits."""
+    """Ends the turn. Without it a turn ends by itself, with the matching reason."""
 
     finish: FinishReason
     usage: dict[Literal["input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"], int] = {}
 
 
 class Fail(ScriptLine):
-    """The turn breaks off here, as when an upstream dies."""
+    """Breaks the turn off, like a failing upstream."""
 
     fail: str
 
@@ -103,8 +103,8 @@ AnyScriptLine = Annotated[
 
 
 class Scripted(Inference):
-    """Each chat plays the next turn of the script, the first again after the last. Without a script it repeats what
-    the user said last, a word at a time. Tokens are counted as words."""
+    """Each chat plays the next turn of the script, and the first again after the last. Without a script it repeats the
+    last user message word by word. One word counts as one token."""
 
     class Config(Provider.Config):
         model: str = "scripted"
@@ -114,9 +114,9 @@ class Scripted(Inference):
         self._config = config
         self._played_turns = 0
         self.requests: deque[ChatRequest] = deque(maxlen=1000)
-        """What was asked, newest last."""
+        """Received requests, newest last."""
         self.abandoned_chats = 0
-        """Chats that were closed before their Finish."""
+        """Number of chats closed before their Finish."""
 
     async def models(self) -> Sequence[Model]:
         return [Model(id=self._config.model, owned_by="stack", created=int(time.time()))]
@@ -133,8 +133,8 @@ class Scripted(Inference):
             for line in lines:
                 if isinstance(line, Wait):
                     await asyncio.sleep(line.wait_s)
-                for step in player.play(line):
-                    yield step
+                for batch in player.play(line):
+                    yield batch
                     await asyncio.sleep(0)
                     if player.is_finished:
                         return
@@ -151,7 +151,7 @@ class Scripted(Inference):
 
 
 class _Player:
-    """Turns lines into steps and counts what they cost."""
+    """Converts script lines into batches and counts their tokens."""
 
     def __init__(self, input_tokens: int, max_tokens: int | None) -> None:
         self.is_finished = False
@@ -162,14 +162,15 @@ class _Player:
         self._call_count = 0
 
     def play(self, line: AnyScriptLine) -> Iterable[DeltaBatch]:
-        """The steps of a line, each counted when it is taken: none may be taken once `finished` is true."""
+        """Yield the batches of a line. Each is counted when it is consumed; none may be consumed once `is_finished` is
+        true."""
         match line:
             case Say():
-                return (self._count_delta(TextDelta(piece, phase=line.phase)) for piece in _split_pieces(line.text))
+                return (self._count_delta(TextDelta(chunk, phase=line.phase)) for chunk in _to_chunks(line.text))
             case Think():
-                return (self._count_delta(ReasoningDelta(piece)) for piece in _split_pieces(line.reasoning))
+                return (self._count_delta(ReasoningDelta(chunk)) for chunk in _to_chunks(line.reasoning))
             case Refuse():
-                return (self._count_delta(RefusalDelta(piece)) for piece in _split_pieces(line.refusal))
+                return (self._count_delta(RefusalDelta(chunk)) for chunk in _to_chunks(line.refusal))
             case CallTool():
                 return self._play_calls([line])
             case ParallelCalls():
@@ -196,11 +197,11 @@ class _Player:
             self._call_count += 1
             ids.append(call.id or f"call_{self._call_count}")
             yield self._count_delta(ToolCallStart(ids[-1], call.call, call.custom))
-        written = [_split_pieces(call.arguments) for call in calls]
+        written = [_to_chunks(call.arguments) for call in calls]
         for position in range(max(map(len, written))):
-            for identity, pieces in zip(ids, written, strict=True):
-                if position < len(pieces):
-                    yield self._count_delta(ToolArgumentsDelta(identity, pieces[position]))
+            for call_id, chunks in zip(ids, written, strict=True):
+                if position < len(chunks):
+                    yield self._count_delta(ToolArgumentsDelta(call_id, chunks[position]))
 
     def _count_delta(self, delta: Delta) -> DeltaBatch:
         self._output_tokens += 1
@@ -214,7 +215,7 @@ def _build_error(message: str) -> StackError:
     return UpstreamError(message)
 
 
-def _split_pieces(text: str | list[str]) -> list[str]:
+def _to_chunks(text: str | list[str]) -> list[str]:
     return [text] if isinstance(text, str) else text
 
 
@@ -228,5 +229,5 @@ def _last_user_text(request: ChatRequest) -> str:
 
 
 def count_words(request: ChatRequest) -> int:
-    """The prompt's length, a word being a token."""
+    """Return the length of the prompt in words."""
     return sum(len(_WORD.findall(message.model_dump_json(include={"content"}))) for message in request.messages)

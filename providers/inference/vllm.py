@@ -1,4 +1,4 @@
-"""VLLM: models served by vLLM, or by any other server that speaks OpenAI's chat completions or embeddings, wherever."""
+"""VLLM: models on vLLM, or on any other server with OpenAI's chat completions or embeddings API."""
 
 import asyncio
 import importlib
@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -24,23 +24,32 @@ from providers.inference.chat_completions.formatted_answers import chat_in_two_p
 from providers.inference.chat_completions.replicas import ReplicaPolicy, Upstreams
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.http.client import HttpClient, headers_to_bytes
+from providers.inference.http.route import Proxy, ProxyRules
 
 if TYPE_CHECKING:
     from providers.inference.harmony.completions import HarmonyTemplate
 
 
+NO_PROXY: Final = "none"
+"""Value of `proxy` for direct connections in spite of the environment."""
+
+
 class VLLM(Inference):
-    """Several base URLs are replicas of one server: asked in turn, and for one another while nothing was generated."""
+    """Provider over one or more base URLs. Several URLs are replicas: requests rotate, and one that produced no output
+    yet is retried on another replica."""
 
     class Config(Provider.Config):
-        """`engine: openai` sends nothing that OpenAI's own API does not have; there `reasoning_field` is `none` unless
-        it is set. `extra_body` is merged over every chat's body. `modalities` says what the models take beside text.
-        `template: harmony` is for gpt-oss on vLLM: prompts are made here, as `harmony` says, and sent as tokens. Then
-        `grammars` says whether vLLM enforces them, as it does when it was started with --structured-outputs-config
-        '{"backend": "guidance", "enable_in_reasoning": true}'. For the rest see Dialect, Timeouts and Policy."""
+        """`engine: openai` sends only fields of OpenAI's own API; `reasoning_field` is then `none` by default.
+        `extra_body` is merged over every chat's body. `modalities` lists the models' input kinds other than text.
+        `template: harmony` is for gpt-oss on vLLM: prompts are rendered here with the options in `harmony` and sent as
+        tokens. `grammars` then says that vLLM enforces them, as it does when started with --structured-outputs-config
+        '{"backend": "guidance", "enable_in_reasoning": true}'. `proxy` is the URL of an HTTP proxy for all base
+        URLs, such as http://user:password@host:port, or `none` for direct connections; without it HTTPS_PROXY,
+        HTTP_PROXY, ALL_PROXY and NO_PROXY apply. For the other fields see ChatDialect, Timeouts and ReplicaPolicy."""
 
         base_url: str | list[str] = "http://127.0.0.1:8000/v1"
         api_key: SecretStr | None = None
+        proxy: SecretStr | None = None
         engine: UpstreamEngine = "vllm"
         template: Literal["chat", "harmony"] = "chat"
         harmony: HarmonyOptions = HarmonyOptions()
@@ -83,6 +92,13 @@ class VLLM(Inference):
             headers_to_bytes({"Authorization": value.get_secret_value() if value else ""})
             return value
 
+        @field_validator("proxy")
+        @classmethod
+        def _check_proxy(cls, value: SecretStr | None) -> SecretStr | None:
+            if value is not None and value.get_secret_value() not in ("", NO_PROXY):
+                Proxy.parse(value.get_secret_value())
+            return value
+
         @model_validator(mode="after")
         def _check_template(self) -> Self:
             if self.template == "harmony" and self.engine != "vllm":
@@ -98,24 +114,28 @@ class VLLM(Inference):
         self._models_cache: tuple[float, Sequence[Model]] | None = None
 
     async def start(self) -> None:
-        """Opens the connection pool. Asks nothing: a server that is down now may be up when it is needed."""
+        """Open the connection pool. No request is sent: a server that is down now may be up when it is needed. Raises
+        ConfigError for an invalid proxy in the environment."""
         config = self._config
         if config.template == "harmony":
             self._harmony_template = await _load_harmony_template(config)
-        self._http = http = HttpClient()
+        self._http = http = HttpClient(proxies=_build_proxy_rules(config))
         urls = [config.base_url] if isinstance(config.base_url, str) else config.base_url
         key = config.api_key if config.api_key and config.api_key.get_secret_value() else None
         dialect, template, timeouts = _build_dialect(config), self._harmony_template, _build_timeouts(config)
-        endpoints = [
-            ChatCompletions(url, http, api_key=key, dialect=dialect, template=template, timeouts=timeouts)
-            for url in urls
-        ]
+        try:
+            endpoints = [
+                ChatCompletions(url, http, api_key=key, dialect=dialect, template=template, timeouts=timeouts)
+                for url in urls
+            ]
+        except ValueError as exc:
+            raise ConfigError(f"The proxy that the environment sets for base_url is not valid: {exc}.") from exc
         self._upstreams = Upstreams(endpoints, _build_policy(config))
         if len(endpoints) > 1:
             self._health_task = asyncio.create_task(self._upstreams.watch_health(config.health_interval_s))
 
     async def close(self) -> None:
-        """Ends every stream that still runs."""
+        """End every stream in progress."""
         if self._health_task is not None:
             self._health_task.cancel()
             with suppress(asyncio.CancelledError):
@@ -125,7 +145,7 @@ class VLLM(Inference):
         self._http = self._upstreams = self._health_task = self._harmony_template = None
 
     async def models(self) -> Sequence[Model]:
-        """What the server lists, for a few seconds as it was last heard."""
+        """Return the models that the server lists; the list is cached for a few seconds."""
         if self._models_cache is not None and time.monotonic() < self._models_cache[0]:
             return self._models_cache[1]
         models = await self._get_upstreams().query_any(lambda endpoint: endpoint.models(self._config.modalities))
@@ -143,11 +163,13 @@ class VLLM(Inference):
         return chat(request)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """Asked of the server's /embeddings, a few inputs at a time. Each such part has `headers_timeout_s`."""
+        """Request vectors from the server's /embeddings, a few inputs at a time. `headers_timeout_s` applies to each
+        part."""
         return join_embeddings([await self._get_upstreams().embed(part) for part in split_request(request)])
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Asked of vLLM's /tokenize, where the prompt is not made here; other engines raise Unsupported."""
+        """Return the length of the prompt: counted here if it is rendered here, otherwise by vLLM's /tokenize. Other
+        engines raise Unsupported."""
         if self._harmony_template is not None:
             return await self._harmony_template.count_tokens(request)
         return await self._get_upstreams().query_any(lambda endpoint: endpoint.count_tokens(request))
@@ -159,7 +181,8 @@ class VLLM(Inference):
 
 
 async def _load_harmony_template(config: VLLM.Config) -> "HarmonyTemplate":
-    """Imported only where it is used: it needs packages that nothing else here does."""
+    """Load the template. The import happens only where it is used, because it needs packages that nothing else here
+    does."""
     try:
         module = await asyncio.to_thread(importlib.import_module, "providers.inference.harmony.completions")
     except ModuleNotFoundError as exc:
@@ -186,6 +209,13 @@ def _build_timeouts(config: VLLM.Config) -> Timeouts:
         first_token_s=config.first_token_timeout_s,
         token_gap_s=config.token_gap_timeout_s,
     )
+
+
+def _build_proxy_rules(config: VLLM.Config) -> ProxyRules:
+    url = config.proxy.get_secret_value() if config.proxy is not None else ""
+    if not url:
+        return ProxyRules.from_environment()
+    return ProxyRules() if url == NO_PROXY else ProxyRules({"all": url})
 
 
 def _build_policy(config: VLLM.Config) -> ReplicaPolicy:

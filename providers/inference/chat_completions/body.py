@@ -1,4 +1,4 @@
-"""A ChatRequest -> the JSON body of POST /chat/completions, in the dialect that a server speaks."""
+"""Convert a ChatRequest into the JSON body of POST /chat/completions, in the dialect of the server."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,29 +23,38 @@ from apis.chat import (
     TextPart,
 )
 from apis.errors import Unsupported
-from providers.inference.chat_completions.custom_tools import custom_call_to_function_call, custom_to_function
-from providers.inference.chat_completions.plain_tools import require_plain_tools
+from providers.inference.chat_completions.custom_tools import (
+    custom_call_to_function_call,
+    custom_to_function,
+    require_plain_tools,
+)
 from providers.inference.chat_completions.text_repair import repair_surrogates
 
 UpstreamEngine = Literal["vllm", "openai"]
 
 ENGINE_FIELDS: Final = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "cache_salt", "priority")
-"""Fields of a request that OpenAI's API does not have."""
+"""Request fields that OpenAI's API does not have."""
 
 COPIED_FIELDS: Final = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias"),
     *("max_completion_tokens", "reasoning_effort", "verbosity", "logprobs", "top_logprobs", "prompt_cache_key"),
     *ENGINE_FIELDS,
 )
+VERBOSITY: Final[Mapping[str | None, str]] = {
+    "low": "Keep the answer short: say what was asked for and no more.",
+    "high": "Make the answer detailed: explain it, with examples where they help.",
+}
+"""Line of instructions by the request's `verbosity`. The default adds none, so that the prompt stays unchanged."""
+
 SPLIT_CONTROL: Final = "<\u200b|".encode()
 
 
 @dataclass(frozen=True, slots=True)
 class ChatDialect:
-    """How a server differs from the others. `reasoning_field` names where it takes an assistant's earlier thought.
+    """Differences between servers. `reasoning_field` names the field for an assistant's earlier reasoning.
 
-    `neutralize_control_tokens` breaks up every `<|` of the prompt's texts, so that no text can forge the model's own
-    markup; None does so for gpt-oss models. `extra_body` is merged over the body.
+    `neutralize_control_tokens` breaks up every `<|` in the prompt's texts, so that no text can forge the model's
+    control tokens; None does so for gpt-oss models. `extra_body` is merged over the body.
     """
 
     engine: UpstreamEngine = "vllm"
@@ -56,7 +65,7 @@ class ChatDialect:
 
 
 def request_to_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
-    """The body of a streamed chat. Raises Unsupported for a field that the server has not."""
+    """Return the body of a streamed chat. Raises Unsupported for a field that the server does not have."""
     if request.all_reasoning:
         message = "What this model is shown of its earlier reasoning is for its server's template to say."
         raise Unsupported(message, param="reasoning.context")
@@ -79,7 +88,7 @@ def request_to_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
 
 
 def request_to_tokenize_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
-    """The body of vLLM's POST /tokenize for the same prompt."""
+    """Return the body of vLLM's POST /tokenize for the same prompt."""
     body = _build_prompt(request, dialect)
     if "chat_template_kwargs" in dialect.extra_body:
         body["chat_template_kwargs"] = dialect.extra_body["chat_template_kwargs"]
@@ -105,7 +114,8 @@ def _build_prompt(request: ChatRequest, dialect: ChatDialect) -> dict[str, Any]:
 
 
 def _build_messages(messages: Sequence[Message], dialect: ChatDialect) -> list[dict[str, Any]]:
-    """Many chat templates demand one system message, first: the leading ones become one."""
+    """Build the messages. The leading instructions are joined, because many chat templates demand one system message
+    first."""
     leading = 0
     while leading < len(messages) and _is_instruction(messages[leading]):
         leading += 1
@@ -147,7 +157,7 @@ def _build_message(message: Message, index: int, dialect: ChatDialect) -> dict[s
 def _build_content(message: Message, index: int, dialect: ChatDialect) -> str | list[dict[str, Any]] | None:
     content = message.content
     if not content:
-        # An assistant message of nothing but thought still needs a content, and a refusal is its text.
+        # An assistant message that holds only reasoning still needs a content; a refusal becomes the text.
         return message.refusal or ""
     if isinstance(content, str):
         return content
@@ -172,7 +182,7 @@ def _build_part(part: ContentPart, path: str, dialect: ChatDialect) -> dict[str,
 
 
 def _split_tokens_across_parts(messages: Sequence[dict[str, Any]]) -> None:
-    """Break up control tokens that begin in one part of a content and go on in the next."""
+    """Break up control tokens that begin in one content part and continue in the next."""
     for message in messages:
         before = ""
         parts = cast(list[dict[str, Any]], message["content"] if isinstance(message["content"], list) else [])
@@ -186,10 +196,11 @@ def _split_tokens_across_parts(messages: Sequence[dict[str, Any]]) -> None:
 
 
 def _build_tools(request: ChatRequest, dialect: ChatDialect) -> list[dict[str, Any]]:
-    """The tools as functions; of `allowed_tools` only the allowed, because no server but OpenAI's knows that choice.
+    """Build the tools as functions; of `allowed_tools` only the allowed ones, because only OpenAI's server knows that
+    choice.
 
-    A forced call is to fit its schema, and vLLM forces no more than some JSON unless the function is strict: where the
-    request leaves that open, it is.
+    vLLM enforces the schema of a forced call only for strict functions, so `strict` is set where the request leaves it
+    open.
     """
     tools = require_plain_tools(request.tools)
     if isinstance(request.tool_choice, ChatAllowedTools):
@@ -229,10 +240,10 @@ def _build_tool_options(request: ChatRequest) -> dict[str, Any]:
 
 
 def body_to_json(value: Any) -> bytes:
-    """JSON of what came out of a request, whatever its texts hold."""
+    """Return a request value as JSON; its texts may contain anything."""
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
-        # Lone surrogates and integers of more than 64 bits: rare, legal in what a client may send, not for orjson.
+        # Lone surrogates and integers of more than 64 bits are legal in a request, but orjson refuses them.
         text = json.dumps(value, ensure_ascii=False, default=lambda fragment: json.loads(orjson.dumps(fragment)))
         return repair_surrogates(text).encode()

@@ -1,6 +1,6 @@
-"""A chat-completions stream as bytes -> Deltas. Synchronous, no I/O.
+"""Parse a chat-completions stream: bytes in, deltas out. Synchronous, no I/O.
 
-Correct for every stream; quick for the usual one, because this runs for every token that passes through the server.
+Correct for every stream and fast for the usual one, because this runs for every token that passes through the server.
 """
 
 import json
@@ -109,11 +109,11 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class ChatChunkReader:
-    """Feed it what the socket gives; then `end` it when the body ended as it should.
+    """Incremental reader. Call `feed` with each chunk from the socket, then `end` when the body ended cleanly.
 
-    `failure` is set once the stream is known to be bad; the deltas returned with it were still good. `finished` is
-    set with the Finish, after which nothing more comes. `alive` is set by every sign of generation and is for the
-    reader's watchdog to clear.
+    `failure` is set once the stream is invalid; deltas returned together with it are still valid. `is_finished` is set
+    with the Finish; no delta follows. `saw_activity` is set by every sign of generation; the caller's watchdog clears
+    it.
     """
 
     def __init__(self, request: ChatRequest) -> None:
@@ -132,7 +132,7 @@ class ChatChunkReader:
         self._on_fast_path = True
 
     def feed(self, data: bytes) -> list[Delta]:
-        """The deltas that `read` completed, none after the Finish."""
+        """Return the deltas that `data` completed, none after the Finish."""
         out: list[Delta] = []
         self._deltas = out
         if self.is_finished or self.failure is not None:
@@ -146,7 +146,7 @@ class ChatChunkReader:
         return out
 
     def end(self) -> list[Delta]:
-        """The last deltas, when the body ended cleanly. Sets `failure` where no finish was announced."""
+        """Return the last deltas after the body ended cleanly. Sets `failure` if no finish reason was received."""
         out = self._deltas = list[Delta]()
         if not self.is_finished and self.failure is None:
             try:
@@ -228,9 +228,9 @@ class ChatChunkReader:
             self.saw_activity = True
 
     def _end_prose(self) -> None:
-        """Let go of what was held back, before something else comes."""
-        if self._prose_kind is not None and (rest := self._surrogate_joiner.flush()):
-            self._emit(self._prose_kind, rest)
+        """Emit the buffered text before a different kind of output."""
+        if self._prose_kind is not None and (remainder := self._surrogate_joiner.flush()):
+            self._emit(self._prose_kind, remainder)
         if self._logprobs and self._prose_kind == "text":
             self._emit("text", "")
         self._prose_kind = None
@@ -250,8 +250,10 @@ class ChatChunkReader:
     def _add_call(self, call: _CallDelta) -> None:
         self._end_prose()
         self.saw_activity = True
-        said = call.function or _FunctionDelta()
-        self._deltas += self._calls.add_delta(call.index or 0, call.id or "", said.name or "", said.arguments or "")
+        function = call.function or _FunctionDelta()
+        self._deltas += self._calls.add_delta(
+            call.index or 0, call.id or "", function.name or "", function.arguments or ""
+        )
 
     def _finish(self) -> None:
         if self._finish_reason is None:
@@ -261,7 +263,7 @@ class ChatChunkReader:
             raise UpstreamError("The inference server broke the generation off.")
         self._end_prose()
         self._deltas += self._calls.finish()
-        # A named tool choice makes servers say "stop" although there is a call to answer.
+        # With a named tool choice, servers report "stop" although there is a call to execute.
         if reason in ("stop", "tool_calls"):
             reason = "tool_calls" if self._calls else "stop"
         self._deltas.append(Finish(reason, _build_usage(self._usage)))
@@ -269,7 +271,7 @@ class ChatChunkReader:
 
 
 def _decode_leniently(payload: bytes) -> _Chunk:
-    """One chunk, with what the strict decoder refuses and still has a meaning: lone surrogates and wrong UTF-8."""
+    """Decode a chunk that the strict decoder refuses but that is still readable: lone surrogates and wrong UTF-8."""
     try:
         return _decode(payload)
     except DECODE_ERRORS:

@@ -1,43 +1,71 @@
-"""Custom (free text) tools on servers that know functions only: declared as a function of one string, `input`.
+"""Tools on servers that only know functions: a custom (free text) tool becomes a function with one string, `input`.
 
-The model then writes `{"input": "..."}`, and CustomInput takes the wrapping off again while it streams in.
+The model then writes `{"input": "..."}`, and CustomInputReader unwraps the text while it streams.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from apis.chat import CalledFunction, CustomCall, CustomToolDefinition, FunctionCall
+from apis.chat import (
+    CalledFunction,
+    ChatCustomTool,
+    ChatFunctionTool,
+    ChatTool,
+    CustomCall,
+    CustomToolDefinition,
+    FunctionCall,
+    NativeTool,
+)
+from apis.errors import Unsupported
 from providers.inference.chat_completions.text_repair import SurrogateJoiner
+
+PlainTool = ChatFunctionTool | ChatCustomTool
+"""Tool that any chat model can use, by one plain name."""
 
 INPUT_FIELD: Final = "input"
 ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
 
 _OPENING: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _PARTIAL_OPENING: Final = re.compile(r'\s*(?:$|\{\s*(?:$|"(?:$|i$|in$|inp$|inpu$|input$|input"\s*(?:$|:\s*$))))')
-# A quote ends the input when the object ends behind it, or when another key of it follows. A model that forgot to
-# escape a quote goes on with anything else, and then the quote was part of its text.
+# A quote ends the input only if the object's end or another key follows. A model that forgot to escape a quote
+# continues with something else, and then the quote was part of its text.
 _POSSIBLE_END: Final = re.compile(r'"\s{0,64}(?:$|\}\s*$|,\s{0,64}(?:$|"[^"\\]{0,64}(?:$|"\s{0,64}$)))')
 _NEXT_KEY: Final = re.compile(r'"\s{0,64},\s{0,64}"[^"\\]{0,64}"\s{0,64}:')
 _UNESCAPED_TEXT: Final = re.compile(r'[^"\\]*')
 
 
+def require_plain_tools(tools: Sequence[ChatTool] | None) -> list[PlainTool]:
+    """Return the tools unchanged. Raises Unsupported naming the first one that needs a model trained on it."""
+    plain: list[PlainTool] = []
+    for index, tool in enumerate(tools or ()):
+        if isinstance(tool, NativeTool):
+            raise Unsupported(f"This model was not trained on the tool '{tool.type}'.", param=f"tools[{index}].type")
+        if isinstance(tool, ChatFunctionTool) and tool.function.namespace is not None:
+            raise Unsupported(
+                "This model knows no namespaces of functions.", param=f"tools[{index}].function.namespace"
+            )
+        plain.append(tool)
+    return plain
+
+
 def custom_to_function(tool: CustomToolDefinition) -> dict[str, Any]:
-    """A custom tool as the function tool it is declared as."""
+    """Return the function tool as which a custom tool is declared."""
     lines = [tool.description] if tool.description else []
-    what = "The tool's whole input, as plain text."
+    input_description = "The tool's whole input, as plain text."
     if tool.format is not None and tool.format.type == "grammar":
         grammar = tool.format.grammar
         kind = "regular expression" if grammar.syntax == "regex" else "Lark grammar"
         lines.append(f"The input must match this {kind}:\n{grammar.definition}")
     schema = {
         "type": "object",
-        "properties": {INPUT_FIELD: {"type": "string", "description": what}},
+        "properties": {INPUT_FIELD: {"type": "string", "description": input_description}},
         "required": [INPUT_FIELD],
         "additionalProperties": False,
     }
-    # Without `strict`, vLLM holds even a forced call to some JSON only: a bare string in place of the object.
+    # Without `strict`, vLLM enforces only valid JSON, even for a forced call: a bare string instead of the object.
     function: dict[str, Any] = {"name": tool.name, "parameters": schema, "strict": True}
     if lines:
         function["description"] = "\n\n".join(lines)
@@ -45,15 +73,15 @@ def custom_to_function(tool: CustomToolDefinition) -> dict[str, Any]:
 
 
 def custom_call_to_function_call(call: CustomCall) -> FunctionCall:
-    """A custom call of the history as the function call that the model made."""
+    """Return a custom call of the history as the function call that the model wrote."""
     arguments = msgspec.json.encode({INPUT_FIELD: call.custom.input}).decode()
     return FunctionCall(id=call.id, function=CalledFunction(name=call.custom.name, arguments=arguments))
 
 
 class CustomInputReader:
-    """Arguments JSON in, piece by piece; the text of its `input` out, as soon as it is certain.
+    """Incremental reader: arguments JSON in, the text of its `input` out as soon as it is certain.
 
-    Where the model's JSON is not what was asked for, what it wrote is the input as it stands.
+    If the model's JSON does not have that shape, its text is the input as it stands.
     """
 
     __slots__ = ("_buffer", "_state", "_surrogate_joiner")
@@ -64,7 +92,7 @@ class CustomInputReader:
         self._state = "before"
 
     def feed(self, text: str) -> str:
-        """What more of the input `text` makes certain."""
+        """Return the part of the input that `text` makes certain."""
         if self._state == "after":
             return ""
         self._buffer += text
@@ -73,12 +101,12 @@ class CustomInputReader:
         return self._surrogate_joiner.feed(self._read_certain_text()) if self._state == "inside" else ""
 
     def finish(self) -> str:
-        """What is left when the arguments are over."""
-        held, self._buffer = self._buffer, ""
+        """Return the rest of the input at the end of the arguments."""
+        buffer, self._buffer = self._buffer, ""
         if self._state in ("before", "odd"):
-            return _recover_input(held)
-        if self._state == "inside" and held and not _POSSIBLE_END.match(held):
-            return self._surrogate_joiner.feed(held) + self._surrogate_joiner.flush()
+            return _recover_input(buffer)
+        if self._state == "inside" and buffer and not _POSSIBLE_END.match(buffer):
+            return self._surrogate_joiner.feed(buffer) + self._surrogate_joiner.flush()
         return self._surrogate_joiner.flush()
 
     def _match_opening(self) -> None:
@@ -89,33 +117,34 @@ class CustomInputReader:
             self._state = "odd"
 
     def _read_certain_text(self) -> str:
-        """Everything of what is held that is certain by now, unescaped; the rest stays held."""
-        held, at, out = self._buffer, 0, list[str]()
-        while at < len(held):
-            plain = _UNESCAPED_TEXT.match(held, at)
-            assert plain is not None  # it matches the empty text too
+        """Remove the certain text from the buffer and return it unescaped."""
+        buffer, at, out = self._buffer, 0, list[str]()
+        while at < len(buffer):
+            plain = _UNESCAPED_TEXT.match(buffer, at)
+            assert plain is not None  # the pattern also matches the empty text
             out.append(plain[0])
             at = plain.end()
-            if at == len(held):
+            if at == len(buffer):
                 break
-            if held[at] == "\\":
-                if (escape := _parse_escape(held, at)) is None:
+            if buffer[at] == "\\":
+                if (escape := _parse_escape(buffer, at)) is None:
                     break
                 out.append(escape[0])
                 at = escape[1]
-            elif _NEXT_KEY.match(held, at):
-                self._state, at = "after", len(held)
-            elif _POSSIBLE_END.match(held, at):
+            elif _NEXT_KEY.match(buffer, at):
+                self._state, at = "after", len(buffer)
+            elif _POSSIBLE_END.match(buffer, at):
                 break
             else:
                 out.append('"')
                 at += 1
-        self._buffer = held[at:]
+        self._buffer = buffer[at:]
         return "".join(out)
 
 
 def _parse_escape(text: str, offset: int) -> tuple[str, int] | None:
-    """The character of the escape at `at` and where it ends; None while it is not whole. A wrong one is itself."""
+    """Return the character of the escape at `offset` and the offset after it; None while it is incomplete. An invalid
+    escape stands for itself."""
     if offset + 1 == len(text):
         return None
     kind = text[offset + 1]
@@ -132,5 +161,5 @@ def _recover_input(text: str) -> str:
         value = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return text
-    found = value.get(INPUT_FIELD)
-    return found if isinstance(found, str) else text
+    input_text = value.get(INPUT_FIELD)
+    return input_text if isinstance(input_text, str) else text

@@ -1,4 +1,4 @@
-"""The bodies of POST /embeddings: an EmbeddingRequest in parts of a fit size out, vectors in."""
+"""Bodies of POST /embeddings: split an EmbeddingRequest into parts, build the body, parse the vectors."""
 
 import binascii
 import math
@@ -14,7 +14,7 @@ from apis.errors import UpstreamError
 from providers.inference.chat_completions.body import body_to_json
 
 MAX_INPUTS_PER_REQUEST: Final = 32
-"""So few that the longest vectors there are fit into what is read of an answer."""
+"""Inputs per request, so few that the longest vectors fit into the largest response that is read."""
 
 
 class _Vector(msgspec.Struct):
@@ -32,7 +32,7 @@ class _EmbeddingResponse(msgspec.Struct):
 
 
 def split_request(request: EmbeddingRequest) -> Sequence[EmbeddingRequest]:
-    """The same request for a few of its inputs at a time."""
+    """Return requests with at most MAX_INPUTS_PER_REQUEST inputs each."""
     if len(request.inputs) <= MAX_INPUTS_PER_REQUEST:
         return [request]
     inputs = request.inputs
@@ -41,16 +41,18 @@ def split_request(request: EmbeddingRequest) -> Sequence[EmbeddingRequest]:
 
 
 def request_to_embedding_body(request: EmbeddingRequest) -> bytes:
-    """Numbers are asked for in base64, which is a quarter of their length in digits; digits are understood too."""
+    """Return the body. Vectors are requested in base64, a quarter of their length in digits; digits are accepted
+    too."""
     body = request.model_dump(exclude_none=True, exclude={"encoding_format"})
     return body_to_json({**body, "encoding_format": "base64"})
 
 
 def parse_embeddings(body: bytes, request: EmbeddingRequest) -> Embeddings:
-    """Raises UpstreamError for everything but one finite vector per input, all of the length that was asked for."""
+    """Return the vectors. Raises UpstreamError unless there is one finite vector per input, all of the requested
+    length."""
     try:
-        found = msgspec.json.decode(body, type=_EmbeddingResponse)
-        vectors = {each.index: _parse_vector(each.embedding) for each in found.data}
+        response = msgspec.json.decode(body, type=_EmbeddingResponse)
+        vectors = {vector.index: _parse_vector(vector.embedding) for vector in response.data}
     except (
         msgspec.DecodeError,
         UnicodeDecodeError,
@@ -61,19 +63,19 @@ def parse_embeddings(body: bytes, request: EmbeddingRequest) -> Embeddings:
     ) as exc:
         raise UpstreamError("The inference server sent embeddings that are not valid.") from exc
     count = len(request.inputs)
-    if len(found.data) != count or vectors.keys() != set(range(count)):
-        raise UpstreamError(f"The inference server sent {len(found.data)} embeddings for {count} inputs.")
+    if len(response.data) != count or vectors.keys() != set(range(count)):
+        raise UpstreamError(f"The inference server sent {len(response.data)} embeddings for {count} inputs.")
     lengths = {len(vector) for vector in vectors.values()}
     wanted = request.dimensions or len(vectors[0])
     if lengths != {wanted} or not wanted:
         raise UpstreamError("The inference server sent embeddings of the wrong length.")
     if not all(map(math.isfinite, (sum(map(abs, vector)) for vector in vectors.values()))):
         raise UpstreamError("The inference server sent embeddings with numbers that are none.")
-    return Embeddings([vectors[index] for index in range(count)], found.usage.prompt_tokens if found.usage else 0)
+    return Embeddings([vectors[index] for index in range(count)], response.usage.prompt_tokens if response.usage else 0)
 
 
 def join_embeddings(results: Sequence[Embeddings]) -> Embeddings:
-    """The answers to the parts of one request, as the answer to the whole. Raises UpstreamError where they differ."""
+    """Join the results of a split request. Raises UpstreamError if their lengths differ."""
     vectors = [vector for part in results for vector in part.vectors]
     if len({len(vector) for vector in vectors}) > 1:
         raise UpstreamError("The inference server sent embeddings of different lengths.")

@@ -1,4 +1,4 @@
-"""The wire of one OpenAI-compatible server: requests out, Steps of Deltas or vectors in, over HTTP."""
+"""Client of one OpenAI-compatible server: sends requests, returns batches of deltas or vectors."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -21,22 +21,24 @@ from providers.inference.chat_completions.embeddings import parse_embeddings, re
 from providers.inference.chat_completions.errors import UpstreamUnavailable, response_to_error
 from providers.inference.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
 from providers.inference.http.connection import HttpConnection, HttpError
+from providers.inference.http.route import ProxyError, parse_url
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 MAX_ERROR_BYTES: Final = 64 * 1024
 DRAIN_TIMEOUT_S: Final = 0.1
 COUNTING_UNSUPPORTED: Final = "cannot count tokens"
 TOKENIZE_PATH: Final = "/tokenize"
-"""vLLM has it beside `/v1`, not in it."""
+"""Path of vLLM's tokenizer, which is not under `/v1`."""
 
 
 class ConnectTimeout(UpstreamTimeout):
-    """No connection within the limit: another try is safe."""
+    """No connection within the limit; a retry is safe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Limits in seconds. The first token counts from the sending of the request; keep-alive comments are no tokens."""
+    """Limits in seconds. The first-token limit starts when the request is sent; keep-alive comments do not count as
+    tokens."""
 
     connect_s: float = 5
     headers_s: float = 60
@@ -45,36 +47,37 @@ class Timeouts:
 
 
 class ChunkReader(Protocol):
-    """Reads an answer as ChatChunks does: see there."""
+    """Reader of a response with the methods and fields of ChatChunkReader."""
 
     failure: StackError | None
     is_finished: bool
     saw_activity: bool
 
     def feed(self, data: bytes) -> list[Delta]:
-        """The deltas that `read` completed."""
+        """Return the deltas that `data` completed."""
         ...
 
     def end(self) -> list[Delta]:
-        """The last deltas, when the body ended cleanly."""
+        """Return the last deltas after the body ended cleanly."""
         ...
 
 
 class PromptTemplate(Protocol):
-    """Who makes the prompt of the messages: how a chat is put to a server, and how its answer is to be read."""
+    """How a chat becomes a request to a server, and how the response is read; defines who renders the prompt."""
 
     async def build_request(
         self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
     ) -> tuple[str, bytes, ChunkReader]:
-        """The path behind `base_url`, the body to POST and what reads the answer to it.
+        """Return the path below `base_url`, the body to POST and the reader of the response.
 
-        `context_tokens` is what the server says of the model's context. Raises InvalidRequest for what cannot be put.
+        `context_tokens` returns the model's context length as listed by the server. Raises InvalidRequest for a chat
+        that cannot be rendered.
         """
         ...
 
 
 class ServerPromptTemplate:
-    """The server makes the prompt: chat completions."""
+    """Template for chat completions: the server renders the prompt."""
 
     def __init__(self, dialect: ChatDialect) -> None:
         self._dialect = dialect
@@ -82,7 +85,7 @@ class ServerPromptTemplate:
     async def build_request(
         self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
     ) -> tuple[str, bytes, ChunkReader]:
-        """See Template."""
+        """See `PromptTemplate.build_request`."""
         return "/chat/completions", request_to_body(request, self._dialect), ChatChunkReader(request)
 
 
@@ -106,11 +109,10 @@ _Response = TypeVar("_Response", _ModelList, _TokenCount)
 
 
 class ChatCompletions:
-    """One server at `base_url`, which ends where `/chat/completions` and `/models` begin (usually in `/v1`). Without
-    a `template` the server has its own.
+    """Client of one server at `base_url`, the URL below which `/chat/completions` and `/models` lie (usually `/v1`).
+    Without a `template` the server renders the prompt.
 
-    Holds no connection of its own: `http` is the caller's. The key goes to `base_url` only;
-    redirects are not followed.
+    `http` belongs to the caller. The API key is sent to `base_url` only; redirects are not followed.
     """
 
     def __init__(
@@ -125,6 +127,8 @@ class ChatCompletions:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._http = http
+        proxy = http.find_proxy(parse_url(base_url)[0])
+        self._server = "inference server" if proxy is None else f"inference server through the proxy {proxy.name}"
         self._dialect = dialect or ChatDialect()
         self._template = template or ServerPromptTemplate(self._dialect)
         self._context_tokens: dict[str, int | None] = {}
@@ -136,46 +140,46 @@ class ChatCompletions:
         self._headers = headers_to_bytes(headers)
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """As `Inference.chat`, tried once. Before the first step, Unavailable, ConnectTimeout and RateLimited mean
-        that another try is safe."""
-        path, asked, chunks = await self._template.build_request(
+        """See `Inference.chat`; one attempt. Before the first batch, UpstreamUnavailable, ConnectTimeout and
+        RateLimited mean that a retry is safe."""
+        path, request_body, reader = await self._template.build_request(
             request, lambda: self._find_context_tokens(request.model)
         )
-        body = [asked]
-        del asked
+        body = [request_body]
+        del request_body
         now, limits = asyncio.get_running_loop().time, self._timeouts
         deadline = now() + limits.first_token_s
         started = False
-        # popped, and let go once sent: a long prompt's bytes are not to be kept for as long as the answer takes
-        answer = await self._send("POST", path, body.pop())
+        # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.
+        connection = await self._send("POST", path, body.pop())
         try:
-            await self._check_response(answer, request.model)
-            while not chunks.is_finished:
+            await self._check_response(connection, request.model)
+            while not reader.is_finished:
                 try:
-                    if not answer.is_ready:
-                        await answer.wait_for_data(deadline)
-                    read = answer.read_available()
+                    if not connection.is_ready:
+                        await connection.wait_for_data(deadline)
+                    data = connection.read_available()
                 except TimeoutError as exc:
                     raise self._token_timeout_error(has_started=started) from exc
                 except HttpError as exc:
                     error = UpstreamError if started else UpstreamUnavailable
-                    raise error("The connection to the inference server broke before the answer ended.") from exc
-                step = chunks.feed(read) if read else chunks.end()
-                if step:
-                    yield step
-                if chunks.failure is not None:
-                    raise chunks.failure if started or step else _to_retryable_error(chunks.failure)
-                if step or chunks.saw_activity:
+                    raise error(f"The connection to the {self._server} broke before the answer ended.") from exc
+                batch = reader.feed(data) if data else reader.end()
+                if batch:
+                    yield batch
+                if reader.failure is not None:
+                    raise reader.failure if started or batch else _to_retryable_error(reader.failure)
+                if batch or reader.saw_activity:
                     started = True
-                    chunks.saw_activity = False
+                    reader.saw_activity = False
                     deadline = now() + limits.token_gap_s
-            await _drain_body(answer)
+            await _drain_body(connection)
         finally:
-            self._http.release(answer)
+            self._http.release(connection)
 
     async def models(self, modalities: frozenset[Modality] | None = None) -> Sequence[Model]:
-        """What the server lists. Raises UpstreamError when it does not."""
-        found = _decode_response(await self._request_json("GET", "/models", None), _ModelList)
+        """Return the models that the server lists. Raises UpstreamError when it does not respond."""
+        listing = _decode_response(await self._request_json("GET", "/models", None), _ModelList)
         return [
             Model(
                 id=model.id,
@@ -184,17 +188,17 @@ class ChatCompletions:
                 context_tokens=model.max_model_len or model.context_length,
                 modalities=modalities,
             )
-            for model in found.data
+            for model in listing.data
         ]
 
     async def _find_context_tokens(self, model: str) -> int | None:
-        """The model's context as the server lists it, asked once, and again after a failure."""
+        """Return the model's context length as the server lists it; cached until a request fails."""
         if model not in self._context_tokens:
-            self._context_tokens |= {each.id: each.context_tokens for each in await self.models()}
+            self._context_tokens |= {listed.id: listed.context_tokens for listed in await self.models()}
         return self._context_tokens.get(model)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """The prompt's length by vLLM's /tokenize. Raises Unsupported where the server has none."""
+        """Return the length of the prompt by vLLM's /tokenize. Raises Unsupported where the server has none."""
         if self._dialect.engine != "vllm":
             raise Unsupported(f"This model's server {COUNTING_UNSUPPORTED}.", param="model")
         body = request_to_tokenize_body(request, self._dialect)
@@ -203,31 +207,31 @@ class ChatCompletions:
         ).count
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """As `Inference.embed`, tried once. What it takes is to be of a fit size: see `request_to_parts`."""
-        body, lacking = request_to_embedding_body(request), "makes no embeddings"
-        answer = await self._request_json("POST", "/embeddings", body, request.model, lacking)
-        return await asyncio.to_thread(parse_embeddings, answer, request)
+        """See `Inference.embed`; one attempt. A large request must be split by the caller: see `split_request`."""
+        body, unsupported = request_to_embedding_body(request), "makes no embeddings"
+        response_body = await self._request_json("POST", "/embeddings", body, request.model, unsupported)
+        return await asyncio.to_thread(parse_embeddings, response_body, request)
 
     async def _request_json(
         self, method: str, path: str, body: bytes | None, model: str = "", unsupported_feature: str = ""
     ) -> bytes:
-        """A question with a short answer of JSON. `lacking` says of a server that does not know the path what it
-        cannot do."""
-        answer = await self._send(method, path, body)
+        """Send a request and return its short JSON response. `unsupported_feature` describes what a server without this
+        path cannot do."""
+        connection = await self._send(method, path, body)
         try:
-            if unsupported_feature and answer.status in (404, 405, 501):
-                error = await self._read_error(answer, model)
+            if unsupported_feature and connection.status in (404, 405, 501):
+                error = await self._read_error(connection, model)
                 if not isinstance(error, ModelNotFound):
                     error = Unsupported(f"This model's server {unsupported_feature}.", param="model")
                 raise error
-            if answer.status != 200:
-                raise await self._read_error(answer, model)
-            return await self._read_body(answer, MAX_BODY_BYTES)
+            if connection.status != 200:
+                raise await self._read_error(connection, model)
+            return await self._read_body(connection, MAX_BODY_BYTES)
         finally:
-            self._http.release(answer)
+            self._http.release(connection)
 
     async def _send(self, method: str, path: str, body: bytes | None) -> HttpConnection:
-        """Send; wait for the headers. Releasing the answer closes its connection, or keeps it where all was read."""
+        """Send a request and wait for the headers; the caller must release the connection."""
         limits = self._timeouts
         headers = self._headers + headers_to_bytes(TRACE_HEADERS.get())
         url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE_PATH else self.base_url}{path}"
@@ -235,12 +239,15 @@ class ChatCompletions:
             async with asyncio.timeout(limits.headers_s):
                 return await self._http.send(method, url, headers, body, limits.connect_s)
         except HttpConnectTimeout as exc:
-            what = f"connect_timeout_s ({limits.connect_s:g} s)"
-            raise ConnectTimeout(f"The inference server could not be reached within {what}.") from exc
+            limit = f"connect_timeout_s ({limits.connect_s:g} s)"
+            raise ConnectTimeout(f"The {self._server} could not be reached within {limit}.") from exc
         except TimeoutError as exc:
             raise self._response_timeout_error() from exc
+        except ProxyError as exc:
+            error = UpstreamUnavailable if exc.is_temporary else UpstreamError
+            raise error(f"The inference server could not be reached: {exc}.") from exc
         except HttpError as exc:
-            raise UpstreamUnavailable("The inference server could not be reached.") from exc
+            raise UpstreamUnavailable(f"The {self._server} could not be reached.") from exc
 
     def _token_timeout_error(self, *, has_started: bool) -> UpstreamTimeout:
         limits = self._timeouts
@@ -248,8 +255,8 @@ class ChatCompletions:
         return UpstreamTimeout(f"The inference server sent no token within {name}_timeout_s ({limit_s:g} s).")
 
     def _response_timeout_error(self) -> UpstreamTimeout:
-        what = f"headers_timeout_s ({self._timeouts.headers_s:g} s)"
-        return UpstreamTimeout(f"The inference server did not answer within {what}.")
+        limit = f"headers_timeout_s ({self._timeouts.headers_s:g} s)"
+        return UpstreamTimeout(f"The inference server did not answer within {limit}.")
 
     async def _check_response(self, connection: HttpConnection, model: str) -> None:
         if connection.status != 200:
@@ -268,14 +275,14 @@ class ChatCompletions:
         return response_to_error(connection.status, body, connection.headers, model)
 
     async def _read_body(self, connection: HttpConnection, limit_bytes: int) -> bytes:
-        """The body up to `limit` bytes; the rest of a longer one is left unread."""
-        until = asyncio.get_running_loop().time() + self._timeouts.headers_s
+        """Return the body up to `limit_bytes`; the rest of a longer one stays unread."""
+        deadline = asyncio.get_running_loop().time() + self._timeouts.headers_s
         try:
-            return await connection.read_body(limit_bytes, until)
+            return await connection.read_body(limit_bytes, deadline)
         except TimeoutError as exc:
             raise self._response_timeout_error() from exc
         except HttpError as exc:
-            raise UpstreamUnavailable("The connection to the inference server broke.") from exc
+            raise UpstreamUnavailable(f"The connection to the {self._server} broke.") from exc
 
 
 def _decode_response(body: bytes, response_type: type[_Response]) -> _Response:
@@ -286,16 +293,16 @@ def _decode_response(body: bytes, response_type: type[_Response]) -> _Response:
 
 
 async def _drain_body(connection: HttpConnection) -> None:
-    """Take the end of the body that comes right behind the answer's, so that the connection can serve again."""
+    """Read the end of the body that directly follows the last event, so that the connection can be reused."""
     now = asyncio.get_running_loop().time
-    until = now() + DRAIN_TIMEOUT_S
+    deadline = now() + DRAIN_TIMEOUT_S
     with suppress(TimeoutError, HttpError):
-        while not connection.is_complete and now() < until:
+        while not connection.is_complete and now() < deadline:
             if not connection.is_ready:
-                await connection.wait_for_data(until)
+                await connection.wait_for_data(deadline)
             connection.read_available()
 
 
 def _to_retryable_error(failure: StackError) -> StackError:
-    """A stream that broke off before it said anything may be asked for again."""
+    """Return the error of a stream that failed before its first delta as one that allows a retry."""
     return UpstreamUnavailable(failure.message) if type(failure) is UpstreamError else failure

@@ -1,4 +1,5 @@
-"""What an upstream's refusals mean to our callers. Its own words pass only where they help to mend the request."""
+"""Translate errors of an upstream for our clients. The upstream's own text is passed on only if it helps to correct the
+request."""
 
 import re
 from collections.abc import Mapping
@@ -29,11 +30,11 @@ _CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]"
 
 
 class UpstreamUnavailable(UpstreamError):
-    """The upstream could not be reached, or gave up before it generated anything: another try is safe."""
+    """The upstream was unreachable, or failed before it generated anything; a retry is safe."""
 
 
 def response_to_error(status: int, body: bytes, headers: Mapping[str, str], model: str) -> StackError:
-    """The error for an answer that is not 200. The names of `headers` are in lower case."""
+    """Return the error for a response other than 200. The names of `headers` are in lower case."""
     detail = _parse_error_object(body)
     wait_s = parse_retry_after(headers.get("retry-after"))
     if status == 429:
@@ -49,7 +50,7 @@ def response_to_error(status: int, body: bytes, headers: Mapping[str, str], mode
 
 
 def failure_to_error(failure: object, model: str) -> StackError:
-    """The error for an `error` in the middle of a stream, whatever its shape."""
+    """Return the error for an `error` in the middle of a stream, in any shape."""
     detail = cast(dict[str, Any], failure) if isinstance(failure, dict) else {"message": failure}
     code = detail.get("code")
     if code in (400, 422, "400", "context_length_exceeded", "invalid_request_error") or _is_context_too_long(detail):
@@ -62,7 +63,8 @@ def failure_to_error(failure: object, model: str) -> StackError:
 
 
 def parse_retry_after(value: str | None) -> float | None:
-    """Seconds of a Retry-After header, a number or a date, between 0 and an hour; None when it is neither."""
+    """Return the seconds of a Retry-After header, a number or a date, between 0 and one hour; None when it is
+    neither."""
     if value is None:
         return None
     try:
@@ -91,15 +93,15 @@ def _join_error_fields(detail: dict[str, Any]) -> str:
 
 
 def _parse_error_object(body: bytes) -> dict[str, Any]:
-    """The error object of a body: OpenAI's, vLLM's older flat one, FastAPI's; empty when it is none of them."""
+    """Return the error object of a body: OpenAI's, vLLM's older flat one, FastAPI's; empty for any other body."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     if not isinstance(value, dict):
         return {}
-    found = cast(dict[str, Any], value)
-    error = found.get("error", found)
+    fields = cast(dict[str, Any], value)
+    error = fields.get("error", fields)
     if isinstance(error, dict):
         return cast(dict[str, Any], error)
     return {"message": error} if isinstance(error, str) else {}

@@ -1,8 +1,8 @@
-"""Tools and a text format together, where a server cannot have both.
+"""Tools together with a text format, for servers that cannot combine them.
 
-vLLM holds all that a model says to the format, so that one that may call tools never does. Here the model is asked
-without the format first. Where it calls tools, that was all; an answer in text is asked for again, with the format and
-without calls: the prompt is the same, and the server has it in its cache.
+vLLM applies the format to all output, so a model with tools can never call one. Here the model first generates without
+the format. If it calls tools, that is the result; if it answers in text, it generates again with the format and without
+calls. The prompt is the same, so the server has it in its prefix cache.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -18,7 +18,7 @@ ChatFunction = Callable[[ChatRequest], AsyncGenerator[DeltaBatch]]
 
 
 def needs_two_passes(request: ChatRequest) -> bool:
-    """Whether the model may call tools, and its text is to have a format."""
+    """Return true if the model may call tools and its text must have a format."""
     choice = request.tool_choice.allowed_tools.mode if isinstance(request.tool_choice, ChatAllowedTools) else None
     is_free = request.tool_choice in (None, "auto") or choice == "auto"
     form = request.response_format
@@ -26,55 +26,56 @@ def needs_two_passes(request: ChatRequest) -> bool:
 
 
 async def chat_in_two_passes(chat: ChatFunction, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-    """The answer to a request that `wants_both`. Text of the first is held back until it is known to stay."""
-    held: list[Delta] = []
-    settled = False
+    """Generate a request for which `needs_two_passes` is true. The text of the first pass is buffered until it is
+    certain to be used."""
+    buffered: list[Delta] = []
+    is_decided = False
     finish: Finish | None = None
-    async with aclosing(chat(request.model_copy(update={"response_format": None}))) as steps:
-        async for step in steps:
-            told: list[Delta] = []
-            for delta in step:
+    async with aclosing(chat(request.model_copy(update={"response_format": None}))) as batches:
+        async for batch in batches:
+            output: list[Delta] = []
+            for delta in batch:
                 if isinstance(delta, Finish):
                     finish = delta
-                elif isinstance(delta, TextDelta) and not settled:
-                    held.append(delta)
-                elif isinstance(delta, ToolCallStart | RefusalDelta) and not settled:
-                    settled = True
-                    told += [*held, delta]
-                    held = []
+                elif isinstance(delta, TextDelta) and not is_decided:
+                    buffered.append(delta)
+                elif isinstance(delta, ToolCallStart | RefusalDelta) and not is_decided:
+                    is_decided = True
+                    output += [*buffered, delta]
+                    buffered = []
                 else:
-                    told.append(delta)
-            if told:
-                yield tuple(told)
+                    output.append(delta)
+            if output:
+                yield tuple(output)
     if finish is None:
         return
-    if settled or finish.reason != "stop" or _has_format(held, request):
-        yield (*held, finish)
+    if is_decided or finish.reason != "stop" or _has_format(buffered, request):
+        yield (*buffered, finish)
         return
-    async with aclosing(chat(_build_second_request(request, finish.usage))) as steps:
-        async for step in steps:
-            yield tuple(_add_usage(delta, finish.usage) for delta in step)
+    async with aclosing(chat(_build_second_request(request, finish.usage))) as batches:
+        async for batch in batches:
+            yield tuple(_add_usage(delta, finish.usage) for delta in batch)
 
 
-def _has_format(held_deltas: list[Delta], request: ChatRequest) -> bool:
-    """Whether the text has the format as it is. Only what needs no schema is looked at."""
+def _has_format(buffered: list[Delta], request: ChatRequest) -> bool:
+    """Return true if the text already has the format. Only formats without a schema are checked."""
     if not isinstance(request.response_format, JsonObjectFormat):
         return False
-    text = "".join(delta.text for delta in held_deltas if isinstance(delta, TextDelta))
+    text = "".join(delta.text for delta in buffered if isinstance(delta, TextDelta))
     with suppress(orjson.JSONDecodeError):
         return isinstance(orjson.loads(text), dict)
     return False
 
 
 def _build_second_request(request: ChatRequest, first_usage: Usage) -> ChatRequest:
-    left = request.max_completion_tokens
-    if left is not None:
-        left = max(1, left - first_usage.output_tokens)
-    return request.model_copy(update={"tool_choice": "none", "max_completion_tokens": left})
+    remaining_tokens = request.max_completion_tokens
+    if remaining_tokens is not None:
+        remaining_tokens = max(1, remaining_tokens - first_usage.output_tokens)
+    return request.model_copy(update={"tool_choice": "none", "max_completion_tokens": remaining_tokens})
 
 
 def _add_usage(delta: Delta, first_usage: Usage) -> Delta:
-    """What was said twice was paid for twice; the prompt counts once."""
+    """Add the first pass's output tokens to the usage of the Finish; the prompt counts once."""
     if not isinstance(delta, Finish):
         return delta
     usage = delta.usage

@@ -1,4 +1,4 @@
-"""Several equal servers as one: whom to ask next, when to ask again, and when to leave one alone."""
+"""Several equal servers as one: load balancing, retries and circuit breakers."""
 
 import asyncio
 import itertools
@@ -28,8 +28,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPolicy:
-    """`budget` bounds retries to that share of the requests, beyond a few per second that are always free. A breaker
-    opens after `breaker_failures` within `breaker_window_s`, and lets one probe through after as long again."""
+    """Retry and breaker settings. `budget` limits retries to that share of the requests, plus a few per second that are
+    always allowed. A breaker opens after `breaker_failures` within `breaker_window_s`, and allows one probe after the
+    same time again."""
 
     max_retries: int = 2
     retry_delay_s: float = 0.5
@@ -40,7 +41,7 @@ class ReplicaPolicy:
 
 
 class RetryBudget:
-    """Keeps retries from doubling the load of servers that are down for everybody."""
+    """Retry limit that keeps retries from doubling the load on failing servers."""
 
     def __init__(self, share: float, clock: Clock = time.monotonic) -> None:
         self._share = share
@@ -49,11 +50,11 @@ class RetryBudget:
         self._refilled_at = clock()
 
     def deposit(self) -> None:
-        """A request began."""
+        """Count a new request."""
         self._balance += self._share
 
     def withdraw(self) -> bool:
-        """Whether one more retry may be made; then it is paid for."""
+        """Spend one retry; return false when none is available."""
         now = self._clock()
         self._balance = min(BUDGET_RESERVE, self._balance + (now - self._refilled_at) * BUDGET_REFILL_PER_S)
         self._refilled_at = now
@@ -64,7 +65,7 @@ class RetryBudget:
 
 
 class CircuitBreaker:
-    """Closed: all may pass. Open: none, for a while. Half open: one probe, whose success closes it."""
+    """Health of one server. Closed: all requests pass. Open: none. Half open: one probe, whose success closes it."""
 
     def __init__(self, failures: int, window_s: float, clock: Clock = time.monotonic) -> None:
         self._window_s = window_s
@@ -74,24 +75,24 @@ class CircuitBreaker:
         self._is_probing = False
 
     def allows_request(self) -> bool:
-        """Whether a request may be made now."""
+        """Return true if a request may be sent now."""
         if self._opened_at is None:
             return True
         return not self._is_probing and self._clock() - self._opened_at >= self._window_s
 
     def begin_request(self) -> bool:
-        """A request that was allowed is made; returns whether it is the probe, which `end` must be told."""
+        """Begin an allowed request; return true if it is the probe, which `end_request` must receive."""
         self._is_probing = self._opened_at is not None
         return self._is_probing
 
     def record_success(self) -> None:
-        """The server did its work."""
+        """Close the breaker."""
         self._failure_times.clear()
         self._opened_at = None
         self._is_probing = False
 
     def record_failure(self) -> None:
-        """The server failed."""
+        """Count a failure, and open the breaker after too many."""
         now = self._clock()
         self._failure_times.append(now)
         full = len(self._failure_times) == self._failure_times.maxlen
@@ -99,13 +100,13 @@ class CircuitBreaker:
             self._opened_at = now
 
     def end_request(self, *, is_probe: bool) -> None:
-        """The request is over, also when nothing was learnt from it."""
+        """End a request, also one without a result."""
         if is_probe:
             self._is_probing = False
 
 
 class Upstream:
-    """One server with what is known of its health."""
+    """One server and its health."""
 
     def __init__(self, endpoint: ChatCompletions, policy: ReplicaPolicy) -> None:
         self.endpoint = endpoint
@@ -113,7 +114,7 @@ class Upstream:
         self.is_healthy = True
 
     async def check_health(self, timeout_s: float) -> None:
-        """Ask for its models, and remember whether it answered."""
+        """Request the list of models and record if the server responded."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.endpoint.models()
@@ -124,7 +125,7 @@ class Upstream:
 
 
 class Upstreams:
-    """Round robin over the servers that are well. Another try is made only while nothing was generated."""
+    """Round robin over the healthy servers. A request is retried only before its first output."""
 
     def __init__(self, endpoints: Sequence[ChatCompletions], policy: ReplicaPolicy) -> None:
         self._upstreams = [Upstream(endpoint, policy) for endpoint in endpoints]
@@ -133,49 +134,49 @@ class Upstreams:
         self._rotation = itertools.count()
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """As `Inference.chat`."""
+        """See `Inference.chat`."""
         return self._stream_with_retries(lambda endpoint: endpoint.chat(request))
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """As `Inference.embed`; all inputs in one request."""
+        """See `Inference.embed`; all inputs in one request."""
 
-        async def answer(endpoint: ChatCompletions) -> AsyncGenerator[Embeddings]:
+        async def embed_once(endpoint: ChatCompletions) -> AsyncGenerator[Embeddings]:
             yield await endpoint.embed(request)
 
-        async with aclosing(self._stream_with_retries(answer)) as answers:
-            return await anext(answers)
+        async with aclosing(self._stream_with_retries(embed_once)) as results:
+            return await anext(results)
 
     async def _stream_with_retries(
         self, open_stream: Callable[[ChatCompletions], AsyncGenerator[T]]
     ) -> AsyncGenerator[T]:
-        """What one server makes, or another where that one failed before it made anything."""
+        """Yield the stream of one server, or of another one if that failed before its first output."""
         self._budget.deposit()
         tried: list[Upstream] = []
         while True:
             upstream = self._choose_upstream(tried)
-            started = False
-            probe = upstream.breaker.begin_request()
+            has_output = False
+            is_probe = upstream.breaker.begin_request()
             try:
-                async with aclosing(open_stream(upstream.endpoint)) as steps:
-                    async for step in steps:
-                        if not started:
-                            started = True
+                async with aclosing(open_stream(upstream.endpoint)) as batches:
+                    async for batch in batches:
+                        if not has_output:
+                            has_output = True
                             upstream.breaker.record_success()
-                        yield step
+                        yield batch
                 return
             except StackError as exc:
                 if isinstance(exc, UpstreamError):
                     upstream.breaker.record_failure()
                 tried.append(upstream)
-                delay_s = None if started else self._retry_delay_s(exc, tried)
+                delay_s = None if has_output else self._retry_delay_s(exc, tried)
                 if delay_s is None:
                     raise
             finally:
-                upstream.breaker.end_request(is_probe=probe)
+                upstream.breaker.end_request(is_probe=is_probe)
             await asyncio.sleep(delay_s)
 
     async def query_any(self, query: Callable[[ChatCompletions], Awaitable[T]]) -> T:
-        """The first answer that any server gives. Raises what the last one raised."""
+        """Return the result of the first server that responds. Raises the error of the last one when all fail."""
         error: UpstreamError | None = None
         for upstream in self._rotate_upstreams():
             try:
@@ -186,7 +187,7 @@ class Upstreams:
         raise error
 
     async def watch_health(self, interval_s: float) -> None:
-        """Check all servers again and again, for as long as the stack runs."""
+        """Check all servers at every interval, for as long as the stack runs."""
         while True:
             await asyncio.gather(*(upstream.check_health(interval_s) for upstream in self._upstreams))
             await asyncio.sleep(interval_s)
@@ -196,14 +197,14 @@ class Upstreams:
         return self._upstreams[at:] + self._upstreams[:at]
 
     def _choose_upstream(self, tried_upstreams: Sequence[Upstream]) -> Upstream:
-        """Prefers servers not yet tried, then those that answered their last check."""
+        """Return an allowed server, preferring those not yet tried, then those that passed their last health check."""
         allowed = [upstream for upstream in self._rotate_upstreams() if upstream.breaker.allows_request()]
         if not allowed:
             raise UpstreamError("The inference server failed too often just now. Try again in a few seconds.")
         return min(allowed, key=lambda upstream: (upstream in tried_upstreams, not upstream.is_healthy))
 
     def _retry_delay_s(self, error: StackError, tried_upstreams: Sequence[Upstream]) -> float | None:
-        """How long to wait before another try; None when there shall be none."""
+        """Return the seconds to wait before the next attempt; None when there must be none."""
         policy = self._policy
         if not isinstance(error, RETRYABLE) or len(tried_upstreams) > policy.max_retries:
             return None

@@ -1,4 +1,4 @@
-"""Tool calls as an upstream streams them, keyed by index -> ToolCallStart and ToolArguments."""
+"""Tool calls as an upstream streams them, keyed by index, as ToolCallStart and ToolArgumentsDelta."""
 
 import secrets
 from typing import Final
@@ -28,9 +28,9 @@ class _StreamedCall:
 
 
 class StreamedCalls:
-    """The calls of one answer. A call begins once its name is whole: at a declared name, or when arguments follow.
+    """Calls of one response. A call starts once its name is complete: at a declared name, or when arguments follow.
 
-    Every call gets an id that no other call of the chat has: the upstream's where that is one.
+    Every call gets an id that is unique in the chat: the upstream's if it is usable, a new one otherwise.
     """
 
     def __init__(self, request: ChatRequest) -> None:
@@ -46,9 +46,9 @@ class StreamedCalls:
         return len(self._calls)
 
     def add_delta(self, index: int, call_id: str, name: str, arguments: str) -> list[ToolCallDelta]:
-        """What one upstream delta means; empty strings where it said nothing."""
+        """Return the deltas of one upstream delta; the parameters are empty strings where it has no value."""
         call = self._calls_by_index.get(index)
-        # Some servers number every call 0: a new id beside a name is a new call.
+        # Some servers number every call 0: a new id together with a name is a new call.
         if call is None or (name and call_id and call.upstream_id and call_id != call.upstream_id):
             if self._allows_one_call and self._calls:
                 self._calls_by_index.pop(index, None)
@@ -68,18 +68,18 @@ class StreamedCalls:
         return out
 
     def finish(self) -> list[ToolCallDelta]:
-        """What was held back till the end. Raises UpstreamError for a call that never got a name."""
+        """Return the deltas buffered until the end. Raises UpstreamError for a call without a name."""
         out: list[ToolCallDelta] = []
         for call in self._calls:
             if not call.is_started:
                 if not call.name:
                     raise UpstreamError("The inference server sent a tool call without a name.")
                 out.append(self._start_call(call))
-            rest = call.surrogate_joiner.flush()
+            remainder = call.surrogate_joiner.flush()
             if call.custom_input is not None:
-                rest = call.custom_input.feed(rest) + call.custom_input.finish()
-            if rest:
-                out.append(ToolArgumentsDelta(call.id, rest))
+                remainder = call.custom_input.feed(remainder) + call.custom_input.finish()
+            if remainder:
+                out.append(ToolArgumentsDelta(call.id, remainder))
         return out
 
     def _open_call(self, upstream_id: str) -> _StreamedCall:

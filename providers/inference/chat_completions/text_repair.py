@@ -1,8 +1,8 @@
-"""Makes text safe to encode: halves of surrogate pairs are joined across deltas, and a half left alone is U+FFFD."""
+"""Make text safe to encode: surrogate halves are joined across deltas, and a lone half becomes U+FFFD."""
 
 
 class SurrogateJoiner:
-    """A JSON escape of an emoji is two halves, and a server that cuts text anywhere may send them in two chunks."""
+    """Joins surrogate pairs. A JSON escape of an emoji is two halves, and a server may send them in two chunks."""
 
     __slots__ = ("pending_half",)
 
@@ -10,7 +10,7 @@ class SurrogateJoiner:
         self.pending_half = ""
 
     def feed(self, text: str) -> str:
-        """`text` without lone surrogates. A first half at its end is held back until its second half comes."""
+        """Return `text` without lone surrogates. A first half at its end is held until the second half arrives."""
         if not self.pending_half and text.isascii():
             return text
         text = self.pending_half + text
@@ -18,13 +18,13 @@ class SurrogateJoiner:
         return repair_surrogates(text[:-1] if self.pending_half else text)
 
     def flush(self) -> str:
-        """What stands for a half whose other one never came."""
+        """Return the replacement character for a pending half without its second one, or nothing."""
         half, self.pending_half = self.pending_half, ""
         return "\ufffd" if half else ""
 
 
 def repair_surrogates(text: str) -> str:
-    """`text` with surrogate pairs joined and lone surrogates replaced."""
+    """Return `text` with surrogate pairs joined and lone surrogates replaced."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What stands in a Harmony message, as deltas while it is made: something said, a call, or what is to be ignored."""
+"""Bodies of Harmony messages, streamed as deltas: text, a call, or content to ignore."""
 
 from codecs import getincrementaldecoder
 from collections import deque
@@ -22,7 +22,7 @@ _TextTarget = tuple[Literal["said", "called"], str]
 
 
 class DeltaBuffer:
-    """Deltas in the making: what is added to the same message before it is taken becomes one."""
+    """Collects deltas; text added to the same message before the next `take_deltas` becomes one delta."""
 
     def __init__(self) -> None:
         self._deltas: list[Delta] = []
@@ -44,7 +44,7 @@ class DeltaBuffer:
         self._logprobs += logprobs
 
     def begin_message(self, target: _TextTarget) -> None:
-        """A message begins: if it will be read on from the one before, then in a new line."""
+        """Begin a message. If clients see it as a continuation of the previous one, it starts with a new line."""
         if target == self._last_target:
             self.add_text(target, "\n")
 
@@ -70,7 +70,7 @@ class DeltaBuffer:
 
 
 class IgnoredBody:
-    """The model speaks for a user or a tool."""
+    """Body of a message that the model writes in the name of a user or a tool."""
 
     end_token: Final = END
     is_stopped: Final = False
@@ -86,7 +86,7 @@ class IgnoredBody:
 
 
 class TextBody:
-    """A thought, a preamble or the answer. An answer is `stopped` where the first of the stop strings begins."""
+    """Reasoning, a preamble or the answer. An answer is stopped where the first of the stop strings begins."""
 
     end_token: Final = END
 
@@ -104,11 +104,11 @@ class TextBody:
         if logprob is not None and self.channel == "final":
             self._pending_logprobs.append((self._released_chars + len(self._pending_text), logprob))
         self._pending_text += self._decoder.decode(data)
-        found = min(
+        stop_at = min(
             (at for stop in self._stop_strings if stop and (at := self._pending_text.find(stop)) >= 0), default=-1
         )
-        self.is_stopped = found >= 0
-        self._release(found if self.is_stopped else self._certain_chars(), buffer)
+        self.is_stopped = stop_at >= 0
+        self._release(stop_at if self.is_stopped else self._certain_chars(), buffer)
 
     def finish(self, buffer: DeltaBuffer) -> None:
         self._pending_text += self._decoder.decode(b"", final=True)
@@ -118,12 +118,12 @@ class TextBody:
         return text_to_key(self.channel, "".join(self._texts))
 
     def _certain_chars(self) -> int:
-        """Up to where no stop string may have begun."""
-        held = self._pending_text
-        for at in range(len(held)):
-            if any(stop.startswith(held[at:]) for stop in self._stop_strings):
+        """Return the number of characters before the first place where a stop string may have begun."""
+        pending = self._pending_text
+        for at in range(len(pending)):
+            if any(stop.startswith(pending[at:]) for stop in self._stop_strings):
                 return at
-        return len(held)
+        return len(pending)
 
     def _release(self, count: int, buffer: DeltaBuffer) -> None:
         if not count:
@@ -140,7 +140,7 @@ class TextBody:
 
 
 class CallBody:
-    """A call. What a custom tool is given is raw text, also where the model wrapped it up as JSON."""
+    """Body of a call. A custom tool receives raw text, even if the model wrapped it as JSON."""
 
     end_token: Final = CALL
     is_stopped: Final = False
@@ -185,7 +185,7 @@ class _PlainInputReader:
 
 
 class _MaybeWrappedInputReader:
-    """Text as it is, unless it turns out to be JSON with the text in it."""
+    """Passes text through, unless it turns out to be JSON that wraps the text."""
 
     def __init__(self) -> None:
         self._buffer = ""
@@ -199,8 +199,8 @@ class _MaybeWrappedInputReader:
         if WRAPPED_INPUT_PREFIX.startswith(start) and len(self._buffer) < MAX_WRAPPED_PREFIX_CHARS:
             return ""
         self._input_reader = CustomInputReader() if start.startswith(WRAPPED_INPUT_PREFIX) else _PlainInputReader()
-        held, self._buffer = self._buffer, ""
-        return self._input_reader.feed(held)
+        pending, self._buffer = self._buffer, ""
+        return self._input_reader.feed(pending)
 
     def finish(self) -> str:
         return self._buffer if self._input_reader is None else self._input_reader.finish()

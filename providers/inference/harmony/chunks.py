@@ -1,4 +1,4 @@
-"""A stream of /completions with token ids, as bytes -> Deltas, by Harmony's own rules. Synchronous, no I/O."""
+"""Parse a stream of /completions with token ids: bytes in, deltas out, by Harmony's own rules. Synchronous, no I/O."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from providers.inference.harmony.harmony import Harmony
 from providers.inference.http.event_stream import EventReader
 
 TOKEN_ID_PREFIX: Final = "token_id:"  # noqa: S105 - a prefix, not a password
-"""How the server spells a token where it was asked to write ids."""
+"""Prefix of a token that the server writes as its id."""
 NOT_ENFORCED_MESSAGE: Final = (
     "The model's server cannot be made to enforce what this request demands, unless vLLM is started with "
     '--structured-outputs-config \'{"backend": "guidance", "enable_in_reasoning": true}\'.'
@@ -25,7 +25,8 @@ HARMONY_FINISH_REASONS: Final[dict[str, Literal["stop", "length"]]] = {"stop": "
 
 @dataclass(frozen=True, slots=True)
 class EnforcedGrammar:
-    """What the server was told to hold the answer to: the field that demands it, and whether a token keeps to it."""
+    """Grammar that the server must enforce: the request field that demands it, and a function that checks each
+    token."""
 
     param: str
     accept_token: Callable[[int], bool]
@@ -63,8 +64,8 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class HarmonyChunkReader:
-    """The fields are those of ChatChunks. What is to be enforced is held against each token: an answer that was not
-    held to it is Unsupported and never taken for one that was."""
+    """Reader with the fields of ChatChunkReader. Every token is checked against the grammar: output that violates it is
+    Unsupported and is never returned as valid."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class HarmonyChunkReader:
         self._finish_reason: str | None = None
 
     def feed(self, data: bytes) -> list[Delta]:
-        """The deltas that `read` completed, none after the Finish."""
+        """Return the deltas that `data` completed, none after the Finish."""
         out: list[Delta] = []
         if self.is_finished or self.failure is not None:
             return out
@@ -106,7 +107,7 @@ class HarmonyChunkReader:
         return out
 
     def end(self) -> list[Delta]:
-        """The last deltas, when the body ended cleanly. Sets `failure` where no finish was announced."""
+        """Return the last deltas after the body ended cleanly. Sets `failure` if no finish reason was received."""
         try:
             return [] if self.is_finished or self.failure is not None else self._finish()
         except StackError as exc:
@@ -147,7 +148,8 @@ class HarmonyChunkReader:
         )
 
     def _explain_failure(self, failure: StackError) -> StackError:
-        """vLLM fails in its own ways where it cannot enforce a grammar, which was found good before it was sent."""
+        """Return the failure as its probable cause: vLLM fails in several ways when it cannot enforce a grammar that
+        compiled here."""
         if self._enforced_grammar is None or self._has_tokens:
             return failure
         refused = isinstance(failure, InvalidRequest) and "grammar" in failure.message.lower()
@@ -173,14 +175,14 @@ class HarmonyChunkReader:
 
     def _build_logprob(self, token: str, logprob: float | None, alternatives: dict[str, float | None]) -> TokenLogprob:
         likeliest = sorted(
-            ((_clamp_logprob(each), _parse_token_id(name)) for name, each in alternatives.items()), reverse=True
+            ((_clamp_logprob(value), _parse_token_id(name)) for name, value in alternatives.items()), reverse=True
         )
-        top = [(each, value) for value, each in likeliest[: self._top_logprobs]]
+        top = [(token_id, value) for value, token_id in likeliest[: self._top_logprobs]]
         return self._harmony.build_token_logprob(_parse_token_id(token), _clamp_logprob(logprob), top)
 
 
 def _parse_token_id(name: str) -> int:
-    """Of a token that the server was asked to write by its id."""
+    """Return the id of a token that the server wrote as an id."""
     number = name.removeprefix(TOKEN_ID_PREFIX)
     if name == number or not number.isascii() or not number.isdigit():
         raise UpstreamError("The inference server sent logprobs without token ids.")

@@ -1,4 +1,5 @@
-"""Harmony over vLLM's /completions: the prompt is made here and goes out as token ids, and ids are what comes back."""
+"""Harmony over vLLM's /completions: the prompt is rendered here and sent as token ids; the response is token ids
+too."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Self
@@ -18,11 +19,11 @@ COMPLETION_FIELDS: Final = (
     *(name for name in ENGINE_FIELDS if name != "stop_token_ids"),
 )
 DEFAULT_CONTEXT_TOKENS: Final = 131_072
-"""Of a model whose server does not list it: gpt-oss's own."""
+"""Context length of gpt-oss, used for a model whose server does not list it."""
 
 
 class HarmonyTemplate:
-    """The prompt is made here. Without `grammars` the server is asked to enforce nothing, and a request that demands
+    """Template that renders the prompt here. Without `grammars` the server enforces nothing, and a request that needs
     it is Unsupported. `extra_body` is merged over every body."""
 
     native_tools: Final = NATIVE_TOOLS
@@ -34,16 +35,17 @@ class HarmonyTemplate:
 
     @classmethod
     async def load(cls, options: HarmonyOptions, *, grammars: bool, extra_body: Mapping[str, Any]) -> Self:
-        """Raises ConfigError where the vocabulary cannot be had, naming the remedy."""
+        """Load the vocabulary. Raises ConfigError with the remedy when it is unavailable."""
         return cls(await Harmony.load(options), grammars=grammars, extra_body=extra_body)
 
     async def build_request(
         self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
     ) -> tuple[str, bytes, ChunkReader]:
-        """See Template."""
+        """See `PromptTemplate.build_request`."""
         prompt, enforced = await self._render_prompt(request), None
         if prompt.grammar is not None:
-            # compiled here too: what is wrong with it is told in our words, and what the server lets pass is seen
+            # Compiled here too, so that errors name the request's field and output that violates the grammar is
+            # detected.
             await self._harmony.prepare_grammar_compiler()
             matcher = await self._harmony.build_matcher(prompt.grammar)
             enforced = EnforcedGrammar(_grammar_param(request, prompt.grammar), matcher.accept)
@@ -54,14 +56,14 @@ class HarmonyTemplate:
         return "/completions", body_to_json({**_build_body(request, prompt, context), **self._extra_body}), chunks
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """The prompt's length."""
+        """Return the length of the rendered prompt."""
         return len((await self._render_prompt(request)).token_ids)
 
     async def _render_prompt(self, request: ChatRequest) -> HarmonyPrompt:
         if self._enforces_grammars:
             return await self._harmony.render_prompt(request)
         if request.tool_choice == "none":
-            # a model that cannot be kept from calling is not told what there is to call
+            # A model that cannot be kept from calling does not see the tools.
             request = request.model_copy(update={"tools": None, "tool_choice": None})
         prompt = await self._harmony.render_prompt(request)
         if prompt.grammar is not None:
@@ -72,7 +74,7 @@ class HarmonyTemplate:
 
 
 def _grammar_param(request: ChatRequest, grammar: TurnGrammar) -> str:
-    """The field of the request for whose sake there is a grammar."""
+    """Return the request field that requires the grammar."""
     if grammar.parts:
         return grammar.parts[0].param
     form = request.response_format
@@ -83,7 +85,7 @@ def _build_body(request: ChatRequest, prompt: HarmonyPrompt, context_tokens: int
     body = {name: value for name in COMPLETION_FIELDS if (value := getattr(request, name)) is not None}
     body |= {"model": request.model, "prompt": prompt.token_ids, "return_token_ids": True, "skip_special_tokens": False}
     body["stop_token_ids"] = [*STOP_IDS, *(request.stop_token_ids or ())]
-    # vLLM ends with its context by itself, but refuses a limit beyond it, and takes none at all for 16
+    # vLLM stops at the end of the context by itself, but refuses a limit beyond it, and its default limit is 16.
     body["max_tokens"] = min(request.max_completion_tokens or context_tokens, context_tokens)
     if request.logprobs:
         body |= {"logprobs": request.top_logprobs or 0, "return_tokens_as_token_ids": True}

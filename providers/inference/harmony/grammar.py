@@ -1,7 +1,7 @@
-"""What a request demands of a whole Harmony turn, as one llguidance Lark grammar.
+"""A request's constraints on a whole Harmony turn, as one llguidance Lark grammar.
 
-It holds for what follows `<|start|>assistant`: thoughts and preambles are free, then comes the answer or a call. What
-clients give stands in rules of their own, with their own names. The text is the same for the same request.
+It covers the tokens after `<|start|>assistant`: reasoning and preambles are free, then comes the answer or a call.
+Schemas and grammars from clients are separate rules with their own names. Equal requests have equal text.
 """
 
 import json
@@ -35,7 +35,7 @@ MAX_SOURCE_BYTES: Final = 256 * 1024
 MAX_SCHEMA_DEPTH: Final = 128
 MAX_MINIMUM: Final = 100_000
 MAX_MULTIPLE_OF: Final = 10_000
-"""In units of its last digit: divisibility is an automaton with a state for each remainder."""
+"""Limit of `multipleOf` in units of its last digit: divisibility is an automaton with one state per remainder."""
 MAX_FORCED_CHARS: Final = 16_384
 MAX_MESSAGES_BEFORE: Final = 8
 
@@ -58,8 +58,8 @@ start: before{{0,{MAX_MESSAGES_BEFORE}}} last
 
 @dataclass(frozen=True, slots=True)
 class GrammarPart:
-    """What a client gave to hold the model to. `rule` is a Lark expression for it, `alone` a whole grammar of it, by
-    which it is to be judged before it is trusted inside another one. `param` is the field it came from."""
+    """Constraint from a client. `rule` is a Lark expression for it, `alone` a complete grammar of it, which is compiled
+    before it is used inside another one. `param` is the request field it came from."""
 
     rule: str
     standalone_grammar: str
@@ -70,14 +70,15 @@ class GrammarPart:
 
 @dataclass(frozen=True, slots=True)
 class TurnGrammar:
-    """`text` is the whole. Its `parts` are to be compiled alone before: what is wrong is then known by its field."""
+    """Grammar of a turn as `text`. Its `parts` must be compiled separately first, so that an error names its field."""
 
     text: str
     parts: Sequence[GrammarPart]
 
 
 def request_to_grammar(request: ChatRequest) -> TurnGrammar | None:
-    """None where any turn is right. Raises InvalidRequest naming the field that cannot be enforced."""
+    """Return the grammar; None if every turn is valid. Raises InvalidRequest naming the field that cannot be
+    enforced."""
     tools, may_answer = _choose_tools(request)
     bodies = {at: _build_input_rule(tool, f"tools[{at}]") for at, tool in tools.items()}
     answer = _build_answer_rule(request)
@@ -99,7 +100,7 @@ def request_to_grammar(request: ChatRequest) -> TurnGrammar | None:
 
 
 def _choose_tools(request: ChatRequest) -> tuple[Mapping[int, ChatTool], bool]:
-    """The tools that may be called, by their place in the request, and whether the model may answer instead."""
+    """Return the tools that may be called, by index in the request, and true if the model may answer instead."""
     tools, choice = dict(enumerate(request.tools or ())), request.tool_choice
     may_answer = choice in (None, "auto", "none")
     match choice:
@@ -121,16 +122,16 @@ def _filter_named_tools(
 ) -> dict[int, ChatTool]:
     names = {one.name for one in choices}
     if missing := names - {tool.name for tool in tools.values()}:
-        what = ", ".join(sorted(missing))
-        raise InvalidRequest(f"tool_choice names tools that the request does not have: {what}.", param="tool_choice")
+        names = ", ".join(sorted(missing))
+        raise InvalidRequest(f"tool_choice names tools that the request does not have: {names}.", param="tool_choice")
     return {at: tool for at, tool in tools.items() if tool.name in names}
 
 
 def _build_answer_rule(request: ChatRequest) -> GrammarPart | str:
     match request.response_format:
-        case ChatJsonSchemaFormat(json_schema=given):
+        case ChatJsonSchemaFormat(json_schema=schema_format):
             return _schema_to_part(
-                given.schema_, "text.format.schema", "invalid_json_schema", strict=bool(given.strict)
+                schema_format.schema_, "text.format.schema", "invalid_json_schema", strict=bool(schema_format.strict)
             )
         case JsonObjectFormat():
             return ANY_OBJECT
@@ -154,7 +155,7 @@ def _build_input_rule(tool: ChatTool, path: str) -> GrammarPart | str:
 
 
 def _build_call_rules(rule: str, tool: ChatTool, body: str) -> list[str]:
-    """Models name the recipient before the channel, as in the prompt, or behind it."""
+    """Build the rules of a call. Models name the recipient before the channel, as in the prompt, or after it."""
     match tool:
         case NativeTool(type="browser"):
             names, channel, mark = sorted(BROWSER_CALLS), '("analysis" | "commentary")', " as_code"
@@ -181,11 +182,11 @@ def _join_lines(rules: Sequence[str]) -> str:
     return "".join(f"{rule}\n" for rule in rules)
 
 
-# --- what clients give -----------------------------------------------------------------------------------------------
+# --- constraints from clients ----------------------------------------------------------------------------------------
 
 
 def _schema_to_part(schema: Mapping[str, JsonValue], param: str, code: str, *, strict: bool) -> GrammarPart:
-    """Compact JSON of the schema. Unless `strict`, keywords that cannot be enforced are passed over."""
+    """Return a part for compact JSON of the schema. Unless `strict`, keywords that cannot be enforced are ignored."""
     for key, value in _walk_schema(schema, param, code):
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
@@ -205,7 +206,7 @@ def _schema_to_part(schema: Mapping[str, JsonValue], param: str, code: str, *, s
 
 
 def _walk_schema(schema: Mapping[str, JsonValue], param: str, code: str) -> Iterator[tuple[str, JsonValue]]:
-    """Every key in the schema, at any depth, with its value."""
+    """Yield every key in the schema, at any depth, with its value."""
     waiting: list[tuple[JsonValue | Mapping[str, JsonValue], int]] = [(schema, 0)]
     while waiting:
         value, depth = waiting.pop()
@@ -224,23 +225,23 @@ def _count_last_digit_units(number: float) -> int:
 
 
 def _lark_to_part(definition: str, param: str) -> GrammarPart:
-    """Text of the grammar's own `start`. It may neither end the message itself nor reach out of its own rules."""
+    """Return a part for text of the grammar's own `start`. It may neither end the message nor refer to other rules."""
     _check_size(definition, param)
     for token in _LARK_TOKEN.finditer(definition):
         if token["foreign"]:
-            what = "a special token" if token["foreign"] != "@" else "another grammar"
-            raise InvalidRequest(f"The grammar in {param} refers to {what}.", param=param)
+            kind = "a special token" if token["foreign"] != "@" else "another grammar"
+            raise InvalidRequest(f"The grammar in {param} refers to {kind}.", param=param)
     alone = f'%llguidance {{"no_forcing": true}}\n{definition}\n'
     return GrammarPart(f"%lark {{\n{definition}\n}}", alone, param)
 
 
 def _regex_to_part(pattern: str, param: str) -> GrammarPart:
-    """Text that matches the whole pattern."""
+    """Return a part for text that matches the whole pattern."""
     _check_size(pattern, param)
     if not re.fullmatch(r"(?:\\.|[^\\])*", pattern, re.DOTALL):
         raise InvalidRequest(f"The regular expression in {param} ends in a backslash.", param=param)
     escapes = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
-    escaped = re.sub(r"\\.|/|\n", lambda found: escapes.get(found[0], found[0]), pattern, flags=re.DOTALL)
+    escaped = re.sub(r"\\.|/|\n", lambda match: escapes.get(match[0], match[0]), pattern, flags=re.DOTALL)
     alone = f'%llguidance {{"no_forcing": true}}\nstart: /{escaped}/\n'
     return GrammarPart(f"%lark {{\nstart: /{escaped}/\n}}", alone, param)
 

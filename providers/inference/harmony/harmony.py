@@ -1,4 +1,4 @@
-"""Harmony: gpt-oss's own language as one door. Requests become prompts of tokens, tokens become deltas."""
+"""Entry point to Harmony, gpt-oss's own format: requests become prompts of tokens, tokens become deltas."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,19 +16,21 @@ from providers.inference.harmony.token_cache import TokenCache
 from providers.inference.harmony.vocabulary import Vocabulary, load_vocabulary
 
 INLINE_CHARS: Final = 20_000
-"""Prompts of fewer characters are rendered on the spot: within a few milliseconds, whatever is in them."""
+"""Prompts of fewer characters are rendered in the event loop, since they take at most a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class HarmonyPrompt:
-    """`ids` end with `<|start|>assistant`. `grammar` is what the answer must match; None where anything may come."""
+    """Rendered prompt. `token_ids` end with `<|start|>assistant`. `grammar` constrains the output; None allows
+    anything."""
 
     token_ids: Sequence[int]
     grammar: TurnGrammar | None
 
 
 class Harmony:
-    """What every provider that speaks Harmony shares. One memo for all its requests: a chain is encoded only once."""
+    """Shared state of a provider that uses Harmony. One token cache serves all requests: a conversation is encoded
+    once."""
 
     def __init__(self, vocabulary: Vocabulary, options: HarmonyOptions) -> None:
         self._vocabulary = vocabulary
@@ -38,31 +40,32 @@ class Harmony:
 
     @classmethod
     async def load(cls, options: HarmonyOptions) -> Self:
-        """Raises ConfigError where the vocabulary cannot be had, naming the remedy."""
+        """Load the vocabulary. Raises ConfigError with the remedy when it is unavailable."""
         return cls(await asyncio.to_thread(load_vocabulary), options)
 
     async def prepare_grammar_compiler(self) -> None:
-        """What `matcher` needs: about a second, once."""
+        """Load the compiler that `build_matcher` needs; takes about a second, once."""
         if self._grammar_compiler is None:
             self._grammar_compiler = await asyncio.to_thread(GrammarCompiler, self._vocabulary)
 
     async def render_prompt(self, request: ChatRequest) -> HarmonyPrompt:
-        """Raises InvalidRequest or Unsupported naming the field that cannot be rendered or enforced."""
+        """Render the prompt. Raises InvalidRequest or Unsupported naming the field that cannot be rendered or
+        enforced."""
         if _estimate_chars(request) < INLINE_CHARS:
             return self._render_prompt(request)
         return await asyncio.to_thread(self._render_prompt, request)
 
     async def build_matcher(self, grammar: TurnGrammar) -> GrammarMatcher:
-        """At the start of a turn. Raises InvalidRequest naming the field that cannot be compiled."""
-        assert self._grammar_compiler is not None  # prepare_matchers comes first
+        """Return a matcher at the start of a turn. Raises InvalidRequest naming the field that cannot be compiled."""
+        assert self._grammar_compiler is not None  # `prepare_grammar_compiler` comes first
         return await asyncio.to_thread(self._grammar_compiler.build_matcher, grammar)
 
     def build_reader(self, request: ChatRequest) -> HarmonyReader:
-        """Of one answer to the request."""
+        """Return a reader for one response to the request."""
         return HarmonyReader(self._vocabulary, request, self._token_cache)
 
     def build_token_logprob(self, token: int, logprob: float, top: Sequence[tuple[int, float]] = ()) -> TokenLogprob:
-        """A token and its likeliest alternatives, as clients know them."""
+        """Return a token and its likeliest alternatives as the API's log probabilities."""
         text, data = self._decode_token(token)
         alternatives = [TopLogprob(*self._build_alternative(other, value)) for other, value in top]
         return TokenLogprob(text, logprob, list(data), alternatives)
@@ -81,12 +84,12 @@ class Harmony:
 
 
 def _estimate_chars(request: ChatRequest) -> int:
-    """About how much there is to render: long requests are told from short ones, not more."""
-    found = 200 * len(request.messages) + 2_000 * len(request.tools or ())
+    """Return the approximate length of the prompt, enough to separate long requests from short ones."""
+    count = 200 * len(request.messages) + 2_000 * len(request.tools or ())
     for message in request.messages:
         content = message.content
         if isinstance(content, str):
-            found += len(content)
+            count += len(content)
         else:
-            found += sum(len(part.text) for part in content or () if part.type == "text")
-    return found
+            count += sum(len(part.text) for part in content or () if part.type == "text")
+    return count

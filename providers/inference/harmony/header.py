@@ -1,4 +1,4 @@
-"""Harmony's message headers as models really write them: whose message it is, on which channel, to which tool."""
+"""Harmony's message headers as models really write them: author, channel and recipient of a message."""
 
 import re
 from collections.abc import Sequence
@@ -23,8 +23,9 @@ _CONTENT_TYPE_PATTERN: Final = re.compile(r"json|code|text", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class HarmonyHeader:
-    """`text` is what stood in the header and is no part of one; `odd` says that the model strayed from what it was
-    taught. A header that is not `ours` begins what a user or a tool would say: the model plays their part."""
+    """Parsed header. `text` is the part of the header that belongs to no field; `is_malformed` says that the model
+    deviated from its training. A header that is not from the assistant begins a message in the name of a user or a
+    tool."""
 
     channel: Channel | None
     recipient: str | None
@@ -36,7 +37,7 @@ class HarmonyHeader:
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """The tool that a call is for: `name` as the client knows it, `tool` None where nobody declared it."""
+    """Tool of a call: `name` as clients know it; `tool` is None if the request does not declare it."""
 
     name: str
     custom: bool
@@ -45,56 +46,56 @@ class Callee:
 
 
 def ids_to_header(vocabulary: Vocabulary, ids: Sequence[int], *, has_role: bool) -> HarmonyHeader:
-    """Read what stands between `<|start|>` and `<|message|>`; without `has_role` the role has been said already.
+    """Parse the tokens between `<|start|>` and `<|message|>`; without `has_role` the role was in the prompt.
 
-    Takes any ids at all. The parts may come in any order: models write them in more than the one of the prompt.
+    Accepts any ids. The parts may come in any order: models use more orders than that of the prompt.
     """
     before, channel, constrain = _split_sections(vocabulary, ids)
     role, before = _split_role(before) if has_role else ("assistant", before)
     recipient = next(
-        (found for found in _RECIPIENT_PATTERN.findall(f"{before} {channel or ''} {constrain}") if found), None
+        (word for word in _RECIPIENT_PATTERN.findall(f"{before} {channel or ''} {constrain}") if word), None
     )
     spare = [*_split_words(channel), *_split_words(before)]
     named = _word_to_channel(spare[0]) if spare else None
-    rest = spare[1:] if named else spare
+    words = spare[1:] if named else spare
     content_type = next(iter(_split_words(constrain)), None) or next(
-        filter(_CONTENT_TYPE_PATTERN.fullmatch, rest), None
+        filter(_CONTENT_TYPE_PATTERN.fullmatch, words), None
     )
     if recipient is None:
-        recipient = next((word for word in rest if word.startswith(_TOOL_PREFIXES)), None)
-    left = [word for word in rest if word not in (content_type, recipient)]
+        recipient = next((word for word in words if word.startswith(_TOOL_PREFIXES)), None)
+    extra_words = [word for word in words if word not in (content_type, recipient)]
     return HarmonyHeader(
         named,
         None if recipient in _NON_TOOL_RECIPIENTS else recipient,
         content_type,
-        before if channel is None and "to=" not in before else " ".join(left),
+        before if channel is None and "to=" not in before else " ".join(extra_words),
         is_assistant=not role.startswith(_OTHER_AUTHORS),
-        is_malformed=bool(left) or channel is None or spare[:1] != [named] or role != "assistant",
+        is_malformed=bool(extra_words) or channel is None or spare[:1] != [named] or role != "assistant",
     )
 
 
 def _split_sections(vocabulary: Vocabulary, ids: Sequence[int]) -> tuple[str, str | None, str]:
-    """The text before the channel token, after it, and after the constrain token; the last of each counts."""
-    found: dict[int, bytearray] = {0: bytearray()}
+    """Return the text before the channel token, after it, and after the constrain token; the last of each counts."""
+    sections: dict[int, bytearray] = {0: bytearray()}
     at = 0
     for token in ids:
         if token in (CHANNEL, CONSTRAIN):
             at = token
-            found[at] = bytearray()
+            sections[at] = bytearray()
         else:
-            found[at].extend(vocabulary.decode_bytes(token))
+            sections[at].extend(vocabulary.decode_bytes(token))
     before, channel, constrain = (
-        None if data is None else data.decode("utf-8", "replace") for data in map(found.get, (0, CHANNEL, CONSTRAIN))
+        None if data is None else data.decode("utf-8", "replace") for data in map(sections.get, (0, CHANNEL, CONSTRAIN))
     )
     return before or "", channel, constrain or ""
 
 
 def _split_role(text: str) -> tuple[str, str]:
-    """The role and what follows it; the assistant's where none is said."""
-    role, _, rest = text.lstrip().partition(" ")
+    """Return the role and the text after it; without a role it is the assistant's."""
+    role, _, remainder = text.lstrip().partition(" ")
     if role.startswith("assistant"):
-        return "assistant", f"{role.removeprefix('assistant')} {rest}"
-    return (role, rest) if role.startswith(_OTHER_AUTHORS) else ("", text)
+        return "assistant", f"{role.removeprefix('assistant')} {remainder}"
+    return (role, remainder) if role.startswith(_OTHER_AUTHORS) else ("", text)
 
 
 def _split_words(text: str | None) -> list[str]:
@@ -110,8 +111,8 @@ def _word_to_channel(word: str) -> Channel | None:
 
 
 def recipient_to_callee(recipient: str, tools: Sequence[ChatTool]) -> Callee:
-    """The tool that is meant. A name that is wrong in a way the models are known for is put right; a tool that does
-    not exist keeps its name, so that the model can be told."""
+    """Return the tool that the recipient means. Known misspellings of the models are corrected; an unknown tool keeps
+    its name, so that the error can name it."""
     declared = {tool.name: tool for tool in tools if not isinstance(tool, NativeTool)}
     native = {tool.type: tool for tool in tools if isinstance(tool, NativeTool)}
     bare = recipient.removeprefix(FUNCTIONS_PREFIX)

@@ -1,4 +1,4 @@
-"""Which tokens may come next: grammars compiled by llguidance over gpt-oss's vocabulary."""
+"""Matchers that compute the allowed next tokens: grammars compiled by llguidance over gpt-oss's vocabulary."""
 
 import hashlib
 import threading
@@ -40,31 +40,32 @@ MAX_PROBLEM_CHARS: Final = 200
 
 
 class GrammarMatcher:
-    """One turn being made. Not safe in threads."""
+    """State of one turn in progress. Not thread-safe."""
 
     def __init__(self, ll_matcher: LLMatcher) -> None:
         self._ll_matcher = ll_matcher
 
     @property
     def is_done(self) -> bool:
-        """The turn is whole: nothing may follow."""
+        """True when the turn is complete: no token may follow."""
         return self._ll_matcher.is_stopped()
 
     def mask(self) -> bytes:
-        """A bit for each token that may come next: little-endian words, VOCABULARY_SIZE bits. Of a turn that is done
-        only the end of text is left. Raises UpstreamError where the grammar has become too complex to go on."""
+        """Return one bit per token that may come next: little-endian words, VOCABULARY_SIZE bits. In a complete turn
+        only the end of text is allowed. Raises UpstreamError when the grammar becomes too complex to continue."""
         mask = self._ll_matcher.compute_bitmask()
         self._raise_if_failed()
         return mask[:MASK_BYTES]
 
     def accept(self, token: int) -> bool:
-        """Whether the token was allowed; it is then taken. One that was not changes nothing. Raises as `mask` does."""
+        """Accept the token if it is allowed, and return true; a token that is not allowed changes nothing. Raises the
+        errors of `mask`."""
         taken = not self.is_done and self._ll_matcher.try_consume_tokens([token]) == 1
         self._raise_if_failed()
         return taken
 
     def forced_tokens(self) -> list[int]:
-        """The tokens that must come next, if nothing else may; they are still to be accepted."""
+        """Return the tokens that must come next if there is no alternative; they are not accepted yet."""
         return self._ll_matcher.compute_ff_tokens()
 
     def _raise_if_failed(self) -> None:
@@ -73,7 +74,7 @@ class GrammarMatcher:
 
 
 class GrammarCompiler:
-    """Compiles grammars, each one once. Safe in threads; compiling lets other threads run."""
+    """Compiles grammars, each one once. Thread-safe; compiling lets other threads run."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     def build_matcher(self, grammar: TurnGrammar) -> GrammarMatcher:
-        """At the start of a turn. Raises InvalidRequest naming the field that cannot be compiled."""
+        """Return a matcher at the start of a turn. Raises InvalidRequest naming the field that cannot be compiled."""
         key = _digest(grammar.text)
         with self._lock:
             compiled = self._grammars.get(key)
@@ -112,7 +113,7 @@ class GrammarCompiler:
 
     @property
     def cache_sizes(self) -> tuple[int, int]:
-        """How many compiled grammars, and how many verdicts on parts of grammars, are kept now."""
+        """Return the number of cached compiled grammars, and of cached verdicts on parts of grammars."""
         return len(self._grammars), len(self._verdicts)
 
     def _check_part(self, part: GrammarPart) -> None:
@@ -126,8 +127,8 @@ class GrammarCompiler:
                 while len(self._verdicts) > self._max_verdicts:
                     self._verdicts.popitem(last=False)
         if problem:
-            what = "schema" if part.code else "grammar"
-            message = f"The {what} in {part.param} is not valid, or uses what cannot be enforced: {problem}"
+            kind = "schema" if part.code else "grammar"
+            message = f"The {kind} in {part.param} is not valid, or uses what cannot be enforced: {problem}"
             raise InvalidRequest(message, param=part.param, code=part.code)
 
     def _compile(self, text: str) -> LLMatcher:
@@ -135,7 +136,8 @@ class GrammarCompiler:
 
 
 class _GuidanceTokenizer:
-    """The vocabulary as llguidance wants to see it. It asks for ids to write forced text as the model would."""
+    """The vocabulary with the methods that llguidance calls. It requests ids to write forced text as the model
+    would."""
 
     eos_token_id = END_OF_TEXT
     bos_token_id = None
@@ -153,7 +155,7 @@ class _GuidanceTokenizer:
 
 
 def _find_problem(ll_matcher: LLMatcher) -> str:
-    """What is wrong, on one line; nothing where a turn can begin. That a grammar allows no text shows in its mask."""
+    """Return the error on one line; empty if a turn can begin. A grammar without any valid text has an empty mask."""
     if not ll_matcher.is_error():
         ll_matcher = ll_matcher.deep_copy()
         ll_matcher.compute_bitmask()

@@ -1,4 +1,5 @@
-"""What a deployment says of itself in Harmony's system message. Apart from the renderer, which needs more packages."""
+"""Content of Harmony's system message that a deployment configures. Separate from the renderer, which needs more
+packages."""
 
 from datetime import date
 from typing import Literal
@@ -9,7 +10,7 @@ from apis.wire.base import Effort
 
 
 class HarmonyOptions(BaseModel):
-    """What a deployment says in the system message. `today` is the day in UTC; `none` and null leave a line out."""
+    """Settings of the system message. `today` is the day in UTC; `none` and null omit a line."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

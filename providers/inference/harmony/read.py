@@ -1,7 +1,7 @@
-"""What gpt-oss generates, token by token, as deltas. Takes whatever a model may write: it never raises.
+"""Convert gpt-oss's output, token by token, into deltas. Accepts any tokens and never raises.
 
-A message is a header up to `<|message|>`, then a body up to a token that ends it. What does not follow that grammar is
-put right and counted: a header that is none was text, a body that was not ended is ended by the next header.
+A message is a header up to `<|message|>`, then a body up to a token that ends it. Deviations are corrected and counted:
+a header that is not one was text, a body without an end is ended by the next header.
 """
 
 import secrets
@@ -27,7 +27,7 @@ from providers.inference.harmony.vocabulary import (
 
 MAX_HEADER_TOKENS: Final = 256
 MAX_UNMARKED_BYTES: Final = {False: 32, True: 160}
-"""Of text where a header should be, without or with a role, before it is taken for text."""
+"""Bytes of text in the place of a header, without and with a role, before it counts as text."""
 
 
 def new_call_id() -> str:
@@ -35,10 +35,10 @@ def new_call_id() -> str:
 
 
 class HarmonyReader:
-    """Reads one generation, which begins right after `<|start|>assistant`.
+    """Reader of one generation, which begins directly after `<|start|>assistant`.
 
-    `stopped` says that nothing more is wanted: a stop string of the request was met in the answer, or a call broke off.
-    `repairs` counts what had to be put right. With a memo, each well-formed message is remembered with its very ids.
+    `is_stopped` says that the rest is not needed: the answer reached a stop string, or a call broke off. `repair_count`
+    counts corrections. With a token cache, each well-formed message is stored with its exact ids.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class HarmonyReader:
         self._delta_buffer = DeltaBuffer()
 
     def feed(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None] = ()) -> list[Delta]:
-        """What these tokens make certain. The token that ends the generation is to be fed too: it tells a whole call
-        from one that was cut off. `logprobs`, where given, are those of the ids."""
+        """Return the deltas that these tokens make certain. The token that ends the generation must be included: it
+        distinguishes a complete call from a truncated one. `logprobs`, if any, are those of the ids."""
         for index, token in enumerate(ids):
             if self.is_stopped or self._is_finished:
                 break
@@ -85,10 +85,10 @@ class HarmonyReader:
         return self._delta_buffer.take_deltas()
 
     def finish(self, reason: Literal["stop", "length"], *, input_tokens: int, cached_tokens: int) -> list[Delta]:
-        """What is still held back, and the Finish; nothing at a second call.
+        """Return the buffered deltas and the Finish; nothing at a second call.
 
-        It is `tool_calls` if there was a call, and `length` if one did not end in its own token, whatever else ended
-        it: only that token says that the call is meant as it stands.
+        The reason is `tool_calls` if there was a call, and `length` if a call did not end in its own token, since only
+        that token says that the call is complete.
         """
         if self._is_finished:
             return []
@@ -121,13 +121,13 @@ class HarmonyReader:
             self._count_repair()
 
     def _interrupt(self, *, at_end: bool = False) -> None:
-        """Something else begins, or nothing follows, where the message should have gone on."""
+        """End a message that is incomplete because another one begins, or the output ends."""
         self._count_repair(not at_end and (bool(self._header_ids) or self._body is not None))
         self._recover_header(is_ended=False)
         self._close_body(None)
 
     def _begin_header(self, token: int) -> None:
-        """A header that no `<|start|>` announced."""
+        """Begin a header without `<|start|>`."""
         self._message_ids = [*self._assistant_start, token]
         self._header_ids, self._has_role = [token], False
         self._count_repair()
@@ -153,8 +153,8 @@ class HarmonyReader:
         return header
 
     def _recover_header(self, *, is_ended: bool) -> None:
-        """A header that no `<|message|>` ends: text, or a call without arguments. One that was cut off is only text if
-        it has more than a word: one may have been about to become a role, a channel or a recipient."""
+        """Handle a header without `<|message|>`: it is text, or a call without arguments. A truncated one is text only
+        if it has more than one word: a single word may be the beginning of a role, a channel or a recipient."""
         if not self._header_ids:
             self._header_ids = None
             return
@@ -189,7 +189,7 @@ class HarmonyReader:
             self._body = None
 
     def _close_body(self, end_token: int | None) -> None:
-        """The body ends, by a mark or for want of one."""
+        """End the body, by its token or without one."""
         body, self._body = self._body, None
         if body is None:
             return

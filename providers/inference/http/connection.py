@@ -1,7 +1,7 @@
-"""An answer over HTTP/1.1, as it comes over its connection, which then may serve again.
+"""One HTTP/1.1 connection and the response it receives; the connection can be reused for further requests.
 
-Every token of every stream comes through here, so it is as thin as may be: httptools parses straight into a list, and a
-reader waits on a plain future, with one timer for all its waits.
+Every token of every stream passes through this class, so it does as little as possible: httptools parses straight into
+a list, and a reader waits on a plain future with one timer for all its waits.
 """
 
 import asyncio
@@ -12,21 +12,22 @@ from typing import Final
 import httptools
 
 HIGH_WATER_BYTES: Final = 256 * 1024
-"""Of what has come and is not taken; then the server has to wait."""
+"""Bytes of unread body at which reading pauses, so that the server has to wait."""
 MAX_NON_BODY_BYTES: Final = 64 * 1024
-"""Of headers, trailers and the like between two pieces of a body."""
+"""Bytes of headers, trailers and chunk framing allowed between two chunks of a body."""
 WRITE_CHUNK_BYTES: Final = 64 * 1024
-"""Larger bodies go out in such pieces, so that sending one does not hold up the streams of others."""
+"""Bytes written at once; a larger body is split, so that sending it does not delay other streams."""
 
 
 class HttpError(OSError):
-    """No connection, or one that broke, or over which came what is no HTTP."""
+    """The connection could not be opened, broke, or received data that is not HTTP."""
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection, and the answer that comes over it. Wait for `more` unless it is `ready`, then `take` what is there.
+    """Connection with its current response. Await `wait_for_data` unless `is_ready`, then call `read_available`.
 
-    `status` is 0 until the headers are there, whose names are in lower case. `over` says that the body ended cleanly.
+    `status` is 0 until the headers have arrived; their names are in lower case. `is_complete` says that the body ended
+    cleanly.
     """
 
     __slots__ = (
@@ -57,7 +58,7 @@ class HttpConnection(asyncio.Protocol):
     _transport: asyncio.Transport
 
     def __init__(self, on_closed: "Callable[[HttpConnection], None]") -> None:
-        """`on_lost` is told when the connection is gone."""
+        """Create the protocol; `on_closed` is called when the connection is lost."""
         self.is_closing = False
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
@@ -72,7 +73,7 @@ class HttpConnection(asyncio.Protocol):
         self.reset()
 
     def reset(self) -> None:
-        """Between two answers."""
+        """Prepare for the next response."""
         self.status = 0
         self.headers: dict[str, str] = {}
         self.is_complete = self.is_ready = True
@@ -84,7 +85,7 @@ class HttpConnection(asyncio.Protocol):
         self._resume_reading()
 
     async def send_request(self, head: bytes, body: bytes) -> None:
-        """Send a request. Returns early when the server answers before it has all of it. Raises HttpFailed."""
+        """Send a request. Returns early when the server responds before it has received all of it. Raises HttpError."""
         self.is_complete = self.is_ready = False
         if len(body) <= WRITE_CHUNK_BYTES:
             self._transport.write(head + body)
@@ -100,7 +101,8 @@ class HttpConnection(asyncio.Protocol):
         self._is_request_sent = True
 
     def wait_for_data(self, deadline: float) -> "asyncio.Future[None]":
-        """To be awaited: something has come, or there is an end. Raises TimeoutError at the loop's time `until`."""
+        """Return a future that resolves when data or the end has arrived, and raises TimeoutError at the loop time
+        `deadline`."""
         waiter = self._waiter = self._loop.create_future()
         self._deadline = deadline
         if deadline < self._timer_at:
@@ -110,32 +112,32 @@ class HttpConnection(asyncio.Protocol):
         return waiter
 
     def read_available(self) -> bytes:
-        """What has come of the body; nothing means the end when it was `ready`. Raises HttpFailed."""
-        pieces = self._chunks
-        if not pieces:
+        """Return the body bytes received so far; empty bytes while `is_ready` mean the end. Raises HttpError."""
+        chunks = self._chunks
+        if not chunks:
             self.raise_if_failed()
             return b""
-        read = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
         self._buffered_bytes = 0
         self.is_ready = self.is_complete or self._failure is not None
         if self._is_paused:
             self._resume_reading()
-        return read
+        return data
 
     async def read_body(self, limit_bytes: int, deadline: float) -> bytes:
-        """The body up to `limit` bytes. Raises HttpFailed, and TimeoutError at the loop's time `until`."""
+        """Return the body up to `limit_bytes`. Raises HttpError, and TimeoutError at the loop time `deadline`."""
         body = bytearray()
         while len(body) < limit_bytes:
             if not self.is_ready:
                 await self.wait_for_data(deadline)
             body += self.read_available()
-            if self.is_complete:  # whose last bytes were taken with the rest
+            if self.is_complete:  # the last bytes were read together with the end
                 break
         return bytes(body[:limit_bytes])
 
     def raise_if_failed(self) -> None:
-        """Raises HttpFailed when the connection broke in the middle of the answer."""
+        """Raise HttpError when the connection broke before the end of the response."""
         if self._failure is not None:
             raise self._failure
 
@@ -146,7 +148,8 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _on_timer(self) -> None:
-        """One timer for the whole answer, because one for each wait costs as much as the wait."""
+        """Check the deadline. There is one timer for the whole response, because one per wait costs as much as the
+        wait."""
         self._timer_at, self._timer = math.inf, None
         waiter = self._waiter
         if waiter is None or waiter.done():
@@ -181,18 +184,18 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
         self._wake()
 
-    # --- what the transport tells ------------------------------------------------------------------------------------
+    # --- callbacks of the transport ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # that of a stream protocol is a Transport
 
     def data_received(self, data: bytes) -> None:
-        if self.is_complete:  # nobody asked
+        if self.is_complete:  # no request is in progress
             self.is_reusable = False
             self.abort()
             return
-        pieces = self._chunks
-        had = len(pieces)
+        chunks = self._chunks
+        chunk_count = len(chunks)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
@@ -200,7 +203,7 @@ class HttpConnection(asyncio.Protocol):
             self.is_reusable = False
             self._fail("What came is no HTTP.")
             return
-        if len(pieces) > had:
+        if len(chunks) > chunk_count:
             self.is_ready = True
             self._non_body_bytes = 0
             self._buffered_bytes += len(data)
@@ -225,45 +228,45 @@ class HttpConnection(asyncio.Protocol):
         self._fail("The connection broke.")
         self.resume_writing()
         self._on_closed(self)
-        # else it and the parser hold one another until the garbage collector comes
+        # Otherwise connection and parser reference each other until the garbage collector runs.
         del self._parser
 
     def pause_writing(self) -> None:
         self._drain_waiter = self._loop.create_future()
 
     def resume_writing(self) -> None:
-        room, self._drain_waiter = self._drain_waiter, None
-        if room is not None and not room.done():
-            room.set_result(None)
+        waiter, self._drain_waiter = self._drain_waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _drop_excess(self) -> None:
-        """What came behind the end is no part of the answer, and whoever sends it is not to be asked again."""
+        """Drop bytes after the end of the response. A server that sends them does not get another request."""
         if self.is_closing:
             self.is_reusable = False
             del self._chunks[self._body_chunk_count :]
 
     def _has_framed_body(self) -> bool:
-        """Whether the body has an end of its own; else the closing of the connection is its end."""
+        """Return true if the body has its own end; otherwise the end of the connection ends it."""
         return "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "")
 
-    # --- what the parser tells ---------------------------------------------------------------------------------------
+    # --- callbacks of the parser -------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.status:  # else it is a trailer
+        if not self.status:  # otherwise a trailer
             self.headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1").strip())
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self.is_complete:
             return
-        if status < 200:  # an interim answer: the real one is to come
+        if status < 200:  # interim response: the final one follows
             self.headers = {}
         else:
             self.status = status
             self._wake()
 
     def on_message_begin(self) -> None:
-        if self.is_complete:  # two answers to one question
+        if self.is_complete:  # a second response to one request
             self.is_closing = True
 
     def on_message_complete(self) -> None:

@@ -1,4 +1,4 @@
-"""Server-sent events in: bytes as a socket gives them -> the data of each whole event.
+"""Parse server-sent events: bytes from a socket in, the data of each complete event out.
 
 Follows the HTML standard's event stream format (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 """
@@ -12,7 +12,8 @@ BOM: Final = b"\xef\xbb\xbf"
 
 
 class EventReader:
-    """Feed it reads of any size; events come out once, whole, in order. An event cut off by the end is dropped."""
+    """Incremental parser for chunks of any size; every complete event is returned once, in order. An event cut off by
+    the end of the stream is dropped."""
 
     __slots__ = (
         "_at_start",
@@ -36,8 +37,8 @@ class EventReader:
         self._data_bytes = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of every event that `read` completed. Raises UpstreamError for an event over the limit."""
-        # what nearly all reads are while a model generates: one event of one line
+        """Return the data of every event that `chunk` completed. Raises UpstreamError for an event over the limit."""
+        # Fast path, nearly every chunk while a model generates: one event of one line.
         if (
             not self._at_start
             and not self._lines_end_in_cr
@@ -63,7 +64,7 @@ class EventReader:
             return []
         if end + 2 < len(chunk):
             self._add_pending(chunk[end + 2 :])
-        # What nearly all servers send, and worth being quick for: events of one `data: ` line each.
+        # Second fast path, nearly all servers: events of one `data: ` line each.
         if chunk.startswith(b"data: "):
             events = chunk[6:end].split(b"\n\ndata: ")
             if chunk.count(b"\n", 0, end) == 2 * len(events) - 2 and all(events):
@@ -77,7 +78,7 @@ class EventReader:
             raise UpstreamError("The inference server sent an event that is larger than allowed.")
 
     def _join_pending(self, chunk: bytes) -> bytes:
-        """What was left over before `read`, or nothing while no line can have ended: keeps long lines linear."""
+        """Join the pending bytes with `chunk`, or add to them while no line can have ended: long lines stay linear."""
         if b"\n" not in chunk and b"\r" not in chunk and not self._at_start:
             self._add_pending(chunk)
             return b""
@@ -94,14 +95,14 @@ class EventReader:
         return chunk.removeprefix(BOM)
 
     def _feed_lines(self, chunk: bytes) -> list[bytes]:
-        """The standard to the letter, for streams where a carriage return was seen: CR, LF and CRLF all end lines."""
+        """Parse by the standard to the letter, for streams with a carriage return: CR, LF and CRLF all end lines."""
         self._lines_end_in_cr = True
         if self._skip_lf:
             chunk = chunk.removeprefix(b"\n")
         self._skip_lf = chunk.endswith(b"\r")
-        *lines, rest = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        if rest:
-            self._add_pending(rest)
+        *lines, remainder = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        if remainder:
+            self._add_pending(remainder)
         events: list[bytes] = []
         for line in lines:
             if line:
@@ -124,7 +125,7 @@ class EventReader:
 
 
 def _parse_data_line(line: bytes) -> bytes | None:
-    """The value of a `data` field; None for every other field and for comments."""
+    """Return the value of a `data` field; None for every other field and for comments."""
     if line[:5] == b"data:":
         return line[6:] if line[5:6] == b" " else line[5:]
     return b"" if line == b"data" else None

@@ -1,8 +1,8 @@
-"""The child process of the local engine: loads one GGUF model with xllamacpp and serves it on a loopback port.
+"""Child process of the local engine: loads one GGUF model with xllamacpp and serves it on a loopback port.
 
-Run as a script. It reads one line of JSON settings from stdin, writes one line of JSON to stdout, either
-`{"address": "http://127.0.0.1:PORT"}` or `{"error": "..."}`, and lives until its stdin ends: an end that the kernel
-also makes when the parent is killed, so that the child never outlives it. Nothing of this project is imported here.
+Run as a script. It reads one line of JSON settings from stdin, writes one line of JSON to stdout, either `{"address":
+"http://127.0.0.1:PORT"}` or `{"error": "..."}`, and lives until its stdin ends. The kernel also ends stdin when the
+parent is killed, so the child never outlives it. Nothing of this project is imported here.
 """
 
 import importlib
@@ -20,23 +20,23 @@ LOG_FLUSH_S = 0.2
 
 def main() -> None:
     # The engine's native code may print; only our one line may reach the parent's pipe.
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     settings = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=serve_model, args=(settings, answer), daemon=True).start()
+    threading.Thread(target=serve_model, args=(settings, output), daemon=True).start()
     while sys.stdin.buffer.read(4096):
         pass
     os._exit(0)
 
 
 def serve_model(settings: dict[str, Any], output: Any) -> None:
-    """Load the model and tell the parent where it is served; the engine's own threads do the rest."""
+    """Load the model and report its address to the parent; the engine's own threads do the rest."""
     try:
         server = start_server(settings)
         outcome = {"address": server.listening_address}
     except (ImportError, OSError, RuntimeError, ValueError, AttributeError, TypeError) as exc:
         server, outcome = None, {"error": f"{type(exc).__name__}: {exc}"}
-        # The engine logs the cause from a thread of its own, and our end is near.
+        # The engine logs the cause from a thread of its own, and the process is about to end.
         time.sleep(LOG_FLUSH_S)
     output.write(json.dumps(outcome) + "\n")
     output.flush()
@@ -45,12 +45,12 @@ def serve_model(settings: dict[str, Any], output: Any) -> None:
 
 
 def start_server(settings: dict[str, Any]) -> Any:
-    # Untyped, and its import may fail: a failure that the parent must hear of.
+    # Untyped, and its import may fail, which must be reported to the parent.
     xllamacpp: Any = importlib.import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = settings["model_path"]
     params.model_alias = {settings["model"]}
-    # Slots of their own size: in a cache that all share, one request too many fails every other one too.
+    # Slots of their own size: in a shared cache, one request too many makes every other one fail too.
     params.n_parallel = settings["parallel"]
     params.n_ctx = settings["context_tokens"] * settings["parallel"]
     params.kv_unified = False
@@ -65,9 +65,9 @@ def start_server(settings: dict[str, Any]) -> Any:
     params.ui = False
     params.endpoint_slots = False
     params.verbosity = 1
-    # An answer follows an assistant's message; it does not go on with it.
+    # The output follows an assistant message; it does not continue it.
     params.prefill_assistant = False
-    # Warming up and fitting into a GPU's memory cost a second load each; on a CPU neither gains anything.
+    # Warm-up and fitting into a GPU's memory cost a second load each; on a CPU neither helps.
     params.warmup = False
     cpu = xllamacpp.ggml_backend_dev_type.GGML_BACKEND_DEVICE_TYPE_CPU
     params.fit_params = any(device["type"] != cpu for device in xllamacpp.get_device_info())

@@ -1,4 +1,4 @@
-"""The local engine's dialect: a ChatRequest as llama.cpp's server understands it, its grammars, its token counts."""
+"""Client of the local engine: a ChatRequest in the dialect of llama.cpp's server, grammars, token counts."""
 
 import asyncio
 import hashlib
@@ -33,12 +33,14 @@ UNSENT_FIELDS: Final[dict[str, None]] = dict.fromkeys(
     )
 )
 LOOP_PENALTIES: Final[Mapping[str, Any]] = {"dry_multiplier": 0.8, "dry_base": 1.75, "dry_allowed_length": 12}
-"""Makes repeating a passage of more than 12 tokens ever less likely: small models otherwise fill whole contexts."""
+"""Penalty for repeating a passage of more than 12 tokens. Small models otherwise fill whole contexts with
+repetition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the engine's output must match: the rules of an llguidance Lark grammar, and the field it came from."""
+    """Grammar for the engine's output: the rules of an llguidance Lark grammar, and the request field that demands
+    it."""
 
     rules: str
     param: str
@@ -56,28 +58,29 @@ class Constraint:
 def schema_to_constraint(
     schema: Mapping[str, Any], param: str, *, strict: bool, code: str = "invalid_json_schema"
 ) -> Constraint:
-    """Compact JSON of the schema. Unless `strict`, keywords that the engine does not know are passed over."""
+    """Return a constraint to compact JSON of the schema. Unless `strict`, keywords unknown to the engine are
+    ignored."""
     closed = dict(schema)
     if "properties" in closed and not COMPOSITION_KEYWORDS & closed.keys():
-        # Narrower than what was asked, so still right; a small model let free makes up properties without end.
+        # Narrower than the schema, so still valid: without this, a small model invents properties endlessly.
         closed.setdefault("additionalProperties", False)
     closed["x-guidance"] = {"lenient": not strict, "whitespace_flexible": False}
     return Constraint(SCHEMA_RULE + json.dumps(closed), param, code)
 
 
 def regex_to_constraint(pattern: str, param: str) -> Constraint:
-    """Text that matches the whole pattern."""
-    escaped = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", pattern, flags=re.DOTALL).replace("\n", "\\n")
+    """Return a constraint to text that matches the whole pattern."""
+    escaped = re.sub(r"(\\.)|/", lambda match: match[1] or "\\/", pattern, flags=re.DOTALL).replace("\n", "\\n")
     return Constraint(f"start: /{escaped}/", param)
 
 
 def lark_to_constraint(grammar: str, param: str) -> Constraint:
-    """Text of the grammar's `start`."""
+    """Return a constraint to text that matches the grammar's `start`."""
     return Constraint(grammar, param)
 
 
 class EngineClient:
-    """Speaks to one start of the engine. `http` is the caller's."""
+    """Client of one started engine. `http` belongs to the caller."""
 
     def __init__(
         self, address: EngineAddress, http: HttpClient, timeout_s: float, verdicts: OrderedDict[bytes, bool]
@@ -90,8 +93,8 @@ class EngineClient:
     def chat(
         self, request: ChatRequest, constraint: Constraint | None = None, **engine_fields: Any
     ) -> AsyncGenerator[DeltaBatch]:
-        """A chat of messages only: its tools and response format are not looked at. The constraint must have been
-        checked: what the engine cannot compile it does not enforce."""
+        """Generate from messages only: tools and response format of the request are ignored. The constraint must have
+        been checked, because the engine ignores a grammar that it cannot compile."""
         if constraint is not None:
             engine_fields["grammar"] = constraint.grammar
             engine_fields["chat_template_kwargs"] = {"enable_thinking": False}
@@ -109,32 +112,36 @@ class EngineClient:
         return wire.chat(request.model_copy(update=UNSENT_FIELDS))
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """The prompt's length with the model's own template around the messages."""
+        """Return the length of the prompt, with the model's own template around the messages."""
         body = request_to_body(request.model_copy(update=UNSENT_FIELDS), _build_dialect({}))
         return int((await self._post("/v1/chat/completions/input_tokens", body, request.model))["input_tokens"])
 
     async def context_tokens(self) -> int:
-        """How much fits into one slot: what was configured, or less where the model was made for less."""
+        """Return the context length of one slot: the configured one, or the model's own if that is smaller."""
         props = await self._request_json("GET", "/props", None, "")
         return int(props["default_generation_settings"]["n_ctx"])
 
     async def check_constraints(self, constraints: Sequence[Constraint]) -> None:
-        """Raises InvalidRequest naming the field of the first one that the engine cannot enforce."""
-        schemas = [one for one in constraints if one.is_schema and _digest(one) not in self._verdicts]
+        """Raise InvalidRequest naming the field of the first constraint that the engine cannot enforce."""
+        schemas = [
+            constraint
+            for constraint in constraints
+            if constraint.is_schema and _digest(constraint) not in self._verdicts
+        ]
         if len(schemas) > 1 and await self._compiles(_join_schemas(schemas)):
-            for one in schemas:
-                self._store_verdict(one, is_valid=True)
-        for one in constraints:
-            good = self._verdicts.get(_digest(one))
-            if good is None:
-                good = await self._compiles(one.rules)
-                self._store_verdict(one, is_valid=good)
-            if not good:
-                raise _build_refusal(one)
+            for constraint in schemas:
+                self._store_verdict(constraint, is_valid=True)
+        for constraint in constraints:
+            is_valid = self._verdicts.get(_digest(constraint))
+            if is_valid is None:
+                is_valid = await self._compiles(constraint.rules)
+                self._store_verdict(constraint, is_valid=is_valid)
+            if not is_valid:
+                raise _build_refusal(constraint)
 
     async def _compiles(self, rules: str) -> bool:
-        """The engine drops a grammar that it cannot compile and generates without; so see whether one is obeyed that
-        begins with a mark that no model would write by itself."""
+        """Return true if the engine enforces the rules. It ignores a grammar that does not compile, so the test is if
+        it obeys one that starts with a mark that no model would write by itself."""
         marked = re.sub(r"\bstart\b", "probed_start", rules)
         probe = {
             "prompt": "Hello",
@@ -143,8 +150,8 @@ class EngineClient:
             "cache_prompt": False,
             "grammar": f'%llguidance {{}}\nstart: "{PROBE_MARK}" probed_start\n{marked}',
         }
-        answer = await self._post("/completion", json.dumps(probe).encode(), "")
-        content = str(answer.get("content", ""))
+        completion = await self._post("/completion", json.dumps(probe).encode(), "")
+        content = str(completion.get("content", ""))
         return bool(content) and content.startswith(PROBE_MARK[: len(content)])
 
     def _store_verdict(self, constraint: Constraint, *, is_valid: bool) -> None:
@@ -159,22 +166,22 @@ class EngineClient:
         headers = {"Authorization": f"Bearer {self._address.api_key}", "Content-Type": "application/json"}
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._http.send(
+                connection = await self._http.send(
                     method, self._address.url + path, headers_to_bytes(headers), body, self._timeout_s
                 )
                 try:
-                    told = await answer.read_body(MAX_BODY_BYTES, math.inf)
-                    if answer.status != 200:
-                        raise response_to_error(answer.status, told, answer.headers, model)
+                    body_bytes = await connection.read_body(MAX_BODY_BYTES, math.inf)
+                    if connection.status != 200:
+                        raise response_to_error(connection.status, body_bytes, connection.headers, model)
                 finally:
-                    self._http.release(answer)
-            return json.loads(told)
+                    self._http.release(connection)
+            return json.loads(body_bytes)
         except (OSError, ValueError) as exc:
             raise UpstreamError("The local engine (llama.cpp) did not answer.") from exc
 
 
 def _build_dialect(engine_fields: Mapping[str, Any]) -> ChatDialect:
-    # The engine tokenizes the finished prompt, so that markup in a text would be the model's own markup.
+    # The engine tokenizes the finished prompt, so markup in a text would become the model's own control tokens.
     return ChatDialect(
         engine="vllm",
         reasoning_field="reasoning_content",
@@ -184,7 +191,7 @@ def _build_dialect(engine_fields: Mapping[str, Any]) -> ChatDialect:
 
 
 def _join_schemas(schemas: Sequence[Constraint]) -> str:
-    return "start: " + " | ".join(one.rules.removeprefix("start: ") for one in schemas)
+    return "start: " + " | ".join(constraint.rules.removeprefix("start: ") for constraint in schemas)
 
 
 def _digest(constraint: Constraint) -> bytes:
@@ -192,9 +199,9 @@ def _digest(constraint: Constraint) -> bytes:
 
 
 def _build_refusal(constraint: Constraint) -> InvalidRequest:
-    what = "The schema" if constraint.code else "The grammar"
+    subject = "The schema" if constraint.code else "The grammar"
     return InvalidRequest(
-        f"{what} in {constraint.param} is not valid, or uses what the local engine cannot enforce.",
+        f"{subject} in {constraint.param} is not valid, or uses what the local engine cannot enforce.",
         param=constraint.param,
         code=constraint.code,
     )

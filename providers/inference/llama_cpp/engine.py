@@ -1,6 +1,6 @@
-"""Keeps the local engine's child process running: starts it, notices its end, starts it again, stops it.
+"""Supervisor of the local engine's child process: starts it, restarts it when it ends, stops it.
 
-A native crash then costs the requests that were running, not the server. See child.py for the other side.
+A native crash then fails only the requests in progress, not the server. See child.py for the other side.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppSettings:
-    """What the child is told. `sampling` are defaults for requests that say nothing, in the engine's own names."""
+    """Settings of the child process. `sampling` holds defaults for requests without values, in the engine's own
+    names."""
 
     model: str
     model_path: str
@@ -42,14 +43,14 @@ class LlamaCppSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where the engine that runs now is reached. Each start has its own port and key."""
+    """Address of the running engine. Each start has its own port and API key."""
 
     url: str
     api_key: str
 
 
 class EngineStartError(Exception):
-    """The child did not come up; the message tells what it said last."""
+    """The child process did not start; the message includes its last log lines."""
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class LlamaCppEngine:
         self._restart_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Returns when the model is loaded. Raises ConfigError when it cannot be."""
+        """Start the child and return when the model is loaded. Raises ConfigError when it cannot be loaded."""
         try:
             self._child = await self._spawn_child()
         except EngineStartError as exc:
@@ -78,24 +79,24 @@ class LlamaCppEngine:
         self._restart_task = asyncio.create_task(self._restart_when_ended(self._child))
 
     async def close(self) -> None:
-        """Ends the child; safe when none was started."""
-        keeper, self._restart_task = self._restart_task, None
-        if keeper is not None:
-            keeper.cancel()
+        """End the child; safe when none was started."""
+        restart_task, self._restart_task = self._restart_task, None
+        if restart_task is not None:
+            restart_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await keeper
+                await restart_task
         child, self._child = self._child, None
         if child is not None:
             await _end_child(child)
 
     def address(self) -> EngineAddress:
-        """Raises UpstreamError while the engine is down."""
+        """Return the current address. Raises UpstreamError while the engine is down."""
         if self._child is None or self._child.process.returncode is not None:
             raise UpstreamError("The local engine (llama.cpp) stopped and is being started again. Try again shortly.")
         return self._child.address
 
     async def _restart_when_ended(self, child: _Child) -> None:
-        """Replace every child that ends, ever more slowly while they end early."""
+        """Restart the child each time it ends, with a growing delay while it ends early."""
         loop = asyncio.get_running_loop()
         delay_s = FIRST_RESTART_DELAY_S
         started_at = loop.time()
@@ -120,10 +121,10 @@ class LlamaCppEngine:
             logger.info("The local engine runs again.")
 
     async def _spawn_child(self) -> _Child:
-        """A child that has its model loaded."""
+        """Start a child and return it once its model is loaded."""
         pipe = asyncio.subprocess.PIPE
-        # A session of its own: Ctrl-C reaches the whole group, and the server is to end the child when it has drained.
-        # -P: the child's own folder must not shadow what it imports.
+        # A session of its own: Ctrl-C reaches the whole group, and the server ends the child after it has drained. -P:
+        # the child's own folder must not shadow its imports.
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", str(_CHILD_SCRIPT), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
         )
@@ -142,25 +143,25 @@ class LlamaCppEngine:
         process, key = child.process, child.address.api_key
         assert process.stdin is not None
         assert process.stdout is not None
-        told = {**asdict(self._settings), "api_key": key}
+        settings = {**asdict(self._settings), "api_key": key}
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                process.stdin.write(json.dumps(told).encode() + b"\n")
+                process.stdin.write(json.dumps(settings).encode() + b"\n")
                 await process.stdin.drain()
-                answer: dict[str, str] = json.loads(await process.stdout.readline() or "{}")
+                handshake: dict[str, str] = json.loads(await process.stdout.readline() or "{}")
         except TimeoutError:
             raise EngineStartError(f"not ready within start_timeout_s ({self._start_timeout_s:g} s).") from None
         except (OSError, ValueError):
-            answer = {}
-        if address := answer.get("address"):
+            handshake = {}
+        if address := handshake.get("address"):
             return EngineAddress(address, key)
         await _end_child(child)
-        said = "\n".join([*child.log_lines, answer.get("error", "it ended before it was ready.")])
-        raise EngineStartError(said)
+        log_text = "\n".join([*child.log_lines, handshake.get("error", "it ended before it was ready.")])
+        raise EngineStartError(log_text)
 
 
 async def _end_child(child: _Child) -> None:
-    """The child sees the end of its stdin and leaves; one that does not is killed."""
+    """Close the child's stdin, which ends it; kill it if it does not exit."""
     process = child.process
     assert process.stdin is not None
     process.stdin.close()
@@ -174,11 +175,11 @@ async def _end_child(child: _Child) -> None:
 
 
 async def _drain_log(stream: asyncio.StreamReader, log_lines: deque[str]) -> None:
-    """Keep the child's stderr flowing. It may hold pieces of prompts, so it is logged for debugging only."""
-    rest = b""
+    """Read the child's stderr continuously. It may contain parts of prompts, so it is logged at debug level only."""
+    partial_line = b""
     while read := await stream.read(LOG_READ_BYTES):
-        *whole, rest = (rest + read).split(b"\n")
-        rest = rest[-LOG_READ_BYTES:]
+        *whole, partial_line = (partial_line + read).split(b"\n")
+        partial_line = partial_line[-LOG_READ_BYTES:]
         for line in whole:
             log_lines.append(line.decode("utf-8", "replace"))
             logger.debug("engine: %s", log_lines[-1])

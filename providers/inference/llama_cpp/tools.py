@@ -1,7 +1,7 @@
-"""Tool calls from models that cannot make them by themselves: decide, then fill.
+"""Tool calls for models that cannot write them reliably: decide, then fill.
 
-First the model may only write one of the choices, to answer or a tool's name; then it writes the answer, or the input,
-held to the tool's own schema or grammar. What the request demands of its tools thus holds with any model.
+First the model may only write one of the choices, to answer or a tool's name; then it writes the answer, or the input
+under the tool's own schema or grammar. A request's constraints on its tools thus hold with any model.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, Final
 from apis.chat import ChatAllowedTools, ChatCustomTool, ChatFunctionTool, ChatRequest, NamedCustomTool, NamedFunction
 from apis.deltas import Delta, DeltaBatch, Finish, TextDelta, ToolArgumentsDelta, ToolCallStart, Usage
 from apis.errors import InvalidRequest, UpstreamError
-from providers.inference.chat_completions.plain_tools import PlainTool, require_plain_tools
+from providers.inference.chat_completions.custom_tools import PlainTool, require_plain_tools
 from providers.inference.llama_cpp.client import (
     LOOP_PENALTIES,
     Constraint,
@@ -44,14 +44,14 @@ RESET_SAMPLING: Final[dict[str, None]] = dict.fromkeys(
 
 @dataclass(frozen=True, slots=True)
 class ToolChoices:
-    """What the model may do: call one of `tools`, or else answer if it may."""
+    """The choices of a turn: call one of `tools`, or answer if `may_answer`."""
 
     tools: Sequence[PlainTool]
     may_answer: bool
 
 
 def request_to_choices(request: ChatRequest) -> ToolChoices:
-    """Raises InvalidRequest for a tool choice that names no tool of the request."""
+    """Return the choices of a request. Raises InvalidRequest for a tool choice that names none of its tools."""
     tools, choice = require_plain_tools(request.tools), request.tool_choice
     match choice:
         case "none":
@@ -75,13 +75,15 @@ def _filter_named_tools(
 ) -> list[PlainTool]:
     names = {one.name for one in choices}
     if missing := names - {tool.name for tool in tools}:
-        what = ", ".join(sorted(missing))
-        raise InvalidRequest(f"tool_choice names tools that the request does not have: {what}.", param="tool_choice")
+        missing_names = ", ".join(sorted(missing))
+        raise InvalidRequest(
+            f"tool_choice names tools that the request does not have: {missing_names}.", param="tool_choice"
+        )
     return [tool for tool in tools if tool.name in names]
 
 
 def tool_to_constraint(tool: PlainTool, param: str) -> Constraint | None:
-    """What the tool's input must match; None for free text."""
+    """Return the constraint on the tool's input; None for free text."""
     if isinstance(tool, ChatFunctionTool):
         function = tool.function
         return schema_to_constraint(
@@ -118,7 +120,7 @@ class ToolTurn:
         self._usage = Usage()
 
     async def generate(self, answer_constraint: Constraint | None) -> AsyncGenerator[DeltaBatch]:
-        """As `Inference.chat`. The usage is that of all that was generated for the turn."""
+        """See `Inference.chat`. The usage covers everything that was generated for the turn."""
         tool: PlainTool | None = self._choices.tools[0]
         if self._choices.may_answer or len(self._choices.tools) > 1:
             decided = await self._choose_tool()
@@ -127,17 +129,17 @@ class ToolTurn:
                 return
             tool = decided[0]
         if tool is not None:
-            async with aclosing(self._generate_call(tool)) as steps:
-                async for step in steps:
-                    yield step
-                    if isinstance(step[-1], Finish):
+            async with aclosing(self._generate_call(tool)) as batches:
+                async for batch in batches:
+                    yield batch
+                    if isinstance(batch[-1], Finish):
                         return
-        async with aclosing(self._generate_answer(answer_constraint)) as steps:
-            async for step in steps:
-                yield step
+        async with aclosing(self._generate_answer(answer_constraint)) as batches:
+            async for batch in batches:
+                yield batch
 
     async def _choose_tool(self) -> tuple[PlainTool | None] | None:
-        """The tool, or None in it to answer; None where the request's bound on tokens came first."""
+        """Return the chosen tool in a tuple, or `(None,)` to answer; None when the token limit came first."""
         by_text = {render_choice(tool.name): tool for tool in self._choices.tools}
         texts = list(by_text)
         if self._choices.may_answer:
@@ -146,20 +148,20 @@ class ToolTurn:
         messages = build_decision_messages(
             self._request.messages, self._choices.tools, may_answer=self._choices.may_answer
         )
-        left = self._remaining_tokens()
+        remaining_tokens = self._remaining_tokens()
         request = self._request.model_copy(
             update={
                 **RESET_SAMPLING,
                 "messages": messages,
                 "temperature": 0.0,
-                "max_completion_tokens": min(left or MAX_DECISION_TOKENS, MAX_DECISION_TOKENS),
+                "max_completion_tokens": min(remaining_tokens or MAX_DECISION_TOKENS, MAX_DECISION_TOKENS),
             }
         )
         text, reason = "", ""
-        async with aclosing(self._client.chat(request, Constraint(rules, "tools"))) as steps:
-            async for step in steps:
-                text += "".join(delta.text for delta in step if isinstance(delta, TextDelta))
-                if isinstance(finish := step[-1], Finish):
+        async with aclosing(self._client.chat(request, Constraint(rules, "tools"))) as batches:
+            async for batch in batches:
+                text += "".join(delta.text for delta in batch if isinstance(delta, TextDelta))
+                if isinstance(finish := batch[-1], Finish):
                     self._add_usage(finish)
                     reason = finish.reason
         if text in texts:
@@ -169,7 +171,7 @@ class ToolTurn:
         raise UpstreamError("The local engine (llama.cpp) did not keep to the choices it was given.")
 
     async def _generate_call(self, tool: PlainTool) -> AsyncGenerator[DeltaBatch]:
-        """Write a call. Ends without a Finish, and with no step, where it would be the same call over again."""
+        """Generate a call. Ends without a Finish, and without a batch, if it would repeat the previous call."""
         name, constraint = tool.name, self._constraints[tool.name]
         schema = _object_schema(tool) if isinstance(tool, ChatFunctionTool) else None
         request = self._request.model_copy(
@@ -182,29 +184,30 @@ class ToolTurn:
                 "max_completion_tokens": self._remaining_tokens(),
             }
         )
-        made = calls_since_user(self._request.messages) if self._choices.may_answer else []
+        previous_calls = calls_since_user(self._request.messages) if self._choices.may_answer else []
         call_id = f"call_{secrets.token_hex(12)}"
-        held: list[Delta] = [ToolCallStart(call_id, name, custom=isinstance(tool, ChatCustomTool))]
-        # A tool just called is called again only for something else, or small models would ask for ever.
-        holding = name in (called for called, _ in made)
+        buffered: list[Delta] = [ToolCallStart(call_id, name, custom=isinstance(tool, ChatCustomTool))]
+        # A tool that was just called may only be called again with other input; otherwise small models repeat it
+        # forever.
+        is_possible_repeat = name in (called for called, _ in previous_calls)
         if self._is_limit_reached():
             yield (Finish("length", self._usage),)
             return
-        async with aclosing(self._client.chat(request, constraint, **LOOP_PENALTIES)) as steps:
-            async for step in steps:
-                for delta in step:
+        async with aclosing(self._client.chat(request, constraint, **LOOP_PENALTIES)) as batches:
+            async for batch in batches:
+                for delta in batch:
                     if isinstance(delta, TextDelta) and delta.text:
-                        held.append(ToolArgumentsDelta(call_id, delta.text))
+                        buffered.append(ToolArgumentsDelta(call_id, delta.text))
                     elif isinstance(delta, Finish):
                         self._add_usage(delta)
-                        text = "".join(one.text for one in held if isinstance(one, ToolArgumentsDelta))
-                        if holding and (name, normalize_json(text)) in made:
+                        text = "".join(one.text for one in buffered if isinstance(one, ToolArgumentsDelta))
+                        if is_possible_repeat and (name, normalize_json(text)) in previous_calls:
                             return
-                        holding = False
-                        held.append(Finish("tool_calls" if delta.reason == "stop" else delta.reason, self._usage))
-                if held and not holding:
-                    yield held
-                    held = []
+                        is_possible_repeat = False
+                        buffered.append(Finish("tool_calls" if delta.reason == "stop" else delta.reason, self._usage))
+                if buffered and not is_possible_repeat:
+                    yield buffered
+                    buffered = []
 
     async def _generate_answer(self, constraint: Constraint | None) -> AsyncGenerator[DeltaBatch]:
         if self._is_limit_reached():
@@ -216,16 +219,16 @@ class ToolTurn:
                 "max_completion_tokens": self._remaining_tokens(),
             }
         )
-        async with aclosing(self._client.chat(request, constraint)) as steps:
-            async for step in steps:
-                if isinstance(finish := step[-1], Finish):
+        async with aclosing(self._client.chat(request, constraint)) as batches:
+            async for batch in batches:
+                if isinstance(finish := batch[-1], Finish):
                     self._add_usage(finish)
-                    yield [*step[:-1], replace(finish, usage=self._usage)]
+                    yield [*batch[:-1], replace(finish, usage=self._usage)]
                 else:
-                    yield step
+                    yield batch
 
     def _remaining_tokens(self) -> int | None:
-        """Tokens that may still be generated; None without a bound."""
+        """Return the number of tokens that may still be generated; None without a limit."""
         bound = self._request.max_completion_tokens
         return None if bound is None else max(bound - self._usage.output_tokens, 1)
 

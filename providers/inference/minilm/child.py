@@ -1,12 +1,16 @@
-"""The child process of the embedded embeddings: a small BERT (Devlin et al. 2018, as sentence-transformers uses it).
+"""Child process of the MiniLM provider: a small BERT (Devlin et al. 2018, as sentence-transformers uses it).
 
-Run as a script with the model's folder as its argument. It writes one line of JSON, `{"dimensions": N}` or
-`{"error": "..."}`, then answers lines of JSON from stdin, each a list of texts, until stdin ends. An answer is a line
+Run as a script with the model's folder as its argument. It writes one line of JSON, `{"dimensions": N}` or `{"error":
+"..."}`, then responds to lines of JSON on stdin, each a list of texts, until stdin ends. A response is a line
 `{"tokens": [...]}` followed by one vector of little-endian float32 per text, or `{"too_long": [position, tokens]}`.
 Nothing of this project is imported here.
 
-A text of more tokens than the model was trained for is read in windows of that many; its vector is the normalised sum
-of the vectors of all its tokens, as it is for a text of one window.
+A text longer than the model's training length is read in windows; its vector is the normalised sum of the vectors of
+all its tokens, as for a text of one window.
+
+numpy, not llama.cpp, although the stack can embed that: with a GGUF of the same weights the arithmetic agrees (cosine
+0.999997), but llama.cpp's tokenizer cuts Korean, Devanagari and long words differently (cosine 0.61, 0.97, 0.19), and
+9,500 tokens take 5.5 s against 3.6 s on one core without AVX-512.
 """
 
 import json
@@ -23,10 +27,10 @@ from tokenizers import Tokenizer
 FloatTensor = npt.NDArray[np.float32]
 
 WINDOW_TOKENS = 256
-"""What all-MiniLM-L6-v2 was trained for, its two special tokens included."""
+"""Training length of all-MiniLM-L6-v2, including its two special tokens."""
 MAX_TOKENS = 8192
 BATCH_TOKENS = 1024
-"""So many tokens go through the layers together: more is no faster, and takes more memory."""
+"""Tokens per pass through the layers: more is not faster and takes more memory."""
 HEAD_WIDTH = 32
 EPSILON = np.float32(1e-12)
 
@@ -40,7 +44,8 @@ class TextTooLong(Exception):
 
 
 def read_safetensors(path: Path) -> dict[str, FloatTensor]:
-    """The float32 tensors of a file of https://github.com/huggingface/safetensors: a JSON header, then their bytes."""
+    """Return the float32 tensors of a file of https://github.com/huggingface/safetensors: a JSON header, then their
+    bytes."""
     raw = np.memmap(path, dtype=np.uint8, mode="r")
     start = 8 + int(raw[:8].view("<u8")[0])
     header: dict[str, Any] = json.loads(raw[8:start].tobytes())
@@ -48,13 +53,13 @@ def read_safetensors(path: Path) -> dict[str, FloatTensor]:
     for name, about in header.items():
         if name != "__metadata__" and about["dtype"] == "F32":
             first, last = about["data_offsets"]
-            # Copied, because the file does not align them, and the arithmetic is slower on what is not aligned.
+            # Copied, because the file does not align them, and arithmetic on unaligned data is slower.
             tensors[name] = raw[start + first : start + last].copy().view("<f4").reshape(about["shape"])
     return tensors
 
 
 class Bert:
-    """The weights, and the way through them."""
+    """The model's weights and its forward pass."""
 
     def __init__(self, tensors: dict[str, FloatTensor]) -> None:
         self._tensors = tensors
@@ -62,9 +67,9 @@ class Bert:
         self.dimensions = int(tensors["embeddings.LayerNorm.weight"].shape[0])
 
     def token_vectors(self, sequences: Sequence[Sequence[int]]) -> list[FloatTensor]:
-        """The last layer's vectors of each sequence's tokens.
+        """Return the last layer's vectors of each sequence's tokens.
 
-        The sequences lie end to end, not padded to one length: only attention has to know where each of them begins.
+        The sequences are concatenated, not padded to one length: only attention needs their boundaries.
         """
         lengths = [len(sequence) for sequence in sequences]
         cuts = np.cumsum(lengths)[:-1]
@@ -84,14 +89,14 @@ class Bert:
 
     def _attend(self, x: FloatTensor, cuts: npt.NDArray[np.int64], name: str) -> FloatTensor:
         query, key, value = (
-            [_split_heads(part) for part in np.split(self._linear(x, f"{name}.self.{what}"), cuts)]
-            for what in ("query", "key", "value")
+            [_split_heads(part) for part in np.split(self._linear(x, f"{name}.self.{kind}"), cuts)]
+            for kind in ("query", "key", "value")
         )
         mixed = [
             _softmax(q @ k.transpose(0, 2, 1) * np.float32(HEAD_WIDTH**-0.5)) @ v
             for q, k, v in zip(query, key, value, strict=True)
         ]
-        joined = np.concatenate([each.transpose(1, 0, 2).reshape(-1, x.shape[1]) for each in mixed])
+        joined = np.concatenate([heads.transpose(1, 0, 2).reshape(-1, x.shape[1]) for heads in mixed])
         return self._linear(joined, f"{name}.output.dense")
 
     def _linear(self, x: FloatTensor, name: str) -> FloatTensor:
@@ -117,7 +122,8 @@ def _softmax(x: FloatTensor) -> FloatTensor:
 
 
 def gelu(x: FloatTensor) -> FloatTensor:
-    """x * P(N(0, 1) < x), by 7.1.26 of Abramowitz and Stegun (error below 1.5e-7): numpy has no error function."""
+    """Return x * P(N(0, 1) < x) by 7.1.26 of Abramowitz and Stegun (error below 1.5e-7): numpy has no error
+    function."""
     z = np.abs(x)
     z *= np.float32(0.5**0.5)
     t = 1 / (1 + np.float32(0.3275911) * z)
@@ -131,7 +137,7 @@ def gelu(x: FloatTensor) -> FloatTensor:
 
 
 class Embedder:
-    """Texts to unit vectors."""
+    """Converts texts to unit vectors."""
 
     def __init__(self, folder: Path) -> None:
         self._bert = Bert(read_safetensors(folder / "model.safetensors"))
@@ -141,12 +147,12 @@ class Embedder:
         self.dimensions = self._bert.dimensions
 
     def embed(self, texts: Sequence[str]) -> tuple[list[int], FloatTensor]:
-        """How many tokens each text has, and their vectors as rows. Raises TooLong."""
+        """Return the number of tokens of each text, and the vectors as rows. Raises TextTooLong."""
         windows: list[list[int]] = []
         owners: list[int] = []
         tokens: list[int] = []
         for position, first in enumerate(self._tokenizer.encode_batch(list(texts))):
-            own = [first.ids, *(more.ids for more in first.overflowing)]
+            own = [first.ids, *(part.ids for part in first.overflowing)]
             tokens.append(sum(map(len, own)))
             if tokens[-1] > MAX_TOKENS:
                 raise TextTooLong(position, tokens[-1])
@@ -160,7 +166,7 @@ class Embedder:
 
 
 def split_batches(windows: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Where to cut the windows into runs of at most STEP_TOKENS."""
+    """Return the (start, end) of runs of windows with at most BATCH_TOKENS tokens."""
     cuts: list[tuple[int, int]] = []
     start = size = 0
     for position, window in enumerate(windows):
@@ -172,26 +178,26 @@ def split_batches(windows: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
 
 
 def main() -> None:
-    # Native code may print; only our answers may reach the parent's pipe.
+    # Native code may print; only our responses may reach the parent's pipe.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
 
-    def tell(message: dict[str, Any], vectors: bytes = b"") -> None:
+    def send(message: dict[str, Any], vectors: bytes = b"") -> None:
         out.write(json.dumps(message).encode() + b"\n" + vectors)
         out.flush()
 
-    # Set rather than caught: whatever ends this process, the parent is to hear of it.
-    sys.excepthook = lambda kind, error, _: tell({"error": f"{kind.__name__}: {error}"})
+    # A hook, not an except clause: every cause that ends this process is reported to the parent.
+    sys.excepthook = lambda kind, error, _: send({"error": f"{kind.__name__}: {error}"})
     embedder = Embedder(Path(sys.argv[1]))
     embedder.embed(["The first texts would wait for what is set up at its first use."])
-    tell({"dimensions": embedder.dimensions})
+    send({"dimensions": embedder.dimensions})
     for line in sys.stdin.buffer:
         try:
             tokens, vectors = embedder.embed(json.loads(line))
         except TextTooLong as exc:
-            tell({"too_long": [exc.position, exc.tokens]})
+            send({"too_long": [exc.position, exc.tokens]})
         else:
-            tell({"tokens": tokens}, vectors.astype("<f4").tobytes())
+            send({"tokens": tokens}, vectors.astype("<f4").tobytes())
 
 
 if __name__ == "__main__":

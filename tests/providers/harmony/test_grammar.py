@@ -6,7 +6,7 @@ import pytest
 
 from apis.errors import InvalidRequest
 from providers.inference.harmony.grammar import request_to_grammar
-from tests.providers.harmony.turns import asked, custom, function
+from tests.providers.harmony.turns import chat_request, custom, function
 
 TOOLS: list[dict[str, Any]] = [function("add"), custom("shell"), {"type": "python"}]
 STRICT = function("add", {"type": "object", "properties": {}, "additionalProperties": False}, strict=True)
@@ -23,7 +23,7 @@ STRICT = function("add", {"type": "object", "properties": {}, "additionalPropert
     ],
 )
 def test_where_any_turn_is_right_there_is_no_grammar(fields: dict[str, Any]) -> None:
-    assert request_to_grammar(asked(**fields)) is None
+    assert request_to_grammar(chat_request(**fields)) is None
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ def test_where_any_turn_is_right_there_is_no_grammar(fields: dict[str, Any]) -> 
         ({"tools": [*TOOLS, STRICT], "tool_choice": "none"}, []),
     ],
 )
-def test_what_a_request_demands_becomes_a_grammar_with_parts_named_by_field(
+def test_a_requests_constraints_become_a_grammar_with_parts_named_by_field(
     fields: dict[str, Any], params: list[str]
 ) -> None:
-    grammar = request_to_grammar(asked(**fields))
+    grammar = request_to_grammar(chat_request(**fields))
     assert grammar is not None
     assert grammar.text.startswith("%llguidance {")
     assert [part.param for part in grammar.parts] == params
@@ -67,7 +67,7 @@ def test_what_a_request_demands_becomes_a_grammar_with_parts_named_by_field(
 )
 def test_a_choice_of_no_tool_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        request_to_grammar(asked(**fields))
+        request_to_grammar(chat_request(**fields))
     assert caught.value.param == "tool_choice"
 
 
@@ -83,7 +83,7 @@ def test_a_choice_of_no_tool_is_refused(fields: dict[str, Any]) -> None:
 )
 def test_only_what_forces_little_text_at_once_may_force_it(schema: dict[str, Any], forces: bool) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    grammar = request_to_grammar(asked(response_format=form))
+    grammar = request_to_grammar(chat_request(response_format=form))
     assert grammar is not None
     assert ("no_forcing" in grammar.text) != forces
 
@@ -91,14 +91,14 @@ def test_only_what_forces_little_text_at_once_may_force_it(schema: dict[str, Any
 def test_properties_that_are_named_like_keywords_are_no_bounds() -> None:
     schema = {"type": "object", "properties": {"multipleOf": True, "minLength": {"const": 10**10}}}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    assert request_to_grammar(asked(response_format=form)) is not None
+    assert request_to_grammar(chat_request(response_format=form)) is not None
 
 
 @pytest.mark.parametrize(("value", "fine"), [(7, True), (0.01, True), (3600, True), (10_000, True), (10_001, False)])
 def test_multiple_of_is_bounded(value: float, fine: bool) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "number", "multipleOf": value}}}
     if fine:
-        assert request_to_grammar(asked(response_format=form)) is not None
+        assert request_to_grammar(chat_request(response_format=form)) is not None
     else:
         with pytest.raises(InvalidRequest):
-            request_to_grammar(asked(response_format=form))
+            request_to_grammar(chat_request(response_format=form))

@@ -16,7 +16,7 @@ from tests.providers.harmony.turns import (
     FINAL,
     THINK,
     allows,
-    asked,
+    chat_request,
     custom,
     decode,
     encode,
@@ -43,7 +43,7 @@ def test_only_the_answer_is_held_to_the_schema() -> None:
 
 
 def test_json_mode_makes_objects_of_any_shape() -> None:
-    request = asked(response_format={"type": "json_object"})
+    request = chat_request(response_format={"type": "json_object"})
     one = matcher(request)
     assert allows(one, THINK + FINAL)
     assert not allows(one, "[")
@@ -132,7 +132,7 @@ def test_whole_turns_from_nothing_but_the_masks_are_good_harmony() -> None:
 
 
 def test_forced_tokens_are_the_models_own() -> None:
-    one = matcher(asked(tools=[function("add", CITY, strict=True)], tool_choice="required"))
+    one = matcher(chat_request(tools=[function("add", CITY, strict=True)], tool_choice="required"))
     assert allows(one, "<|channel|>commentary to")
     assert one.forced_tokens() == encode("=functions.add")
     assert all(one.accept(token) for token in one.forced_tokens())
@@ -160,13 +160,13 @@ def test_matchers_of_one_grammar_do_not_disturb_each_other() -> None:
 
 
 def test_compiled_grammars_are_kept_within_bounds() -> None:
-    kept = GrammarCompiler(load_vocabulary(), max_grammars=4, max_verdicts=8)
+    compiler = GrammarCompiler(load_vocabulary(), max_grammars=4, max_verdicts=8)
     for at in range(50):
         grammar = request_to_grammar(formatted({"const": at}))
         assert grammar is not None
-        kept.build_matcher(grammar)
-        assert kept.cache_sizes[0] <= 4
-        assert kept.cache_sizes[1] <= 8
+        compiler.build_matcher(grammar)
+        assert compiler.cache_sizes[0] <= 4
+        assert compiler.cache_sizes[1] <= 8
 
 
 def test_grammars_compile_in_many_threads() -> None:

@@ -12,7 +12,7 @@ from tests.providers.harmony.turns import (
     FINAL,
     allowed,
     allows,
-    asked,
+    chat_request,
     custom,
     encode,
     formatted,
@@ -42,7 +42,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_its_field(schema: dict[s
     assert (caught.value.param, caught.value.code) == ("text.format.schema", "invalid_json_schema")
     tools = [function("fine", CITY, strict=True), function("wrong", schema, strict=True)]
     with pytest.raises(InvalidRequest) as caught:
-        matcher(asked(tools=tools))
+        matcher(chat_request(tools=tools))
     assert (caught.value.param, caught.value.code) == ("tools[1].parameters", "invalid_function_parameters")
 
 
@@ -120,7 +120,7 @@ def test_a_schema_that_could_burst_while_it_is_followed_stays_quick(name: str) -
 )
 def test_a_grammar_that_forces_endless_text_stays_quick(definition: str) -> None:
     begun = time.monotonic()
-    one = matcher(asked(tools=[custom("shell", "lark", definition)]))
+    one = matcher(chat_request(tools=[custom("shell", "lark", definition)]))
     assert allows(one, "<|channel|>commentary to=functions.shell<|message|>")
     for _ in range(20):
         assert one.forced_tokens() == []

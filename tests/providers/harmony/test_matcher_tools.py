@@ -16,7 +16,7 @@ from tests.providers.harmony.turns import (
     FINAL,
     THINK,
     allows,
-    asked,
+    chat_request,
     custom,
     encode,
     function,
@@ -61,14 +61,14 @@ CALLS = {
     ],
 )
 def test_the_model_can_do_only_what_tool_choice_allows(choice: Any, may: set[str]) -> None:
-    request = asked(tools=TOOLS, tool_choice=choice)
+    request = chat_request(tools=TOOLS, tool_choice=choice)
     for name, turn in CALLS.items():
         assert allows(matcher(request), THINK + turn) == (name in may), name
 
 
 def test_a_forced_call_comes_from_any_walk() -> None:
     rng = random.Random(7)
-    request = asked(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "add"}})
+    request = chat_request(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "add"}})
     for _ in range(40):
         deltas = said(walk(matcher(request), rng), request)
         calls = [delta for delta in deltas if isinstance(delta, ToolCallStart)]
@@ -78,7 +78,7 @@ def test_a_forced_call_comes_from_any_walk() -> None:
 
 
 def test_the_models_own_tools_are_called_on_the_analysis_channel() -> None:
-    request = asked(tools=[{"type": "browser"}, {"type": "python"}], tool_choice="required")
+    request = chat_request(tools=[{"type": "browser"}, {"type": "python"}], tool_choice="required")
     for turn in (
         '<|channel|>analysis to=browser.search code<|message|>{"query": "x"}<|call|>',
         " to=python<|channel|>analysis code<|message|>print(1)<|call|>",
@@ -89,7 +89,7 @@ def test_the_models_own_tools_are_called_on_the_analysis_channel() -> None:
 
 
 def test_a_model_that_will_not_call_is_made_to_after_a_while() -> None:
-    one = matcher(asked(tools=TOOLS, tool_choice="required"))
+    one = matcher(chat_request(tools=TOOLS, tool_choice="required"))
     assert allows(one, THINK * 8)
     assert not allows(one, "<|channel|>analysis")
 
@@ -124,7 +124,7 @@ def shell_call(request: ChatRequest, text: str) -> bool:
 
 
 def test_a_multi_line_lark_grammar_holds_the_input() -> None:
-    request = asked(tools=[custom("shell", "lark", APPLY_PATCH)], tool_choice="required")
+    request = chat_request(tools=[custom("shell", "lark", APPLY_PATCH)], tool_choice="required")
     patch = "*** Begin Patch\n*** Update File: a/b.py\n@@ def f():\n-    x\n+    y <|end|>\n*** End Patch"
     assert shell_call(request, patch)
     assert shell_call(request, patch + "\n")
@@ -153,7 +153,7 @@ def test_a_multi_line_lark_grammar_holds_the_input() -> None:
     ],
 )
 def test_a_regex_holds_the_whole_input(pattern: str, good: str, bad: str) -> None:
-    request = asked(tools=[custom("shell", "regex", pattern)])
+    request = chat_request(tools=[custom("shell", "regex", pattern)])
     assert shell_call(request, good)
     assert not shell_call(request, bad)
     assert not shell_call(request, good + "\n!")
@@ -162,7 +162,7 @@ def test_a_regex_holds_the_whole_input(pattern: str, good: str, bad: str) -> Non
 def test_two_grammars_with_the_same_rule_names_keep_apart() -> None:
     names = 'start: last TEXT\nlast: "a"\nTEXT: "{"\nbefore: "no"\ncall_0_body: before\n%ignore " "\n'
     tools = [custom("shell", "lark", names), custom("other", "lark", names.replace('"a"', '"b"'))]
-    request = asked(tools=tools)
+    request = chat_request(tools=tools)
     assert shell_call(request, "a{")
     assert shell_call(request, "a {")
     assert not shell_call(request, "b{")
@@ -189,7 +189,7 @@ def test_two_grammars_with_the_same_rule_names_keep_apart() -> None:
     ],
 )
 def test_a_grammar_that_is_wrong_or_reaches_out_of_itself_is_refused_by_its_field(definition: str) -> None:
-    request = asked(tools=[function("first"), custom("shell", "lark", definition)])
+    request = chat_request(tools=[function("first"), custom("shell", "lark", definition)])
     with pytest.raises(InvalidRequest) as caught:
         matcher(request)
     assert caught.value.param == "tools[1].format.definition"
@@ -198,10 +198,12 @@ def test_a_grammar_that_is_wrong_or_reaches_out_of_itself_is_refused_by_its_fiel
 @pytest.mark.parametrize("pattern", ["(", "a\\", "(?=a)b", r"(a)\1", "[z-a]", "*"])
 def test_a_regex_that_cannot_be_compiled_is_refused_by_its_field(pattern: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        matcher(asked(tools=[custom("shell", "regex", pattern)]))
+        matcher(chat_request(tools=[custom("shell", "regex", pattern)]))
     assert caught.value.param == "tools[0].format.definition"
 
 
-def test_what_looks_like_a_reference_in_a_string_a_pattern_or_a_comment_is_none() -> None:
+def test_a_string_pattern_or_comment_holds_no_reference() -> None:
     definition = 'start: "<|end|>@x" /<a>@[/]+/ "}" // see <this>, @that }\n# <|call|>\n'
-    assert shell_call(asked(tools=[custom("shell", "lark", definition.replace("[/]", "[b]"))]), "<|end|>@x<a>@b}")
+    assert shell_call(
+        chat_request(tools=[custom("shell", "lark", definition.replace("[/]", "[b]"))]), "<|end|>@x<a>@b}"
+    )

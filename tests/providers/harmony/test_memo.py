@@ -9,7 +9,7 @@ from providers.inference.harmony.token_cache import (
 )
 
 
-def test_it_forgets_what_was_used_longest_ago():
+def test_the_cache_evicts_the_least_recently_used():
     a, b, d = (text_to_key("final", text) for text in "abd")
     memo = TokenCache(max_tokens=2 * (ENTRY_OVERHEAD_TOKENS + 3))
     memo.put(a, [1, 2, 3])
@@ -30,7 +30,7 @@ def test_the_newest_ids_of_a_message_count():
     assert list(memo.get(key) or ()) == [4]
 
 
-def test_what_is_larger_than_the_memo_is_not_kept_and_displaces_nothing_else():
+def test_a_message_larger_than_the_cache_is_not_stored_and_evicts_nothing():
     small, large = text_to_key("final", "a"), text_to_key("final", "b")
     memo = TokenCache(max_tokens=ENTRY_OVERHEAD_TOKENS + 3)
     memo.put(small, [1])

@@ -8,7 +8,7 @@ from apis.deltas import Finish, ReasoningDelta, TextDelta, TokenLogprob, ToolArg
 from providers.inference.harmony.token_cache import TokenCache, call_to_key, text_to_key
 from providers.inference.harmony.vocabulary import load_vocabulary
 from tests.providers.harmony.turns import READ_TOOLS as TOOLS
-from tests.providers.harmony.turns import asked, custom, encode, function, joined, read, reader, said
+from tests.providers.harmony.turns import chat_request, custom, encode, function, joined, read, reader, said
 
 
 def test_a_whole_turn_becomes_thought_preamble_and_answer() -> None:
@@ -101,7 +101,7 @@ def test_a_custom_tools_input_is_raw_also_when_the_model_wrapped_it(mark: str, t
 
 
 def test_the_input_of_a_tool_with_a_grammar_is_never_unwrapped() -> None:
-    request = asked(tools=[custom("shell", "regex", ".*")])
+    request = chat_request(tools=[custom("shell", "regex", ".*")])
     turn = '<|channel|>commentary to=functions.shell<|message|>{"input":"x"}<|call|>'
     assert said(turn, request)[1] == ToolArgumentsDelta("call_1", '{"input":"x"}')
 
@@ -151,7 +151,7 @@ def test_the_input_of_a_tool_with_a_grammar_is_never_unwrapped() -> None:
         ("<|channel|>commentary to=functions.add <|constrain|>", []),
     ],
 )
-def test_what_is_no_good_harmony_is_put_right(turn: str, expected: list[Any]) -> None:
+def test_malformed_harmony_is_corrected(turn: str, expected: list[Any]) -> None:
     ids = encode(turn)
     assert said(ids, TOOLS) == expected
     assert said(ids, TOOLS, cuts=range(len(ids))) == expected
@@ -212,7 +212,7 @@ def test_a_stop_string_ends_the_answer_wherever_tokens_cut_it() -> None:
         ]
         ids += load_vocabulary().encode(text)
         for cuts in ((), range(len(ids))):
-            deltas = said(ids, asked(stop=[stop, "never"]), cuts=cuts)
+            deltas = said(ids, chat_request(stop=[stop, "never"]), cuts=cuts)
             rest = text.partition(stop)[0]
             assert deltas == [
                 ReasoningDelta("STOP HERE, The e"),
@@ -221,7 +221,7 @@ def test_a_stop_string_ends_the_answer_wherever_tokens_cut_it() -> None:
 
 
 def test_nothing_is_wanted_after_a_stop_string() -> None:
-    one = reader(asked(stop="##", tools=[function("add")]))
+    one = reader(chat_request(stop="##", tools=[function("add")]))
     assert one.feed(encode("<|channel|>final<|message|>a ##")) == [TextDelta("a ", (), "final_answer")]
     assert one.is_stopped
     assert (
@@ -233,7 +233,7 @@ def test_nothing_is_wanted_after_a_stop_string() -> None:
 
 
 def test_the_beginning_of_a_stop_string_is_held_back_and_comes_when_it_was_none() -> None:
-    one = reader(asked(stop="###"))
+    one = reader(chat_request(stop="###"))
     assert one.feed(encode("<|channel|>final<|message|>a #")) == [TextDelta("a ", (), "final_answer")]
     assert one.feed(encode("b")) == [TextDelta("#b", (), "final_answer")]
     assert one.feed(encode(" ##")) == [TextDelta(" ", (), "final_answer")]
@@ -256,14 +256,14 @@ def test_logprobs_are_those_of_the_answers_tokens_and_none_is_lost() -> None:
             for at in range(0, len(ids), step)
             for delta in one.feed(ids[at : at + step], logprobs[at : at + step])
         ]
-        found = [logprob for delta in deltas if isinstance(delta, TextDelta) for logprob in delta.logprobs]
-        assert found == logprobs[first:-1]
+        delta_logprobs = [logprob for delta in deltas if isinstance(delta, TextDelta) for logprob in delta.logprobs]
+        assert delta_logprobs == logprobs[first:-1]
 
 
 def test_logprobs_of_what_a_stop_string_cut_off_are_not_told() -> None:
     ids = encode("<|channel|>final<|message|>one two STOP")
     logprobs = [TokenLogprob(str(token), 0.0, b"") for token in ids]
-    (delta,) = reader(asked(stop=" STOP")).feed(ids, logprobs)
+    (delta,) = reader(chat_request(stop=" STOP")).feed(ids, logprobs)
     assert isinstance(delta, TextDelta)
     assert list(delta.logprobs) == logprobs[3:5]
 

@@ -188,22 +188,22 @@ def filled(text: Any) -> ChatRequest:
 def test_no_text_or_name_makes_a_control_token():
     """Five thousand texts; what is special in the prompt are the same tokens in the same order as with plain words."""
     rng = random.Random(7)
-    made: list[str] = []
+    texts: list[str] = []
 
     def text() -> str:
-        made.append("x" + "".join(rng.choices(SCRAPS, k=rng.randrange(1, 6))))
-        return made[-1]
+        texts.append("x" + "".join(rng.choices(SCRAPS, k=rng.randrange(1, 6))))
+        return texts[-1]
 
     vocabulary = load_vocabulary()
     renderer = Renderer(vocabulary, HarmonyOptions(), TokenCache(max_tokens=0))
     plain = [token for token in renderer.render(filled(lambda: "x")) if token >= FIRST_SPECIAL]
-    while len(made) < 5000:
+    while len(texts) < 5000:
         request = filled(text)
         ids = renderer.render(request)
         assert [token for token in ids if token >= FIRST_SPECIAL] == plain
-        asked = request.messages[3].content
-        assert isinstance(asked, str)
-        delivered = asked.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+        content = request.messages[3].content
+        assert isinstance(content, str)
+        delivered = content.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
         assert delivered in b"".join(map(vocabulary.decode_bytes, ids))
 
 
@@ -235,14 +235,14 @@ def test_a_chained_turn_encodes_only_what_is_new():
         assert ids == Renderer(load_vocabulary(), options, TokenCache()).render(c.request(*messages, tools=tools))
 
 
-def test_what_the_model_wrote_is_rendered_with_its_own_tokens():
+def test_the_models_own_output_is_rendered_with_its_own_tokens():
     vocabulary = load_vocabulary()
     memo = TokenCache()
-    thought, asked = [200006, 1, 2, 200007], [200006, 3, 200012]
+    thought, call_ids = [200006, 1, 2, 200007], [200006, 3, 200012]
     memo.put(text_to_key("analysis", "Hm."), thought)
-    memo.put(call_to_key("functions.f", "{ }", custom=False), asked)
+    memo.put(call_to_key("functions.f", "{ }", custom=False), call_ids)
     request = c.request(
         c.user("Hi"), c.assistant(reasoning="Hm.", tool_calls=[c.call("c1", "f", "{ }")]), c.result("c1", "1")
     )
     ids = " ".join(map(str, Renderer(vocabulary, HarmonyOptions(), memo).render(request)))
-    assert " ".join(map(str, thought + asked)) in ids
+    assert " ".join(map(str, thought + call_ids)) in ids

@@ -124,7 +124,7 @@ def test_no_text_is_given_to_the_tokenizer_in_pieces_that_stall_it(name: str):
     assert b"".join(map(vocabulary.decode_bytes, vocabulary.encode(text))).decode() == text
 
 
-def test_it_is_loaded_once_and_leaves_the_environment_alone():
+def test_the_vocabulary_is_loaded_once_and_leaves_the_environment_alone():
     assert load_vocabulary() is load_vocabulary()
     assert ENCODINGS_BASE not in os.environ or os.environ[ENCODINGS_BASE] != ""
 

@@ -50,7 +50,7 @@ def decode(ids: Iterable[int]) -> str:
     return data.decode("utf-8", "replace")
 
 
-def asked(**fields: Any) -> ChatRequest:
+def chat_request(**fields: Any) -> ChatRequest:
     return ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields})
 
 
@@ -63,7 +63,7 @@ def custom(name: str, syntax: str = "", definition: str = "") -> dict[str, Any]:
     return {"type": "custom", "custom": {"name": name, "format": form}}
 
 
-READ_TOOLS = asked(
+READ_TOOLS = chat_request(
     tools=[
         function("add"),
         function("find", namespace="files"),
@@ -89,12 +89,14 @@ FINAL = "<|channel|>final<|message|>"
 
 def formatted(schema: Any, **fields: Any) -> ChatRequest:
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
-    return asked(response_format=form, **fields)
+    return chat_request(response_format=form, **fields)
 
 
 def reader(request: ChatRequest | None = None, memo: TokenCache | None = None) -> HarmonyReader:
     numbers = count(1)
-    return HarmonyReader(load_vocabulary(), request or asked(), memo, make_call_id=lambda: f"call_{next(numbers)}")
+    return HarmonyReader(
+        load_vocabulary(), request or chat_request(), memo, make_call_id=lambda: f"call_{next(numbers)}"
+    )
 
 
 def read(

@@ -15,7 +15,7 @@ from tests.support.servers.upstream_server import DONE, Chunk, event
 USED = Usage(11, 7)
 
 
-def asked(**fields: Any) -> ChatRequest:
+def chat_request(**fields: Any) -> ChatRequest:
     return ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields})
 
 
@@ -34,7 +34,7 @@ def read(chunks: Sequence[Chunk | str], request: ChatRequest | None = None, *, d
 
 
 def read_cut(raw: bytes, cuts: list[int], request: ChatRequest | None = None) -> list[Delta]:
-    parser = ChatChunkReader(request or asked())
+    parser = ChatChunkReader(request or chat_request())
     edges = [0, *cuts, len(raw)]
     deltas = [delta for a, b in pairwise(edges) for delta in parser.feed(raw[a:b])]
     deltas += parser.end()

@@ -44,7 +44,7 @@ async def started(base_url: str | list[str], **fields: Any) -> AsyncGenerator[VL
         await provider.close()
 
 
-def asked(**fields: Any) -> ChatRequest:
+def chat_request(**fields: Any) -> ChatRequest:
     """A request with the least in it."""
     return ChatRequest.model_validate(
         {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}], **fields}
@@ -61,7 +61,7 @@ async def failure(answer: Answer, **fields: Any) -> tuple[StackError, list[Delta
     seen: list[Delta] = []
 
     async def read(vllm: VLLM) -> None:
-        async for step in vllm.chat(asked()):
+        async for step in vllm.chat(chat_request()):
             seen.extend(step)
 
     async with UpstreamServer(answer) as upstream, started(upstream.base_url, **{"max_retries": 0, **fields}) as vllm:

@@ -13,7 +13,7 @@ from apis.inference import Model
 from providers.inference.harmony.vocabulary import load_vocabulary
 from providers.inference.vllm import VLLM
 from tests.conformance.inference import LAWS, Law, Subject, drain
-from tests.providers.inference.remote import asked, started
+from tests.providers.inference.remote import chat_request, started
 from tests.support.servers.upstream_server import (
     CUT,
     HANG,
@@ -73,12 +73,12 @@ def body(upstream: UpstreamServer) -> Any:
 async def failure(answer: Answer, request: dict[str, Any] | None = None, **fields: Any) -> StackError:
     async with serving(answer, **fields) as (vllm, _):
         with pytest.raises(StackError) as caught:
-            await drain(vllm, asked(**(request or {})))
+            await drain(vllm, chat_request(**(request or {})))
     return caught.value
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-async def test_it_conforms(law: Law) -> None:
+async def test_harmony_over_vllm_conforms(law: Law) -> None:
     answers: list[Answer] = [stream(chunks(ANSWER))]
     if "left" in law.__name__ or "cancelled" in law.__name__:
         answers = [[head(), http_chunk(event(chunk(ids(ANSWER)[:5]))), HANG], *answers]
@@ -87,7 +87,9 @@ async def test_it_conforms(law: Law) -> None:
     elif "unknown" in law.__name__:
         answers = [error_answer(404, "The model `x` does not exist.", param="model")]
     async with serving(*answers) as (vllm, upstream):
-        subject = Subject(vllm, asked(), asked(), asked(tools=[TOOL]), asked(model="x"), upstream.left)
+        subject = Subject(
+            vllm, chat_request(), chat_request(), chat_request(tools=[TOOL]), chat_request(model="x"), upstream.left
+        )
         await law(subject)
 
 
@@ -96,10 +98,10 @@ async def test_it_conforms(law: Law) -> None:
 
 async def test_the_prompt_goes_out_as_tokens() -> None:
     async with serving(stream(chunks(ANSWER)), harmony={"current_date": "2026-01-01"}) as (vllm, upstream):
-        await drain(vllm, asked())
+        await drain(vllm, chat_request())
         sent = body(upstream)
         prompt = load_vocabulary().encoding.decode(sent.pop("prompt"))
-        assert await vllm.count_tokens(asked()) == 68
+        assert await vllm.count_tokens(chat_request()) == 68
     assert prompt.startswith("<|start|>system<|message|>You are ChatGPT")
     assert "Current date: 2026-01-01\n" in prompt
     assert prompt.endswith("<|end|><|start|>user<|message|>hi<|end|><|start|>assistant")
@@ -126,7 +128,7 @@ async def test_sampling_and_the_engines_fields_are_passed_on() -> None:
             "prompt_cache_key": "k",
             "top_logprobs": 2,
         }
-        await drain(vllm, asked(**fields, **own))
+        await drain(vllm, chat_request(**fields, **own))
         sent = body(upstream)
         assert {name: sent[name] for name in fields} == fields
         assert (sent["stop_token_ids"], sent["max_tokens"], sent["n"]) == ([200002, 200012, 5], 9, 1)
@@ -134,15 +136,15 @@ async def test_sampling_and_the_engines_fields_are_passed_on() -> None:
         assert not {"stop", "prompt_cache_key", "logprobs", "structured_outputs"} & set(sent)
 
 
-async def test_no_more_is_asked_for_than_the_context_holds() -> None:
+async def test_the_token_limit_fits_into_the_context() -> None:
     async with serving(stream(chunks(ANSWER))) as (vllm, upstream):
-        await drain(vllm, asked(max_completion_tokens=100_000))
+        await drain(vllm, chat_request(max_completion_tokens=100_000))
         assert body(upstream)["max_tokens"] == 4096
-        await drain(vllm, asked())
+        await drain(vllm, chat_request())
         assert sum(request.path == "/v1/models" for request in upstream.received) == 1
 
 
-async def test_its_models_take_text_and_the_tools_they_were_trained_on() -> None:
+async def test_harmony_models_accept_text_and_native_tools() -> None:
     async with serving(stream(chunks(ANSWER))) as (vllm, _):
         native: Any = {"browser", "python"}
         assert await vllm.models() == [Model("fake-model", "vllm", 1, 4096, frozenset(), frozenset(native))]
@@ -153,7 +155,7 @@ async def test_its_models_take_text_and_the_tools_they_were_trained_on() -> None
 
 async def test_tokens_become_thought_and_answer() -> None:
     async with serving(stream(chunks(ANSWER))) as (vllm, _):
-        deltas = await drain(vllm, asked())
+        deltas = await drain(vllm, chat_request())
     assert deltas == [
         *(ReasoningDelta(text) for text in ("Hm", ".")),
         *(TextDelta(text, (), "final_answer") for text in ("Hello", " there", "!")),
@@ -161,9 +163,9 @@ async def test_tokens_become_thought_and_answer() -> None:
     ]
 
 
-async def test_a_call_comes_as_it_is_made() -> None:
+async def test_a_call_streams() -> None:
     async with serving(stream(chunks(CALL))) as (vllm, _):
-        start, *arguments, finish = await drain(vllm, asked(tools=[TOOL]))
+        start, *arguments, finish = await drain(vllm, chat_request(tools=[TOOL]))
     assert isinstance(start, ToolCallStart)
     assert start.name == "f"
     assert "".join(each.text for each in arguments if isinstance(each, ToolArgumentsDelta)) == '{"a":1}'
@@ -171,9 +173,9 @@ async def test_a_call_comes_as_it_is_made() -> None:
     assert finish.reason == "tool_calls"
 
 
-async def test_a_limit_is_told() -> None:
+async def test_a_limit_is_reported() -> None:
     async with serving(stream(chunks(ANSWER.removesuffix("!<|return|>"), "length"))) as (vllm, _):
-        finish = (await drain(vllm, asked()))[-1]
+        finish = (await drain(vllm, chat_request()))[-1]
     assert isinstance(finish, Finish)
     assert finish.reason == "length"
 
@@ -181,7 +183,7 @@ async def test_a_limit_is_told() -> None:
 async def test_a_stop_string_ends_the_generation() -> None:
     answer: Answer = [head(), *(http_chunk(event(each)) for each in chunks(ANSWER)[:-2]), HANG]
     async with serving(answer) as (vllm, upstream):
-        deltas = await drain(vllm, asked(stop=["there"]))
+        deltas = await drain(vllm, chat_request(stop=["there"]))
         await upstream.left.wait()
     assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == "Hello "
 
@@ -199,9 +201,9 @@ async def test_logprobs_are_those_of_the_answer() -> None:
         }
 
     tokens = ids("<|channel|>final<|message|>Hello<|return|>")
-    told = [chunk([each], "stop" if each == 200002 else None, said(each)) for each in tokens]
-    async with serving(stream([*told, usage_chunk()])) as (vllm, upstream):
-        text, _ = await drain(vllm, asked(logprobs=True, top_logprobs=2))
+    chunks = [chunk([each], "stop" if each == 200002 else None, said(each)) for each in tokens]
+    async with serving(stream([*chunks, usage_chunk()])) as (vllm, upstream):
+        text, _ = await drain(vllm, chat_request(logprobs=True, top_logprobs=2))
         assert (body(upstream)["logprobs"], body(upstream)["return_tokens_as_token_ids"]) == (2, True)
     assert isinstance(text, TextDelta)
     (logprob,) = text.logprobs
@@ -237,7 +239,7 @@ async def test_a_prompt_that_is_too_long_is_the_callers_error() -> None:
 # --- what is to be enforced ------------------------------------------------------------------------------------------
 
 
-async def test_what_is_demanded_goes_out_as_a_grammar() -> None:
+async def test_constraints_are_sent_as_a_grammar() -> None:
     demands: list[dict[str, Any]] = [
         {"tools": [TOOL], "tool_choice": "required"},
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
@@ -245,7 +247,7 @@ async def test_what_is_demanded_goes_out_as_a_grammar() -> None:
     ]
     async with serving(stream(chunks(CALL))) as (vllm, upstream):
         for demand in demands:
-            await drain(vllm, asked(**demand))
+            await drain(vllm, chat_request(**demand))
             assert "<|channel|>" in body(upstream)["structured_outputs"]["grammar"]
 
 
@@ -256,7 +258,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("answer", [stream(chunks(ANSWER)), *(stream([each]) for each in REFUSALS)])
-async def test_a_server_that_does_not_enforce_is_found_out(answer: Answer) -> None:
+async def test_a_server_that_does_not_enforce_is_detected(answer: Answer) -> None:
     demand = {"response_format": SCHEMA}
     error = await failure(answer, demand, max_retries=2)
     assert isinstance(error, Unsupported)
@@ -281,9 +283,9 @@ async def test_without_grammars_what_is_demanded_is_refused_by_name(demand: dict
 
 async def test_without_grammars_a_model_that_may_not_call_sees_no_tools() -> None:
     async with serving(stream(chunks(ANSWER)), grammars=False) as (vllm, upstream):
-        await drain(vllm, asked(tools=[TOOL], tool_choice="none"))
+        await drain(vllm, chat_request(tools=[TOOL], tool_choice="none"))
         assert "functions" not in load_vocabulary().encoding.decode(body(upstream)["prompt"])
-        await drain(vllm, asked(tools=[TOOL]))
+        await drain(vllm, chat_request(tools=[TOOL]))
         assert "type f = " in load_vocabulary().encoding.decode(body(upstream)["prompt"])
 
 
@@ -291,7 +293,7 @@ async def test_a_schema_that_is_none_is_refused_before_it_is_sent() -> None:
     wrong = {**SCHEMA, "json_schema": {"name": "x", "schema": {"type": "nothing"}, "strict": True}}
     async with serving(stream(chunks(ANSWER))) as (vllm, upstream):
         with pytest.raises(InvalidRequest) as caught:
-            await drain(vllm, asked(response_format=wrong))
+            await drain(vllm, chat_request(response_format=wrong))
         assert not upstream.received
     assert caught.value.param == "text.format.schema"
 

@@ -32,7 +32,7 @@ async def started(function: str = "plain", **fields: Any) -> AsyncGenerator[Next
         await provider.close()
 
 
-def asked(said: str = "hi", **fields: Any) -> ChatRequest:
+def chat_request(said: str = "hi", **fields: Any) -> ChatRequest:
     return ChatRequest.model_validate({"model": MODEL, "messages": [{"role": "user", "content": said}], **fields})
 
 
@@ -44,29 +44,29 @@ def forgetful() -> None:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-async def test_it_conforms(law: Law) -> None:
+async def test_next_token_conforms(law: Law) -> None:
     async with started() as provider:
-        call, unknown = asked("weather", tools=[TOOL]), asked().model_copy(update={"model": "other"})
-        await law(Subject(provider, asked(), asked("endless"), call, unknown))
+        call, unknown = chat_request("weather", tools=[TOOL]), chat_request().model_copy(update={"model": "other"})
+        await law(Subject(provider, chat_request(), chat_request("endless"), call, unknown))
 
 
 async def test_tokens_are_counted() -> None:
     async with started() as provider:
-        finish = (await drain(provider, asked()))[-1]
-        assert finish == Finish("stop", Usage(await provider.count_tokens(asked()), 16, 0, 3))
+        finish = (await drain(provider, chat_request()))[-1]
+        assert finish == Finish("stop", Usage(await provider.count_tokens(chat_request()), 16, 0, 3))
 
 
 # --- what the function is told ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("function", ["told", "named"])
-async def test_it_is_told_all_tokens_the_temperature_and_where_a_prompt_begins(function: str) -> None:
+async def test_the_function_receives_all_tokens_the_temperature_and_the_start_of_a_prompt(function: str) -> None:
     async with started(function) as provider:
-        await drain(provider, asked(temperature=0.5))
-        await drain(provider, asked())
-        prompt = await provider.count_tokens(asked())
+        await drain(provider, chat_request(temperature=0.5))
+        await drain(provider, chat_request())
+        prompt = await provider.count_tokens(chat_request())
     calls = len(token_functions.seen) // 2
-    expected = [(prompt + made, temperature, made == 0) for temperature in (0.5, 1.0) for made in range(calls)]
+    expected = [(prompt + count, temperature, count == 0) for temperature in (0.5, 1.0) for count in range(calls)]
     assert token_functions.seen == expected
 
 
@@ -74,7 +74,7 @@ async def test_a_file_may_hold_the_function(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("from tests.support.models.token_functions import plain as mine\n")
     async with started(f"{file}:mine") as provider:
-        deltas = await drain(provider, asked())
+        deltas = await drain(provider, chat_request())
     assert "".join(delta.text for delta in deltas if isinstance(delta, TextDelta)) == "Hello there!"
 
 
@@ -83,19 +83,19 @@ async def test_a_file_may_hold_the_function(tmp_path: Path) -> None:
 
 async def test_an_answer_ends_with_its_limit_and_with_the_context() -> None:
     async with started(context_tokens=120) as provider:
-        room = 120 - await provider.count_tokens(asked("endless"))
-        for fields, made in (({"max_completion_tokens": 5}, 5), ({}, room), ({"max_completion_tokens": 999}, room)):
-            finish = (await drain(provider, asked("endless", **fields)))[-1]
+        room = 120 - await provider.count_tokens(chat_request("endless"))
+        for fields, count in (({"max_completion_tokens": 5}, 5), ({}, room), ({"max_completion_tokens": 999}, room)):
+            finish = (await drain(provider, chat_request("endless", **fields)))[-1]
             assert isinstance(finish, Finish)
-            assert (finish.reason, finish.usage.output_tokens) == ("length", made)
+            assert (finish.reason, finish.usage.output_tokens) == ("length", count)
         with pytest.raises(ContextLengthExceeded):
-            await drain(provider, asked("hi " * 120))
+            await drain(provider, chat_request("hi " * 120))
 
 
 async def test_an_answer_ends_with_a_stop_token_and_before_a_stop_string() -> None:
     async with started() as provider:
-        by_token = await drain(provider, asked("endless", stop_token_ids=[token_functions.WORD]))
-        by_text = await drain(provider, asked(stop="there"))
+        by_token = await drain(provider, chat_request("endless", stop_token_ids=[token_functions.WORD]))
+        by_text = await drain(provider, chat_request(stop="there"))
     for deltas in (by_token, by_text):
         finish = deltas[-1]
         assert isinstance(finish, Finish)
@@ -107,16 +107,18 @@ async def test_an_answer_ends_with_a_stop_token_and_before_a_stop_string() -> No
 
 
 @pytest.mark.parametrize(("function", "said"), [("text", "str"), ("beyond", "201088"), ("truth", "True")])
-async def test_what_is_no_token_is_an_error(function: str, said: str) -> None:
+async def test_an_invalid_token_is_an_error(function: str, said: str) -> None:
     async with started(function) as provider:
         with pytest.raises(UpstreamError, match=said):
-            await drain(provider, asked())
+            await drain(provider, chat_request())
 
 
 async def test_a_function_that_raises_fails_its_own_chat_alone(caplog: pytest.LogCaptureFixture) -> None:
     async with started("fails_to_call") as provider:
         failing, well = await asyncio.gather(
-            drain(provider, asked("weather", tools=[TOOL])), drain(provider, asked()), return_exceptions=True
+            drain(provider, chat_request("weather", tools=[TOOL])),
+            drain(provider, chat_request()),
+            return_exceptions=True,
         )
     assert isinstance(failing, UpstreamError)
     assert failing.message == "The model's function failed with ValueError."
@@ -124,10 +126,10 @@ async def test_a_function_that_raises_fails_its_own_chat_alone(caplog: pytest.Lo
     assert "secret" in caplog.text
 
 
-async def test_a_function_that_hangs_is_given_up() -> None:
+async def test_a_function_that_hangs_is_a_timeout() -> None:
     async with started("sticks", token_timeout_s=0.05) as provider:
         with pytest.raises(UpstreamTimeout, match="token_timeout_s"):
-            await drain(provider, asked())
+            await drain(provider, chat_request())
         token_functions.released.set()
 
 
@@ -135,7 +137,7 @@ async def test_answers_wait_for_each_other_unless_the_function_is_concurrent() -
     for fields, alone in (({}, True), ({"concurrent": True, "max_running": 2}, False)):
         token_functions.seen.clear()
         async with started("told", **fields) as provider:
-            await asyncio.gather(*(drain(provider, asked()) for _ in range(2)))
+            await asyncio.gather(*(drain(provider, chat_request()) for _ in range(2)))
         begun = [new for _, _, new in token_functions.seen]
         assert len(begun) == 32
         assert not alone or begun.index(True, 1) == 16
@@ -143,9 +145,9 @@ async def test_answers_wait_for_each_other_unless_the_function_is_concurrent() -
 
 async def test_too_many_waiting_are_refused() -> None:
     async with started("sticks", max_waiting=1) as provider:
-        running = asyncio.create_task(drain(provider, asked()))
+        running = asyncio.create_task(drain(provider, chat_request()))
         await asyncio.to_thread(token_functions.stuck.wait, 10)
-        others = [asyncio.create_task(drain(provider, asked())) for _ in range(2)]
+        others = [asyncio.create_task(drain(provider, chat_request())) for _ in range(2)]
         (refused,), (waiting,) = await asyncio.wait(others, timeout=10, return_when=asyncio.FIRST_COMPLETED)
         assert isinstance(refused.exception(), Overloaded)
         token_functions.released.set()
@@ -157,16 +159,16 @@ async def test_too_many_waiting_are_refused() -> None:
     [{"top_p": 0.5}, {"seed": 0}, {"logprobs": True}, {"top_k": 4}, {"logit_bias": {"1": 2}}, {"presence_penalty": 1}],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_what_only_the_function_could_choose_is_refused_by_name(fields: dict[str, Any]) -> None:
+async def test_fields_that_only_the_function_could_honour_are_refused_by_name(fields: dict[str, Any]) -> None:
     async with started() as provider:
         with pytest.raises(Unsupported) as caught:
-            await drain(provider, asked(**fields))
+            await drain(provider, chat_request(**fields))
     assert caught.value.param == next(iter(fields))
 
 
-async def test_what_asks_for_nothing_is_taken() -> None:
+async def test_fields_without_effect_are_accepted() -> None:
     async with started() as provider:
-        await drain(provider, asked(top_p=1, top_k=-1, frequency_penalty=0, logprobs=False, logit_bias={}))
+        await drain(provider, chat_request(top_p=1, top_k=-1, frequency_penalty=0, logprobs=False, logit_bias={}))
 
 
 async def test_an_answer_that_is_not_what_was_demanded_is_an_error() -> None:
@@ -178,8 +180,8 @@ async def test_an_answer_that_is_not_what_was_demanded_is_an_error() -> None:
         ]
         for said, demand in demands:
             with pytest.raises(UpstreamError, match="did not keep to"):
-                await drain(provider, asked(said, **demand))
-        await drain(provider, asked("weather", tools=[TOOL], tool_choice="required"))
+                await drain(provider, chat_request(said, **demand))
+        await drain(provider, chat_request("weather", tools=[TOOL], tool_choice="required"))
 
 
 @pytest.mark.parametrize(

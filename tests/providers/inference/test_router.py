@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from apis.errors import ModelNotFound, UpstreamError
 from providers.inference.router import Router
 from tests.conformance.inference import LAWS, Law, Subject, drain
-from tests.providers.inference.remote import asked, started
+from tests.providers.inference.remote import chat_request, started
 from tests.support.servers.upstream_server import (
     HANG,
     UpstreamServer,
@@ -39,7 +39,7 @@ class Site:
         config = Router.Config.model_validate({"providers": {"a": {}, "b": {}}, "refresh_interval_s": 0, **fields})
         return Router(config, providers)
 
-    def asked_models(self) -> list[list[str]]:
+    def requested_models(self) -> list[list[str]]:
         return [[request.json["model"] for request in server.chats] for server in (self.a, self.b)]
 
 
@@ -52,7 +52,7 @@ async def site() -> AsyncGenerator[Site]:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-async def test_it_conforms(law: Law, site: Site) -> None:
+async def test_router_conforms(law: Law, site: Site) -> None:
     if "left" in law.__name__ or "cancelled" in law.__name__:
         site.a = await site.stack.enter_async_context(
             UpstreamServer(
@@ -62,15 +62,22 @@ async def test_it_conforms(law: Law, site: Site) -> None:
     if law.__name__ == "a_call_is_made":
         site.a = await site.stack.enter_async_context(UpstreamServer(stream(call_chunks("f", "{}")), models=["m1"]))
     router = await site.router()
-    subject = Subject(router, asked(model="m1"), asked(model="m1"), asked(model="m1"), asked(model="x"), site.a.left)
+    subject = Subject(
+        router,
+        chat_request(model="m1"),
+        chat_request(model="m1"),
+        chat_request(model="m1"),
+        chat_request(model="x"),
+        site.a.left,
+    )
     await law(subject)
 
 
 async def test_a_model_goes_to_the_provider_that_lists_it(site: Site) -> None:
     router = await site.router()
     for model in ("m1", "m2", "org/shared", "b/org/shared", "b/unlisted"):
-        await drain(router, asked(model=model))
-    assert site.asked_models() == [["m1", "org/shared"], ["m2", "org/shared", "unlisted"]]
+        await drain(router, chat_request(model=model))
+    assert site.requested_models() == [["m1", "org/shared"], ["m2", "org/shared", "unlisted"]]
 
 
 async def test_all_models_are_listed_with_the_aliases(site: Site) -> None:
@@ -83,57 +90,57 @@ async def test_all_models_are_listed_with_the_aliases(site: Site) -> None:
 async def test_an_alias_and_the_default_are_sent_under_the_models_own_id(site: Site) -> None:
     router = await site.router(aliases={"small": "b/m2", "other": "m1"}, default="small")
     for model in ("small", "other", "anything"):
-        await drain(router, asked(model=model))
-    assert site.asked_models() == [["m1"], ["m2", "m2"]]
+        await drain(router, chat_request(model=model))
+    assert site.requested_models() == [["m1"], ["m2", "m2"]]
 
 
-async def test_a_fixed_list_is_not_asked_for_and_may_rename(site: Site) -> None:
+async def test_a_fixed_list_is_not_queried_and_may_rename(site: Site) -> None:
     router = await site.router(models={"a": {"nice": "m1"}})
     assert [model.id for model in await router.models()] == ["nice", "m2", "org/shared"]
     for model in ("nice", "a/nice"):
-        await drain(router, asked(model=model))
+        await drain(router, chat_request(model=model))
     for model in ("m1", "a/m1"):
         with pytest.raises(ModelNotFound):
-            await drain(router, asked(model=model))
-    assert site.asked_models() == [["m1", "m1"], []]
+            await drain(router, chat_request(model=model))
+    assert site.requested_models() == [["m1", "m1"], []]
     assert all(request.path != "/v1/models" for request in site.a.received)
 
 
 async def test_tokens_are_counted_where_the_model_is(site: Site) -> None:
     router = await site.router()
-    assert await router.count_tokens(asked(model="m2")) == 5
+    assert await router.count_tokens(chat_request(model="m2")) == 5
     assert site.b.received[-1].path == "/tokenize"
 
 
 async def test_an_unknown_model_is_named_as_the_client_named_it(site: Site) -> None:
     router = await site.router(aliases={"nick": "m1"})
     with pytest.raises(ModelNotFound, match="'nowhere'"):
-        await drain(router, asked(model="nowhere"))
+        await drain(router, chat_request(model="nowhere"))
     site.a.then(error_answer(404, "The model `m1` does not exist."))
-    await drain(router, asked(model="nick"))
+    await drain(router, chat_request(model="nick"))
     with pytest.raises(ModelNotFound, match="'nick'"):
-        await drain(router, asked(model="nick"))
+        await drain(router, chat_request(model="nick"))
 
 
 async def test_a_provider_that_is_down_takes_nothing_but_its_own_models_away(site: Site) -> None:
     router = await site.router()
     await site.a.stop()
     assert [model.id for model in await router.models()] == ["m2", "org/shared"]
-    await drain(router, asked(model="m2"))
+    await drain(router, chat_request(model="m2"))
     with pytest.raises(UpstreamError):
-        await drain(router, asked(model="m1"))
+        await drain(router, chat_request(model="m1"))
 
 
-async def test_what_a_provider_listed_stands_while_it_is_down(site: Site) -> None:
+async def test_the_list_of_a_provider_stays_while_it_is_down(site: Site) -> None:
     router = await site.router()
     before = await router.models()
     await site.a.stop()
     assert await router.models() == before
     with pytest.raises(ModelNotFound):
-        await drain(router, asked(model="nowhere"))
+        await drain(router, chat_request(model="nowhere"))
 
 
-async def test_when_nobody_answers_that_is_an_error(site: Site) -> None:
+async def test_an_error_reports_that_no_provider_responds(site: Site) -> None:
     router = await site.router()
     await site.a.stop()
     await site.b.stop()
@@ -147,11 +154,11 @@ async def test_a_provider_that_hangs_is_not_waited_for(site: Site) -> None:
     assert [model.id for model in await router.models()] == ["m2", "org/shared"]
 
 
-async def test_unknown_models_do_not_make_it_ask_all_the_time(site: Site) -> None:
+async def test_unknown_models_do_not_query_the_providers_every_time(site: Site) -> None:
     router = await site.router(refresh_interval_s=60)
     for _ in range(3):
         with pytest.raises(ModelNotFound):
-            await drain(router, asked(model="nowhere"))
+            await drain(router, chat_request(model="nowhere"))
     assert len(site.a.received) == 1
 
 

@@ -26,7 +26,7 @@ from apis.errors import (
 from apis.inference import Model
 from providers.inference.vllm import VLLM
 from tests.conformance.inference import LAWS, Law, Subject, drain
-from tests.providers.inference.remote import ROLE, asked, failure, sent, started
+from tests.providers.inference.remote import ROLE, chat_request, failure, sent, started
 from tests.support.servers.upstream_server import (
     CUT,
     DONE,
@@ -57,7 +57,7 @@ PING = Repeat(http_chunk(b": ping\n\n"), pause_s=0.01)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-async def test_it_conforms(law: Law) -> None:
+async def test_vllm_conforms(law: Law) -> None:
     text = OK
     answers: list[Answer] = [text]
     if "left" in law.__name__ or "cancelled" in law.__name__:
@@ -68,14 +68,16 @@ async def test_it_conforms(law: Law) -> None:
         answers = [error_answer(404, "The model `x` does not exist.", param="model")]
     async with UpstreamServer(*answers) as upstream, started(upstream.base_url) as vllm:
         tool = {"type": "function", "function": {"name": "f"}}
-        subject = Subject(vllm, asked(), asked(), asked(tools=[tool]), asked(model="x"), upstream.left)
+        subject = Subject(
+            vllm, chat_request(), chat_request(), chat_request(tools=[tool]), chat_request(model="x"), upstream.left
+        )
         await law(subject)
 
 
 async def test_a_chat_is_one_request_and_connections_are_used_again() -> None:
     async with UpstreamServer(OK) as upstream, started(upstream.base_url, api_key="sk-1") as vllm:
-        assert await drain(vllm, asked(temperature=0.5)) == OK_DELTAS
-        assert await drain(vllm, asked()) == OK_DELTAS
+        assert await drain(vllm, chat_request(temperature=0.5)) == OK_DELTAS
+        assert await drain(vllm, chat_request()) == OK_DELTAS
         assert upstream.connections == 1
         first = upstream.received[0]
         assert (first.method, first.path) == ("POST", "/v1/chat/completions")
@@ -84,31 +86,31 @@ async def test_a_chat_is_one_request_and_connections_are_used_again() -> None:
         assert first.json["temperature"] == 0.5
 
 
-async def test_what_was_read_at_once_is_one_step() -> None:
+async def test_data_of_one_read_is_one_batch() -> None:
     body = b"".join(event(chunk) for chunk in text_chunks("a", "b")) + DONE
     async with (
         UpstreamServer([head() + http_chunk(body) + LAST_HTTP_CHUNK]) as upstream,
         started(upstream.base_url) as vllm,
     ):
-        steps = [step async for step in vllm.chat(asked())]
+        steps = [step async for step in vllm.chat(chat_request())]
     assert steps == [[TextDelta("a"), TextDelta("b"), Finish("stop", Usage(11, 7))]]
 
 
 async def test_a_large_request_is_sent_whole() -> None:
     text = "é" * 3_000_000
     async with UpstreamServer(OK) as upstream, started(upstream.base_url) as vllm:
-        await drain(vllm, asked(messages=[{"role": "user", "content": text}]))
+        await drain(vllm, chat_request(messages=[{"role": "user", "content": text}]))
         assert upstream.chats[0].json["messages"][0]["content"] == text
 
 
 @pytest.mark.parametrize("key", ["", None])
 async def test_without_a_key_none_is_sent(key: str | None) -> None:
     async with UpstreamServer(OK) as upstream, started(upstream.base_url, api_key=key) as vllm:
-        await drain(vllm, asked())
+        await drain(vllm, chat_request())
         assert "authorization" not in upstream.received[0].headers
 
 
-async def test_models_tell_their_context_and_are_kept_a_moment() -> None:
+async def test_models_have_their_context_and_are_cached_briefly() -> None:
     fields: dict[str, Any] = {"models_cache_s": 60, "modalities": ["image"]}
     async with UpstreamServer() as upstream, started(upstream.base_url, **fields) as vllm:
         expected = [Model("fake-model", "vllm", 1, 4096, frozenset({"image"}))]
@@ -141,17 +143,17 @@ async def test_models_that_cannot_be_read_are_an_upstreams_error(answer: Answer)
 async def test_tokens_are_counted_by_the_server_where_it_can() -> None:
     async with UpstreamServer() as upstream:
         async with started(upstream.base_url) as vllm:
-            assert await vllm.count_tokens(asked()) == 5
+            assert await vllm.count_tokens(chat_request()) == 5
             assert upstream.received[0].json == {"model": "fake-model", "messages": [{"role": "user", "content": "hi"}]}
             del upstream.routes["/tokenize"]
             with pytest.raises(Unsupported):
-                await vllm.count_tokens(asked())
+                await vllm.count_tokens(chat_request())
             upstream.routes["/tokenize"] = error_answer(404, "The model `x` does not exist.")
             with pytest.raises(ModelNotFound):
-                await vllm.count_tokens(asked())
+                await vllm.count_tokens(chat_request())
         async with started(upstream.base_url, engine="openai") as vllm:
             with pytest.raises(Unsupported):
-                await vllm.count_tokens(asked())
+                await vllm.count_tokens(chat_request())
 
 
 @pytest.mark.parametrize("url", ["", [], "localhost:8000", "ftp://x", "http://", "http://u:p@x/v1", "http://x/v1?k=1"])
@@ -174,18 +176,18 @@ async def test_closing_is_safe_at_any_time() -> None:
     await vllm.close()
 
 
-async def test_proxies_of_the_environment_are_not_used() -> None:
+async def test_proxies_of_the_environment_are_not_used_with_proxy_none() -> None:
     async with UpstreamServer(OK) as upstream, UpstreamServer(OK) as proxy:
         with mock.patch.dict(os.environ, {"http_proxy": proxy.base_url, "HTTP_PROXY": proxy.base_url}):
-            async with started(upstream.base_url) as vllm:
-                assert await drain(vllm, asked()) == OK_DELTAS
+            async with started(upstream.base_url, proxy="none") as vllm:
+                assert await drain(vllm, chat_request()) == OK_DELTAS
         assert proxy.connections == 0
 
 
 async def test_after_done_nothing_is_waited_for() -> None:
     async with UpstreamServer([*OK[:-1], HANG]) as upstream, started(upstream.base_url) as vllm:
         async with asyncio.timeout(2):
-            assert await drain(vllm, asked()) == OK_DELTAS
+            assert await drain(vllm, chat_request()) == OK_DELTAS
             await upstream.left.wait()
 
 
@@ -229,7 +231,7 @@ async def test_an_answer_that_is_no_stream_is_mapped(answer: Answer, kind: type[
     assert seen == []
 
 
-async def test_what_helps_to_mend_a_request_is_passed_on_without_the_key() -> None:
+async def test_upstream_errors_about_the_request_are_passed_on_without_the_key() -> None:
     error, _ = await failure(error_answer(400, "top_k is off\x00 for sk-secret " + "x" * 9000), api_key="sk-secret")
     assert error.message.startswith("top_k is off  for [key] xxx")
     assert len(error.message) == 1024
@@ -239,7 +241,7 @@ async def test_what_helps_to_mend_a_request_is_passed_on_without_the_key() -> No
     ("header", "at_least", "at_most"),
     [("0", 0, 0), ("7", 7, 7), ("1000000000", 3600, 3600), (LATER, 60, 1800), ("-5", 0, 0)],
 )
-async def test_a_limit_tells_when_to_come_again(header: str, at_least: float, at_most: float) -> None:
+async def test_a_rate_limit_has_its_retry_after(header: str, at_least: float, at_most: float) -> None:
     error, _ = await failure(error_answer(429, headers={"retry-after": header}))
     assert error.retry_after_s is not None
     assert at_least <= error.retry_after_s <= at_most
@@ -311,7 +313,7 @@ async def test_connecting_has_a_limit() -> None:
             url = f"http://127.0.0.1:{full.getsockname()[1]}/v1"
             async with started(url, connect_timeout_s=0.1, max_retries=0) as vllm:
                 with pytest.raises(UpstreamTimeout, match="connect_timeout_s"):
-                    await drain(vllm, asked())
+                    await drain(vllm, chat_request())
         finally:
             for one in queue:
                 one.close()
@@ -323,7 +325,7 @@ async def test_a_slow_reader_is_no_silent_server() -> None:
     answer += stream(text_chunks())[1:]
     seen: list[Delta] = []
     async with UpstreamServer(answer) as upstream, started(upstream.base_url, token_gap_timeout_s=0.1) as vllm:
-        async for step in vllm.chat(asked()):
+        async for step in vllm.chat(chat_request()):
             seen += step
             if reading.is_set():
                 asyncio.get_running_loop().call_later(0.3, read_on.set)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-async def test_it_conforms(law: Law, llama: LlamaCpp) -> None:
+async def test_llama_cpp_conforms(law: Law, llama: LlamaCpp) -> None:
     long = chat_request("Write a very long story.", max_completion_tokens=1500, logit_bias={"2": -100.0})
     call = chat_request("What is the weather in Paris?", tools=[WEATHER], tool_choice="required")
     unknown = chat_request().model_copy(update={"model": "gpt-9"})
@@ -133,7 +133,7 @@ async def test_markup_in_a_text_is_text(llama: LlamaCpp) -> None:
     assert split > real + 4
 
 
-async def test_calls_and_results_of_the_past_are_told(llama: LlamaCpp) -> None:
+async def test_earlier_calls_and_results_reach_the_model(llama: LlamaCpp) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Paris"}'}}
     messages: list[dict[str, Any]] = [
         {"role": "developer", "content": "Be brief."},

@@ -66,7 +66,7 @@ def ended(pid: int, timeout_s: float) -> bool:
 
 
 @contextmanager
-def told(part: str, caplog: pytest.LogCaptureFixture) -> Generator[asyncio.Event]:
+def log_event(part: str, caplog: pytest.LogCaptureFixture) -> Generator[asyncio.Event]:
     """Sets the event when something is logged that has `part` in it."""
     event = asyncio.Event()
 
@@ -93,7 +93,7 @@ async def test_a_killed_engine_fails_its_request_and_serves_the_next(
     await inference.start()
     try:
         (pid,) = children_of(os.getpid()) - others
-        with told("runs again", caplog) as again, told("is started again", caplog) as noticed:
+        with log_event("runs again", caplog) as again, log_event("is started again", caplog) as noticed:
             chat = inference.chat(chat_request("Write a very long story.", max_completion_tokens=1000))
             async with asyncio.timeout(60), aclosing(chat):
                 await anext(chat)
@@ -112,7 +112,7 @@ async def test_a_killed_engine_fails_its_request_and_serves_the_next(
     assert text_of(await ask(llama))
 
 
-async def test_a_request_that_is_left_frees_its_slot(fresh: LlamaCpp) -> None:
+async def test_an_abandoned_request_frees_its_slot(fresh: LlamaCpp) -> None:
     await ask(fresh, max_completion_tokens=1)
     chat = fresh.chat(chat_request("Write a very long story.", max_completion_tokens=1500, logit_bias={"2": -100.0}))
     async with asyncio.timeout(60):
@@ -157,6 +157,6 @@ async def test_a_file_that_is_not_there_is_a_config_error(tmp_path: Path) -> Non
         await LlamaCpp(small_config(model_path=str(tmp_path / "none.gguf"))).start()
 
 
-async def test_a_model_that_nobody_packages_is_a_config_error() -> None:
+async def test_an_unknown_packaged_model_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="smollm2-135m-instruct"):
         await LlamaCpp(small_config(model="gpt-9")).start()

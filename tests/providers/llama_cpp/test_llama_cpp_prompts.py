@@ -9,14 +9,14 @@ from providers.inference.llama_cpp.prompts import add_verbosity, build_answer_me
 
 
 @pytest.mark.parametrize("before", [[], [{"role": "developer", "content": "Be kind."}]])
-def test_how_long_an_answer_shall_be_is_told_after_the_instructions(before: list[dict[str, Any]]) -> None:
-    given = {"model": "m", "messages": [*before, {"role": "user", "content": "Hi"}]}
-    plain = ChatRequest.model_validate(given)
+def test_verbosity_follows_the_instructions(before: list[dict[str, Any]]) -> None:
+    fields = {"model": "m", "messages": [*before, {"role": "user", "content": "Hi"}]}
+    plain = ChatRequest.model_validate(fields)
     for verbosity in (None, "medium"):
         request = plain.model_copy(update={"verbosity": verbosity})
         assert add_verbosity(request) is request
     for verbosity, words in (("low", "Keep the answer short"), ("high", "Make the answer detailed")):
-        told = build_answer_messages(add_verbosity(plain.model_copy(update={"verbosity": verbosity})).messages)
-        assert [each.role for each in told] == ["system", "user"]
-        assert str(told[0].content).removeprefix("Be kind.\n\n").startswith(words)
-        assert told[1:] == build_answer_messages(plain.messages)[-1:]
+        prompt = build_answer_messages(add_verbosity(plain.model_copy(update={"verbosity": verbosity})).messages)
+        assert [message.role for message in prompt] == ["system", "user"]
+        assert str(prompt[0].content).removeprefix("Be kind.\n\n").startswith(words)
+        assert prompt[1:] == build_answer_messages(plain.messages)[-1:]

@@ -38,7 +38,7 @@ def custom(name: str, syntax: str | None = None, definition: str = "") -> dict[s
 
 
 @pytest.mark.parametrize("content", ["What is the weather in Paris?", "Is it raining in Oslo right now?"])
-async def test_it_calls_what_the_question_needs(content: str, llama: LlamaCpp) -> None:
+async def test_the_model_calls_the_tool_that_the_question_needs(content: str, llama: LlamaCpp) -> None:
     deltas = await ask(llama, content, tools=[WEATHER], max_completion_tokens=60)
     assert (call := call_of(deltas)) is not None
     assert call[0] == "get_weather"
@@ -46,7 +46,7 @@ async def test_it_calls_what_the_question_needs(content: str, llama: LlamaCpp) -
     assert finish_of(deltas).reason == "tool_calls"
 
 
-async def test_it_answers_what_needs_no_tool(llama: LlamaCpp) -> None:
+async def test_the_model_answers_a_question_that_needs_no_tool(llama: LlamaCpp) -> None:
     deltas = await ask(llama, "Hello!", tools=[EMAIL])
     assert call_of(deltas) is None
     assert text_of(deltas)
@@ -137,7 +137,7 @@ async def test_free_text_is_written_as_it_is(llama: LlamaCpp) -> None:
     assert call[1]
 
 
-async def test_a_call_is_not_made_again_right_after_its_result(llama: LlamaCpp) -> None:
+async def test_a_call_is_not_repeated_right_after_its_result(llama: LlamaCpp) -> None:
     question: dict[str, Any] = {"role": "user", "content": "What is the weather in Paris?"}
     calls: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = [question]

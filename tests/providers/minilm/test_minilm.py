@@ -45,8 +45,8 @@ async def started(folder: Path | None, **fields: Any) -> AsyncGenerator[MiniLM]:
         await provider.close()
 
 
-def asked(given: Any = "cat", **fields: Any) -> EmbeddingRequest:
-    return EmbeddingRequest.model_validate({"model": MODEL, "input": given, **fields})
+def embedding_request(inputs: Any = "cat", **fields: Any) -> EmbeddingRequest:
+    return EmbeddingRequest.model_validate({"model": MODEL, "input": inputs, **fields})
 
 
 def process_id(provider: MiniLM) -> int:
@@ -55,12 +55,12 @@ def process_id(provider: MiniLM) -> int:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-async def test_it_conforms(law: Law, folder: Path) -> None:
+async def test_minilm_conforms(law: Law, folder: Path) -> None:
     async with started(folder) as provider:
         await law(Subject(provider, MODEL))
 
 
-async def test_it_says_what_it_serves(folder: Path) -> None:
+async def test_minilm_lists_its_model(folder: Path) -> None:
     async with started(folder, model="mine") as provider:
         (model,) = await provider.models()
     assert (model.id, model.embedding_dimensions, model.context_tokens) == ("mine", WIDTH, 8192)
@@ -69,33 +69,33 @@ async def test_it_says_what_it_serves(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("request_", "kind", "param"),
     [
-        (asked([1, 2]), Unsupported, "input"),
-        (asked([[1], [2]]), Unsupported, "input"),
-        (asked(dimensions=16), Unsupported, "dimensions"),
-        (asked(model="other"), ModelNotFound, "model"),
-        (asked("cat " * 9000), ContextLengthExceeded, "input"),
-        (asked(["cat"] * 20 + ["cat " * 9000]), ContextLengthExceeded, "input[20]"),
+        (embedding_request([1, 2]), Unsupported, "input"),
+        (embedding_request([[1], [2]]), Unsupported, "input"),
+        (embedding_request(dimensions=16), Unsupported, "dimensions"),
+        (embedding_request(model="other"), ModelNotFound, "model"),
+        (embedding_request("cat " * 9000), ContextLengthExceeded, "input"),
+        (embedding_request(["cat"] * 20 + ["cat " * 9000]), ContextLengthExceeded, "input[20]"),
     ],
 )
-async def test_what_it_cannot_do_is_refused_by_name(
+async def test_unsupported_requests_are_refused_by_name(
     request_: EmbeddingRequest, kind: type[StackError], param: str, folder: Path
 ) -> None:
     async with started(folder) as provider:
         with pytest.raises(kind) as caught:
             await provider.embed(request_)
         assert caught.value.param == param
-        assert len((await provider.embed(asked(dimensions=WIDTH))).vectors) == 1
+        assert len((await provider.embed(embedding_request(dimensions=WIDTH))).vectors) == 1
 
 
 async def test_one_request_has_a_bound_of_tokens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("providers.inference.minilm.provider.MAX_REQUEST_TOKENS", 100)
     async with started(folder) as provider:
         with pytest.raises(InvalidRequest, match="100 tokens") as caught:
-            await provider.embed(asked(["the cat on the market"] * 40))
+            await provider.embed(embedding_request(["the cat on the market"] * 40))
     assert caught.value.param == "input"
 
 
-async def test_it_does_not_chat(folder: Path) -> None:
+async def test_minilm_does_not_chat(folder: Path) -> None:
     request = ChatRequest.model_validate({"model": MODEL, "messages": [{"role": "user", "content": "hi"}]})
     async with started(folder) as provider:
         with pytest.raises(Unsupported, match="cannot chat"):
@@ -109,27 +109,27 @@ async def test_it_does_not_chat(folder: Path) -> None:
 
 async def test_a_process_that_dies_is_an_error_once(folder: Path) -> None:
     async with started(folder) as provider:
-        before = await provider.embed(asked())
+        before = await provider.embed(embedding_request())
         os.kill(process_id(provider), signal.SIGKILL)
         with pytest.raises(UpstreamError, match="started again"):
-            await provider.embed(asked())
-        assert (await provider.embed(asked())).vectors == before.vectors
+            await provider.embed(embedding_request())
+        assert (await provider.embed(embedding_request())).vectors == before.vectors
 
 
 async def test_a_process_that_hangs_is_replaced(folder: Path) -> None:
     async with started(folder, answer_timeout_s=0.5) as provider:
-        await provider.embed(asked())
+        await provider.embed(embedding_request())
         os.kill(process_id(provider), signal.SIGSTOP)
         with pytest.raises(UpstreamTimeout, match="answer_timeout_s"):
-            await provider.embed(asked())
-        await provider.embed(asked())
+            await provider.embed(embedding_request())
+        await provider.embed(embedding_request())
 
 
 async def test_close_ends_the_process_and_who_waits_for_it(folder: Path) -> None:
     async with started(folder) as provider:
         pid = process_id(provider)
         os.kill(pid, signal.SIGSTOP)
-        waiting = asyncio.create_task(provider.embed(asked()))
+        waiting = asyncio.create_task(provider.embed(embedding_request()))
         await asyncio.sleep(0)
         await provider.close()
         with pytest.raises(asyncio.CancelledError):
@@ -144,7 +144,7 @@ async def test_a_folder_without_the_model_is_named(tmp_path: Path) -> None:
             pass
 
 
-async def test_a_broken_model_is_told_with_its_cause(folder: Path, tmp_path: Path) -> None:
+async def test_a_broken_models_error_has_its_cause(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="could not be loaded: Exception: "):
@@ -171,11 +171,13 @@ def cosine(one: "array[float]", other: "array[float]") -> float:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_real_vectors_are_of_384_numbers_and_length_1(minilm: MiniLM) -> None:
-    made = await minilm.embed(asked(["A cat sits on the mat.", "cat " * 1000]))
-    assert [len(vector) for vector in made.vectors] == [384, 384]
-    assert [cosine(vector, vector) for vector in made.vectors] == pytest.approx([1, 1], abs=1e-5)
+    embeddings = await minilm.embed(embedding_request(["A cat sits on the mat.", "cat " * 1000]))
+    assert [len(vector) for vector in embeddings.vectors] == [384, 384]
+    assert [cosine(vector, vector) for vector in embeddings.vectors] == pytest.approx([1, 1], abs=1e-5)
     # as sentence-transformers gives them (torch 2.13, transformers 5.23)
-    assert made.vectors[0][:5].tolist() == pytest.approx([0.12654, -0.03285, -0.02906, 0.04441, -0.04345], abs=1e-4)
+    assert embeddings.vectors[0][:5].tolist() == pytest.approx(
+        [0.12654, -0.03285, -0.02906, 0.04441, -0.04345], abs=1e-4
+    )
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -189,15 +191,17 @@ async def test_real_vectors_are_of_384_numbers_and_length_1(minilm: MiniLM) -> N
         ("What is the capital of France?", "The capital of France is Paris.", "Knead the dough and let it rise."),
     ],
 )
-async def test_what_means_the_same_is_near(text: str, near: str, far: str, minilm: MiniLM) -> None:
-    one, other, third = (await minilm.embed(asked([text, near, far]))).vectors
+async def test_texts_of_one_meaning_are_near(text: str, near: str, far: str, minilm: MiniLM) -> None:
+    one, other, third = (await minilm.embed(embedding_request([text, near, far]))).vectors
     assert cosine(one, other) > cosine(one, third) + 0.2
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_stands_at_the_end_of_a_long_text_is_found(minilm: MiniLM) -> None:
+async def test_the_end_of_a_long_text_counts(minilm: MiniLM) -> None:
     filler = "The committee met on Tuesday and spoke about the minutes of its former meeting. " * 25
     question, plain, with_answer = (
-        await minilm.embed(asked(["Where do penguins live?", filler, filler + "Penguins live in Antarctica. " * 5]))
+        await minilm.embed(
+            embedding_request(["Where do penguins live?", filler, filler + "Penguins live in Antarctica. " * 5])
+        )
     ).vectors
     assert cosine(question, with_answer) > cosine(question, plain) + 0.05

@@ -21,15 +21,15 @@ SH = {"type": "custom", "custom": {"name": "sh"}}
 
 
 def body(request: dict[str, Any], **dialect: Any) -> dict[str, Any]:
-    return orjson.loads(request_to_body(asked(**request), ChatDialect(**dialect)))
+    return orjson.loads(request_to_body(chat_request(**request), ChatDialect(**dialect)))
 
 
-def asked(**fields: Any) -> ChatRequest:
+def chat_request(**fields: Any) -> ChatRequest:
     return ChatRequest.model_validate({"model": "m", "messages": [USER], **fields})
 
 
-def messages(*given: dict[str, Any], **dialect: Any) -> list[dict[str, Any]]:
-    return body({"messages": list(given)}, **dialect)["messages"]
+def messages(*items: dict[str, Any], **dialect: Any) -> list[dict[str, Any]]:
+    return body({"messages": list(items)}, **dialect)["messages"]
 
 
 def test_the_least_request_is_a_stream_with_usage() -> None:
@@ -70,7 +70,7 @@ def test_a_set_field_is_sent_under_its_own_name(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", SET)
-def test_what_openai_has_not_is_refused_where_the_server_is_like_it(field: str) -> None:
+def test_fields_unknown_to_openai_are_refused_for_servers_of_that_dialect(field: str) -> None:
     if field in ENGINE_FIELDS:
         with pytest.raises(Unsupported) as caught:
             body({field: SET[field]}, engine="openai")
@@ -108,29 +108,29 @@ def test_response_formats(asked_for: dict[str, Any], sent: dict[str, Any] | None
 
 
 def test_leading_instructions_become_one_system_message() -> None:
-    given = [
+    items = [
         {"role": "system", "content": "a"},
         {"role": "developer", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
         {"role": "system", "content": ""},
         USER,
         {"role": "developer", "content": "d"},
     ]
-    assert messages(*given) == [{"role": "system", "content": "a\n\nb\nc"}, USER, {"role": "system", "content": "d"}]
-    assert messages(*given, developer_role="developer")[-1] == {"role": "developer", "content": "d"}
+    assert messages(*items) == [{"role": "system", "content": "a\n\nb\nc"}, USER, {"role": "system", "content": "d"}]
+    assert messages(*items, developer_role="developer")[-1] == {"role": "developer", "content": "d"}
 
 
 def test_an_assistant_turn_keeps_its_thought_under_the_servers_name_and_loses_its_phase() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    given = {"role": "assistant", "reasoning": "hm", "phase": "commentary", "tool_calls": [call]}
+    item = {"role": "assistant", "reasoning": "hm", "phase": "commentary", "tool_calls": [call]}
     sent = {"role": "assistant", "content": None, "tool_calls": [call]}
     answer = {"role": "tool", "tool_call_id": "c", "content": "1"}
-    assert messages(USER, given, answer) == [USER, {**sent, "reasoning": "hm"}, answer]
-    assert messages(given, reasoning_field="reasoning_content") == [{**sent, "reasoning_content": "hm"}]
-    assert messages(given, reasoning_field="none") == [sent]
+    assert messages(USER, item, answer) == [USER, {**sent, "reasoning": "hm"}, answer]
+    assert messages(item, reasoning_field="reasoning_content") == [{**sent, "reasoning_content": "hm"}]
+    assert messages(item, reasoning_field="none") == [sent]
 
 
 @pytest.mark.parametrize(
-    ("given", "content"),
+    ("item", "content"),
     [
         ({"content": None}, ""),
         ({"content": None, "refusal": "No."}, "No."),
@@ -138,8 +138,8 @@ def test_an_assistant_turn_keeps_its_thought_under_the_servers_name_and_loses_it
         ({"content": "a", "tool_calls": []}, "a"),
     ],
 )
-def test_an_assistant_message_has_always_a_content(given: dict[str, Any], content: Any) -> None:
-    assert messages({"role": "assistant", **given}) == [{"role": "assistant", "content": content}]
+def test_an_assistant_message_has_always_a_content(item: dict[str, Any], content: Any) -> None:
+    assert messages({"role": "assistant", **item}) == [{"role": "assistant", "content": content}]
 
 
 def test_images_pass_and_files_only_where_the_server_may_know_them() -> None:
@@ -181,7 +181,7 @@ def test_a_control_token_over_two_parts_is_broken_up_too() -> None:
     assert [part["text"] for part in sent] == ["a<", "\u200b|start|>", "|b|", "<", ""]
 
 
-def test_what_the_quick_encoder_refuses_is_sent_all_the_same() -> None:
+def test_values_that_orjson_refuses_are_sent() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 2**70}}}
     sent = body(
         {"messages": [{"role": "user", "content": "\ud83d\ude00 \ud83d <|"}], "tools": [tool], "model": "gpt-oss"}
@@ -247,7 +247,7 @@ def test_a_custom_call_of_the_history_is_a_function_call() -> None:
 
 def test_the_body_for_counting_is_the_same_prompt() -> None:
     dialect = ChatDialect(extra_body={"chat_template_kwargs": {"x": 1}, "seed": 1})
-    sent = orjson.loads(request_to_tokenize_body(asked(tools=[F], temperature=1), dialect))
+    sent = orjson.loads(request_to_tokenize_body(chat_request(tools=[F], temperature=1), dialect))
     assert sent == {"model": "m", "messages": [USER], "tools": [F], "chat_template_kwargs": {"x": 1}}
 
 
@@ -265,8 +265,8 @@ def test_a_forced_call_is_strict_unless_the_request_says_otherwise(
     choice: Any, strict: bool | None, dialect: dict[str, Any], sent: bool | None
 ) -> None:
     function: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "properties": {}}, "strict": strict}
-    made = body({"tools": [{"type": "function", "function": function}], "tool_choice": choice}, **dialect)
-    assert made["tools"][0]["function"].get("strict") == sent
+    request_body = body({"tools": [{"type": "function", "function": function}], "tool_choice": choice}, **dialect)
+    assert request_body["tools"][0]["function"].get("strict") == sent
 
 
 def test_a_chat_template_says_itself_which_thoughts_it_shows() -> None:

@@ -27,7 +27,7 @@ from apis.errors import (
     UpstreamError,
 )
 from providers.inference.chat_completions.chunks import ChatChunkReader
-from tests.providers.inference.reading import USED, asked, failure, joined, read, read_cut, tools
+from tests.providers.inference.reading import USED, chat_request, failure, joined, read, read_cut, tools
 from tests.support.servers.upstream_server import (
     DONE,
     Chunk,
@@ -117,7 +117,7 @@ def test_wrong_utf8_is_replaced() -> None:
         '{"choices":[{"index":0,"delta":{}}],"usage":null,"error":null}',
     ],
 )
-def test_what_says_nothing_is_passed_over(chunk: str) -> None:
+def test_empty_chunks_are_skipped(chunk: str) -> None:
     assert read([chunk, *text_chunks("a")]) == [TextDelta("a"), STOP]
 
 
@@ -140,7 +140,7 @@ def test_what_says_nothing_is_passed_over(chunk: str) -> None:
     ],
 )
 def test_a_chunk_that_is_no_chunk_fails_the_stream_behind_what_was_good(chunk: str) -> None:
-    parser = ChatChunkReader(asked())
+    parser = ChatChunkReader(chat_request())
     assert parser.feed(event(delta_chunk(content="a")) + event(chunk) + event(delta_chunk(content="b"))) == [
         TextDelta("a")
     ]
@@ -276,7 +276,7 @@ EVERYTHING = [
 def test_no_cut_changes_what_a_stream_means(data: st.DataObject) -> None:
     line_end = data.draw(st.sampled_from([b"\n", b"\r\n", b"\r"]))
     raw = (b"".join(event(chunk) for chunk in EVERYTHING) + b": ping\n\n" + DONE).replace(b"\n", line_end)
-    request = asked(tools=tools("f", custom=["sh"]))
+    request = chat_request(tools=tools("f", custom=["sh"]))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
     expected = joined(read_cut(raw, [], request))
     assert ("call 0", "sh", True) in expected

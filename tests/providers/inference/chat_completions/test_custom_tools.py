@@ -1,4 +1,4 @@
-"""CustomInput: what a model wrote as a function's arguments -> the raw text that it meant."""
+"""Custom tools as functions, and the function arguments that a model wrote -> the raw input."""
 
 import itertools
 import json
@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apis.chat import CalledCustomTool, ChatGrammarFormat, CustomCall, CustomToolDefinition
+from apis.chat import CalledCustomTool, ChatGrammarFormat, ChatRequest, CustomCall, CustomToolDefinition
+from apis.errors import Unsupported
 from apis.wire.text_format import Grammar
 from providers.inference.chat_completions.custom_tools import (
     CustomInputReader,
     custom_call_to_function_call,
     custom_to_function,
+    require_plain_tools,
 )
 
 WRITTEN: dict[str, tuple[str, str]] = {
@@ -51,7 +53,7 @@ def unwrap(pieces: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_was_meant_is_found_however_it_is_cut(name: str) -> None:
+def test_the_input_is_recovered_for_every_chunking(name: str) -> None:
     written, meant = WRITTEN[name]
     assert unwrap([written]) == meant
     assert unwrap(list(written)) == meant
@@ -99,3 +101,23 @@ def test_a_call_of_the_history_becomes_what_the_model_wrote() -> None:
         CustomCall(type="custom", id="c", custom=CalledCustomTool(name="sh", input='a"b'))
     )
     assert (call.id, call.function.name, json.loads(call.function.arguments)) == ("c", "sh", {"input": 'a"b'})
+
+
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "browser"}, "tools[1].type"),
+        ({"type": "python"}, "tools[1].type"),
+        ({"type": "function", "function": {"name": "f", "namespace": "crm"}}, "tools[1].function.namespace"),
+    ],
+)
+def test_a_tool_that_the_model_cannot_know_is_an_unsupported_that_names_it(tool: object, param: str) -> None:
+    request = ChatRequest.model_validate(
+        {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": [FUNCTION, tool]}
+    )
+    with pytest.raises(Unsupported) as raised:
+        require_plain_tools(request.tools)
+    assert raised.value.param == param

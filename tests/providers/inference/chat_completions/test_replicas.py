@@ -9,7 +9,7 @@ from apis.deltas import Delta, Finish, TextDelta, Usage
 from apis.errors import InvalidRequest, RateLimited, StackError, UpstreamError
 from providers.inference.chat_completions.replicas import CircuitBreaker, RetryBudget
 from tests.conformance.inference import drain
-from tests.providers.inference.remote import asked, started
+from tests.providers.inference.remote import chat_request, started
 from tests.support.servers.upstream_server import (
     CUT,
     HANG,
@@ -50,7 +50,7 @@ BROKEN_LATE: Answer = [head(), http_chunk(event(delta_chunk(content="a"))), CUT]
 )
 async def test_a_failure_before_the_first_token_is_tried_again(answers: list[Answer]) -> None:
     async with UpstreamServer(*answers, OK) as upstream, started(upstream.base_url) as vllm:
-        assert await drain(vllm, asked()) == OK_DELTAS
+        assert await drain(vllm, chat_request()) == OK_DELTAS
         assert len(upstream.chats) == len(answers) + 1
 
 
@@ -68,7 +68,7 @@ async def test_a_failure_before_the_first_token_is_tried_again(answers: list[Ans
 async def test_tries_have_an_end(answer: Answer, kind: type[StackError], times: int) -> None:
     async with UpstreamServer(answer) as upstream, started(upstream.base_url) as vllm:
         with pytest.raises(kind):
-            await drain(vllm, asked())
+            await drain(vllm, chat_request())
         assert len(upstream.chats) == times
 
 
@@ -76,7 +76,7 @@ async def test_a_limit_that_is_met_after_the_first_token_is_no_reason_to_begin_a
     answer = stream([delta_chunk(content="a"), {"error": {"message": "slow down", "code": 429}}])
     async with UpstreamServer(answer) as upstream, started(upstream.base_url) as vllm:
         with pytest.raises(RateLimited):
-            await drain(vllm, asked())
+            await drain(vllm, chat_request())
         assert len(upstream.chats) == 1
 
 
@@ -85,7 +85,7 @@ async def test_a_server_that_fails_for_all_is_not_asked_thrice_by_all() -> None:
     async with UpstreamServer(error_answer(500)) as upstream, started(upstream.base_url, **fields) as vllm:
         for _ in range(200):
             with pytest.raises(UpstreamError):
-                await drain(vllm, asked())
+                await drain(vllm, chat_request())
         assert 300 <= len(upstream.chats) < 450
 
 
@@ -95,7 +95,7 @@ async def test_one_failure_in_five_is_not_noticed() -> None:
         started(upstream.base_url) as vllm,
     ):
         for _ in range(160):
-            assert await drain(vllm, asked()) == OK_DELTAS
+            assert await drain(vllm, chat_request()) == OK_DELTAS
 
 
 async def test_a_breaker_keeps_requests_from_a_server_that_fails_and_one_finds_it_well_again() -> None:
@@ -103,15 +103,15 @@ async def test_a_breaker_keeps_requests_from_a_server_that_fails_and_one_finds_i
     async with UpstreamServer(error_answer(500)) as upstream, started(upstream.base_url, **policy) as vllm:
         for _ in range(6):
             with pytest.raises(UpstreamError):
-                await drain(vllm, asked())
+                await drain(vllm, chat_request())
         assert len(upstream.chats) == 3
         upstream.then(OK)
         async with asyncio.timeout(5):
             while len(upstream.chats) < 5:
                 with suppress(UpstreamError):
-                    assert await drain(vllm, asked()) == OK_DELTAS
+                    assert await drain(vllm, chat_request()) == OK_DELTAS
                 await asyncio.sleep(0)
-        assert await drain(vllm, asked()) == OK_DELTAS
+        assert await drain(vllm, chat_request()) == OK_DELTAS
 
 
 # --- several ---------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ async def test_replicas_take_turns() -> None:
         replicas = await servers(stack, OK, OK, OK)
         vllm = await stack.enter_async_context(started([replica.base_url for replica in replicas]))
         for _ in range(6):
-            await drain(vllm, asked())
+            await drain(vllm, chat_request())
         assert [len(replica.chats) for replica in replicas] == [2, 2, 2]
 
 
@@ -140,7 +140,7 @@ async def test_another_replica_answers_at_once_for_one_that_cannot(broken: Answe
         vllm = await stack.enter_async_context(started(urls, retry_delay_s=60, max_retry_delay_s=60))
         async with asyncio.timeout(5):
             for _ in range(4):
-                assert await drain(vllm, asked()) == OK_DELTAS
+                assert await drain(vllm, chat_request()) == OK_DELTAS
 
 
 async def test_a_replica_that_is_gone_is_passed_over() -> None:
@@ -149,7 +149,7 @@ async def test_a_replica_that_is_gone_is_passed_over() -> None:
         vllm = await stack.enter_async_context(started([gone.base_url, well.base_url]))
         await gone.stop()
         for _ in range(4):
-            assert await drain(vllm, asked()) == OK_DELTAS
+            assert await drain(vllm, chat_request()) == OK_DELTAS
         assert [model.id for model in await vllm.models()] == ["fake-model"]
 
 
@@ -161,7 +161,7 @@ async def test_checks_find_the_replica_that_is_down() -> None:
         async with asyncio.timeout(5):
             await down.until_received(3)
         for _ in range(4):
-            await drain(vllm, asked())
+            await drain(vllm, chat_request())
         assert (len(down.chats), len(well.chats)) == (0, 4)
 
 
@@ -172,7 +172,7 @@ async def test_no_other_replica_is_asked_once_a_token_came() -> None:
         seen: list[Delta] = []
 
         async def read() -> None:
-            async for step in vllm.chat(asked()):
+            async for step in vllm.chat(chat_request()):
                 seen.extend(step)
 
         with pytest.raises(UpstreamError):
@@ -184,7 +184,7 @@ async def test_no_other_replica_is_asked_once_a_token_came() -> None:
 async def test_a_chat_that_is_left_while_it_waits_for_the_next_try_is_over() -> None:
     slow = {"retry_delay_s": 60, "max_retry_delay_s": 60}
     async with UpstreamServer(error_answer(500), [HANG]) as upstream, started(upstream.base_url, **slow) as vllm:
-        task = asyncio.create_task(drain(vllm, asked()))
+        task = asyncio.create_task(drain(vllm, chat_request()))
         async with asyncio.timeout(5):
             await upstream.until_received(1)
         task.cancel()

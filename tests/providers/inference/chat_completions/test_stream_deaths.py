@@ -7,7 +7,7 @@ import pytest
 from apis.deltas import Finish, TextDelta, Usage
 from apis.errors import UpstreamError
 from tests.conformance.inference import drain
-from tests.providers.inference.remote import ROLE, asked, failure, sent, started
+from tests.providers.inference.remote import ROLE, chat_request, failure, sent, started
 from tests.support.servers.upstream_server import (
     CUT,
     DONE,
@@ -80,4 +80,4 @@ async def test_where_only_the_closing_ends_it_a_finish_is_a_finish() -> None:
     headers = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
     body = b"".join(event(chunk) for chunk in text_chunks("Hel", "lo"))
     async with UpstreamServer([headers + body, CUT]) as upstream, started(upstream.base_url) as vllm:
-        assert await drain(vllm, asked()) == OK_DELTAS
+        assert await drain(vllm, chat_request()) == OK_DELTAS

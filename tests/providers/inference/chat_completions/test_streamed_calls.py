@@ -5,14 +5,14 @@ import pytest
 from apis.deltas import Finish, ToolArgumentsDelta, ToolCallStart
 from apis.errors import UpstreamError
 from providers.inference.chat_completions.chunks import ChatChunkReader
-from tests.providers.inference.reading import USED, asked, failure, read, tools
+from tests.providers.inference.reading import USED, chat_request, failure, read, tools
 from tests.support.servers.upstream_server import call_chunk, call_chunks, delta_chunk, event, usage_chunk
 
 CALLS = Finish("tool_calls", USED)
 
 
 def test_a_call_streams_its_arguments() -> None:
-    assert read(call_chunks("f", '{"a"', ":1}"), asked(tools=tools("f"))) == [
+    assert read(call_chunks("f", '{"a"', ":1}"), chat_request(tools=tools("f"))) == [
         ToolCallStart("call_1", "f"),
         ToolArgumentsDelta("call_1", '{"a"'),
         ToolArgumentsDelta("call_1", ":1}"),
@@ -21,14 +21,14 @@ def test_a_call_streams_its_arguments() -> None:
 
 
 def test_a_declared_name_begins_the_call_before_its_arguments_come() -> None:
-    parser = ChatChunkReader(asked(tools=tools("f")))
+    parser = ChatChunkReader(chat_request(tools=tools("f")))
     assert parser.feed(event(call_chunk(0, call_id="c", name="f"))) == [ToolCallStart("c", "f")]
 
 
 @pytest.mark.parametrize("declared", [("get_weather",), ("get_", "get_weather"), ()])
 def test_a_name_in_pieces_is_put_together(declared: tuple[str, ...]) -> None:
     chunks = [call_chunk(0, call_id="c", name="get_"), call_chunk(0, name="weather"), call_chunk(0, "{}")]
-    assert read([*chunks, delta_chunk("tool_calls")], asked(tools=tools(*declared) or None))[:2] == [
+    assert read([*chunks, delta_chunk("tool_calls")], chat_request(tools=tools(*declared) or None))[:2] == [
         ToolCallStart("c", "get_weather"),
         ToolArgumentsDelta("c", "{}"),
     ]
@@ -76,11 +76,11 @@ def test_ids_that_are_missing_taken_or_odd_are_made(ids: tuple[str | None, ...])
         }
     ]
     chunks = [call_chunk(at, "{}", call_id=call_id, name="f") for at, call_id in enumerate(ids)]
-    deltas = read([*chunks, delta_chunk("tool_calls")], asked(messages=history))
-    made = [delta.id for delta in deltas if isinstance(delta, ToolCallStart)]
-    assert len(set(made)) == 2
-    assert "old" not in made
-    assert all(call_id == "x" or (call_id.startswith("call_") and len(call_id) >= 29) for call_id in made)
+    deltas = read([*chunks, delta_chunk("tool_calls")], chat_request(messages=history))
+    call_ids = [delta.id for delta in deltas if isinstance(delta, ToolCallStart)]
+    assert len(set(call_ids)) == 2
+    assert "old" not in call_ids
+    assert all(call_id == "x" or (call_id.startswith("call_") and len(call_id) >= 29) for call_id in call_ids)
 
 
 def test_a_nameless_call_is_a_failure() -> None:
@@ -102,7 +102,7 @@ def test_without_parallel_calls_the_first_one_is_all() -> None:
         call_chunk(0, "!", call_id="c", name="h"),
         call_chunk(0, "!"),
     ]
-    assert read([*chunks, delta_chunk("tool_calls"), usage_chunk()], asked(parallel_tool_calls=False)) == [
+    assert read([*chunks, delta_chunk("tool_calls"), usage_chunk()], chat_request(parallel_tool_calls=False)) == [
         ToolCallStart("a", "f"),
         ToolArgumentsDelta("a", "{"),
         ToolArgumentsDelta("a", "}"),
@@ -112,14 +112,15 @@ def test_without_parallel_calls_the_first_one_is_all() -> None:
 
 def test_calls_without_end_are_refused() -> None:
     chunks = [call_chunk(at, "{}", name="f") for at in range(1100)]
-    parser = ChatChunkReader(asked())
+    parser = ChatChunkReader(chat_request())
     parser.feed(b"".join(map(event, chunks)))
     assert isinstance(parser.failure, UpstreamError)
 
 
 def test_a_custom_call_streams_its_raw_input() -> None:
     deltas = read(
-        call_chunks("sh", '{"inp', 'ut": "ls', ' \\"x\\"\\n', "\\ud83d", '\\ude00"}'), asked(tools=tools(custom=["sh"]))
+        call_chunks("sh", '{"inp', 'ut": "ls', ' \\"x\\"\\n', "\\ud83d", '\\ude00"}'),
+        chat_request(tools=tools(custom=["sh"])),
     )
     assert deltas[0] == ToolCallStart("call_1", "sh", custom=True)
     assert "".join(delta.text for delta in deltas if isinstance(delta, ToolArgumentsDelta)) == 'ls "x"\n😀'

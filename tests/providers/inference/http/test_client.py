@@ -16,8 +16,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from providers.inference.http.client import HttpClient, headers_to_bytes, parse_url
+from providers.inference.http.client import HttpClient, headers_to_bytes
 from providers.inference.http.connection import MAX_NON_BODY_BYTES, WRITE_CHUNK_BYTES, HttpConnection, HttpError
+from providers.inference.http.route import parse_url
 from tests.support.servers.upstream_server import (
     CUT,
     HANG,
@@ -55,7 +56,7 @@ class Wire(asyncio.Transport):
         self.reading = True
 
 
-async def asked() -> tuple[HttpConnection, Wire]:
+async def open_response() -> tuple[HttpConnection, Wire]:
     """An answer that is waited for."""
     answer, wire = HttpConnection(lambda _: None), Wire()
     answer.connection_made(wire)
@@ -71,7 +72,7 @@ async def read(answer: HttpConnection) -> bytes:
 @pytest.mark.parametrize("sent", [CHUNKED, LENGTH, b"HTTP/1.1 100 Continue\r\nx: 1\r\n\r\n" + LENGTH])
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
 async def test_an_answer_may_come_in_any_pieces(sent: bytes, step: int) -> None:
-    answer, _ = await asked()
+    answer, _ = await open_response()
     reading = asyncio.create_task(read(answer))
     for start in range(0, len(sent), step):
         answer.data_received(sent[start : start + step])
@@ -81,7 +82,7 @@ async def test_an_answer_may_come_in_any_pieces(sent: bytes, step: int) -> None:
 
 
 async def test_a_wait_ends_only_with_a_piece_of_the_body_or_its_end() -> None:
-    answer, _ = await asked()
+    answer, _ = await open_response()
     answer.data_received(head())
     waiting = answer.wait_for_data(math.inf)
     for part in (b"2", b"\r", b"\n"):
@@ -103,15 +104,17 @@ async def test_a_wait_ends_only_with_a_piece_of_the_body_or_its_end() -> None:
         (LENGTH.replace(b"1.1", b"1.0"), b"abcd"),
     ],
 )
-async def test_who_sends_more_than_the_answer_or_wants_to_close_is_not_asked_again(sent: bytes, body: bytes) -> None:
-    answer, _ = await asked()
+async def test_a_server_that_sends_excess_bytes_or_wants_to_close_gets_no_further_request(
+    sent: bytes, body: bytes
+) -> None:
+    answer, _ = await open_response()
     answer.data_received(sent)
     assert await read(answer) == body
     assert not answer.is_reusable
 
 
-async def test_who_speaks_without_being_asked_is_not_asked_again() -> None:
-    answer, wire = await asked()
+async def test_a_server_that_sends_without_a_request_gets_no_further_request() -> None:
+    answer, wire = await open_response()
     answer.data_received(LENGTH)
     answer.reset()
     answer.data_received(LENGTH)
@@ -129,8 +132,8 @@ async def test_who_speaks_without_being_asked_is_not_asked_again() -> None:
         b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
     ],
 )
-async def test_what_is_no_http_or_has_no_end_is_a_failure(sent: bytes) -> None:
-    answer, wire = await asked()
+async def test_invalid_or_endless_http_is_a_failure(sent: bytes) -> None:
+    answer, wire = await open_response()
     answer.data_received(sent)
     assert wire.aborted
     with pytest.raises(HttpError):
@@ -138,7 +141,7 @@ async def test_what_is_no_http_or_has_no_end_is_a_failure(sent: bytes) -> None:
 
 
 async def test_trailers_have_a_bound() -> None:
-    answer, wire = await asked()
+    answer, wire = await open_response()
     answer.data_received(head() + http_chunk(b"ab") + b"0\r\n")
     assert answer.read_available() == b"ab"
     for _ in range(MAX_NON_BODY_BYTES // 1000 + 1):
@@ -148,8 +151,8 @@ async def test_trailers_have_a_bound() -> None:
         answer.read_available()
 
 
-async def test_what_came_before_a_break_is_read_before_it() -> None:
-    answer, _ = await asked()
+async def test_data_before_a_break_is_read_before_the_error() -> None:
+    answer, _ = await open_response()
     answer.data_received(head() + http_chunk(b"ab"))
     answer.connection_lost(ConnectionResetError())
     assert answer.read_available() == b"ab"
@@ -158,7 +161,7 @@ async def test_what_came_before_a_break_is_read_before_it() -> None:
 
 
 async def test_a_server_that_sends_faster_than_is_read_has_to_wait() -> None:
-    answer, wire = await asked()
+    answer, wire = await open_response()
     answer.data_received(head())
     while wire.reading:
         answer.data_received(http_chunk(b"x" * 65536))
@@ -167,7 +170,7 @@ async def test_a_server_that_sends_faster_than_is_read_has_to_wait() -> None:
 
 
 async def test_a_wait_has_a_limit_that_can_move() -> None:
-    answer, _ = await asked()
+    answer, _ = await open_response()
     answer.data_received(head())
     now = asyncio.get_running_loop().time
     first = answer.wait_for_data(now() + 0.05)
@@ -250,14 +253,14 @@ async def get_and_close(http: HttpClient, url: str) -> None:
             await asyncio.sleep(0)
 
 
-async def test_idle_connections_are_given_up() -> None:
+async def test_idle_connections_are_closed() -> None:
     async with UpstreamServer() as server, client(0.05) as http:
         await get_and_close(http, f"{server.base_url}/models")
         await get(http, f"{server.base_url}/models")
         assert server.connections == 2
 
 
-async def test_a_kept_connection_that_the_server_closed_is_not_used() -> None:
+async def test_an_idle_connection_that_the_server_closed_is_not_used() -> None:
     async with UpstreamServer() as server, client() as http:
         server.routes["/v1/x"] = [*plain_answer(b"ok"), CUT]
         await get_and_close(http, f"{server.base_url}/x")
@@ -287,7 +290,7 @@ async def test_closing_the_client_ends_who_still_reads() -> None:
             await http.send("GET", f"{server.base_url}/x", b"", None, 5)
 
 
-async def test_where_nobody_listens_is_a_failure() -> None:
+async def test_a_closed_port_is_a_failure() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         async with client() as http:
@@ -353,7 +356,9 @@ async def test_a_server_over_tls_must_show_that_it_is_the_one(tmp_path: Path, mo
         ("http://b\u00fccher.test/v1", (False, "xn--bcher-kva.test", 80), b"xn--bcher-kva.test", b"/v1"),
     ],
 )
-def test_a_url_as_it_is_asked(url: str, origin: tuple[bool, str, int], host: bytes, target: bytes) -> None:
+def test_a_url_becomes_origin_host_and_target(
+    url: str, origin: tuple[bool, str, int], host: bytes, target: bytes
+) -> None:
     assert parse_url(url) == (origin, host, target)
 
 

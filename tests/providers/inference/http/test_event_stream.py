@@ -51,9 +51,9 @@ def test_cuts_never_change_what_is_read(pieces: list[bytes], data: st.DataObject
     raw = b"".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=5)))
     cut_reader = EventReader()
-    found = [event for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True) for event in cut_reader.feed(raw[a:b])]
+    events = [event for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True) for event in cut_reader.feed(raw[a:b])]
     whole = EventReader()
-    assert found == [event for at in range(len(raw)) for event in whole.feed(raw[at : at + 1])]
+    assert events == [event for at in range(len(raw)) for event in whole.feed(raw[at : at + 1])]
 
 
 @pytest.mark.parametrize(
