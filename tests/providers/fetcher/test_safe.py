@@ -84,7 +84,7 @@ async def test_a_name_that_moves_after_it_was_checked_is_not_followed_there(cana
 
 async def test_the_socket_itself_refuses_what_nothing_refused_before(canary: Canary) -> None:
     class Careless(Safe):
-        async def _checked_addresses(self, allowed: AddressPolicy, host: str, port: int) -> list[str]:
+        async def _resolve_host(self, policy: AddressPolicy, host: str, port: int) -> list[str]:
             return ["127.0.0.1"]
 
     safe = Careless(Safe.Config(allowed_ports=[canary.port]))

@@ -159,6 +159,41 @@ async def test_answers_that_are_no_proper_http_fail_in_words(answer: bytes) -> N
     server.close()
 
 
+async def test_an_address_without_a_server_is_passed_over_for_the_next_one(site: Site) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.3", SITE]
+
+    async with fetching([site.port], resolve, allowed_private_networks=["127.0.0.2/31"]) as safe:
+        assert (await fetch(safe, site.page("/", "x").replace(SITE, "two.example"))).body == b"x"
+
+
+async def test_a_silent_tls_handshake_ends_at_the_limit_and_closes_its_connection() -> None:
+    closed = asyncio.Event()
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            pass
+        closed.set()
+        writer.close()
+
+    server = await asyncio.start_server(hold, SITE, 0)
+    port = server.sockets[0].getsockname()[1]
+    async with fetching([port], connect_timeout_s=0.2) as safe:
+        assert "in time" in await failure_of(safe, f"https://{SITE}:{port}/")
+        async with asyncio.timeout(5):
+            await closed.wait()
+    server.close()
+
+
+async def test_a_server_that_thinks_longer_than_a_connection_may_take_is_waited_for() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx"
+    async with (
+        raw_server(b"", answer, pause_s=0.4) as (url, port),
+        fetching([port], connect_timeout_s=0.1) as safe,
+    ):
+        assert (await fetch(safe, f"{url}/")).body == b"x"
+
+
 async def test_nobody_listening_and_nobody_known(unused_tcp_port: int) -> None:
     async def resolve(host: str, port: int) -> list[str]:
         raise OSError(-2, "Name or service not known")

@@ -15,7 +15,8 @@ from aiohttp import web
 
 from apis.errors import FetchFailed
 from apis.fetcher import FetchRequest, FetchResponse
-from providers.fetcher.safe import HostResolver, Safe
+from providers.fetcher.addresses import HostResolver
+from providers.fetcher.safe import Safe
 
 SITE: Final = "127.0.0.2"
 """The one loopback address that the tests open; the canary has all the others."""
