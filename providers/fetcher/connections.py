@@ -121,8 +121,11 @@ class HopResponse:
             raise too_large_error(limits.raw_bytes)
         async with aclosing(self._response.aiter_stream()) as raw_chunks:
             while True:
+                now = loop.time()
+                if now > limits.deadline:  # a read of buffered data never waits, so that no timeout would end it
+                    raise limits.timeout_error()
                 with _fetch_errors(limits):
-                    async with asyncio.timeout_at(min(limits.deadline, loop.time() + limits.read_timeout_s)):
+                    async with asyncio.timeout_at(min(limits.deadline, now + limits.read_timeout_s)):
                         data = await anext(raw_chunks, None)
                 if data is None:
                     break

@@ -159,6 +159,15 @@ async def test_answers_that_are_no_proper_http_fail_in_words(answer: bytes) -> N
     server.close()
 
 
+async def test_a_flood_of_tiny_chunks_ends_at_the_time_limit() -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with (
+        raw_server(head, *[b"1\r\nx\r\n" * 10_000] * 500) as (url, port),
+        fetching([port], timeout_s=0.4) as safe,
+    ):
+        assert "in time (0.4 s" in await failure_of(safe, f"{url}/")
+
+
 async def test_an_address_without_a_server_is_passed_over_for_the_next_one(site: Site) -> None:
     async def resolve(host: str, port: int) -> list[str]:
         return ["127.0.0.3", SITE]
