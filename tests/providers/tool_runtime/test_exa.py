@@ -315,12 +315,13 @@ async def test_cancelling_while_the_body_arrives_closes_the_connection(server: F
         await server.dropped.wait()
 
 
-async def test_proxies_of_the_environment_are_ignored(
-    server: FakeExa, exa: Exa, monkeypatch: pytest.MonkeyPatch
+async def test_proxies_of_the_environment_are_ignored_for_a_service_over_http(
+    server: FakeExa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert (await exa.call(search())).sources
+    async with started(server.url) as exa:
+        assert (await exa.call(search())).sources
 
 
 @pytest.mark.parametrize("url", ["ftp://a.example", "https://user@a.example", "a.example", "https://a.example/?x=1"])
