@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from apis.tool_runtime import Source, ToolCall, ToolRuntime
 from providers.fetcher.safe import Safe
+from providers.reader.child import Child
 from providers.tool_runtime.browser.provider import Browser
 from tests.conformance.tool_runtime import LAWS, Subject
 from tests.support.servers.fake_search import failure_of, started
@@ -37,7 +38,7 @@ async def site() -> AsyncGenerator[Site]:
 
 
 def browsing(safe: Safe, **fields: Any) -> Browser:
-    return Browser(Browser.Config.model_validate(fields), safe)
+    return Browser(Browser.Config.model_validate(fields), safe, Child(Child.Config(), None, safe))
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ async def test_a_parser_that_dies_takes_nothing_along(
     for body in ("import os; os.abort()", "import time; time.sleep(60)", "print('x' * 2**24)", "print('{}')"):
         program = tmp_path / "program.py"
         program.write_text(body)
-        monkeypatch.setattr("providers.tool_runtime.browser.provider._PROGRAM", program)
+        monkeypatch.setattr("providers.reader.child._PROGRAM", program)
         async with fetching([site.port]) as safe, started(browsing(safe, tool_timeout_s=1.5)) as browser:
             failure = await failure_of(browser, opening(site.page("/", PAGE * 10_000)))
             assert "cannot be read" in failure.message or "within 1.5 s" in failure.message
@@ -158,10 +159,10 @@ async def test_the_reading_process_is_given_no_secrets(
     program = tmp_path / "program.py"
     program.write_text(
         "import os, json\n"
-        "page = {'title': '', 'text': json.dumps(dict(os.environ)), 'links': [], 'is_truncated': False}\n"
-        "print(json.dumps(page))"
+        "print(json.dumps({'title': '', 'links': [], 'is_truncated': False}))\n"
+        "print(json.dumps(dict(os.environ)))"
     )
-    monkeypatch.setattr("providers.tool_runtime.browser.provider._PROGRAM", program)
+    monkeypatch.setattr("providers.reader.child._PROGRAM", program)
     async with fetching([site.port]) as safe, started(browsing(safe)) as browser:
         environment = json.loads((await browser.call(opening(site.page("/", PAGE)))).sources[0].text)
     assert "EXA_API_KEY" not in environment
