@@ -23,6 +23,7 @@ _TEXT_TYPES: Final = frozenset(
     | {"application/x-yaml", "application/toml", "application/sql", "application/x-sh", "application/rtf"}
 )
 _UNKNOWN_TYPES: Final = frozenset({"", "application/octet-stream", "unknown/unknown"})
+_HTML_START: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html|head|body|!--)", re.IGNORECASE)
 
 _OPEN_PAGE: Final = ToolSpec(
     name="open_page",
@@ -108,7 +109,7 @@ def _check_domain(url: str, options: SearchOptions) -> None:
 
 
 def _classify_response(response: FetchResponse) -> FetchedPage:
-    """Return the body with its kind and the charset that the server names. Raises ToolFailed for a body without text."""
+    """Return the page with its kind and the charset that the server names. Raises ToolFailed for other than text."""
     body, content_type = response.body, response.headers.get("content-type", "")
     header = Message()
     header["content-type"] = content_type[:1000]
@@ -116,11 +117,7 @@ def _classify_response(response: FetchResponse) -> FetchedPage:
     if body.startswith(b"%PDF-") or media_type == "application/pdf":
         raise ToolFailed("The page is a PDF, which cannot be opened here. Look for the same text as a web page.")
     is_unknown = media_type in _UNKNOWN_TYPES
-    is_html = media_type in _HTML_TYPES or (
-        is_unknown
-        and re.match(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html|head|body|!--)", body[:1024], re.IGNORECASE)
-        is not None
-    )
+    is_html = media_type in _HTML_TYPES or (is_unknown and _HTML_START.match(body[:1024]) is not None)
     is_text = (
         media_type.startswith("text/")
         or media_type in _TEXT_TYPES
