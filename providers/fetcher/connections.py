@@ -2,8 +2,8 @@
 
 The backend resolves a name once per connection, checks every address, and connects to one of exactly those; TLS is
 verified against the name. httpcore2 is used without httpx2 around it: a URL is parsed once, in `targets.py`, and sent
-as parsed. No proxy is configured here and none may be: behind a proxy it is the proxy that resolves names, so that no
-address could be checked.
+as parsed. No proxy is configured here and none may be: a proxy resolves names itself, so that no address could be
+checked.
 
 Imported at the first fetch, because httpcore2 costs about 20 ms of start-up.
 """
