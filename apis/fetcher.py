@@ -14,8 +14,8 @@ from apis.provider import Provider
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
     """A request to send. `headers` that may hold credentials are sent to the origin of `url` only, never along a
-    redirect to another. `allow_private` is for a URL of the run config itself: it permits private networks and every port, for
-    `url` alone. `max_bytes` and `timeout_s` (seconds) replace the provider's own limits."""
+    redirect to another. `allow_private` is for a URL of the run config itself: it permits private networks and every
+    port, for `url` alone. `max_bytes` and `timeout_s` (seconds) replace the provider's own limits."""
 
     url: str
     method: str = "GET"

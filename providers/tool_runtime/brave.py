@@ -24,7 +24,7 @@ class Brave(SearchService):
     """
 
     class Config(SearchService.Config):
-        """`base_url` is Brave's own."""
+        """`base_url` is the URL of Brave's API."""
 
         base_url: ServiceUrl = "https://api.search.brave.com/res/v1"
 

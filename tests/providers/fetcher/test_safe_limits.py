@@ -51,7 +51,7 @@ async def test_an_endless_body_is_left_at_the_limit(site: Site, safe: Safe) -> N
         ("", bytes),
     ],
 )
-async def test_what_is_packed_is_unpacked(site: Site, safe: Safe, encoding: str, pack: Any) -> None:
+async def test_compressed_bodies_are_decompressed(site: Site, safe: Safe, encoding: str, pack: Any) -> None:
     for data in (b"", b"a", bytes(range(256)) * 4000):
         packed = pack(data)
         fetched = await fetch(safe, site.page("/", packed, Content_Encoding=encoding))
@@ -98,7 +98,7 @@ async def test_a_server_that_drips_its_body_ends_at_the_time_limit(site: Site) -
     "pieces",
     [
         [b"HTTP/1.1 200 OK\r\n", *([b"X: y\r\n"] * 100)],
-        [bytes([each]) for each in b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100],
+        [bytes([byte]) for byte in b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100],
         [b"HTTP/1.1 100 Continue\r\n\r\n"] * 100,
         [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx"],
         [],
@@ -203,7 +203,7 @@ async def test_a_server_that_thinks_longer_than_a_connection_may_take_is_waited_
         assert (await fetch(safe, f"{url}/")).body == b"x"
 
 
-async def test_nobody_listening_and_nobody_known(unused_tcp_port: int) -> None:
+async def test_hosts_without_a_server_and_without_an_address_fail_in_words(unused_tcp_port: int) -> None:
     async def resolve(host: str, port: int) -> list[str]:
         raise OSError(-2, "Name or service not known")
 
