@@ -35,22 +35,22 @@ async def test_redirects_to_text_that_is_no_url_are_refused(site: Site, safe: Sa
 
 
 async def test_credentials_stay_with_their_origin(site: Site) -> None:
-    sent_headers = {"Authorization": "Bearer s", "Cookie": "a=b", "X-Api-Key": "k", "Accept": "text/html", "X-Any": "y"}
+    headers = {"Authorization": "Bearer s", "Cookie": "a=b", "X-Api-Key": "k", "Accept": "text/html", "X-Any": "y"}
     resolve, _ = answers([SITE])
     async with Site() as other, fetching([site.port, other.port], resolve) as safe:
         other.page("/there", "x")
         site.redirect("/near", "/away")
         site.redirect("/away", f"http://{SITE}:{other.port}/there")
-        await fetch(safe, f"{site.url}/near", headers=sent_headers)
-        assert [{name: seen[2].get(name) for name in sent_headers} for seen in site.requests] == [
-            sent_headers,
-            sent_headers,
+        await fetch(safe, f"{site.url}/near", headers=headers)
+        assert [{name: seen[2].get(name) for name in headers} for seen in site.requests] == [
+            headers,
+            headers,
         ]
         seen = other.requests[0][2]
-        assert {name for name in sent_headers if name in seen} == {"Accept"}
+        assert {name for name in headers if name in seen} == {"Accept"}
         other.redirect("/back", f"{site.url}/near", 307)
         site.requests.clear()
-        await fetch(safe, f"{other.url}/back", headers=sent_headers)
+        await fetch(safe, f"{other.url}/back", headers=headers)
         assert all("Authorization" not in seen[2] and "X-Api-Key" not in seen[2] for seen in site.requests)
 
 
@@ -98,7 +98,7 @@ async def test_a_body_is_not_sent_on_to_another_origin(site: Site) -> None:
 
 
 async def test_headers_that_frame_a_message_are_not_the_callers(site: Site, safe: Safe) -> None:
-    sent_headers = {
+    headers = {
         "Host": "evil.test",
         "Connection": "upgrade",
         "Transfer-Encoding": "chunked",
@@ -106,7 +106,7 @@ async def test_headers_that_frame_a_message_are_not_the_callers(site: Site, safe
         "Proxy-Authorization": "s",
         "Accept-Encoding": "br",
     }
-    await fetch(safe, site.page("/", "x"), headers=sent_headers)
+    await fetch(safe, site.page("/", "x"), headers=headers)
     seen = site.requests[0][2]
     assert seen["Host"] == f"{SITE}:{site.port}"
     assert seen["Accept-Encoding"] == "gzip, deflate"
@@ -138,9 +138,7 @@ async def test_cookies_are_neither_stored_nor_returned(site: Site, safe: Safe) -
     assert "Cookie" not in site.requests[1][2]
 
 
-async def test_over_tls_the_certificate_is_verified_against_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_certificate_is_verified_against_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cert, key = await certificate(tmp_path, "secure.test")
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -121,7 +121,7 @@ class Site:
 
 @asynccontextmanager
 async def raw_server(*pieces: bytes, pause_s: float = 0.0) -> AsyncGenerator[tuple[str, int]]:
-    """A server on `SITE` that sends these bytes on every connection, then waits for its close; yields its URL and port."""
+    """A server on `SITE` that sends these bytes on each connection, then waits for its close; yields URL and port."""
 
     async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
