@@ -1,4 +1,7 @@
-"""Fetcher: the one way to a URL that came from a request, a model, a tool or a page."""
+"""Fetcher: opens URLs that come from a request, a model, a tool or a page. Nothing else in the stack may open one.
+
+Fetcher has one provider. It is an API because an API is also the only way to share code across provider folders.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
@@ -10,9 +13,9 @@ from apis.provider import Provider
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """A request to send. `headers` that name credentials go to the origin of `url` only, never along a redirect.
-    `private` is for a URL of the run config itself, which says that its host may be of a private network and its port
-    any; it ends with the first redirect."""
+    """A request to send. `headers` that may hold credentials are sent to the origin of `url` only, never along a
+    redirect to another. `allow_private` is for a URL of the run config itself: it permits private networks and every
+    port, for `url` alone. `max_bytes` and `timeout_s` (seconds) replace the provider's own limits."""
 
     url: str
     method: str = "GET"
@@ -26,7 +29,7 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class FetchResponse:
-    """An answer, whole. `url` is where the last redirect led; `headers` have lower-case names."""
+    """A complete response. `url` is the target of the last redirect; the names of `headers` are in lower case."""
 
     url: str
     status: int
@@ -36,7 +39,7 @@ class FetchResponse:
 
 @dataclass(frozen=True, slots=True)
 class FetchStream:
-    """An answer whose body is read as it comes; the limits on bytes, inflation and time hold while it is read."""
+    """A response whose body is streamed. The limits on bytes, decompression and time apply while it is read."""
 
     url: str
     status: int
@@ -45,13 +48,13 @@ class FetchStream:
 
 
 class Fetcher(Provider, ABC):
-    """Connects only to addresses that were checked, and to the very address that was: of the first URL and of every
-    redirect. Bounds redirects, bytes, inflation and time. What is refused is never connected to."""
+    """Opens URLs, for the first one and for every redirect, by connecting to exactly the address that was checked. A
+    refused address is never connected to. Redirects, bytes, decompression and time are bounded."""
 
     @abstractmethod
     async def fetch(self, request: FetchRequest) -> FetchResponse:
-        """The whole answer, of any status. Raises FetchFailed with a text for the model."""
+        """Return the complete response, of any status. Raises FetchFailed with a text for the model."""
 
     @abstractmethod
     def open(self, request: FetchRequest) -> AbstractAsyncContextManager[FetchStream]:
-        """The answer as a stream; leaving closes the connection. Raises FetchFailed, also while it is read."""
+        """Open the response as a stream; exit closes the connection. Raises FetchFailed, also while it is read."""

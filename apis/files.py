@@ -1,4 +1,7 @@
-"""Files: what clients upload, kept whole and handed back unchanged."""
+"""Files: the uploads of clients, stored and returned unchanged.
+
+Files has one provider. It is an API because an API is also the only way to share code across provider folders.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
@@ -17,14 +20,14 @@ _PageItem = TypeVar("_PageItem")
 
 
 class FileExpiry(Wire):
-    """The file is gone `seconds` after it was made."""
+    """Expiry of a file, `seconds` after its creation."""
 
     anchor: Literal["created_at"]
     seconds: int = Field(ge=3600, le=2592000)
 
 
 class CreateFile(Wire):
-    """What a client says of the bytes it uploads. `filename` is a label and never a path: it may hold anything."""
+    """The form fields of an upload. `filename` is a label of any text, never used as a path."""
 
     filename: str = ""
     purpose: Purpose
@@ -32,7 +35,7 @@ class CreateFile(Wire):
 
 
 class FileListParams(Wire):
-    """Which of a tenant's files to list; `after` is the id of the last one seen."""
+    """Query of a listing; `after` is the id of the last file of the previous page."""
 
     after: str | None = Field(default=None, max_length=256)
     limit: int = Field(default=10_000, ge=1, le=10_000)
@@ -42,47 +45,47 @@ class FileListParams(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_PageItem]):
-    """Some of a list, in the order asked for, and whether there is more behind it."""
+    """One page of a listing, in the requested order; `has_more` when entries follow."""
 
     data: Sequence[_PageItem]
     has_more: bool = False
 
 
 class Files(Provider, ABC):
-    """Files by ids that the server makes. One tenant's id is unknown to another.
+    """Stores files under ids that the server generates. A tenant's id is unknown to every other tenant.
 
-    Promises, the same for every provider (tests/conformance/files.py):
-    - A file is there whole or not at all: an upload that fails, is cut off or cancelled leaves none.
-    - What `create` returned is there until it is deleted or has expired.
-    - An upload that is larger than one file may be is refused before it is read to its end.
+    Promises of every provider (tests/conformance/files.py):
+    - A file exists whole or not at all: an upload that fails, breaks off or is cancelled creates none.
+    - A file that `create` returned exists until it is deleted or expires.
+    - An upload above `max_file_bytes` is refused before it is read to its end.
     """
 
     max_file_bytes: int
-    """The largest file that is taken."""
+    """Maximum size of one file, in bytes."""
 
     @abstractmethod
     async def create(self, request: CreateFile, data: AsyncIterable[bytes], *, tenant: str) -> FileObject:
-        """Keep `data`. The object's `filename` is the label without path, control and direction characters.
+        """Store `data`. The object's `filename` is the label without path, control and direction characters.
 
-        Raises PayloadTooLarge, and InvalidRequest (`storage_quota_exceeded`) where the tenant's share is used up.
+        Raises PayloadTooLarge, and InvalidRequest (`storage_quota_exceeded`) for a tenant above its quota.
         """
 
     @abstractmethod
     async def get(self, file_id: str, *, tenant: str) -> FileObject:
-        """Raises NotFound."""
+        """Return the file's metadata. Raises NotFound."""
 
     @abstractmethod
     async def list(self, params: FileListParams, *, tenant: str) -> Page[FileObject]:
-        """The tenant's files by the time they were made. An `after` that is gone still marks its place."""
+        """List the tenant's files by creation time. The id of a deleted file is still valid as `after`."""
 
     @abstractmethod
     def content(self, file_id: str, *, tenant: str) -> AsyncGenerator[bytes]:
-        """The file's bytes, in pieces of at most 1 MiB. Raises NotFound, also in between when it is deleted then."""
+        """Yield the file's bytes in chunks of at most 1 MiB. Raises NotFound, also between chunks after a deletion."""
 
     @abstractmethod
     async def delete(self, file_id: str, *, tenant: str) -> None:
-        """Forget the file and its bytes. Raises NotFound."""
+        """Delete the file and its bytes. Raises NotFound."""
 
     async def read(self, file_id: str, *, tenant: str) -> bytes:
-        """The file's bytes in one piece. Raises NotFound."""
-        return b"".join([piece async for piece in self.content(file_id, tenant=tenant)])
+        """Return all bytes of the file. Raises NotFound."""
+        return b"".join([chunk async for chunk in self.content(file_id, tenant=tenant)])

@@ -46,7 +46,6 @@ DEFAULT_PROVIDERS: Final = {"fetcher": "safe", "files": "kv", "reader": "child",
 PACKAGE_EXTRAS: Final = {
     "apsw": "files",
     "asyncpg": "postgres",
-    "httpx2": "mcp",
     "lxml": "browser",
     "mcp": "mcp",
     "mcp_types": "mcp",

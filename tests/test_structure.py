@@ -258,7 +258,7 @@ def test_torch_is_the_local_engines_alone() -> None:
 
 def test_only_the_fetcher_goes_where_others_point() -> None:
     opens = re.compile(
-        r"^\s*(from|import) (aiohttp|httpx2?|socket|requests|websockets|urllib\.request|urllib3|http\.client)\b"
+        r"^\s*(from|import) (aiohttp|http(x|core)2?|socket|requests|websockets|urllib\.request|urllib3|http\.client)\b"
         r"|\bopen_connection\(|\bcreate_connection\(",
         re.MULTILINE,
     )

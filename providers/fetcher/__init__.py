@@ -1,1 +1,1 @@
-"""Ways to URLs that came from outside."""
+"""Fetchers: providers that open URLs from outside, bounded and only at checked addresses."""

@@ -1,6 +1,6 @@
-"""Addresses: which of them a URL from outside may lead to."""
+"""Address policy of the fetcher: which IP addresses a URL from outside may lead to."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
@@ -8,8 +8,10 @@ import psutil
 
 IPNetwork = IPv4Network | IPv6Network
 IPAddress = IPv4Address | IPv6Address
+HostResolver = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Takes a host and a port; returns the addresses of the host."""
 
-# Our own table: `ipaddress.is_global` calls several of these global, and other ones in each version of Python.
+# `ipaddress.is_global` calls several of these global, and differs between versions of Python.
 DENIED_NETWORKS: Final[tuple[IPNetwork, ...]] = tuple(
     ip_network(network)
     for network in (
@@ -28,7 +30,7 @@ DENIED_NETWORKS: Final[tuple[IPNetwork, ...]] = tuple(
         "203.0.113.0/24",
         "224.0.0.0/4",
         "240.0.0.0/4",
-        # The public internet of version 6 is 2000::/3. All else is denied, and within it what leads elsewhere.
+        # The public internet of IPv6 is 2000::/3: all else is denied, and special networks within it.
         "::/3",
         "4000::/2",
         "8000::/1",
@@ -42,15 +44,15 @@ _NAT64: Final = IPv6Network("64:ff9b::/96")
 
 
 class AddressPolicy:
-    """The addresses that may be connected to: all of the public internet that are not this machine's own, and those
-    of `opened`; never those of `denied`."""
+    """The addresses that may be connected to: those of the public internet except this machine's own, plus
+    `allowed_networks`, minus `denied_networks`."""
 
     def __init__(self, allowed_networks: Sequence[IPNetwork], denied_networks: Sequence[IPNetwork]) -> None:
         self._allowed_networks = allowed_networks
         self._denied_networks = denied_networks
 
     def is_refused(self, text: str) -> bool:
-        """Whether nothing may be connected to this address. What is no address is refused."""
+        """Return True when no connection to this address may be opened. Text that is no address is refused."""
         try:
             address = _parse_address(text)
         except ValueError:
@@ -63,7 +65,7 @@ class AddressPolicy:
 
 
 def _parse_address(text: str) -> IPAddress:
-    """The address that is meant where one of version 4 is written as one of version 6. Zones are not addresses."""
+    """Parse an address; one of IPv4 within IPv6 becomes IPv4. Raises ValueError, also for an address with a zone."""
     if "%" in text:
         raise ValueError(text)
     address = ip_address(text)
@@ -76,12 +78,12 @@ def _parse_address(text: str) -> IPAddress:
 
 
 def _local_addresses() -> set[IPAddress]:
-    """Asked anew each time: addresses come and go while a server runs."""
-    own: set[IPAddress] = set()
-    for bound in psutil.net_if_addrs().values():
-        for each in bound:
+    """Return this machine's own addresses. Read at each check, because they change while a server runs."""
+    addresses: set[IPAddress] = set()
+    for interface in psutil.net_if_addrs().values():
+        for entry in interface:
             try:
-                own.add(ip_address(each.address.partition("%")[0]))
+                addresses.add(ip_address(entry.address.partition("%")[0]))
             except ValueError:
-                continue  # the address of a network card
-    return own
+                continue  # the hardware address of a network card
+    return addresses

@@ -1,155 +1,235 @@
-"""The fetcher's connections, over aiohttp: each to an address that was checked for it alone.
+"""HTTP/1.1 for the fetcher: httpcore2 over a network backend that connects to checked addresses only.
 
-Imported when something is fetched for the first time: it would be a tenth of a cold start.
+The backend resolves a name once per connection, checks every address, and connects to one of exactly those; TLS is
+verified against the name. httpcore2 is used without httpx2 around it: a URL is parsed once, in `targets.py`, and sent
+as parsed. No proxy is configured here and none may be: a proxy resolves names itself, so that no address could be
+checked.
+
+Imported at the first fetch, because httpcore2 costs about 20 ms of start-up.
 """
 
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from contextlib import aclosing, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
-from yarl import URL
+import httpcore2
+from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVariableType] - socket addresses vary
 
 from apis.errors import FetchFailed
-from providers.fetcher.addresses import AddressPolicy
-from providers.fetcher.inflate import ACCEPTED_ENCODINGS, Inflater
-from providers.fetcher.limits import FetchLimits, too_large_error
+from providers.fetcher.addresses import AddressPolicy, HostResolver
+from providers.fetcher.body import ACCEPTED_ENCODINGS, FetchLimits, Inflater, too_large_error
+from providers.fetcher.targets import Target
 
-HostResolver = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Host and port -> the addresses of the host."""
+_HAPPY_EYEBALLS_DELAY_S: Final = 0.25
+_MAX_HEADERS_BYTES: Final = 64 * 1024
+"""Response headers above this size fail the fetch. httpcore2 itself stops buffering headers at 100 KiB."""
+_HEADERS_STARTED: Final = "http11.send_request_headers.started"
+"""httpcore2's trace event after a connection, TLS included, is established."""
+_BODY_METHODS: Final = frozenset({"PATCH", "POST", "PUT"})
 
 
 class Connections:
-    """To what `addresses` do not refuse. `resolve` gives nothing that they do."""
+    """Connections to the addresses that `policy` permits, each for one request; at most `limit` at a time.
+
+    `connect_timeout_s` bounds waiting for a free connection, resolving, connecting and the TLS handshake together.
+    """
 
     def __init__(
-        self, policy: AddressPolicy, resolve: HostResolver, context: ssl.SSLContext, *, limit: int, connect_s: float
-    ):
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                ssl=context,
-                resolver=_CheckedResolver(resolve),
-                socket_factory=partial(_open_checked_socket, policy),
-                use_dns_cache=False,
-                force_close=True,
-                limit=limit,
-            ),
-            timeout=aiohttp.ClientTimeout(total=None, connect=connect_s),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
+        self,
+        policy: AddressPolicy,
+        resolve: HostResolver,
+        context: ssl.SSLContext,
+        *,
+        limit: int,
+        connect_timeout_s: float,
+    ) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=context,
+            max_connections=limit,
+            max_keepalive_connections=0,
+            network_backend=_CheckedBackend(policy, resolve),
         )
 
-    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> "HopResponse":
-        """The answer as far as its headers. Raises what `told` tells."""
-        response = await self._session.request(
-            method,
-            URL(url, encoded=True),
-            headers={**headers, "accept-encoding": ACCEPTED_ENCODINGS},
-            data=body,
-            allow_redirects=False,
-        )
-        return HopResponse(response)
+    async def request(
+        self, method: str, target: Target, headers: Mapping[str, str], body: bytes | None, limits: FetchLimits
+    ) -> "HopResponse":
+        """Send one request and return its response once its headers are read. Raises FetchFailed."""
+        fields = {
+            "host": target.authority,
+            **headers,
+            "accept-encoding": ACCEPTED_ENCODINGS,
+            "connection": "close",
+        }
+        if body is not None or method in _BODY_METHODS:
+            fields["content-length"] = str(len(body or b""))
+        with _fetch_errors(limits):
+            async with asyncio.timeout(self._connect_timeout_s) as connect_timeout:
+
+                async def end_connect_timeout(event: str, info: Mapping[str, Any]) -> None:
+                    if event == _HEADERS_STARTED:
+                        connect_timeout.reschedule(None)
+
+                request = httpcore2.Request(
+                    method,
+                    httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path),
+                    headers=[(name.encode(), value.strip().encode()) for name, value in fields.items()],
+                    content=body,
+                    extensions={"trace": end_connect_timeout},
+                )
+                response = await self._pool.handle_async_request(request)
+        if sum(len(name) + len(value) for name, value in response.headers) > _MAX_HEADERS_BYTES:
+            await response.aclose()
+            raise _protocol_error()
+        return HopResponse(response, limits)
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._pool.aclose()
 
 
 class HopResponse:
-    """What came back. To be closed."""
+    """Response of one hop: status and headers at once, the body on demand. The caller closes it."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: httpcore2.Response, limits: FetchLimits) -> None:
         self._response = response
+        self._limits = limits
+        self._headers: dict[str, str] = {}
+        for name_bytes, value_bytes in response.headers:
+            name, value = name_bytes.decode("ascii").lower(), value_bytes.decode(errors="surrogateescape")
+            self._headers[name] = f"{self._headers[name]}, {value}" if name in self._headers else value
         self.status = response.status
-        self.location = response.headers.get("Location")
+        self.location = self._headers.get("location")
 
     def headers(self) -> dict[str, str]:
-        """Cookies are for nobody here; how the body was packed is past."""
-        headers: dict[str, str] = {}
-        for key, value in self._response.headers.items():
-            name = key.lower()
-            if name in ("set-cookie", "content-encoding", "content-length", "transfer-encoding"):
-                continue
-            text = value.encode(errors="replace").decode()
-            headers[name] = f"{headers[name]}, {text}" if name in headers else text
-        return headers
+        """Return the headers, without cookies and without those that describe the body's transfer and compression."""
+        hidden = ("set-cookie", "content-encoding", "content-length", "transfer-encoding")
+        return {
+            name: value.encode(errors="replace").decode() for name, value in self._headers.items() if name not in hidden
+        }
 
-    async def chunks(self, limits: FetchLimits) -> AsyncGenerator[bytes]:
-        """The body, inflated. Raises FetchFailed."""
-        response = self._response
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """Yield the decompressed body. Raises FetchFailed."""
+        limits = self._limits
         raw_bytes = inflated_bytes = 0
         loop = asyncio.get_running_loop()
-        inflater = Inflater(response.headers.get("Content-Encoding", ""))
-        if (response.content_length or 0) > limits.raw_bytes:
+        inflater = Inflater(self._headers.get("content-encoding", ""))
+        if int(self._headers.get("content-length", "0").partition(",")[0]) > limits.raw_bytes:
             raise too_large_error(limits.raw_bytes)
-        while True:
-            with fetch_errors(limits):
-                async with asyncio.timeout_at(min(limits.deadline, loop.time() + limits.read_timeout_s)):
-                    data = await response.content.readany()
-            if not data:
-                break
-            raw_bytes += len(data)
-            if raw_bytes > limits.raw_bytes:
-                raise too_large_error(limits.raw_bytes)
-            for piece in inflater.feed(data):
-                inflated_bytes += len(piece)
-                if inflated_bytes > limits.inflated_bytes:
-                    raise too_large_error(limits.inflated_bytes)
-                yield piece
-                # A little that inflates to much must not keep others waiting.
-                await asyncio.sleep(0)
+        async with aclosing(self._response.aiter_stream()) as raw_chunks:
+            while True:
+                now = loop.time()
+                if now > limits.deadline:  # a read of buffered data never waits, so that no timeout would end it
+                    raise limits.timeout_error()
+                with _fetch_errors(limits):
+                    async with asyncio.timeout_at(min(limits.deadline, now + limits.read_timeout_s)):
+                        data = await anext(raw_chunks, None)
+                if data is None:
+                    break
+                raw_bytes += len(data)
+                if raw_bytes > limits.raw_bytes:
+                    raise too_large_error(limits.raw_bytes)
+                for chunk in inflater.feed(data):
+                    inflated_bytes += len(chunk)
+                    if inflated_bytes > limits.inflated_bytes:
+                        raise too_large_error(limits.inflated_bytes)
+                    yield chunk
+                    # A short body that inflates to a long one must not block the event loop.
+                    await asyncio.sleep(0)
         inflater.finish()
 
-    def close(self) -> None:
-        self._response.close()
+    async def close(self) -> None:
+        await self._response.aclose()
 
 
 @contextmanager
-def fetch_errors(limits: FetchLimits) -> Generator[None]:
-    """Says in words what went wrong on the way. `from None`: causes carry the headers that were sent, secrets too."""
+def _fetch_errors(limits: FetchLimits) -> Generator[None]:
+    """Translate what can fail into FetchFailed. `from None`: causes carry the sent headers, which may hold secrets."""
     try:
         yield
     except TimeoutError:
-        raise FetchFailed(f"The server did not answer in time ({limits.timeout_s:g} s in all).") from None
-    except aiohttp.ClientSSLError:
+        raise limits.timeout_error() from None
+    except ssl.SSLError:
         raise FetchFailed("The server's certificate is not one that can be trusted.") from None
-    except (aiohttp.ClientError, OSError, ValueError):
-        raise FetchFailed("The server could not be reached, or did not answer in proper HTTP.") from None
+    except (httpcore2.NetworkError, httpcore2.ProtocolError, OSError, ValueError):
+        raise _protocol_error() from None
+
+
+def _protocol_error() -> FetchFailed:
+    return FetchFailed("The server could not be reached, or did not answer in proper HTTP.")
+
+
+class _CheckedBackend(httpcore2.AsyncNetworkBackend):
+    """Network backend that connects to the addresses `resolve` returns, which are checked, and to no other."""
+
+    def __init__(self, policy: AddressPolicy, resolve: HostResolver) -> None:
+        self._resolve = resolve
+        self._open_socket = partial(_open_checked_socket, policy)
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the signature is httpcore2's; `Connections` bounds the time
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> "_SocketStream":
+        addresses = [
+            (socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port, 0, 0))
+            if ":" in address
+            else (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port))
+            for address in await self._resolve(host, port)
+        ]
+        connected = await start_connection(
+            addresses,
+            happy_eyeballs_delay=_HAPPY_EYEBALLS_DELAY_S,
+            interleave=1,
+            socket_factory=self._open_socket,
+        )
+        return _SocketStream(*await asyncio.open_connection(sock=connected))
 
 
 def _open_checked_socket(policy: AddressPolicy, info: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
-    """Every connection begins here. What was refused before never comes as far; this holds if it does."""
+    """Open the socket of every connection. The address was checked before; this holds even if it was not."""
     family, kind, protocol, _, address = info
     if policy.is_refused(str(address[0])):
         raise PermissionError("refused")
     return socket.socket(family, kind, protocol)
 
 
-class _CheckedResolver(AbstractResolver):
-    """Gives the connector nothing but addresses that were checked for this one connection."""
+class _SocketStream(httpcore2.AsyncNetworkStream):
+    """One connection over asyncio's streams. Ignores timeouts, since the callers bound the time themselves."""
 
-    def __init__(self, resolve: HostResolver) -> None:
-        self._resolve = resolve
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for address in await self._resolve(host, port)
-        ]
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109 - as above
+        return await self._reader.read(max_bytes)
 
-    async def close(self) -> None:
-        """There is nothing to close."""
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as above
+        self._writer.write(buffer)
+        try:
+            await self._writer.drain()
+        except OSError as exc:
+            # httpcore2 then still reads the response of a server that closed its side early.
+            raise httpcore2.WriteError from exc
+
+    async def aclose(self) -> None:
+        self._writer.transport.abort()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - as above
+    ) -> "_SocketStream":
+        try:
+            await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
+        except BaseException:
+            self._writer.transport.abort()
+            raise
+        return self

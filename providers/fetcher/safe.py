@@ -1,32 +1,29 @@
-"""Safe: a Fetcher that connects to the public internet only, and to nothing that it has not checked."""
+"""Safe: a Fetcher that connects only to addresses of the public internet, each checked before it connects."""
 
 import asyncio
-import importlib
 import re
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import AfterValidator, Field
 
 from apis.errors import ConfigError, FetchFailed
 from apis.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
+from apis.imports import import_from_string
 from apis.provider import Provider
-from providers.fetcher.addresses import AddressPolicy, IPNetwork
-from providers.fetcher.limits import FetchLimits
-from providers.fetcher.targets import Target, resolve_redirect, text_to_host, url_to_target
+from providers.fetcher.addresses import AddressPolicy, HostResolver, IPNetwork
+from providers.fetcher.body import FetchLimits
+from providers.fetcher.targets import Target, is_address, resolve_redirect, text_to_host, url_to_target
 
 if TYPE_CHECKING:
     from providers.fetcher.connections import Connections, HopResponse
-
-HostResolver = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Host and port -> the addresses of the host."""
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REDIRECT_STATUSES: Final = frozenset({301, 302, 303, 307, 308})
@@ -34,9 +31,9 @@ _FRAMING_HEADERS: Final = frozenset(
     {"accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "te", "trailer"}
     | {"transfer-encoding", "upgrade"}
 )
-"""Headers that frame a message: set here alone, dropped where a caller gives them."""
+"""Headers that frame a message. Only the fetcher sets them; a caller's are dropped."""
 _CROSS_ORIGIN_HEADERS: Final = frozenset({"accept", "accept-language", "content-type", "user-agent"})
-"""All else may name a credential, and stays with the origin it was given for."""
+"""Headers that follow a redirect to another origin. Any other may hold a credential of the first origin."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\ud7ff\ue000-\U0010ffff]*")
 _RESOLVER_THREADS: Final = 16
@@ -52,7 +49,7 @@ def _validate_host(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Hop:
-    """One request on the way along redirects."""
+    """One request of a chain of redirects."""
 
     target: Target
     method: str
@@ -61,7 +58,7 @@ class _Hop:
     allow_private: bool = False
 
     def next_hop(self, status: int, location: str) -> "_Hop":
-        """The next request, as browsers make it, without what was meant for the origin that is left."""
+        """Return the next request as browsers form it, less the headers of the first origin. Raises FetchFailed."""
         target = resolve_redirect(self.target, location)
         hop = replace(self, target=target, allow_private=False)
         if status == 303 or (status in (301, 302) and self.method == "POST"):
@@ -77,17 +74,22 @@ class _Hop:
 
 
 class Safe(Fetcher):
-    """Fetches over http and https. Every connection is a fresh one, to an address that was resolved and checked for
-    it; no proxy, cookie or credential of the environment is used.
+    """Fetches over http and https. Each request has a connection of its own, to an address that was resolved and
+    checked for it.
 
-    `timeout_s` and `max_bytes` of a request stand in place of the config's; the silence between two reads is then
-    bounded by `timeout_s` alone, for streams that pause.
+    Never sends through a proxy: HTTP_PROXY, HTTPS_PROXY and ALL_PROXY have no effect here, and there is no `proxy`
+    field, because a proxy resolves names itself and would reach addresses that nothing has checked. On a network whose
+    only way out is a proxy, fetches fail. Cookies and credentials of the environment are not used either.
+
+    `timeout_s` and `max_bytes` of a request replace the config's; `timeout_s` then also replaces `read_timeout_s`, for
+    streams that pause.
     """
 
     class Config(Provider.Config):
-        """`allowed_hosts`, where set, are the only hosts, each with its subdomains. `allowed_private_networks` opens
-        networks that are not of the public internet (an intranet's); `denied_networks` closes more, and wins.
-        `max_bytes` bounds a body as it is sent, `max_inflated_bytes` as it is read."""
+        """`allowed_hosts`, where set, are the only hosts, each with its subdomains. `allowed_private_networks` permits
+        networks outside the public internet (an intranet's); `denied_networks` forbids more, and wins. `max_bytes`
+        bounds a body as sent, `max_inflated_bytes` after decompression. `connect_timeout_s` bounds resolving,
+        connecting and the TLS handshake together, `read_timeout_s` the silence between two reads, `timeout_s` all."""
 
         allowed_hosts: list[Annotated[str, AfterValidator(_validate_host)]] | None = None
         allowed_private_networks: list[IPNetwork] = Field(default_factory=list[IPNetwork])
@@ -109,7 +111,6 @@ class Safe(Fetcher):
         self._private_policy = AddressPolicy(_ALL_NETWORKS, config.denied_networks)
         self._threads: ThreadPoolExecutor | None = None
         self._ssl_context: ssl.SSLContext | None = None
-        self._connections_module: Any = None
         self._connections: dict[AddressPolicy, Connections] = {}
 
     async def start(self) -> None:
@@ -117,7 +118,7 @@ class Safe(Fetcher):
             self._ssl_context = ssl.create_default_context()
         except (OSError, ssl.SSLError) as exc:
             raise ConfigError(f"the certificates to trust cannot be loaded: {exc}") from exc
-        # Threads of its own: names whose servers never answer must not hold up other work.
+        # Separate threads, so that name servers that never answer do not block other work.
         self._threads = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="resolve")
 
     async def close(self) -> None:
@@ -129,78 +130,81 @@ class Safe(Fetcher):
 
     async def fetch(self, request: FetchRequest) -> FetchResponse:
         body = bytearray()
-        async with self.open(request) as incoming:
-            async for chunk in incoming.chunks:
+        async with self.open(request) as response:
+            async for chunk in response.chunks:
                 body += chunk
-        return FetchResponse(incoming.url, incoming.status, incoming.headers, bytes(body))
+        return FetchResponse(response.url, response.status, response.headers, bytes(body))
 
     @asynccontextmanager
     async def open(self, request: FetchRequest) -> AsyncGenerator[FetchStream]:
         limits = self._limits(request)
-        if self._connections_module is None:  # not before it is needed: it costs more than the rest of the start
-            self._connections_module = await asyncio.to_thread(importlib.import_module, "providers.fetcher.connections")
-        with self._connections_module.fetch_errors(limits):
-            async with asyncio.timeout_at(limits.deadline):
-                target, answer = await self._follow(request)
         try:
-            async with aclosing(answer.chunks(limits)) as chunks:
-                yield FetchStream(target.url, answer.status, answer.headers(), chunks)
+            async with asyncio.timeout_at(limits.deadline):
+                target, response = await self._follow(request, limits)
+        except TimeoutError:
+            raise limits.timeout_error() from None
+        try:
+            async with aclosing(response.chunks()) as chunks:
+                yield FetchStream(target.url, response.status, response.headers(), chunks)
         finally:
-            answer.close()
+            await response.close()
 
-    def _limits(self, outgoing: FetchRequest) -> FetchLimits:
+    def _limits(self, request: FetchRequest) -> FetchLimits:
         config = self._config
-        timeout_s = config.timeout_s if outgoing.timeout_s is None else outgoing.timeout_s
+        timeout_s = config.timeout_s if request.timeout_s is None else request.timeout_s
         return FetchLimits(
             deadline=asyncio.get_running_loop().time() + timeout_s,
             timeout_s=timeout_s,
-            read_timeout_s=config.read_timeout_s if outgoing.timeout_s is None else timeout_s,
-            raw_bytes=outgoing.max_bytes or config.max_bytes,
-            inflated_bytes=outgoing.max_bytes or config.max_inflated_bytes,
+            read_timeout_s=config.read_timeout_s if request.timeout_s is None else timeout_s,
+            raw_bytes=request.max_bytes or config.max_bytes,
+            inflated_bytes=request.max_bytes or config.max_inflated_bytes,
         )
 
-    async def _follow(self, outgoing: FetchRequest) -> "tuple[Target, HopResponse]":
-        hop = self._first_hop(outgoing)
+    async def _follow(self, request: FetchRequest, limits: FetchLimits) -> "tuple[Target, HopResponse]":
+        hop = self._first_hop(request)
         for _ in range(self._config.max_redirects + 1):
-            answer = await self._send(hop)
-            location = answer.location
-            if answer.status not in _REDIRECT_STATUSES or location is None or not outgoing.follow_redirects:
-                return hop.target, answer
-            answer.close()
-            hop = hop.next_hop(answer.status, location)
+            response = await self._send(hop, limits)
+            location = response.location
+            if response.status not in _REDIRECT_STATUSES or location is None or not request.follow_redirects:
+                return hop.target, response
+            await response.close()
+            hop = hop.next_hop(response.status, location)
         raise FetchFailed(f"The page redirects more than {self._config.max_redirects} times.")
 
-    def _first_hop(self, outgoing: FetchRequest) -> _Hop:
-        if outgoing.method not in _METHODS:
+    def _first_hop(self, request: FetchRequest) -> _Hop:
+        if request.method not in _METHODS:
             raise FetchFailed("The method of the request is not one that is sent.")
         headers = {"user-agent": self._config.user_agent, "accept": "*/*"}
-        for name, value in outgoing.headers.items():
+        for name, value in request.headers.items():
             if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
                 raise FetchFailed("A header of the request holds characters that no header has.")
             if name.lower() not in _FRAMING_HEADERS and not name.lower().startswith("proxy-"):
                 headers[name.lower()] = value
-        return _Hop(url_to_target(outgoing.url), outgoing.method, headers, outgoing.body, outgoing.allow_private)
+        return _Hop(url_to_target(request.url), request.method, headers, request.body, request.allow_private)
 
-    async def _send(self, hop: _Hop) -> "HopResponse":
-        target = hop.target
+    async def _send(self, hop: _Hop, limits: FetchLimits) -> "HopResponse":
         if not hop.allow_private:
-            self._check_target(target)
-        addresses = self._private_policy if hop.allow_private else self._public_policy
-        if target.is_address and addresses.is_refused(target.host):
-            raise _private_address_error(target.host)
-        return await self._connections_to(addresses).request(hop.method, target.url, hop.headers, hop.body)
+            self._check_target(hop.target)
+        policy = self._private_policy if hop.allow_private else self._public_policy
+        connections = self._connections.get(policy) or await self._open_connections(policy)
+        return await connections.request(hop.method, hop.target, hop.headers, hop.body, limits)
 
-    def _connections_to(self, policy: AddressPolicy) -> "Connections":
-        if policy not in self._connections:
-            assert self._ssl_context is not None, "started before it fetches"
-            self._connections[policy] = self._connections_module.Connections(
+    async def _open_connections(self, policy: AddressPolicy) -> "Connections":
+        # Imported at the first fetch, because it costs start-up time; in a thread, because it reads files.
+        connections_type: type[Connections] = await asyncio.to_thread(
+            import_from_string, "providers.fetcher.connections:Connections"
+        )
+        assert self._ssl_context is not None, "started before it fetches"
+        return self._connections.setdefault(
+            policy,
+            connections_type(
                 policy,
                 partial(self._resolve_host, policy),
                 self._ssl_context,
                 limit=self._config.max_connections,
-                connect_s=self._config.connect_timeout_s,
-            )
-        return self._connections[policy]
+                connect_timeout_s=self._config.connect_timeout_s,
+            ),
+        )
 
     def _check_target(self, target: Target) -> None:
         if target.port not in self._config.allowed_ports:
@@ -210,22 +214,19 @@ class Safe(Fetcher):
             raise FetchFailed(f"The host {target.host} is not one of those that this server may fetch from.")
 
     async def _resolve_host(self, policy: AddressPolicy, host: str, port: int) -> Sequence[str]:
+        """Return the addresses of a host, all of which `policy` permits. Raises FetchFailed."""
         try:
-            addresses = await self._resolve(host, port)
+            addresses = [host] if is_address(host) else await self._resolve(host, port)
         except (OSError, UnicodeError):
             addresses = ()
         if not addresses:
             raise FetchFailed(f"The host {host} is not known.")
         if any(policy.is_refused(address) for address in addresses):
-            raise _private_address_error(host)
+            raise FetchFailed(f"The host {host} has an address that is not of the public internet, which is refused.")
         return addresses
 
     async def _resolve_by_system(self, host: str, port: int) -> Sequence[str]:
-        answers = await asyncio.get_running_loop().run_in_executor(
+        infos = await asyncio.get_running_loop().run_in_executor(
             self._threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         )
-        return [str(answer[4][0]) for answer in answers]
-
-
-def _private_address_error(host: str) -> FetchFailed:
-    return FetchFailed(f"The host {host} has an address that is not of the public internet, which is refused.")
+        return [str(info[4][0]) for info in infos]

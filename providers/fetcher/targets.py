@@ -1,4 +1,4 @@
-"""Targets: the one reading of a URL that came from outside. What can be read in two ways is refused."""
+"""The one parser of URLs from outside. A URL that two parsers could read differently is refused."""
 
 import re
 import unicodedata
@@ -13,7 +13,7 @@ from apis.errors import FetchFailed
 
 MAX_URL_CHARS: Final = 8192
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-# Characters that parsers drop, cut at, or take for others: the same text is then one URL here and another there.
+# Parsers drop these characters, cut at them or map them to others, so that URLs with them are ambiguous.
 _FORBIDDEN_CHARS: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\\ud800-\udfff\u2028\u2029]")
 _URL: Final = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9a-f:.]+\]|[^:/?#\[\]@%]+)(?::(?P<port>[1-9][0-9]{0,4}))?"
@@ -29,7 +29,7 @@ _ASCII: Final = "".join(map(chr, range(0x21, 0x7F)))
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a request goes. `host` is an ASCII name in lower case, or an address; `path` has the query with it."""
+    """Destination of a request. `host` is an ASCII name in lower case or an address; `path` includes the query."""
 
     scheme: str
     host: str
@@ -41,50 +41,51 @@ class Target:
         return self.scheme, self.host, self.port
 
     @property
-    def is_address(self) -> bool:
-        return ":" in self.host or _is_number(self.host)
+    def authority(self) -> str:
+        """The value of the `Host` header: the host, and the port where it is not the scheme's default."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        port = "" if self.port == _DEFAULT_PORTS[self.scheme] else f":{self.port}"
-        return f"{self.scheme}://{host}{port}{self.path}"
+        return f"{self.scheme}://{self.authority}{self.path}"
 
 
 def url_to_target(url: str) -> Target:
-    """Reads a URL. Raises FetchFailed for one that is not http or https, or that others may read differently."""
+    """Parse a URL. Raises FetchFailed for one that is not http or https, or that parsers could read differently."""
     if len(url) > MAX_URL_CHARS:
         raise FetchFailed(f"The URL is longer than {MAX_URL_CHARS} characters.")
     if _FORBIDDEN_CHARS.search(url):
         raise FetchFailed("The URL holds a blank, a backslash or a control character. Write such characters as %XX.")
     if not re.match(r"https?://", url, re.IGNORECASE):
         raise FetchFailed("The URL does not begin with http:// or https://.")
-    found = _URL.fullmatch(url)
-    if found is None:
+    parts = _URL.fullmatch(url)
+    if parts is None:
         raise FetchFailed("The URL's host or port is not a plain one. User names in URLs are refused too.")
-    scheme = found["scheme"].lower()
-    port = int(found["port"] or _DEFAULT_PORTS[scheme])
+    scheme = parts["scheme"].lower()
+    port = int(parts["port"] or _DEFAULT_PORTS[scheme])
     if port > 65535:
         raise FetchFailed("The URL's port is not a port.")
-    path = quote((found["path"] or "/") + (found["query"] or ""), safe=_ASCII)
-    return Target(scheme, text_to_host(found["host"]), port, path)
+    path = quote((parts["path"] or "/") + (parts["query"] or ""), safe=_ASCII)
+    return Target(scheme, text_to_host(parts["host"]), port, path)
 
 
 def resolve_redirect(target: Target, location: str) -> Target:
-    """Where a `Location` header leads from `target`. Raises FetchFailed."""
+    """Resolve a `Location` header against `target`. Raises FetchFailed, also for a redirect from https to http."""
     if len(location) > MAX_URL_CHARS or _FORBIDDEN_CHARS.search(location):
         raise FetchFailed("The page redirects to a URL that cannot be read.")
     try:
-        there = url_to_target(urljoin(target.url, location))
+        destination = url_to_target(urljoin(target.url, location))
     except ValueError:
         raise FetchFailed("The page redirects to a URL that cannot be read.") from None
-    if target.scheme == "https" and there.scheme == "http":
+    if target.scheme == "https" and destination.scheme == "http":
         raise FetchFailed("The page redirects from https to http, which is refused.")
-    return there
+    return destination
 
 
 def text_to_host(text: str) -> str:
-    """The form in which hosts compare. Raises FetchFailed for what is no host, or another spelling of an address."""
+    """Return the canonical form of a host. Raises FetchFailed for text that is no host, and for an address in another
+    than its usual spelling."""
     host = text.lower()
     try:
         if host.startswith("["):
@@ -96,10 +97,15 @@ def text_to_host(text: str) -> str:
             host = _name_to_ascii(host)
         if len(host) > 253 or not _NAME.fullmatch(host):
             raise ValueError(host)
-        # Resolvers take 127.1, 2130706433 and 0x7f.1 for addresses; this takes four numbers in decimal only.
+        # Resolvers read 127.1, 2130706433 and 0x7f.1 as addresses; only four decimal numbers are accepted here.
         return str(IPv4Address(host)) if _is_number(host) else host
     except ValueError:
         raise FetchFailed("The URL's host is not a name, nor an address in its usual spelling.") from None
+
+
+def is_address(host: str) -> bool:
+    """Return True for a host in canonical form that is an address, not a name."""
+    return ":" in host or _is_number(host)
 
 
 def _is_number(host: str) -> bool:
@@ -107,7 +113,7 @@ def _is_number(host: str) -> bool:
 
 
 def _name_to_ascii(name: str) -> str:
-    """Strictly as IDNA 2008 has it, without the mapping of look-alikes that makes 127.0.0.1 of circled digits."""
+    """Encode a name by strict IDNA 2008. The look-alike mapping of UTS 46 would turn circled digits into 127.0.0.1."""
     if len(name) > 253 or _OTHER_DOTS.search(name):
         raise ValueError(name)
     for label in name.split("."):

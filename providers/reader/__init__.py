@@ -1,1 +1,1 @@
-"""Readers of files."""
+"""Readers: providers that turn files and pages from outside into text."""

@@ -1,4 +1,4 @@
-"""Child: reads the text out of a file, in a process of its own that may die of it."""
+"""Child: a Reader that parses each file and page in a child process with limits on time and memory."""
 
 import asyncio
 import importlib.util
@@ -10,26 +10,31 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from apis.errors import ConfigError, FetchFailed, Unsupported
 from apis.fetcher import Fetcher, FetchRequest
 from apis.files import Files
 from apis.provider import Provider
-from apis.reader import Document, Reader, UnreadableFile
+from apis.reader import Document, FetchedPage, Reader, UnreadableFile, WebPage
 
 _PROGRAM: Final = Path(__file__).with_name("extract.py")
 _REQUIRED_PACKAGES: Final = ("docx", "lxml", "pypdf")
-_ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV")
-_MAX_CPU_S: Final = 30
+_ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+"""Environment variables of the child. It gets no other, since they may hold secrets."""
+_MAX_FILE_CPU_S: Final = 30
+_MAX_PAGE_CPU_S: Final = 2
 _MAX_MEMORY_BYTES: Final = 1024 * 2**20
+_MAX_HEADER_BYTES: Final = 2**20
 _TIMEOUT_S: Final = 60.0
+_PAGE_ADAPTER: Final = TypeAdapter(WebPage)
 _BROKEN_FILE_MESSAGE: Final = "The file cannot be read: it is broken, not what its name says, or too much work."
 _HTTP_OK: Final = 200
 
 
 class Child(Reader):
-    """Text, HTML, CSV, JSON, PDF and DOCX, each file by a child process of its own, `parallel` of them at a time."""
+    """Reads text, HTML, CSV, JSON, PDF and DOCX, at most `parallel` files at a time. Pages are not counted: each takes
+    at most two seconds of CPU time, and must not wait for files."""
 
     class Config(Provider.Config):
         parallel: int = Field(default=4, ge=1, le=64)
@@ -49,44 +54,57 @@ class Child(Reader):
 
     async def extract_text(self, document: Document, max_chars: int) -> str:
         async with self._process_slots:
-            return await _file_to_text(document, max_chars)
+            task = {"kind": "file", "name": document.name, "max_cpu_s": _MAX_FILE_CPU_S}
+            _, text = await _extract(task, document.data, max_chars)
+            return text
+
+    async def extract_page(self, page: FetchedPage, max_chars: int) -> WebPage:
+        kind = "html" if page.is_html else "text"
+        task = {"kind": kind, "url": page.url, "charset": page.charset, "max_cpu_s": _MAX_PAGE_CPU_S}
+        header, text = await _extract(task, page.body, max_chars)
+        try:
+            return _PAGE_ADAPTER.validate_python({**header, "text": text})
+        except ValueError:
+            raise UnreadableFile("invalid_file", _BROKEN_FILE_MESSAGE) from None
 
     async def load_upload(self, file_id: str, *, tenant: str) -> Document:
         if self._files is None:
             raise Unsupported("This server keeps no files: its config has no section `files`.", code="not_configured")
-        about = await self._files.get(file_id, tenant=tenant)
-        return Document(about.filename, await self._files.read(file_id, tenant=tenant))
+        file = await self._files.get(file_id, tenant=tenant)
+        return Document(file.filename, await self._files.read(file_id, tenant=tenant))
 
     async def fetch_file(self, url: str) -> Document:
-        answer = await self._fetcher.fetch(FetchRequest(url))
-        if answer.status != _HTTP_OK:
-            raise FetchFailed(f"The server answered with the status {answer.status}.")
-        name = PurePosixPath(unquote(urlsplit(answer.url).path)).name
-        if "." not in name and "html" in answer.headers.get("content-type", ""):
+        response = await self._fetcher.fetch(FetchRequest(url))
+        if response.status != _HTTP_OK:
+            raise FetchFailed(f"The server answered with the status {response.status}.")
+        name = PurePosixPath(unquote(urlsplit(response.url).path)).name
+        if "." not in name and "html" in response.headers.get("content-type", ""):
             name = f"{name or 'page'}.html"
-        return Document(name or "file", answer.body)
+        return Document(name or "file", response.body)
 
 
-async def _file_to_text(document: Document, max_chars: int) -> str:
-    limits = {"max_cpu_s": _MAX_CPU_S, "max_memory_bytes": _MAX_MEMORY_BYTES}
-    asked = json.dumps({"name": document.name, "max_chars": max_chars, **limits}).encode() + b"\n"
+async def _extract(task: dict[str, Any], data: bytes, max_chars: int) -> tuple[dict[str, Any], str]:
+    """Return the header and the text of the child's output. Raises UnreadableFile."""
+    task = {**task, "max_chars": max_chars, "max_memory_bytes": _MAX_MEMORY_BYTES}
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            answer = await _run_extractor(asked, document.data, max_answer_bytes=4 * max_chars + 4096)
+            output = await _run_program(
+                json.dumps(task).encode() + b"\n", data, max_output_bytes=4 * max_chars + _MAX_HEADER_BYTES
+            )
     except TimeoutError:
         raise UnreadableFile("invalid_file", "The file takes too long to read.") from None
-    head, _, text = answer.partition(b"\n")
+    header_line, _, text = output.partition(b"\n")
     try:
-        told: dict[str, Any] = json.loads(head)
+        header, decoded_text = json.loads(header_line), text.decode()
     except ValueError:
         raise UnreadableFile("invalid_file", _BROKEN_FILE_MESSAGE) from None
-    if told:
-        raise UnreadableFile(told["code"], told["message"])
-    return text.decode()
+    if "code" in header:
+        raise UnreadableFile(header["code"], header["message"])
+    return header, decoded_text
 
 
-async def _run_extractor(header: bytes, data: bytes, *, max_answer_bytes: int) -> bytes:
-    """The whole answer of the program, empty where it died. Leaving early ends the program."""
+async def _run_program(task: bytes, data: bytes, *, max_output_bytes: int) -> bytes:
+    """Return the whole output of the program, empty when it died. A caller that is cancelled ends the program."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", str(_PROGRAM)),
         stdin=asyncio.subprocess.PIPE,
@@ -96,19 +114,19 @@ async def _run_extractor(header: bytes, data: bytes, *, max_answer_bytes: int) -
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    answer = bytearray()
+    output = bytearray()
     try:
         with suppress(ConnectionError):
-            process.stdin.write(header)
+            process.stdin.write(task)
             process.stdin.write(data)
             await process.stdin.drain()
             process.stdin.close()
-        while len(answer) <= max_answer_bytes and (piece := await process.stdout.read(2**16)):
-            answer += piece
-        whole = len(answer) <= max_answer_bytes and await process.wait() == 0
-        return bytes(answer) if whole else b""
+        while len(output) <= max_output_bytes and (chunk := await process.stdout.read(2**16)):
+            output += chunk
+        is_complete = len(output) <= max_output_bytes and await process.wait() == 0
+        return bytes(output) if is_complete else b""
     finally:
         with suppress(ProcessLookupError):
             process.kill()
-        # Not `wait` alone, which never ends while there is something left to read.
+        # `wait` alone would never end while there is unread output.
         await process.communicate()

@@ -1,8 +1,9 @@
-"""The text of a file, whatever it is. Run as a program it reads one file from stdin, within hard limits.
+"""Program that extracts the text of one file or page from outside, in a process of its own with hard limits.
 
-The program is what parses files of strangers: a parser that loops, crashes or eats memory takes nothing along. It takes
-a line of JSON (`name`, `max_chars` and the limits) and then the file's bytes, and gives a line of JSON (empty, or with
-`code` and `message`) and then the text in UTF-8. Archives are not unpacked, nothing is fetched and no script is run.
+A parser that loops, crashes or exhausts memory ends with this process. Input: one line of JSON (`kind`: file, html or
+text; the limits; `name` of a file, `url` and `charset` of a page), then the bytes. Output: one line of JSON (of a page
+`title`, `links` and `is_truncated`; of a failure `code` and `message`), then the text in UTF-8. No archive is unpacked
+to disk, nothing is fetched and no script is run.
 """
 
 import csv
@@ -12,40 +13,36 @@ import sys
 import zipfile
 from collections.abc import Iterable, Iterator
 from io import BytesIO, StringIO
-from typing import Any, Final, Protocol, cast
+from pathlib import Path
+from typing import Any, Final
+
+if __name__ == "__main__":
+    # `python -I` searches neither this folder nor the one that `providers` is in.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from providers.reader.html_text import (
+    CONTROL_CHARS,
+    decode_marked,
+    html_to_lines,
+    html_to_page,
+    text_to_page,
+)
 
 MAX_PAGES: Final = 5000
 _MAX_UNPACKED_BYTES: Final = 128 * 2**20
 _MAX_PARTS: Final = 5000
-_FEED_BYTES: Final = 64 * 1024
-_CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-_SKIPPED_TAGS: Final = frozenset(
-    {"script", "style", "template", "noscript", "svg", "math", "iframe", "object", "canvas"}
-)
-_VOID_TAGS: Final = frozenset(
-    {"br", "hr", "img", "input", "link", "meta", "area", "base", "col", "embed", "source", "wbr"}
-)
-_INLINE_TAGS: Final = frozenset(
-    {"a", "abbr", "b", "bdi", "bdo", "cite", "code", "data", "del", "dfn", "em", "font", "i", "ins", "kbd", "label"}
-    | {"mark", "q", "s", "samp", "small", "span", "strong", "sub", "sup", "time", "tt", "u", "var", "wbr", "img"}
-)
 
 
 class ExtractionError(Exception):
-    """The file has no text that can be had. `code` is one of the API's."""
+    """The file has no readable text. `code` is one of the API's error codes."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-class _Parser(Protocol):
-    def feed(self, data: bytes) -> None: ...
-    def close(self) -> object: ...
-
-
 def file_to_text(name: str, data: bytes, max_chars: int) -> str:
-    """The text, by what the bytes are and, where they do not say, by the name's ending. Raises Refused."""
+    """Return the text of a file, whose type is that of its bytes, or of its name's ending. Raises ExtractionError."""
     lines: list[str] = []
     size = 0
     for line in _file_to_lines(name.rpartition(".")[2].lower(), data):
@@ -53,7 +50,7 @@ def file_to_text(name: str, data: bytes, max_chars: int) -> str:
         if size > max_chars:
             raise ExtractionError("invalid_file", f"The file has more than {max_chars} characters of text.")
         lines.append(line)
-    text = _CONTROL_CHARS.sub(" ", "\n".join(lines).replace("\r\n", "\n").replace("\r", "\n"))
+    text = CONTROL_CHARS.sub(" ", "\n".join(lines).replace("\r\n", "\n").replace("\r", "\n"))
     if not text.strip():
         raise ExtractionError(
             "invalid_file", "The file has no text. Scanned pages would have to be read by a model first."
@@ -68,7 +65,7 @@ def _file_to_lines(ending: str, data: bytes) -> Iterable[str]:
         return _docx_to_lines(data)
     text = _decode_text(data)
     if ending in ("html", "htm", "xhtml") or re.match(r"\s*<(!doctype html|html)\b", text[:1000], re.IGNORECASE):
-        return _html_to_lines(text)
+        return html_to_lines(text)
     if ending in ("csv", "tsv"):
         return _csv_to_lines(text)
     if ending == "json":
@@ -77,22 +74,21 @@ def _file_to_lines(ending: str, data: bytes) -> Iterable[str]:
 
 
 def _decode_text(data: bytes) -> str:
-    for mark, codec in ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")):
-        if data.startswith(mark):
-            return data[len(mark) :].decode(codec, "replace")
+    if (marked := decode_marked(data)) is not None:
+        return marked
     if b"\0" in data:
         raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor DOCX.")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         text = data.decode("cp1252", "replace")
-    if len(_CONTROL_CHARS.findall(text[:10_000])) > len(text[:10_000]) // 20:
+    if len(CONTROL_CHARS.findall(text[:10_000])) > len(text[:10_000]) // 20:
         raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor DOCX.")
     return text
 
 
 def _pdf_to_lines(data: bytes) -> Iterator[str]:
-    import pypdf  # noqa: PLC0415 - half a second that other files need not wait for
+    import pypdf  # noqa: PLC0415 - half a second, only for PDF
 
     reader = pypdf.PdfReader(BytesIO(data), strict=False)
     if reader.is_encrypted and not reader.decrypt(""):
@@ -105,14 +101,14 @@ def _pdf_to_lines(data: bytes) -> Iterator[str]:
 
 
 def _docx_to_lines(data: bytes) -> Iterator[str]:
-    import docx  # noqa: PLC0415 - a quarter of a second that other files need not wait for
+    import docx  # noqa: PLC0415 - a quarter of a second, only for DOCX
     from docx.table import Table  # noqa: PLC0415 - as above
 
     with zipfile.ZipFile(BytesIO(data)) as parts:
-        listed = parts.infolist()
+        infos = parts.infolist()
         if "word/document.xml" not in parts.namelist():
             raise ExtractionError("unsupported_file", "The file is an archive; of those, only DOCX is read.")
-        if len(listed) > _MAX_PARTS or sum(part.file_size for part in listed) > _MAX_UNPACKED_BYTES:
+        if len(infos) > _MAX_PARTS or sum(info.file_size for info in infos) > _MAX_UNPACKED_BYTES:
             raise ExtractionError("invalid_file", f"The DOCX unpacks to more than {_MAX_UNPACKED_BYTES} bytes.")
     for block in docx.Document(BytesIO(data)).iter_inner_content():
         if isinstance(block, Table):
@@ -124,7 +120,7 @@ def _docx_to_lines(data: bytes) -> Iterator[str]:
 
 
 def _csv_to_lines(text: str) -> Iterator[str]:
-    """Each row with its column's names, so that it says by itself what it means."""
+    """Yield each row with the names of its columns, so that a chunk of rows can be understood by itself."""
     csv.field_size_limit(2**20)
     delimiter = max(",;\t|", key=text.partition("\n")[0].count)
     rows = csv.reader(StringIO(text, newline=""), delimiter=delimiter)
@@ -133,102 +129,55 @@ def _csv_to_lines(text: str) -> Iterator[str]:
         yield text
         return
     for row in rows:
-        named = zip(names, row, strict=False)
-        yield ", ".join(f"{name.strip()}: {value.strip()}" for name, value in named if value.strip())
+        cells = zip(names, row, strict=False)
+        yield ", ".join(f"{name.strip()}: {value.strip()}" for name, value in cells if value.strip())
 
 
 def _json_to_lines(text: str) -> Iterator[str]:
-    """A value to a line, so that chunks end between values."""
+    """Yield JSON with one value to a line, so that chunks end between values."""
     try:
         yield json.dumps(json.loads(text), ensure_ascii=False, indent=1)
     except (ValueError, RecursionError):
         yield text
 
 
-def _html_to_lines(text: str) -> Iterator[str]:
-    """As it is read, without a tree: however deep it nests."""
-    from lxml import etree  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs, reportAttributeAccessIssue, reportUnknownVariableType] - lxml has no types
-
-    page = _HtmlTextTarget()
-    parser = cast(_Parser, etree.HTMLParser(target=page, encoding="utf-8", huge_tree=True))  # pyright: ignore[reportUnknownMemberType] - lxml has no types
-    data = text.replace("\0", " ").encode("utf-8", "replace")
-    for start in range(0, len(data), _FEED_BYTES):
-        parser.feed(data[start : start + _FEED_BYTES])
-        yield from page.take_lines()
-    if data:
-        parser.close()
-    page.end_line()
-    yield from page.take_lines()
-
-
-class _HtmlTextTarget:
-    """What lxml tells its events to."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._line_parts: list[str] = []
-        self._skipped_tag = ""
-        self._skip_depth = 0
-
-    def start(self, tag: str, attrib: object) -> None:
-        if self._skipped_tag:
-            self._skip_depth += tag == self._skipped_tag
-        elif tag in _SKIPPED_TAGS:
-            self._skipped_tag, self._skip_depth = tag, 1
-        elif tag not in _INLINE_TAGS:
-            self.end_line()
-
-    def end(self, tag: str) -> None:
-        if self._skipped_tag:
-            self._skip_depth -= tag == self._skipped_tag
-            if not self._skip_depth:
-                self._skipped_tag = ""
-        elif tag not in _INLINE_TAGS and tag not in _VOID_TAGS:
-            self.end_line()
-
-    def data(self, data: str) -> None:
-        if not self._skipped_tag:
-            self._line_parts.append(data)
-
-    def close(self) -> None:
-        pass
-
-    def end_line(self) -> None:
-        if words := " ".join("".join(self._line_parts).split()):
-            self._lines.append(words)
-        self._line_parts.clear()
-
-    def take_lines(self) -> list[str]:
-        done, self._lines = self._lines, []
-        return done
-
-
-def _set_limits(header: dict[str, Any]) -> None:
-    """Where the system has such limits; elsewhere the time limit of whoever waits for us has to do."""
+def _set_limits(max_cpu_s: int, max_memory_bytes: int) -> None:
+    """Set the limits of this process. Systems without rlimits (Windows) have the parent's time limit only."""
     if sys.platform != "win32":
         import resource  # noqa: PLC0415 - not there on every system
 
-        resource.setrlimit(resource.RLIMIT_CPU, (header["max_cpu_s"], header["max_cpu_s"]))
-        resource.setrlimit(resource.RLIMIT_AS, (header["max_memory_bytes"], header["max_memory_bytes"]))
+        resource.setrlimit(resource.RLIMIT_CPU, (max_cpu_s, max_cpu_s))
+        resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def _extract(task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], str]:
+    """Return the header of the output, and the text. Raises ExtractionError."""
+    max_chars = task["max_chars"]
+    if task["kind"] == "file":
+        return {}, file_to_text(task["name"], data, max_chars)
+    if task["kind"] == "html":
+        page = html_to_page(data, task["url"], task["charset"], max_chars)
+    else:
+        page = text_to_page(data, task["charset"], max_chars)
+    return {"title": page.title, "links": page.links, "is_truncated": page.is_truncated}, page.text
+
+
 def _main() -> None:
-    asked: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    _set_limits(asked)
-    told: dict[str, str] = {}
+    task: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    _set_limits(task["max_cpu_s"], task["max_memory_bytes"])
     text = ""
     try:
-        text = file_to_text(asked["name"], sys.stdin.buffer.read(), asked["max_chars"])
+        header, text = _extract(task, sys.stdin.buffer.read())
     except ExtractionError as exc:
-        told = {"code": exc.code, "message": str(exc)}
+        header = {"code": exc.code, "message": str(exc)}
     except ModuleNotFoundError as exc:
         message = f"This server cannot read such files: the package {exc.name} is not installed. "
-        told = {"code": "server_error", "message": f"{message}Run: pip install 'responses-stack[files]'"}
+        header = {"code": "server_error", "message": f"{message}Run: pip install 'responses-stack[files]'"}
     except MemoryError:
-        told = {"code": "invalid_file", "message": "The file takes too much memory to read."}
-    sys.stdout.buffer.write(json.dumps(told).encode() + b"\n" + text.encode("utf-8", "replace"))
+        header = {"code": "invalid_file", "message": "The file takes too much memory to read."}
+    sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + text.encode("utf-8", "replace"))
 
 
 if __name__ == "__main__":

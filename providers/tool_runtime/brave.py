@@ -1,4 +1,4 @@
-"""Brave: web search through the API of Brave Search, as one tool named `search`."""
+"""Brave: the `search` tool over the API of Brave Search."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -19,17 +19,17 @@ _MAX_QUERY_WORDS: Final = 50
 class Brave(SearchService):
     """Searches with Brave (https://api-dashboard.search.brave.com/app/documentation/web-search).
 
-    Domains go into the query as operators, of which a query holds 50 words. Brave answers out of its own index, so that
-    `live: false` changes nothing. A longer query than Brave takes is cut.
+    Domains are sent as operators within the query, which is truncated to 50 words. Brave answers from its own index, so
+    that `live: false` changes nothing.
     """
 
     class Config(SearchService.Config):
-        """`base_url` is Brave's own."""
+        """`base_url` is the URL of Brave's API."""
 
         base_url: ServiceUrl = "https://api.search.brave.com/res/v1"
 
     def build_request(self, query: str, options: SearchOptions) -> SearchRequest:
-        asked = {
+        query_params = {
             "q": query_with_domains(query, options, _MAX_QUERY_CHARS, _MAX_QUERY_WORDS),
             "count": str(options.max_results),
             "result_filter": "web",
@@ -38,19 +38,19 @@ class Brave(SearchService):
         }
         headers = {"X-Subscription-Token": self.api_key}
         if options.user_location is not None:
-            # As headers, because a country that Brave has no index of would be refused as a parameter.
-            where = options.user_location
-            told = {
+            # Sent as headers: Brave refuses a country parameter for which it has no index.
+            location = options.user_location
+            fields = {
                 "Country": options.country,
-                "State-Name": where.region,
-                "City": where.city,
-                "Timezone": where.timezone,
+                "State-Name": location.region,
+                "City": location.city,
+                "Timezone": location.timezone,
             }
-            headers |= {f"X-Loc-{name}": clean_line(value, 100) for name, value in told.items() if value}
-        return SearchRequest("/web/search", asked, headers)
+            headers |= {f"X-Loc-{name}": clean_line(value, 100) for name, value in fields.items() if value}
+        return SearchRequest("/web/search", query_params, headers)
 
     def parse_results(self, response: Any) -> Any:
-        """What was searched for without success has no `web` part."""
+        """Return the results; a search without results has no `web` part."""
         return response["web"]["results"] if "web" in response else [] if response["type"] == "search" else None
 
     def parse_passage(self, result: Mapping[str, Any]) -> str:

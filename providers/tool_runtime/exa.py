@@ -1,4 +1,4 @@
-"""Exa: web search through Exa's API, as one tool named `search`."""
+"""Exa: the `search` tool over Exa's API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,16 +10,16 @@ from providers.tool_runtime.search_service import SearchRequest, SearchService, 
 class Exa(SearchService):
     """Searches with Exa (https://exa.ai/docs/reference/search).
 
-    Of `user_location` Exa knows the `country` only; with `live: false` it gives pages of its own cache only.
+    Exa uses only the `country` of `user_location`; with `live: false` it returns pages of its cache only.
     """
 
     class Config(SearchService.Config):
-        """`base_url` is Exa's own."""
+        """`base_url` is the URL of Exa's API."""
 
         base_url: ServiceUrl = "https://api.exa.ai"
 
     def build_request(self, query: str, options: SearchOptions) -> SearchRequest:
-        """Passages only, no whole texts: Exa bills each view of a page, and passages fit the query."""
+        """Request passages only, because Exa bills whole texts by the page, and passages fit the query."""
         contents: dict[str, Any] = {"highlights": {"maxCharacters": options.max_passage_chars}}
         if options.live is False:
             contents["maxAgeHours"] = -1

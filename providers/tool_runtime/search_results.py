@@ -1,4 +1,4 @@
-"""What every search service of the web shares: the tool, its options, and results that are safe to show and to cite."""
+"""The `search` tool that all search services share: its schema, its options, and cleaned results to show and cite."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class SearchArguments(BaseModel):
 
 
 class SearchLocation(BaseModel):
-    """Roughly where the user is. Services take of it what they know."""
+    """Approximate location of the user. Each service uses the fields that it knows."""
 
     model_config = ConfigDict(strict=True)
 
@@ -52,7 +52,7 @@ class SearchLocation(BaseModel):
 
 
 class SearchOptions(BaseModel):
-    """What the request's tool declaration may set. Null is unset."""
+    """Options of a request's tool declaration. Null is unset."""
 
     model_config = ConfigDict(strict=True)
 
@@ -68,7 +68,7 @@ class SearchOptions(BaseModel):
 
     @property
     def max_passage_chars(self) -> int:
-        """Of each result's text."""
+        """Maximum characters of one result's text."""
         return _CONTEXT_SIZES[self.context_size or "medium"][1]
 
     @property
@@ -78,7 +78,7 @@ class SearchOptions(BaseModel):
         return country.upper() if country else None
 
     def permits_url(self, url: str) -> bool:
-        """Whether the declaration's domains, each with its subdomains, leave room for this URL."""
+        """Return True when the declaration's domains, each with its subdomains, permit this URL."""
         host = parse_host(url)
 
         def within(domains: Sequence[str]) -> bool:
@@ -88,7 +88,7 @@ class SearchOptions(BaseModel):
 
 
 def validate_model(model: type[_Model], values: Mapping[str, Any], subject: str) -> _Model:
-    """`values` as a model. Raises ToolFailed with what is wrong, in words for the model."""
+    """Validate `values`. Raises ToolFailed with the first error, in words for the model."""
     try:
         return model.model_validate(dict(values))
     except ValidationError as exc:
@@ -98,20 +98,20 @@ def validate_model(model: type[_Model], values: Mapping[str, Any], subject: str)
 
 
 def query_with_domains(query: str, options: SearchOptions, max_chars: int, max_words: int) -> str:
-    """`query` with the domains as operators that most engines know, as far as they fit beside it. What an engine makes
-    of them is only its own choice of results: `sources_of` holds the domains by itself."""
+    """Return `query` with the domains as search operators, as many as fit into the limits. Engines may ignore them:
+    `build_sources` filters the results again."""
     words = query.split()
     query = " ".join(words[:max_words])[:max_chars].rstrip()
     chars, count = max_chars - len(query), max_words - len(words)
-    wanted: list[str] = []
+    operators: list[str] = []
     for domain in options.allowed_domains or ():
-        operator = f"site:{domain}" if not wanted else f"OR site:{domain}"
+        operator = f"site:{domain}" if not operators else f"OR site:{domain}"
         chars, count = chars - len(operator) - 1, count - len(operator.split())
         if chars < 2 or count < 0:
             break
-        wanted.append(operator)
-    if wanted:
-        return f"{query} ({' '.join(wanted)})" if len(wanted) > 1 else f"{query} {wanted[0]}"
+        operators.append(operator)
+    if operators:
+        return f"{query} ({' '.join(operators)})" if len(operators) > 1 else f"{query} {operators[0]}"
     for domain in options.blocked_domains or ():
         operator = f"-site:{domain}"
         chars, count = chars - len(operator) - 1, count - 1
@@ -122,7 +122,7 @@ def query_with_domains(query: str, options: SearchOptions, max_chars: int, max_w
 
 
 def build_sources(results: Sequence[Any], passages: Sequence[str], options: SearchOptions) -> list[Source]:
-    """The results that have an address a client could follow and that the declaration permits, in their order."""
+    """Return the results with a valid web address that the declaration permits, in their order."""
     pairs = zip(results, passages, strict=True)
     sources = (_build_source(result, passage, options.max_passage_chars) for result, passage in pairs)
     return [source for source in sources if source is not None and options.permits_url(source.url)][
@@ -142,7 +142,7 @@ def _build_source(result: Any, passage: str, max_chars: int) -> Source | None:
 
 
 def render_sources(sources: Sequence[Source]) -> str:
-    """The results as a model is told them."""
+    """Return the results as text for the model."""
     if not sources:
         return "The search found no results."
     entries = (f"[{number}] {s.title}\n{s.url}\n{s.text}".rstrip() for number, s in enumerate(sources, start=1))
@@ -150,7 +150,7 @@ def render_sources(sources: Sequence[Source]) -> str:
 
 
 def parse_host(url: str) -> str:
-    """Empty when `url` is not a web address."""
+    """Return the host of a web address in ASCII, empty for any other text."""
     try:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https"):
@@ -161,18 +161,18 @@ def parse_host(url: str) -> str:
 
 
 def text_or_empty(value: Any) -> str:
-    """Parsed JSON as text; empty when it is none."""
+    """Return a string of parsed JSON, empty for any other value."""
     return value if isinstance(value, str) else ""
 
 
 def join_passages(value: Any) -> str:
-    """A list of passages as one text; empty when it is none."""
+    """Join a list of passages of parsed JSON; empty for any other value."""
     if not isinstance(value, list):
         return ""
     return " … ".join(text_or_empty(passage) for passage in value)  # pyright: ignore[reportUnknownVariableType] - parsed JSON
 
 
 def clean_line(text: str, max_chars: int | None = None) -> str:
-    """One line of storable text: a page must not be able to begin what looks like the next entry of the list."""
+    """Return one line without control characters, so that a page cannot forge the next entry of the list."""
     line = " ".join(_CONTROL.sub(" ", _SURROGATE.sub("\ufffd", text)).split())
     return line if max_chars is None or len(line) <= max_chars else f"{line[: max_chars - 1]}…"

@@ -1,14 +1,21 @@
-"""SearchService: one tool named `search` over a web API, with every way in which such an API can fail."""
+"""SearchService: the `search` tool over the HTTP API of a search service, with the failures that such APIs have.
 
+Its requests go through an httpx2 client of its own, not the stack's Fetcher: the host is named by the run config, a
+connection that stays open saves a TLS handshake per search, and the client can send through a proxy.
+"""
+
+import asyncio
 import json
 import logging
 import re
+import ssl
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Annotated, Any, ClassVar, Final, cast
 
-import aiohttp
+import httpx2
 from pydantic import ConfigDict, Field, SecretStr
 
 from apis.errors import ConfigError, ToolFailed
@@ -30,6 +37,7 @@ ServiceUrl = Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s?#]*)?$")]
 
 _MAX_BODY_BYTES: Final = 1024 * 1024
 _CONNECT_TIMEOUT_S: Final = 5.0
+_KEEPALIVE_S: Final = 15.0
 _STATUS_TEXTS: Final[Mapping[int, str]] = {
     400: "The search service did not accept the search.",
     401: "The search service refused the key.",
@@ -42,7 +50,7 @@ _STATUS_TEXTS: Final[Mapping[int, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """A search as a service wants to be asked: with `body` as a POST of JSON, or else a GET with `query`."""
+    """HTTP request of one search: a POST of `body` as JSON where there is one, else a GET with `query`."""
 
     path: str
     query: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -51,61 +59,77 @@ class SearchRequest:
 
 
 class SearchService(ToolRuntime):
-    """Searches with the service that a subclass speaks to. Without a key that it needs it has no tool.
+    """Searches with the service of a subclass. Has no tool while a key that it needs is missing.
 
-    Options of a call: `allowed_domains` and `blocked_domains` (with their subdomains; they hold whatever the service
-    makes of them), `context_size`, `user_location`, and `live: false`, with which nothing live may be fetched: a
-    service that cannot promise it refuses the search.
+    Options of a call: `allowed_domains` and `blocked_domains` (each with its subdomains; also enforced on the results),
+    `context_size`, `user_location`, and `live: false`, which forbids live access to the web: a service that cannot
+    promise this refuses the search.
     """
 
     needs_key: ClassVar[bool] = True
     status_texts: ClassVar[Mapping[int, str]] = {}
 
     class Config(Provider.Config):
-        """`tool_timeout_s` bounds a whole search, connecting and reading included."""
+        """`tool_timeout_s` bounds a whole search, connecting and reading included. `proxy` is the URL of the proxy to
+        send through (http, https; socks5 with the package socksio); without it, an https `base_url` is reached through
+        the proxy that HTTPS_PROXY, ALL_PROXY and NO_PROXY name, and an http one directly."""
 
         model_config = ConfigDict(hide_input_in_errors=True)
 
         api_key: SecretStr | None = None
         base_url: ServiceUrl
+        proxy: SecretStr | None = None
         tool_timeout_s: float = Field(default=30.0, gt=0, le=600)
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        # A key taken from an unset environment variable is an empty text.
+        # A key read from an unset environment variable is an empty string.
         self.api_key = (config.api_key.get_secret_value() if config.api_key else "").strip()
-        self._http_session: aiohttp.ClientSession | None = None
+        self._client: httpx2.AsyncClient | None = None
 
     @abstractmethod
     def build_request(self, query: str, options: SearchOptions) -> SearchRequest:
-        """The request of a search. Raises ToolFailed when the service cannot hold an option."""
+        """Return the request of a search. Raises ToolFailed for an option that the service cannot honour."""
 
     @abstractmethod
     def parse_results(self, response: Any) -> Any:
-        """The list of results in an answer, which is any JSON. May raise TypeError, KeyError and AttributeError."""
+        """Return the results in a response, which is any JSON. May raise TypeError, KeyError and AttributeError."""
 
     @abstractmethod
     def parse_passage(self, result: Mapping[str, Any]) -> str:
-        """What a result says of its page."""
+        """Return the text of a result that describes its page."""
 
     async def start(self) -> None:
         if not re.fullmatch(r"[\x21-\x7e]*", self.api_key):
             raise ConfigError(
                 "tool_runtime.api_key holds characters that no key has; copy it from the service's dashboard anew"
             )
-        self._http_session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=self._config.tool_timeout_s, connect=_CONNECT_TIMEOUT_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            # A small compressed body can inflate without bound, so none is asked for and none is inflated.
-            headers={"Accept-Encoding": "identity", "Accept": "application/json"},
-            auto_decompress=False,
-            trust_env=False,
-        )
+        # httpx2 logs the URL of each request at level INFO, and with it what users search for.
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
+        proxy = self._config.proxy.get_secret_value() if self._config.proxy else ""
+        try:
+            self._client = httpx2.AsyncClient(
+                # A small compressed body can inflate without bound: none is requested, and none is decompressed.
+                headers={"accept": "application/json", "accept-encoding": "identity", "user-agent": "responses-stack"},
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+                timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+                limits=httpx2.Limits(keepalive_expiry=_KEEPALIVE_S),
+                verify=ssl.create_default_context(),
+                proxy=proxy or None,
+                trust_env=self._config.base_url.startswith("https:"),
+            )
+        # `from None`: the causes quote the URL of the proxy, which may hold a password.
+        except (ImportError, ValueError, httpx2.InvalidURL):
+            raise ConfigError(
+                "the proxy (tool_runtime.proxy, or HTTPS_PROXY and ALL_PROXY of the environment) is not of the form "
+                "http://host:port; socks5:// takes the package socksio"
+            ) from None
+        except OSError as exc:
+            raise ConfigError(f"the certificates to trust cannot be loaded: {exc}") from exc
 
     async def close(self) -> None:
-        if self._http_session is not None:
-            await self._http_session.close()
+        if self._client is not None:
+            await self._client.aclose()
 
     def tools(self) -> Sequence[ToolSpec]:
         return (SEARCH_TOOL,) if self.api_key or not self.needs_key else ()
@@ -131,26 +155,28 @@ class SearchService(ToolRuntime):
         return ToolResult(render_sources(sources), sources)
 
     async def _send(self, request: SearchRequest) -> bytes:
-        assert self._http_session is not None, "started before it is called"
+        assert self._client is not None, "started before it is called"
         try:
-            async with self._http_session.request(
-                "GET" if request.body is None else "POST",
-                f"{self._config.base_url.rstrip('/')}{request.path}",
-                params=request.query,
-                json=request.body,
-                headers=request.headers,
-                allow_redirects=False,
-            ) as response:
-                if response.status != 200:
-                    raise ToolFailed(self._status_text(response.status))
-                if response.headers.get("Content-Encoding", "identity") != "identity":
+            async with (
+                asyncio.timeout(self._config.tool_timeout_s),
+                self._client.stream(
+                    "GET" if request.body is None else "POST",
+                    f"{self._config.base_url.rstrip('/')}{request.path}",
+                    params=request.query,
+                    json=request.body,
+                    headers={name.encode(): value.encode() for name, value in request.headers.items()},
+                ) as response,
+            ):
+                if response.status_code != 200:
+                    raise ToolFailed(self._status_text(response.status_code))
+                if response.headers.get("content-encoding", "identity") != "identity":
                     raise ToolFailed("The search service answered in an encoding that was not asked for.")
                 return await _read_bounded(response)
-        # `from None`: the causes carry the request's headers in their repr, and with them the key.
-        except TimeoutError:
+        # `from None`: the causes hold the request, and with it the key.
+        except (TimeoutError, httpx2.TimeoutException):
             limit = f"{self._config.tool_timeout_s:g} s ({_CONNECT_TIMEOUT_S:g} s to connect)"
             raise ToolFailed(f"The search service did not answer within {limit}.") from None
-        except (aiohttp.ClientError, OSError):
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError):
             raise ToolFailed("The search service could not be reached, or broke off its answer.") from None
 
     def _status_text(self, status: int) -> str:
@@ -168,9 +194,9 @@ class SearchService(ToolRuntime):
         return results  # pyright: ignore[reportUnknownVariableType] - parsed JSON
 
 
-async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+async def _read_bounded(response: httpx2.Response) -> bytes:
     body = bytearray()
-    async for chunk in response.content.iter_any():
+    async for chunk in response.aiter_raw():
         body += chunk
         if len(body) > _MAX_BODY_BYTES:
             raise ToolFailed("The search service answered with more than 1 MiB.")

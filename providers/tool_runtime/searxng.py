@@ -1,4 +1,4 @@
-"""SearXNG: web search through a SearXNG instance of one's own, as one tool named `search`."""
+"""SearXNG: the `search` tool over a self-hosted SearXNG instance."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
@@ -14,8 +14,8 @@ _MAX_QUERY_WORDS: Final = 50
 class SearXNG(SearchService):
     """Searches with SearXNG (https://docs.searxng.org/dev/search_api.html), whose settings must list the format json.
 
-    Domains go into the query as operators, for the engines behind it. It knows no `user_location`. It asks live
-    engines, so that `live: false` is refused. It needs no key; one that is given goes along as a bearer token.
+    Domains are sent as operators within the query, for the engines that it queries. It ignores `user_location`. It
+    queries live engines, so that `live: false` is refused. It needs no key; `api_key` is sent as a bearer token.
     """
 
     needs_key = False
@@ -24,7 +24,7 @@ class SearXNG(SearchService):
     }
 
     class Config(SearchService.Config):
-        """`base_url` is the instance's own; `language` is one of SearXNG's (`all`, `de`, `de-CH`)."""
+        """`base_url` is the URL of the instance; `language` is one of SearXNG's (`all`, `de`, `de-CH`)."""
 
         base_url: ServiceUrl = "http://127.0.0.1:8080"
         language: str | None = None
@@ -36,10 +36,12 @@ class SearXNG(SearchService):
     def build_request(self, query: str, options: SearchOptions) -> SearchRequest:
         if options.live is False:
             raise ToolFailed("This search service asks live search engines only, which this request does not allow.")
-        asked = {"q": query_with_domains(query, options, _MAX_QUERY_CHARS, _MAX_QUERY_WORDS), "format": "json"}
+        query_params = {"q": query_with_domains(query, options, _MAX_QUERY_CHARS, _MAX_QUERY_WORDS), "format": "json"}
         if self._language:
-            asked["language"] = self._language
-        return SearchRequest("/search", asked, {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
+            query_params["language"] = self._language
+        return SearchRequest(
+            "/search", query_params, {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        )
 
     def parse_results(self, response: Any) -> Any:
         return response["results"]

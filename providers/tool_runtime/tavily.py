@@ -1,4 +1,4 @@
-"""Tavily: web search through Tavily's API, as one tool named `search`."""
+"""Tavily: the `search` tool over Tavily's API."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
@@ -66,14 +66,14 @@ _COUNTRIES: Final[Mapping[str | None, str]] = {
     "VN": "vietnam",
     "ZA": "south africa",
 }
-"""Tavily knows countries by their names; it prefers pages of a country, no more, so that others are left out."""
+"""Names of the countries that Tavily knows. It only ranks their pages higher, so that an unknown country is omitted."""
 
 
 class Tavily(SearchService):
     """Searches with Tavily (https://docs.tavily.com/documentation/api-reference/endpoint/search).
 
-    Of `user_location` Tavily knows the `country` only. It searches the live web, so that `live: false` is refused. A
-    longer query than Tavily takes is cut.
+    Tavily uses only the `country` of `user_location`. It searches the live web, so that `live: false` is refused. The
+    query is truncated to 400 characters.
     """
 
     status_texts: ClassVar[Mapping[int, str]] = {
@@ -82,7 +82,7 @@ class Tavily(SearchService):
     }
 
     class Config(SearchService.Config):
-        """`base_url` is Tavily's own."""
+        """`base_url` is the URL of Tavily's API."""
 
         base_url: ServiceUrl = "https://api.tavily.com"
 

@@ -1,5 +1,5 @@
-"""Images that chat messages name by URL: fetched here, with all that the fetcher refuses, and passed on as data. An
-inference server would fetch them from inside its own network.
+"""Replaces the image URLs of chat messages by data URLs, fetched by the Fetcher with its checks. An inference server
+would fetch them from inside its own network.
 """
 
 import asyncio
@@ -15,34 +15,34 @@ _OK: Final = 200
 
 
 async def inline_images(chat: ChatRequest, fetcher: Fetcher | None) -> ChatRequest:
-    """The chat with its images as data. Raises InvalidRequest, naming the place, for one that cannot be had."""
-    named = {
+    """Return the request with its images as data URLs. Raises InvalidRequest with the place of an image that fails."""
+    places = {
         part.image_url.url: f"messages[{at}].content[{index}].image_url"
         for at, message in enumerate(chat.messages)
         if isinstance(message.content, list)
         for index, part in enumerate(message.content)
         if isinstance(part, ImagePart) and not part.image_url.url.startswith("data:image/")
     }
-    if not named:
+    if not places:
         return chat
-    if fetcher is None or len(named) > MAX_IMAGES:
+    if fetcher is None or len(places) > MAX_IMAGES:
         message = f"A request names {MAX_IMAGES} images by URL at most." if fetcher else "No images are fetched here."
         raise InvalidRequest(message, param="messages", code="invalid_value")
-    urls = await asyncio.gather(*(_fetch_data_url(fetcher, url, place) for url, place in named.items()))
-    found = dict(zip(named, urls, strict=True))
-    return chat.model_copy(update={"messages": [_replace_urls(message, found) for message in chat.messages]})
+    data_urls = await asyncio.gather(*(_fetch_data_url(fetcher, url, place) for url, place in places.items()))
+    replacements = dict(zip(places, data_urls, strict=True))
+    return chat.model_copy(update={"messages": [_replace_urls(message, replacements) for message in chat.messages]})
 
 
 async def _fetch_data_url(fetcher: Fetcher, url: str, param: str) -> str:
     try:
-        answer = await fetcher.fetch(FetchRequest(url))
+        response = await fetcher.fetch(FetchRequest(url))
     except FetchFailed as exc:
         raise InvalidRequest(exc.message, param=param, code="failed_to_download_image") from exc
-    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if answer.status != _OK or not kind.startswith("image/"):
-        message = f"There is no image at the URL (status {answer.status}, type '{kind:.64}')."
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if response.status != _OK or not kind.startswith("image/"):
+        message = f"There is no image at the URL (status {response.status}, type '{kind:.64}')."
         raise InvalidRequest(message, param=param, code="failed_to_download_image")
-    data = await asyncio.to_thread(base64.b64encode, answer.body)
+    data = await asyncio.to_thread(base64.b64encode, response.body)
     return f"data:{kind};base64,{data.decode()}"
 
 

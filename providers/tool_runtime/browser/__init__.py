@@ -1,1 +1,1 @@
-"""The browser tool: pages opened through the Fetcher and read as text."""
+"""The browser tool: web pages, fetched by the Fetcher and turned into text by the Reader."""

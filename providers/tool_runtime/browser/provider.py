@@ -1,15 +1,10 @@
-"""Browser: opens a page of the web as text, as one tool named `open_page`."""
+"""Browser: the tool `open_page`, which opens a web page as text."""
 
 import asyncio
-import json
-import os
 import re
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from email.message import Message
-from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,19 +12,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from apis.errors import ToolFailed
 from apis.fetcher import Fetcher, FetchRequest, FetchResponse
 from apis.provider import Provider
+from apis.reader import FetchedPage, Reader, UnreadableFile, WebPage
 from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime, ToolSpec
 from providers.tool_runtime.search_results import SearchOptions, clean_line, validate_model
 
-_PROGRAM: Final = Path(__file__).with_name("page_text.py")
-_MAX_REPLY_BYTES: Final = 8 * 2**20
 _ACCEPT: Final = "text/html,application/xhtml+xml,text/markdown,text/plain;q=0.9,application/json;q=0.9,*/*;q=0.5"
-_ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 _HTML_TYPES: Final = frozenset({"text/html", "application/xhtml+xml"})
 _TEXT_TYPES: Final = frozenset(
     {"application/json", "application/xml", "application/javascript", "application/x-ndjson", "application/yaml"}
     | {"application/x-yaml", "application/toml", "application/sql", "application/x-sh", "application/rtf"}
 )
 _UNKNOWN_TYPES: Final = frozenset({"", "application/octet-stream", "unknown/unknown"})
+_HTML_START: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html|head|body|!--)", re.IGNORECASE)
 
 _OPEN_PAGE: Final = ToolSpec(
     name="open_page",
@@ -45,8 +39,6 @@ _OPEN_PAGE: Final = ToolSpec(
     },
 )
 
-_BodyKind = Literal["html", "text"]
-
 
 class _Arguments(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -54,35 +46,27 @@ class _Arguments(BaseModel):
     url: str = Field(min_length=1, max_length=8192)
 
 
-class _Page(BaseModel):
-    """What the program that reads pages answers."""
-
-    title: str
-    text: str
-    links: list[str]
-    is_truncated: bool
-
-
 class Browser(ToolRuntime):
-    """Opens pages through the stack's Fetcher: HTML, JSON, Markdown and every other text.
+    """Fetches pages with the stack's Fetcher and extracts their text (HTML, JSON, Markdown and others) with its Reader.
 
-    A result's one source is the page, with the URL that the last redirect led to; `data` is `{"links": [url, ...],
-    "cut": bool}`, where `[#1]` in the text means the first link. Options of a call: `allowed_domains` and
-    `blocked_domains`, which hold for the page asked for and for the one that came, and `live: false`, which refuses
-    every page.
+    A result has one source, the page, with the URL of the last redirect; `data` is `{"links": [url, ...], "cut":
+    bool}`, where `[#1]` in the text stands for the first link. Options of a call: `allowed_domains` and
+    `blocked_domains`, which apply to the requested URL and to that of the last redirect, and `live: false`, which
+    refuses every page.
     """
 
     class Config(Provider.Config):
-        """`tool_timeout_s` bounds a whole call, `max_page_chars` the text of a page, `max_readers` the processes that
-        read pages at a time."""
+        """`tool_timeout_s` bounds a whole call, `max_page_chars` the text of a page, `max_readers` the pages whose text
+        is extracted at a time."""
 
         tool_timeout_s: float = Field(default=20.0, gt=0, le=600)
         max_page_chars: int = Field(default=100_000, ge=1000, le=150_000)
         max_readers: int = Field(default=4, ge=1)
 
-    def __init__(self, config: Config, fetcher: Fetcher) -> None:
+    def __init__(self, config: Config, fetcher: Fetcher, reader: Reader) -> None:
         self._config = config
         self._fetcher = fetcher
+        self._reader = reader
         self._reader_slots = asyncio.Semaphore(config.max_readers)
 
     def tools(self) -> Sequence[ToolSpec]:
@@ -98,24 +82,21 @@ class Browser(ToolRuntime):
         _check_domain(url, options)
         try:
             async with asyncio.timeout(self._config.tool_timeout_s):
-                fetched = await self._fetcher.fetch(FetchRequest(url, headers={"Accept": _ACCEPT}))
-                _check_domain(fetched.url, options)
-                page = await self._read_page(fetched)
+                response = await self._fetcher.fetch(FetchRequest(url, headers={"Accept": _ACCEPT}))
+                _check_domain(response.url, options)
+                page = await self._extract_page(response)
         except TimeoutError:
             raise ToolFailed(f"The page could not be opened within {self._config.tool_timeout_s:g} s.") from None
-        return _page_to_result(fetched.url, page)
+        return _page_to_result(response.url, page)
 
-    async def _read_page(self, fetched: FetchResponse) -> _Page:
-        if fetched.status >= 400 or not 200 <= fetched.status < 300:
-            raise ToolFailed(f"The page could not be opened: the server answered with HTTP {fetched.status}.")
-        kind, charset = _detect_kind(fetched.headers, fetched.body)
-        asked = {"kind": kind, "url": fetched.url, "charset": charset, "max_chars": self._config.max_page_chars}
-        async with self._reader_slots:
-            answer = await _run_reader(json.dumps(asked).encode() + b"\n" + fetched.body)
+    async def _extract_page(self, response: FetchResponse) -> WebPage:
+        if not 200 <= response.status < 300:
+            raise ToolFailed(f"The page could not be opened: the server answered with HTTP {response.status}.")
+        fetched_page = _classify_response(response)
         try:
-            page = _Page.model_validate_json(answer)
-        except ValueError:
-            # The program was killed at a limit of its own, or the parser died of the page.
+            async with self._reader_slots:
+                page = await self._reader.extract_page(fetched_page, self._config.max_page_chars)
+        except UnreadableFile:
             raise ToolFailed("The page cannot be read: it is too large, too deep or broken.") from None
         if not page.text.strip():
             raise ToolFailed("The page has no text. It may need a browser that runs scripts.")
@@ -127,63 +108,35 @@ def _check_domain(url: str, options: SearchOptions) -> None:
         raise ToolFailed("This page is of a domain that the request does not allow.")
 
 
-def _detect_kind(headers: Mapping[str, str], body: bytes) -> tuple[_BodyKind, str | None]:
-    """How to read a body, and the charset that the server names. Raises ToolFailed for what is no text."""
-    told = Message()
-    told["content-type"] = headers.get("content-type", "")[:1000]
-    named = told.get_content_charset()
-    media_type = told.get_content_type() if headers.get("content-type") else ""
+def _classify_response(response: FetchResponse) -> FetchedPage:
+    """Return the page with its kind and the charset that the server names. Raises ToolFailed for other than text."""
+    body, content_type = response.body, response.headers.get("content-type", "")
+    header = Message()
+    header["content-type"] = content_type[:1000]
+    media_type = header.get_content_type() if content_type else ""
     if body.startswith(b"%PDF-") or media_type == "application/pdf":
         raise ToolFailed("The page is a PDF, which cannot be opened here. Look for the same text as a web page.")
-    if media_type in _HTML_TYPES:
-        return "html", named
-    if media_type in _UNKNOWN_TYPES:
-        if re.match(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html|head|body|!--)", body[:1024], re.IGNORECASE):
-            return "html", named
-        if b"\0" not in body[:1024]:
-            return "text", named
-    if media_type.startswith("text/") or media_type in _TEXT_TYPES or media_type.endswith(("+json", "+xml")):
-        return "text", named
+    is_unknown = media_type in _UNKNOWN_TYPES
+    is_html = media_type in _HTML_TYPES or (is_unknown and _HTML_START.match(body[:1024]) is not None)
+    is_text = (
+        media_type.startswith("text/")
+        or media_type in _TEXT_TYPES
+        or media_type.endswith(("+json", "+xml"))
+        or (is_unknown and b"\0" not in body[:1024])
+    )
+    if is_html or is_text:
+        return FetchedPage(response.url, body, is_html, header.get_content_charset())
     raise ToolFailed(
         f"The page is no text but {clean_line(media_type, 100) or 'unknown data'}, which cannot be opened here."
     )
 
 
-async def _run_reader(request: bytes) -> bytes:
-    """The answer of the program, whatever there is of it. Leaving early ends the program."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", str(_PROGRAM)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    answer = bytearray()
-    try:
-        try:
-            process.stdin.write(request)
-            await process.stdin.drain()
-            process.stdin.close()
-        except ConnectionError:
-            return b""
-        while len(answer) < _MAX_REPLY_BYTES and (piece := await process.stdout.read(2**16)):
-            answer += piece
-        return bytes(answer)
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        # Not `wait`, which never ends while there is something left to read.
-        await process.communicate()
-
-
-def _page_to_result(url: str, page: _Page) -> ToolResult:
+def _page_to_result(url: str, page: WebPage) -> ToolResult:
     title = clean_line(page.title, 200) or urlsplit(url).hostname or url
     text = f"{title}\n{url}\n\n{page.text}"
     if page.is_truncated:
         text += f"\n\n[The page is longer; these are its first {len(page.text)} characters.]"
     if page.links:
         text += "\n\nLinks:\n" + "\n".join(f"[#{number}] {link}" for number, link in enumerate(page.links, start=1))
-    data: dict[str, Any] = {"links": page.links, "cut": page.is_truncated}
+    data: dict[str, Any] = {"links": list(page.links), "cut": page.is_truncated}
     return ToolResult(text, [Source(url, title, page.text)], data=data)

@@ -62,12 +62,14 @@ def test_this_machines_own_addresses_are_refused_public_or_not(monkeypatch: pyte
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": bound})
     addresses = AddressPolicy([], [])
     refused = [
-        each for each in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "8.8.4.4") if addresses.is_refused(each)
+        address
+        for address in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "8.8.4.4")
+        if addresses.is_refused(address)
     ]
     assert refused == ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8"]
 
 
-def test_what_is_opened_is_let_through_unless_it_is_denied() -> None:
+def test_allowed_networks_are_let_through_except_denied_ones() -> None:
     addresses = AddressPolicy([ip_network("10.0.0.0/8"), ip_network("fd00::/8")], [ip_network("10.1.0.0/16")])
     assert not addresses.is_refused("10.2.0.1")
     assert not addresses.is_refused("::ffff:10.2.0.1")
@@ -113,6 +115,6 @@ def test_redirects_are_read_from_where_they_are(location: str, leads_to: str) ->
 @pytest.mark.parametrize(
     "location", ["http://a.example/", "ftp://a.example/", "https://127.1/", "https://u@a.example/"]
 )
-def test_redirects_to_what_could_not_be_asked_for_are_refused(location: str) -> None:
+def test_redirects_to_urls_that_are_refused_by_themselves_are_refused(location: str) -> None:
     with pytest.raises(FetchFailed):
         resolve_redirect(url_to_target("https://a.example/dir/page"), location)

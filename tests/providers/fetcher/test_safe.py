@@ -42,7 +42,7 @@ async def test_no_redirect_leads_to_a_forbidden_url(canary: Canary, site: Site) 
 
 
 @pytest.mark.parametrize("status", REDIRECTS)
-async def test_every_kind_of_redirect_is_checked_anew(canary: Canary, site: Site, status: int) -> None:
+async def test_every_kind_of_redirect_is_checked_again(canary: Canary, site: Site, status: int) -> None:
     async with fetching([canary.port, site.port]) as safe:
         first = site.redirect("/first", "/second", status)
         site.redirect("/second", f"http://127.0.0.1:{canary.port}/", status)
@@ -70,21 +70,21 @@ async def test_a_name_with_one_address_that_is_not_public_is_refused_whole(canar
 async def test_a_name_that_moves_after_it_was_checked_is_not_followed_there(canary: Canary, site: Site) -> None:
     site.page("/", "the page")
     site.redirect("/again", f"http://moving.example:{canary.port}/")
-    resolve, asked = answers([SITE], ["127.0.0.1"])
+    resolve, resolved_hosts = answers([SITE], ["127.0.0.1"])
     async with fetching([canary.port, site.port], resolve) as safe:
         assert (await fetch(safe, f"http://moving.example:{site.port}/")).body == b"the page"
-        assert asked == ["moving.example"]
+        assert resolved_hosts == ["moving.example"]
         await failure_of(safe, f"http://moving.example:{site.port}/")
-    resolve, asked = answers([SITE], ["127.0.0.1"])
+    resolve, resolved_hosts = answers([SITE], ["127.0.0.1"])
     async with fetching([canary.port, site.port], resolve) as safe:
         await failure_of(safe, f"http://moving.example:{site.port}/again")
-        assert asked == ["moving.example", "moving.example"]
+        assert resolved_hosts == ["moving.example", "moving.example"]
     assert canary.connections == 0
 
 
-async def test_the_socket_itself_refuses_what_nothing_refused_before(canary: Canary) -> None:
+async def test_the_socket_itself_refuses_an_address_that_passed_every_other_check(canary: Canary) -> None:
     class Careless(Safe):
-        async def _checked_addresses(self, allowed: AddressPolicy, host: str, port: int) -> list[str]:
+        async def _resolve_host(self, policy: AddressPolicy, host: str, port: int) -> list[str]:
             return ["127.0.0.1"]
 
     safe = Careless(Safe.Config(allowed_ports=[canary.port]))
@@ -152,7 +152,7 @@ async def test_cancelling_a_fetch_closes_the_connection(site: Site, safe: Safe) 
         await site.dropped.wait()
 
 
-async def test_what_the_reader_of_a_stream_raises_is_not_reworded(site: Site, safe: Safe) -> None:
+async def test_an_error_of_the_code_that_reads_a_stream_is_not_reworded(site: Site, safe: Safe) -> None:
     url = site.page("/", "x")
     for error in (TimeoutError("mine"), OSError("mine"), ValueError("mine")):
         with pytest.raises(type(error), match="mine"):
@@ -171,7 +171,7 @@ async def test_secrets_are_in_no_failure_and_in_no_log(site: Site, caplog: pytes
     assert "HIDDEN" not in caplog.text
 
 
-async def test_it_can_be_closed_twice_and_without_a_start() -> None:
+async def test_safe_can_be_closed_twice_and_without_a_start() -> None:
     safe = Safe(Safe.Config())
     await safe.close()
     await safe.start()

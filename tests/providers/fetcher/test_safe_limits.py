@@ -51,7 +51,7 @@ async def test_an_endless_body_is_left_at_the_limit(site: Site, safe: Safe) -> N
         ("", bytes),
     ],
 )
-async def test_what_is_packed_is_unpacked(site: Site, safe: Safe, encoding: str, pack: Any) -> None:
+async def test_compressed_bodies_are_decompressed(site: Site, safe: Safe, encoding: str, pack: Any) -> None:
     for data in (b"", b"a", bytes(range(256)) * 4000):
         packed = pack(data)
         fetched = await fetch(safe, site.page("/", packed, Content_Encoding=encoding))
@@ -98,7 +98,7 @@ async def test_a_server_that_drips_its_body_ends_at_the_time_limit(site: Site) -
     "pieces",
     [
         [b"HTTP/1.1 200 OK\r\n", *([b"X: y\r\n"] * 100)],
-        [bytes([each]) for each in b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100],
+        [bytes([byte]) for byte in b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100],
         [b"HTTP/1.1 100 Continue\r\n\r\n"] * 100,
         [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nx"],
         [],
@@ -159,7 +159,51 @@ async def test_answers_that_are_no_proper_http_fail_in_words(answer: bytes) -> N
     server.close()
 
 
-async def test_nobody_listening_and_nobody_known(unused_tcp_port: int) -> None:
+async def test_a_flood_of_tiny_chunks_ends_at_the_time_limit() -> None:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with (
+        raw_server(head, *[b"1\r\nx\r\n" * 10_000] * 500) as (url, port),
+        fetching([port], timeout_s=0.4) as safe,
+    ):
+        assert "in time (0.4 s" in await failure_of(safe, f"{url}/")
+
+
+async def test_an_address_without_a_server_is_passed_over_for_the_next_one(site: Site) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.3", SITE]
+
+    async with fetching([site.port], resolve, allowed_private_networks=["127.0.0.2/31"]) as safe:
+        assert (await fetch(safe, site.page("/", "x").replace(SITE, "two.example"))).body == b"x"
+
+
+async def test_a_silent_tls_handshake_ends_at_the_limit_and_closes_its_connection() -> None:
+    closed = asyncio.Event()
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            pass
+        closed.set()
+        writer.close()
+
+    server = await asyncio.start_server(hold, SITE, 0)
+    port = server.sockets[0].getsockname()[1]
+    async with fetching([port], connect_timeout_s=0.2) as safe:
+        assert "in time" in await failure_of(safe, f"https://{SITE}:{port}/")
+        async with asyncio.timeout(5):
+            await closed.wait()
+    server.close()
+
+
+async def test_a_server_that_thinks_longer_than_a_connection_may_take_is_waited_for() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx"
+    async with (
+        raw_server(b"", answer, pause_s=0.4) as (url, port),
+        fetching([port], connect_timeout_s=0.1) as safe,
+    ):
+        assert (await fetch(safe, f"{url}/")).body == b"x"
+
+
+async def test_hosts_without_a_server_and_without_an_address_fail_in_words(unused_tcp_port: int) -> None:
     async def resolve(host: str, port: int) -> list[str]:
         raise OSError(-2, "Name or service not known")
 

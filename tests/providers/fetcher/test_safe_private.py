@@ -22,7 +22,7 @@ async def test_a_private_url_is_reached_at_its_port_and_only_by_who_says_so(site
         await safe.close()
 
 
-async def test_what_the_config_denies_stays_denied(site: Site) -> None:
+async def test_denied_networks_stay_denied_for_private_urls(site: Site) -> None:
     safe = Safe(Safe.Config.model_validate({"denied_networks": ["127.0.0.2/32"]}))
     await safe.start()
     try:
@@ -32,7 +32,7 @@ async def test_what_the_config_denies_stays_denied(site: Site) -> None:
     assert site.requests == []
 
 
-async def test_a_redirect_ends_it(site: Site, canary: Canary) -> None:
+async def test_a_redirect_ends_the_access_to_private_networks(site: Site, canary: Canary) -> None:
     safe = Safe(Safe.Config())
     await safe.start()
     try:

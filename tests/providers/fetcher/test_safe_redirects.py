@@ -1,4 +1,4 @@
-"""Safe along redirects and over TLS: what is carried to whom."""
+"""Safe along redirects and over TLS: which headers and bodies go to which origin."""
 
 import ssl
 from pathlib import Path
@@ -9,7 +9,7 @@ from providers.fetcher.safe import Safe
 from tests.support.servers.fetcher_hosts import SITE, Site, answers, certificate, failure_of, fetch, fetching
 
 
-async def test_redirects_are_followed_and_the_last_url_is_told(site: Site, safe: Safe) -> None:
+async def test_redirects_are_followed_and_the_last_url_is_returned(site: Site, safe: Safe) -> None:
     start = site.redirect("/a", "b?x=1#part")
     site.redirect("/b", f"{site.url}/ü/c")
     site.page("/ü/c", "here")
@@ -17,7 +17,7 @@ async def test_redirects_are_followed_and_the_last_url_is_told(site: Site, safe:
     assert (fetched.url, fetched.body) == (f"{site.url}/%C3%BC/c", b"here")
 
 
-async def test_a_redirect_is_given_back_when_it_shall_not_be_followed(site: Site, safe: Safe) -> None:
+async def test_a_redirect_that_shall_not_be_followed_is_returned(site: Site, safe: Safe) -> None:
     fetched = await fetch(safe, site.redirect("/a", "/b"), follow_redirects=False)
     assert (fetched.status, fetched.headers["location"]) == (302, "/b")
 
@@ -30,24 +30,27 @@ async def test_loops_and_long_ways_of_redirects_end(site: Site, safe: Safe) -> N
 @pytest.mark.parametrize(
     "location", ["http://[::1", "a b", "\\\\evil.test\\x", "https://", "file:///etc/passwd", "x" * 8193]
 )
-async def test_redirects_to_what_is_no_url_are_refused(site: Site, safe: Safe, location: str) -> None:
+async def test_redirects_to_text_that_is_no_url_are_refused(site: Site, safe: Safe, location: str) -> None:
     await failure_of(safe, site.redirect("/a", location))
 
 
-async def test_credentials_stay_with_the_origin_they_were_given_for(site: Site) -> None:
-    given = {"Authorization": "Bearer s", "Cookie": "a=b", "X-Api-Key": "k", "Accept": "text/html", "X-Any": "y"}
+async def test_credentials_stay_with_their_origin(site: Site) -> None:
+    headers = {"Authorization": "Bearer s", "Cookie": "a=b", "X-Api-Key": "k", "Accept": "text/html", "X-Any": "y"}
     resolve, _ = answers([SITE])
     async with Site() as other, fetching([site.port, other.port], resolve) as safe:
         other.page("/there", "x")
         site.redirect("/near", "/away")
         site.redirect("/away", f"http://{SITE}:{other.port}/there")
-        await fetch(safe, f"{site.url}/near", headers=given)
-        assert [{name: seen[2].get(name) for name in given} for seen in site.requests] == [given, given]
+        await fetch(safe, f"{site.url}/near", headers=headers)
+        assert [{name: seen[2].get(name) for name in headers} for seen in site.requests] == [
+            headers,
+            headers,
+        ]
         seen = other.requests[0][2]
-        assert {name for name in given if name in seen} == {"Accept"}
+        assert {name for name in headers if name in seen} == {"Accept"}
         other.redirect("/back", f"{site.url}/near", 307)
         site.requests.clear()
-        await fetch(safe, f"{other.url}/back", headers=given)
+        await fetch(safe, f"{other.url}/back", headers=headers)
         assert all("Authorization" not in seen[2] and "X-Api-Key" not in seen[2] for seen in site.requests)
 
 
@@ -95,7 +98,7 @@ async def test_a_body_is_not_sent_on_to_another_origin(site: Site) -> None:
 
 
 async def test_headers_that_frame_a_message_are_not_the_callers(site: Site, safe: Safe) -> None:
-    given = {
+    headers = {
         "Host": "evil.test",
         "Connection": "upgrade",
         "Transfer-Encoding": "chunked",
@@ -103,7 +106,7 @@ async def test_headers_that_frame_a_message_are_not_the_callers(site: Site, safe
         "Proxy-Authorization": "s",
         "Accept-Encoding": "br",
     }
-    await fetch(safe, site.page("/", "x"), headers=given)
+    await fetch(safe, site.page("/", "x"), headers=headers)
     seen = site.requests[0][2]
     assert seen["Host"] == f"{SITE}:{site.port}"
     assert seen["Accept-Encoding"] == "gzip, deflate"
@@ -126,7 +129,7 @@ async def test_other_methods_are_refused(site: Site, safe: Safe, method: str) ->
     assert not site.requests
 
 
-async def test_cookies_are_neither_kept_nor_shown(site: Site, safe: Safe) -> None:
+async def test_cookies_are_neither_stored_nor_returned(site: Site, safe: Safe) -> None:
     url = site.page("/", "x", Set_Cookie="a=b", X_Shown="ü")
     fetched = await fetch(safe, url)
     await fetch(safe, url)
@@ -135,7 +138,7 @@ async def test_cookies_are_neither_kept_nor_shown(site: Site, safe: Safe) -> Non
     assert "Cookie" not in site.requests[1][2]
 
 
-async def test_over_tls_the_name_is_what_is_shown_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_certificate_is_verified_against_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cert, key = await certificate(tmp_path, "secure.test")
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -1,4 +1,4 @@
-"""Text out of files: of every kind that is read, and of files that are made to break what reads them."""
+"""The text of files of every kind, and files made to break their parser."""
 
 import time
 from typing import Any
@@ -102,17 +102,17 @@ async def test_every_kind_gives_its_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_what_is_made_to_break_it_is_refused_in_time(name: str) -> None:
-    filename, data, told = HOSTILE[name]
+async def test_hostile_files_are_refused_in_time(name: str) -> None:
+    filename, data, words = HOSTILE[name]
     began = time.monotonic()
-    with pytest.raises(UnreadableFile, match=told) as caught:
+    with pytest.raises(UnreadableFile, match=words) as caught:
         await file_to_text(filename, data, MAX_CHARS)
     assert caught.value.code in ("invalid_file", "unsupported_file")
     assert time.monotonic() - began < BOUND_S
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-async def test_what_only_looks_bad_is_read(name: str) -> None:
+async def test_harmless_files_that_look_hostile_are_read(name: str) -> None:
     filename, data, begins = HARMLESS[name]
     assert (await file_to_text(filename, data, MAX_CHARS)).startswith(begins)
 

@@ -47,7 +47,7 @@ async def test_conforms(server: FakeSearch, law: Callable[[Subject], Awaitable[N
 
 
 @pytest.mark.parametrize("query", FAILURES)
-async def test_failures_are_told_without_the_key_or_the_services_own_words(
+async def test_failures_name_neither_the_key_nor_the_services_own_words(
     brave: ToolRuntime, query: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -62,7 +62,7 @@ async def test_domains_hold_even_if_the_service_ignores_them(server: FakeSearch,
     assert [source.url for source in (await brave.call(call)).sources] == ["https://site1.example.com/page"]
 
 
-async def test_thousands_of_results_are_cut_to_what_was_asked_for(server: FakeSearch, brave: ToolRuntime) -> None:
+async def test_thousands_of_results_are_cut_to_the_requested_number(server: FakeSearch, brave: ToolRuntime) -> None:
     server.results = [None, 7, {}, {"url": "javascript:x"}, *([DIALECT.page(1)] * 5000)]
     for size, count in (("low", 5), ("medium", 10), ("high", 20)):
         assert len((await brave.call(search(context_size=size))).sources) == count
@@ -71,8 +71,8 @@ async def test_thousands_of_results_are_cut_to_what_was_asked_for(server: FakeSe
 async def test_asks_as_brave_wants_to_be_asked(server: FakeSearch, brave: ToolRuntime) -> None:
     where = {"country": "ch", "city": "Zürich\r\n", "region": "ZH", "timezone": "Europe/Zurich"}
     await brave.call(search("who am i", context_size="high", user_location=where, live=False))
-    asked = server.requests[0]
-    assert dict(asked.query) == {
+    request = server.requests[0]
+    assert dict(request.query) == {
         "q": "who am i",
         "count": "20",
         "result_filter": "web",
@@ -80,15 +80,15 @@ async def test_asks_as_brave_wants_to_be_asked(server: FakeSearch, brave: ToolRu
         "extra_snippets": "true",
     }
     names = ("X-Loc-Country", "X-Loc-City", "X-Loc-State-Name", "X-Loc-Timezone", "Accept-Encoding", "Accept")
-    told = [asked.headers[name] for name in names]
-    assert told == ["CH", "Zürich", "ZH", "Europe/Zurich", "identity", "application/json"]
+    header_values = [request.headers[name] for name in names]
+    assert header_values == ["CH", "Zürich", "ZH", "Europe/Zurich", "identity", "application/json"]
 
 
 async def test_domains_are_operators_as_far_as_a_query_holds_them(server: FakeSearch, brave: ToolRuntime) -> None:
     await brave.call(search("who", allowed_domains=["a.example"]))
     await brave.call(search("who", allowed_domains=["a.example", "b.example"]))
     await brave.call(search("who", blocked_domains=["c.example", "d.example"]))
-    assert [asked.query["q"] for asked in server.requests] == [
+    assert [request.query["q"] for request in server.requests] == [
         "who site:a.example",
         "who (site:a.example OR site:b.example)",
         "who -site:c.example -site:d.example",
@@ -99,9 +99,9 @@ async def test_domains_are_operators_as_far_as_a_query_holds_them(server: FakeSe
     ):
         for query in ("who", "w" * 4000, "w " * 2000):
             await brave.call(search(query, **domains))
-    assert all(len(asked.query["q"]) <= 400 for asked in server.requests)
-    assert all(len(asked.query["q"].split()) <= 50 for asked in server.requests)
-    assert all(asked.query["q"].count("(") == asked.query["q"].count(")") for asked in server.requests)
+    assert all(len(request.query["q"]) <= 400 for request in server.requests)
+    assert all(len(request.query["q"].split()) <= 50 for request in server.requests)
+    assert all(request.query["q"].count("(") == request.query["q"].count(")") for request in server.requests)
 
 
 async def test_results_are_a_list_to_cite_from(server: FakeSearch, brave: ToolRuntime) -> None:

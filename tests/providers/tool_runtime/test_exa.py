@@ -163,7 +163,7 @@ async def test_context_size_bounds_results_and_their_text(
     assert all(len(source.title) == 200 for source in result.sources)
 
 
-async def test_ten_thousand_results_are_cut_to_what_was_asked_for(server: FakeExa, exa: Exa) -> None:
+async def test_ten_thousand_results_are_cut_to_the_requested_number(server: FakeExa, exa: Exa) -> None:
     server.results = [{"url": "https://a.example/"}] * 10_000
     assert len((await exa.call(search(context_size="high"))).sources) == 20
 
@@ -218,8 +218,8 @@ async def test_domains_hold_even_if_the_service_ignores_them(server: FakeExa, ex
         )
     ]
     call = search(allowed_domains=["example.com", "xn--bcher-kva.example"], blocked_domains=["private.example.com"])
-    kept = [source.url for source in (await exa.call(call)).sources]
-    assert kept == ["https://docs.example.com/", "https://EXAMPLE.com./x", "https://bücher.example/"]
+    urls = [source.url for source in (await exa.call(call)).sources]
+    assert urls == ["https://docs.example.com/", "https://EXAMPLE.com./x", "https://bücher.example/"]
 
 
 STATUS_WORDS = {
@@ -242,7 +242,7 @@ STATUS_WORDS = {
 
 
 @pytest.mark.parametrize("query", FAILURES)
-async def test_failures_are_told_without_the_key_or_the_services_own_words(
+async def test_failures_name_neither_the_key_nor_the_services_own_words(
     exa: Exa, query: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -285,7 +285,7 @@ async def test_a_wrong_key_is_refused(server: FakeExa) -> None:
         assert (await failure_of(exa, search())).message == "The search service refused the key."
 
 
-async def test_nobody_listening(unused_tcp_port: int) -> None:
+async def test_a_service_that_is_down_fails_in_words(unused_tcp_port: int) -> None:
     async with started(f"http://127.0.0.1:{unused_tcp_port}") as exa:
         assert "could not be reached" in (await failure_of(exa, search())).message
 
@@ -315,12 +315,13 @@ async def test_cancelling_while_the_body_arrives_closes_the_connection(server: F
         await server.dropped.wait()
 
 
-async def test_proxies_of_the_environment_are_ignored(
-    server: FakeExa, exa: Exa, monkeypatch: pytest.MonkeyPatch
+async def test_proxies_of_the_environment_are_ignored_for_a_service_over_http(
+    server: FakeExa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert (await exa.call(search())).sources
+    async with started(server.url) as exa:
+        assert (await exa.call(search())).sources
 
 
 @pytest.mark.parametrize("url", ["ftp://a.example", "https://user@a.example", "a.example", "https://a.example/?x=1"])

@@ -45,7 +45,7 @@ async def test_conforms(server: FakeSearch, law: Callable[[Subject], Awaitable[N
 
 
 @pytest.mark.parametrize("query", FAILURES)
-async def test_failures_are_told_without_the_key_or_the_services_own_words(
+async def test_failures_name_neither_the_key_nor_the_services_own_words(
     searxng: ToolRuntime, query: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -60,7 +60,7 @@ async def test_domains_hold_even_if_the_service_ignores_them(server: FakeSearch,
     assert [source.url for source in (await searxng.call(call)).sources] == ["https://site1.example.com/page"]
 
 
-async def test_thousands_of_results_are_cut_to_what_was_asked_for(server: FakeSearch, searxng: ToolRuntime) -> None:
+async def test_thousands_of_results_are_cut_to_the_requested_number(server: FakeSearch, searxng: ToolRuntime) -> None:
     server.results = [None, 7, {}, {"url": "javascript:x"}, *([DIALECT.page(1)] * 5000)]
     for size, count in (("low", 5), ("medium", 10), ("high", 20)):
         assert len((await searxng.call(search(context_size=size))).sources) == count
@@ -83,9 +83,7 @@ async def test_it_needs_no_key(server: FakeSearch) -> None:
     assert server.requests[0].query["language"] == "de-CH"
 
 
-async def test_what_must_not_be_live_is_refused_before_anything_is_sent(
-    server: FakeSearch, searxng: ToolRuntime
-) -> None:
+async def test_live_false_is_refused_before_anything_is_sent(server: FakeSearch, searxng: ToolRuntime) -> None:
     assert "live search engines" in (await failure_of(searxng, search(live=False))).message
     assert not server.requests
 

@@ -45,7 +45,7 @@ async def test_conforms(server: FakeSearch, law: Callable[[Subject], Awaitable[N
 
 
 @pytest.mark.parametrize("query", FAILURES)
-async def test_failures_are_told_without_the_key_or_the_services_own_words(
+async def test_failures_name_neither_the_key_nor_the_services_own_words(
     tavily: ToolRuntime, query: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -60,7 +60,7 @@ async def test_domains_hold_even_if_the_service_ignores_them(server: FakeSearch,
     assert [source.url for source in (await tavily.call(call)).sources] == ["https://site1.example.com/page"]
 
 
-async def test_thousands_of_results_are_cut_to_what_was_asked_for(server: FakeSearch, tavily: ToolRuntime) -> None:
+async def test_thousands_of_results_are_cut_to_the_requested_number(server: FakeSearch, tavily: ToolRuntime) -> None:
     server.results = [None, 7, {}, {"url": "javascript:x"}, *([DIALECT.page(1)] * 5000)]
     for size, count in (("low", 5), ("medium", 10), ("high", 20)):
         assert len((await tavily.call(search(context_size=size))).sources) == count
@@ -89,7 +89,7 @@ async def test_asks_as_tavily_wants_to_be_asked(server: FakeSearch, tavily: Tool
     ]
 
 
-async def test_what_must_not_be_live_is_refused_unsent(server: FakeSearch, tavily: ToolRuntime) -> None:
+async def test_live_false_is_refused_unsent(server: FakeSearch, tavily: ToolRuntime) -> None:
     assert "live web" in (await failure_of(tavily, search(live=False))).message
     assert not server.requests
 

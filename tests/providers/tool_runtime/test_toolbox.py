@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from apis.errors import ConfigError
 from apis.tool_runtime import ToolCall, ToolRuntime
+from providers.reader.child import Child
 from providers.tool_runtime.browser.provider import Browser
 from providers.tool_runtime.exa import Exa
 from providers.tool_runtime.searxng import SearXNG
@@ -30,7 +31,8 @@ class Shop:
 
     async def browser(self) -> ToolRuntime:
         safe = await self.stack.enter_async_context(fetching([self.site.port]))
-        return await self.stack.enter_async_context(started(Browser(Browser.Config.model_validate({}), safe)))
+        browser = Browser(Browser.Config.model_validate({}), safe, Child(Child.Config(), None, safe))
+        return await self.stack.enter_async_context(started(browser))
 
     async def toolbox(self, **providers: ToolRuntime) -> Toolbox:
         toolbox = Toolbox(Toolbox.Config(providers={name: {} for name in providers}), providers)

@@ -15,7 +15,8 @@ from aiohttp import web
 
 from apis.errors import FetchFailed
 from apis.fetcher import FetchRequest, FetchResponse
-from providers.fetcher.safe import HostResolver, Safe
+from providers.fetcher.addresses import HostResolver
+from providers.fetcher.safe import Safe
 
 SITE: Final = "127.0.0.2"
 """The one loopback address that the tests open; the canary has all the others."""
@@ -47,7 +48,7 @@ class Canary:
 
 
 class Site:
-    """A web server on `SITE` whose pages a test sets; it keeps what it was asked."""
+    """A web server on `SITE` whose pages a test sets; it records the requests."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.pages: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {}
@@ -120,7 +121,7 @@ class Site:
 
 @asynccontextmanager
 async def raw_server(*pieces: bytes, pause_s: float = 0.0) -> AsyncGenerator[tuple[str, int]]:
-    """A server on `SITE` that sends these bytes to whoever connects, then waits to be left; gives its URL and port."""
+    """A server on `SITE` that sends these bytes on each connection, then waits for its close; yields URL and port."""
 
     async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -155,15 +156,15 @@ async def fetching(ports: Sequence[int], resolve: HostResolver | None = None, **
 
 
 def answers(*rounds: Sequence[str]) -> tuple[HostResolver, list[str]]:
-    """A resolver that gives these answers, one round after the other and then the last again, and whom it was asked
-    for."""
-    asked: list[str] = []
+    """Return a resolver with these answers, one round after the other and then the last again, and the hosts that it
+    resolved."""
+    resolved_hosts: list[str] = []
 
     async def resolve(host: str, port: int) -> Sequence[str]:
-        asked.append(host)
-        return rounds[min(len(asked), len(rounds)) - 1]
+        resolved_hosts.append(host)
+        return rounds[min(len(resolved_hosts), len(rounds)) - 1]
 
-    return resolve, asked
+    return resolve, resolved_hosts
 
 
 def gzip_bomb(inflated_bytes: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Browser through a real Safe and real servers: what a model is shown, and what never gets through."""
+"""Browser through a real Safe and real servers: the text for the model, and the requests that are refused."""
 
 import asyncio
 import json
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from apis.tool_runtime import Source, ToolCall, ToolRuntime
 from providers.fetcher.safe import Safe
+from providers.reader.child import Child
 from providers.tool_runtime.browser.provider import Browser
 from tests.conformance.tool_runtime import LAWS, Subject
 from tests.support.servers.fake_search import failure_of, started
@@ -37,7 +38,7 @@ async def site() -> AsyncGenerator[Site]:
 
 
 def browsing(safe: Safe, **fields: Any) -> Browser:
-    return Browser(Browser.Config.model_validate(fields), safe)
+    return Browser(Browser.Config.model_validate(fields), safe, Child(Child.Config(), None, safe))
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ async def test_every_kind_of_text_is_read(
         ("image/x" + "y" * 5000, b"x", "is no text"),
     ],
 )
-async def test_what_is_no_text_is_refused_in_words(
+async def test_bodies_without_text_are_refused_in_words(
     site: Site, browser: ToolRuntime, media_type: str, body: bytes, words: str
 ) -> None:
     failure = await failure_of(browser, opening(site.page("/", body, media_type)))
@@ -113,7 +114,7 @@ async def test_what_is_no_text_is_refused_in_words(
     assert len(failure.message) < 300
 
 
-async def test_an_error_of_the_server_is_told(browser: ToolRuntime, site: Site) -> None:
+async def test_an_error_status_of_the_server_is_named(browser: ToolRuntime, site: Site) -> None:
     assert "HTTP 404" in (await failure_of(browser, opening(f"{site.url}/nowhere"))).message
 
 
@@ -145,23 +146,21 @@ async def test_a_parser_that_dies_takes_nothing_along(
     for body in ("import os; os.abort()", "import time; time.sleep(60)", "print('x' * 2**24)", "print('{}')"):
         program = tmp_path / "program.py"
         program.write_text(body)
-        monkeypatch.setattr("providers.tool_runtime.browser.provider._PROGRAM", program)
+        monkeypatch.setattr("providers.reader.child._PROGRAM", program)
         async with fetching([site.port]) as safe, started(browsing(safe, tool_timeout_s=1.5)) as browser:
             failure = await failure_of(browser, opening(site.page("/", PAGE * 10_000)))
             assert "cannot be read" in failure.message or "within 1.5 s" in failure.message
 
 
-async def test_the_reading_process_is_given_no_secrets(
-    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_the_reader_process_gets_no_secrets(site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EXA_API_KEY", "secret")
     program = tmp_path / "program.py"
     program.write_text(
         "import os, json\n"
-        "page = {'title': '', 'text': json.dumps(dict(os.environ)), 'links': [], 'is_truncated': False}\n"
-        "print(json.dumps(page))"
+        "print(json.dumps({'title': '', 'links': [], 'is_truncated': False}))\n"
+        "print(json.dumps(dict(os.environ)))"
     )
-    monkeypatch.setattr("providers.tool_runtime.browser.provider._PROGRAM", program)
+    monkeypatch.setattr("providers.reader.child._PROGRAM", program)
     async with fetching([site.port]) as safe, started(browsing(safe)) as browser:
         environment = json.loads((await browser.call(opening(site.page("/", PAGE)))).sources[0].text)
     assert "EXA_API_KEY" not in environment
@@ -197,21 +196,21 @@ async def test_nothing_that_a_page_names_is_fetched(site: Site) -> None:
 
 
 async def test_domains_hold_for_the_page_asked_for_and_for_the_one_that_came(site: Site) -> None:
-    resolve, asked = answers([SITE])
+    resolve, resolved_hosts = answers([SITE])
     site.page("/", PAGE)
     site.redirect("/away", f"http://evil.example:{site.port}/")
     async with fetching([site.port], resolve) as safe, started(browsing(safe)) as browser:
         for options in ({"allowed_domains": ["good.example"]}, {"blocked_domains": ["evil.example"]}):
             assert (await browser.call(opening(f"http://www.good.example:{site.port}/", **options))).text
             for url in (f"http://evil.example:{site.port}/", f"http://EVIL.example.:{site.port}/"):
-                asked.clear()
+                resolved_hosts.clear()
                 await failure_of(browser, opening(url, **options))
-                assert not asked
+                assert not resolved_hosts
             away = opening(f"http://good.example:{site.port}/away", **options)
             assert "does not allow" in (await failure_of(browser, away)).message
 
 
-async def test_what_must_not_be_live_is_refused_unsent(site: Site, browser: ToolRuntime) -> None:
+async def test_live_false_refuses_pages_unsent(site: Site, browser: ToolRuntime) -> None:
     assert "does not allow" in (await failure_of(browser, opening(site.page("/", PAGE), live=False))).message
     assert not site.requests
 

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from providers.tool_runtime.browser.page_text import MAX_LINK_CHARS, MAX_LINKS, BrowserPage, html_to_page, text_to_page
+from providers.reader.html_text import MAX_LINK_CHARS, MAX_LINKS, PageText, html_to_page, text_to_page
 
 URL = "https://site.example/dir/page"
 
 
-def read(html: str | bytes, charset: str | None = None, max_chars: int = 100_000) -> BrowserPage:
+def read(html: str | bytes, charset: str | None = None, max_chars: int = 100_000) -> PageText:
     return html_to_page(html if isinstance(html, bytes) else html.encode(), URL, charset, max_chars)
 
 

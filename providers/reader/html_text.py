@@ -1,49 +1,36 @@
-"""A page as lines of text that a model can read. Run as a program it reads one page from stdin, within hard limits.
+"""HTML as text: plain lines for files, and pages with headings, lists and numbered links for the browser.
 
-The program is what parses pages of strangers: a parser that loops, crashes or eats memory takes nothing along. It takes
-a line of JSON (`kind`, `url`, `charset`, `max_chars`) and then the page's bytes, and gives `Page` as JSON.
+Runs in the child process of `extract.py`. Both forms share one lxml parser target, which keeps no tree: time and memory
+are linear in the length of the input, however deep it nests.
 """
 
 import codecs
-import json
 import re
-import sys
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Protocol, cast
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple, Protocol, cast
 from urllib.parse import urljoin
-
-from lxml import etree  # pyright: ignore[reportMissingTypeStubs, reportAttributeAccessIssue, reportUnknownVariableType] - lxml has no types
 
 MAX_LINKS: Final = 1000
 MAX_LINK_CHARS: Final = 64 * 1024
+"""Maximum length of all links of a page together. Links beyond it keep their words and lose their number."""
+CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _MAX_URL_CHARS: Final = 2048
 _MAX_TITLE_CHARS: Final = 200
-_MAX_CPU_S: Final = 2
 _CPU_BUDGET_S: Final = 1.0
-_MAX_MEMORY_BYTES: Final = 1024 * 2**20
+"""CPU time after which a page is truncated; half of the process's hard limit for pages."""
 _FEED_BYTES: Final = 64 * 1024
 
 _SKIPPED_TAGS: Final = frozenset(
-    {
-        "applet",
-        "audio",
-        "canvas",
-        "datalist",
-        "embed",
-        "head",
-        "iframe",
-        "math",
-        "noscript",
-        "object",
-        "script",
-        "style",
-    }
-    | {"svg", "template", "video"}
+    {"canvas", "iframe", "math", "noscript", "object", "script", "style", "svg", "template"}
 )
+_PAGE_SKIPPED_TAGS: Final = _SKIPPED_TAGS | {"applet", "audio", "datalist", "head", "video"}
 _VOID_TAGS: Final = frozenset(
     {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"}
+)
+_INLINE_TAGS: Final = frozenset(
+    {"a", "abbr", "b", "bdi", "bdo", "cite", "code", "data", "del", "dfn", "em", "font", "i", "ins", "kbd", "label"}
+    | {"mark", "q", "s", "samp", "small", "span", "strong", "sub", "sup", "time", "tt", "u", "var", "wbr", "img"}
 )
 _BLOCK_TAGS: Final = frozenset(
     {"address", "article", "aside", "body", "caption", "dd", "details", "dialog", "div", "dt", "fieldset", "figcaption"}
@@ -54,7 +41,6 @@ _PARAGRAPH_TAGS: Final = frozenset(
     {"blockquote", "dl", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "ol", "p", "pre", "table", "ul"}
 )
 _HIDDEN_STYLE: Final = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden)", re.IGNORECASE)
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _BLANKS: Final = re.compile(r"[\s\u200b\ufeff]+")
 _META_CHARSET: Final = re.compile(rb"<meta[^>]{1,256}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:-]{1,40})", re.IGNORECASE)
 _BYTE_ORDER_MARKS: Final = (
@@ -75,47 +61,71 @@ class _Parser(Protocol):
     def close(self) -> object: ...
 
 
-@dataclass(frozen=True, slots=True)
-class BrowserPage:
-    """`text` refers to `links` as `[#1]`, `[#2]`, ... behind the words of each link. `cut` when there was more."""
+class PageText(NamedTuple):
+    """Text of a page. `[#1]`, `[#2]`, ... in `text` follow the words of a link and number the URLs of `links`.
+    `is_truncated` is set when the page has more text."""
 
     title: str
     text: str
-    links: list[str] = field(default_factory=list[str])
-    is_truncated: bool = False
+    links: list[str]
+    is_truncated: bool
 
 
-def html_to_page(data: bytes, url: str, charset: str | None, max_chars: int) -> BrowserPage:
-    """Reads HTML as far as `max_chars` of text. Time and memory are linear in its length, however deep it nests."""
-    lines = _LineBuilder(url, max_chars)
-    # Recoded, so that a page cannot name one encoding to us and another to the parser.
-    recoded = _decode_text(data, charset).replace("\0", "\ufffd").encode("utf-8", "replace")
-    parser = cast(_Parser, etree.HTMLParser(target=lines, encoding="utf-8", huge_tree=True))  # pyright: ignore[reportUnknownMemberType] - lxml has no types
+def html_to_lines(text: str) -> Iterator[str]:
+    """Yield the visible text of an HTML file, one line per block element."""
+    target = _LineTarget()
+    for _ in _parse(text, target):
+        yield from target.take_lines()
+    target.end_line()
+    yield from target.take_lines()
+
+
+def html_to_page(data: bytes, url: str, charset: str | None, max_chars: int) -> PageText:
+    """Return the text of the page at `url`, truncated to `max_chars`; `charset` is the one that the server named."""
+    target = _PageTarget(url, max_chars)
     stop_at = time.process_time() + _CPU_BUDGET_S
-    for start in range(0, len(recoded), _FEED_BYTES):
-        if lines.is_full or time.process_time() > stop_at:
-            return lines.build_page(is_truncated=True)
-        parser.feed(recoded[start : start + _FEED_BYTES])
-    if recoded:
+    for _ in _parse(_decode_text(data, charset), target):
+        if target.is_full or time.process_time() > stop_at:
+            return target.build_page(is_truncated=True)
+    return target.build_page(is_truncated=False)
+
+
+def _parse(text: str, target: "_LineTarget") -> Iterator[None]:
+    """Feed `text` to `target` in blocks, and yield before each, so that the caller can stop."""
+    from lxml import etree  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs, reportAttributeAccessIssue, reportUnknownVariableType] - lxml has no types; text needs none of it
+
+    # Encoded again, so that a page cannot name one encoding to the decoder and another to the parser.
+    data = text.replace("\0", "\ufffd").encode("utf-8", "replace")
+    parser = cast(_Parser, etree.HTMLParser(target=target, encoding="utf-8", huge_tree=True))  # pyright: ignore[reportUnknownMemberType] - lxml has no types
+    for start in range(0, len(data), _FEED_BYTES):
+        yield
+        parser.feed(data[start : start + _FEED_BYTES])
+    if data:
         parser.close()
-    return lines.build_page(is_truncated=False)
 
 
-def text_to_page(data: bytes, charset: str | None, max_chars: int) -> BrowserPage:
-    """Reads what is text already."""
+def text_to_page(data: bytes, charset: str | None, max_chars: int) -> PageText:
+    """Return a page that is text already, truncated to `max_chars`."""
     text = _decode_text(data, charset)
-    lines = _CONTROL.sub(" ", text[:max_chars].replace("\r\n", "\n").replace("\r", "\n")).split("\n")
-    return BrowserPage("", "\n".join(line.rstrip() for line in lines).strip("\n"), is_truncated=len(text) > max_chars)
+    lines = CONTROL_CHARS.sub(" ", text[:max_chars].replace("\r\n", "\n").replace("\r", "\n")).split("\n")
+    return PageText("", "\n".join(line.rstrip() for line in lines).strip("\n"), [], len(text) > max_chars)
+
+
+def decode_marked(data: bytes) -> str | None:
+    """Return the text of data that begins with a byte order mark, else None."""
+    for mark, codec in _BYTE_ORDER_MARKS:
+        if data.startswith(mark):
+            return data[len(mark) :].decode(codec, "replace")
+    return None
 
 
 def _decode_text(data: bytes, charset: str | None) -> str:
-    """By the byte order mark, or what the server or the page itself says; else UTF-8, or what was before it."""
-    for mark, name in _BYTE_ORDER_MARKS:
-        if data.startswith(mark):
-            return data[len(mark) :].decode(name, "replace")
+    """Decode by the byte order mark, the server's charset or the page's own, in this order; else UTF-8 or cp1252."""
+    if (marked := decode_marked(data)) is not None:
+        return marked
     declared = _META_CHARSET.search(data, 0, 2048)
-    for named in (charset, declared and declared[1].decode("ascii")):
-        if named and (codec := _find_codec(named)):
+    for name in (charset, declared and declared[1].decode("ascii")):
+        if name and (codec := _find_codec(name)):
             return data.decode(codec, "replace")
     try:
         return data.decode("utf-8")
@@ -124,7 +134,7 @@ def _decode_text(data: bytes, charset: str | None) -> str:
 
 
 def _find_codec(name: str) -> str | None:
-    """Python's codec of this name, where browsers have it too."""
+    """Return Python's codec of this name if browsers have it too, else None."""
     try:
         codec = codecs.lookup(name.strip().strip("\"'")).name
     except (LookupError, ValueError):
@@ -134,18 +144,81 @@ def _find_codec(name: str) -> str | None:
     return codec if codec in _BROWSER_CHARSETS else None
 
 
-class _LineBuilder:
-    """The parser's target: makes lines of its events. Knows nothing of the tree, so that depth costs nothing."""
+class _LineTarget:
+    """lxml parser target that collects visible text as plain lines: every tag that is not inline ends a line."""
+
+    skipped_tags = _SKIPPED_TAGS
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._line_parts: list[str] = []
+        self._skipped_depth = 0
+
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if tag in _VOID_TAGS:
+            if not self._skipped_depth:
+                self._add_void_tag(tag, attributes)
+        elif self._skipped_depth or tag in self.skipped_tags or self._is_hidden(tag, attributes):
+            self._skipped_depth += 1
+        else:
+            self._open_tag(tag, attributes)
+
+    def end(self, tag: str) -> None:
+        if tag in _VOID_TAGS:
+            return
+        if self._skipped_depth:
+            self._skipped_depth -= 1
+        else:
+            self._close_tag(tag)
+
+    def data(self, text: str) -> None:
+        if not self._skipped_depth:
+            self._line_parts.append(text)
+
+    def comment(self, text: str) -> None:
+        """Ignore comments."""
+
+    def close(self) -> None:
+        """Called by lxml at the end of the input."""
+
+    def end_line(self) -> None:
+        if line := " ".join("".join(self._line_parts).split()):
+            self._lines.append(line)
+        self._line_parts.clear()
+
+    def take_lines(self) -> list[str]:
+        """Return the lines since the last call."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def _is_hidden(self, tag: str, attributes: Mapping[str, str]) -> bool:
+        return False
+
+    def _add_void_tag(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if tag not in _INLINE_TAGS:
+            self.end_line()
+
+    def _open_tag(self, tag: str, attributes: Mapping[str, str]) -> None:
+        if tag not in _INLINE_TAGS:
+            self.end_line()
+
+    def _close_tag(self, tag: str) -> None:
+        if tag not in _INLINE_TAGS:
+            self.end_line()
+
+
+class _PageTarget(_LineTarget):
+    """Parser target for pages: also marks headings, list items, table cells, images and links, without hidden text."""
+
+    skipped_tags = _PAGE_SKIPPED_TAGS
 
     def __init__(self, url: str, max_chars: int) -> None:
+        super().__init__()
         self._url = url
         self._max_chars = max_chars
         self._char_count = 0
-        self._lines: list[str] = []
-        self._line_parts: list[str] = []
         self._line_has_text = False
         self._line_prefix = ""
-        self._skipped_depth = 0
         self._pre_depth = 0
         self._title_parts: list[str] = []
         self._in_title = False
@@ -164,23 +237,12 @@ class _LineBuilder:
             self._in_title = not self._title_parts
         elif tag == "base" and attributes.get("href"):
             self._url = self._resolve_url(attributes["href"]) or self._url
-        if tag in _VOID_TAGS:
-            if not self._skipped_depth:
-                self._add_void_tag(tag, attributes)
-        elif self._skipped_depth or tag in _SKIPPED_TAGS or _is_hidden(tag, attributes):
-            self._skipped_depth += 1
-        else:
-            self._open_tag(tag, attributes)
+        super().start(tag, attributes)
 
     def end(self, tag: str) -> None:
         if tag == "title":
             self._in_title = False
-        if tag in _VOID_TAGS:
-            return
-        if self._skipped_depth:
-            self._skipped_depth -= 1
-        else:
-            self._close_tag(tag)
+        super().end(tag)
 
     def data(self, text: str) -> None:
         if self._in_title:
@@ -188,29 +250,32 @@ class _LineBuilder:
         elif not self._skipped_depth and not self.is_full:
             self._add_text(text)
 
-    def comment(self, text: str) -> None:
-        """What a page says to its makers."""
-
-    def close(self) -> None:
-        """The parser is done."""
-
-    def build_page(self, *, is_truncated: bool) -> BrowserPage:
-        """What was read."""
-        self._end_line()
+    def build_page(self, *, is_truncated: bool) -> PageText:
+        self.end_line()
         while self._lines and not self._lines[-1]:
             self._lines.pop()
         text = "\n".join(self._lines)
         title = _one_line("".join(self._title_parts)) or self._heading
-        return BrowserPage(
+        return PageText(
             title[:_MAX_TITLE_CHARS],
             text[: self._max_chars],
             list(self._link_numbers),
             is_truncated or len(text) > self._max_chars,
         )
 
+    def _is_hidden(self, tag: str, attributes: Mapping[str, str]) -> bool:
+        # Many pages hide their whole document until their scripts have run.
+        if tag in ("html", "body"):
+            return False
+        return (
+            "hidden" in attributes
+            or attributes.get("aria-hidden") == "true"
+            or _HIDDEN_STYLE.search((attributes.get("style") or "")[:4096]) is not None
+        )
+
     def _add_void_tag(self, tag: str, attributes: Mapping[str, str]) -> None:
         if tag == "br":
-            self._end_line()
+            self.end_line()
         elif tag == "hr":
             self._end_paragraph()
         elif tag == "img" and (words := _one_line(attributes.get("alt") or "")):
@@ -220,7 +285,7 @@ class _LineBuilder:
         if tag in _PARAGRAPH_TAGS:
             self._end_paragraph()
         elif tag in _BLOCK_TAGS:
-            self._end_line()
+            self.end_line()
         if tag in ("td", "th") and self._line_has_text:
             self._line_parts.append(" | ")
         elif tag in ("h1", "h2", "h3", "h4", "h5", "h6"):
@@ -238,7 +303,7 @@ class _LineBuilder:
         if tag == "a" and self._open_anchors:
             self._end_link(*self._open_anchors.pop())
         elif tag == "pre":
-            self._end_line()
+            self.end_line()
             self._pre_depth = max(0, self._pre_depth - 1)
         elif tag in ("h1", "h2") and not self._heading:
             self._heading = _one_line("".join(self._line_parts))
@@ -247,7 +312,7 @@ class _LineBuilder:
         if tag in _PARAGRAPH_TAGS:
             self._end_paragraph()
         elif tag in _BLOCK_TAGS:
-            self._end_line()
+            self.end_line()
 
     def _start_list_item(self) -> None:
         mark = "* "
@@ -257,7 +322,7 @@ class _LineBuilder:
         self._line_prefix = "  " * min(len(self._list_counters) - 1, 8) + mark
 
     def _end_link(self, url: str, chars_before: int) -> None:
-        """Refers to a link behind its words; one without words is none for a reader."""
+        """Add the number of a link after its words. A link without words gets none."""
         if not url or self._char_count == chars_before:
             return
         number = self._link_numbers.get(url)
@@ -274,9 +339,8 @@ class _LineBuilder:
         self._line_has_text = self._line_has_text or chars > 0
         self._char_count += chars
 
-    def _end_line(self) -> None:
-        """Ends a line that was begun."""
-        text, self._line_parts = _CONTROL.sub(" ", "".join(self._line_parts)), []
+    def end_line(self) -> None:
+        text, self._line_parts = CONTROL_CHARS.sub(" ", "".join(self._line_parts)), []
         self._line_has_text = False
         if self._pre_depth:
             self._lines += [line.rstrip() for line in text.strip("\n").split("\n")] if text.strip() else []
@@ -285,15 +349,15 @@ class _LineBuilder:
             self._line_prefix = ""
 
     def _end_paragraph(self) -> None:
-        """Ends a line, and sets what follows apart from it."""
-        self._end_line()
+        """End a line and add an empty one."""
+        self.end_line()
         if self._lines and self._lines[-1]:
             self._lines.append("")
 
     def _resolve_url(self, href: str) -> str:
-        """Empty for what does not lead to another page of the web."""
+        """Return the absolute URL of a link, empty for a link that does not lead to another page of the web."""
         href = href.strip()
-        if not href or href.startswith("#") or len(href) > _MAX_URL_CHARS or _CONTROL.search(href):
+        if not href or href.startswith("#") or len(href) > _MAX_URL_CHARS or CONTROL_CHARS.search(href):
             return ""
         try:
             url = urljoin(self._url, _BLANKS.sub("%20", href)).partition("#")[0]
@@ -302,41 +366,5 @@ class _LineBuilder:
         return url if url.startswith(("http://", "https://")) and len(url) <= _MAX_URL_CHARS else ""
 
 
-def _is_hidden(tag: str, attributes: Mapping[str, str]) -> bool:
-    # Many pages hide all of themselves until their scripts have run.
-    if tag in ("html", "body"):
-        return False
-    return (
-        "hidden" in attributes
-        or attributes.get("aria-hidden") == "true"
-        or _HIDDEN_STYLE.search((attributes.get("style") or "")[:4096]) is not None
-    )
-
-
 def _one_line(text: str) -> str:
-    return _BLANKS.sub(" ", _CONTROL.sub(" ", text)).strip()
-
-
-def _set_rlimits() -> None:
-    """Where the system has such limits; elsewhere the time limit of whoever waits for us has to do."""
-    if sys.platform != "win32":
-        import resource  # noqa: PLC0415 - not there on every system
-
-        resource.setrlimit(resource.RLIMIT_CPU, (_MAX_CPU_S, _MAX_CPU_S))
-        resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _main() -> None:
-    _set_rlimits()
-    asked: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    data = sys.stdin.buffer.read()
-    if asked["kind"] == "html":
-        page = html_to_page(data, asked["url"], asked["charset"], asked["max_chars"])
-    else:
-        page = text_to_page(data, asked["charset"], asked["max_chars"])
-    sys.stdout.write(json.dumps(asdict(page)))
-
-
-if __name__ == "__main__":
-    _main()
+    return _BLANKS.sub(" ", CONTROL_CHARS.sub(" ", text)).strip()
