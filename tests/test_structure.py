@@ -48,8 +48,10 @@ OPENS_SOCKETS: Final = {
     # the server's own listener, and a pipe to a child process; to other workers, through a Unix socket
     "providers/tool_runtime/python/check.py",
     "providers/tool_runtime/python/guest.py",
+    "providers/tool_runtime/python/session_client.py",
     "providers/tool_runtime/python/session_server.py",
     "providers/tool_runtime/python/session.py",
+    "providers/tool_runtime/python/socket_folder.py",
     "stack/serving/launch.py",
     "stack/serving/serve.py",
 }

@@ -1,26 +1,42 @@
-"""Python's sessions as containers: made, listed and ended by clients, with files put in and taken out, from any process
-of the deployment."""
+"""Containers over the Python sessions of this machine: their settings and limits, and the files in them."""
 
+import hashlib
+import math
 import secrets
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Final, TypeVar
 
 from openai.types import FileObject
+from openai.types.container_retrieve_response import ExpiresAfter, NetworkPolicy
 
-from apis.containers import Container, ContainerFile, ContainerListParams, Containers, CreateContainer
-from apis.errors import InvalidRequest, NotFound, Overloaded, ToolFailed, Unsupported
+from apis.containers import (
+    Container,
+    ContainerFile,
+    ContainerListParams,
+    Containers,
+    CreateContainer,
+    MemoryLimit,
+)
+from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.files import Files, Page
 from apis.wire.tools import NetworkAllowlist
 from providers.tool_runtime.python.files import MAX_FILES_BYTES, is_file_name
-from providers.tool_runtime.python.local_containers import MEMORY_LIMITS_BYTES, LocalContainers, paginate_items
-from providers.tool_runtime.python.session_router import SessionRouter
+from providers.tool_runtime.python.machine_sessions import MachineSessions
+from providers.tool_runtime.python.operations import SessionFile, SessionInfo, SessionOperations
+from providers.tool_runtime.python.sandbox import WORK_FOLDER
 from providers.tool_runtime.python.sessions import SessionSettings
+
+ContainerItemT = TypeVar("ContainerItemT", Container, ContainerFile)
+
+_MEMORY_LIMITS_BYTES: Final[dict[MemoryLimit, int]] = {"1g": 1 << 30, "4g": 4 << 30, "16g": 16 << 30, "64g": 64 << 30}
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerPolicy:
-    """What containers are made with where nothing else is asked, and the most that may be asked."""
+    """Settings of a container whose request has none, and the limits of what a request may ask for."""
 
     default_settings: SessionSettings
     max_memory_bytes: int
@@ -28,22 +44,19 @@ class ContainerPolicy:
 
 
 class PythonContainers(Containers):
-    """Over the sessions of all processes; `held` are this one's, and `files` the uploads that may be copied."""
+    """Containers, each of which is a session; `files` are the uploads that may be copied into them."""
 
-    def __init__(
-        self, router: SessionRouter, local_containers: LocalContainers, policy: ContainerPolicy, files: Files | None
-    ) -> None:
+    def __init__(self, sessions: MachineSessions, policy: ContainerPolicy, files: Files | None) -> None:
         self.max_file_bytes = MAX_FILES_BYTES
-        self._router = router
-        self._local_containers = local_containers
+        self._sessions = sessions
         self._policy = policy
         self._files = files
 
     async def check(self, request: CreateContainer, *, tenant: str) -> None:
-        most = self._policy.max_memory_bytes
-        if request.memory_limit is not None and MEMORY_LIMITS_BYTES[request.memory_limit] > most:
+        max_bytes = self._policy.max_memory_bytes
+        if request.memory_limit is not None and _MEMORY_LIMITS_BYTES[request.memory_limit] > max_bytes:
             raise Unsupported(
-                f"A container has at most {most >> 20} MiB here: raise `max_memory_mib` of the tool runtime.",
+                f"A container has at most {max_bytes >> 20} MiB here: raise `max_memory_mib` of the tool runtime.",
                 param="memory_limit",
                 code="unsupported_value",
             )
@@ -57,46 +70,44 @@ class PythonContainers(Containers):
             raise Unsupported("Skills are not offered by this server.", param="skills")
         if request.file_ids:
             self._require_files("file_ids")
-        for at, file_id in enumerate(request.file_ids or ()):
+        for index, file_id in enumerate(request.file_ids or ()):
             try:
                 await self._get_small_upload(file_id, "file_ids", tenant)
             except (InvalidRequest, NotFound) as exc:
-                exc.param = f"file_ids[{at}]"
+                exc.param = f"file_ids[{index}]"
                 raise
 
     async def create(self, request: CreateContainer, *, tenant: str, container_id: str | None = None) -> Container:
         await self.check(request, tenant=tenant)
-        name = container_id or f"cntr_{secrets.token_hex(16)}"
-        memory = (
-            MEMORY_LIMITS_BYTES[request.memory_limit]
-            if request.memory_limit
-            else self._policy.default_settings.memory_bytes
+        default = self._policy.default_settings
+        settings = SessionSettings(
+            request.expires_after.minutes * 60 if request.expires_after else default.idle_s,
+            _MEMORY_LIMITS_BYTES[request.memory_limit] if request.memory_limit else default.memory_bytes,
+            request.name,
         )
-        idle_s = request.expires_after.minutes * 60 if request.expires_after else self._policy.default_settings.idle_s
-        try:
-            made = await self._router.create_session(tenant, name, SessionSettings(idle_s, memory, request.name))
-        except ToolFailed as exc:
-            raise Overloaded(exc.message) from exc
+        name = container_id or f"cntr_{secrets.token_hex(16)}"
+        is_created = await self._sessions.create(tenant, name, settings, is_new_name=container_id is None)
         try:
             for file_id in request.file_ids or ():
                 await self.copy_file(name, file_id, tenant=tenant)
         except BaseException:
-            if made:
+            if is_created:
                 with suppress(NotFound):
-                    await self._local_containers.delete(name, tenant=tenant)
+                    await self.delete(name, tenant=tenant)
             raise
         return await self.get(name, tenant=tenant)
 
     async def get(self, container_id: str, *, tenant: str) -> Container:
-        return await self._router.call(tenant, container_id, self._local_containers.get, container_id, tenant=tenant)
+        return self._build_container(await self._sessions.call(SessionOperations.get, tenant, container_id))
 
     async def list(self, params: ContainerListParams, *, tenant: str) -> Page[Container]:
-        some = await self._router.call_all(tenant, self._local_containers.all, tenant)
-        made = sorted((each for all_of_one in some for each in all_of_one), key=lambda each: (each[0], each[1].id))
-        return paginate_items([container for _, container in made if params.name in (None, container.name)], params)
+        infos = await self._sessions.list_sessions(tenant)
+        return _paginate(
+            [self._build_container(info) for info in infos if params.name in (None, info.settings.label)], params
+        )
 
     async def delete(self, container_id: str, *, tenant: str) -> None:
-        await self._router.call(tenant, container_id, self._local_containers.delete, container_id, tenant=tenant)
+        await self._sessions.end(tenant, container_id)
 
     async def add_file(self, container_id: str, filename: str, data: bytes, *, tenant: str) -> ContainerFile:
         name = PurePosixPath(filename.replace("\\", "/")).name
@@ -106,42 +117,99 @@ class PythonContainers(Containers):
             )
         if len(data) > MAX_FILES_BYTES:
             raise InvalidRequest("A file of a container must not be larger than 16 MiB.", param="file")
-        add = self._local_containers.add_file
-        return await self._router.call(tenant, container_id, add, container_id, name, data, tenant=tenant)
+        files = await self._sessions.call(SessionOperations.write_file, tenant, container_id, name, data)
+        return _build_file(container_id, _find_file(files, container_id, name_to_file_id(container_id, name)))
 
     async def copy_file(self, container_id: str, file_id: str, *, tenant: str) -> ContainerFile:
         await self.get(container_id, tenant=tenant)
-        about = await self._get_small_upload(file_id, "file_id", tenant)
+        upload = await self._get_small_upload(file_id, "file_id", tenant)
         data = await self._require_files("file_id").read(file_id, tenant=tenant)
-        return await self.add_file(container_id, about.filename, data, tenant=tenant)
+        return await self.add_file(container_id, upload.filename, data, tenant=tenant)
 
     async def list_files(self, container_id: str, params: ContainerListParams, *, tenant: str) -> Page[ContainerFile]:
-        return await self._router.call(
-            tenant, container_id, self._local_containers.files, container_id, params, tenant=tenant
-        )
+        session_files = await self._sessions.call(SessionOperations.list_files, tenant, container_id)
+        files = [_build_file(container_id, file) for file in session_files]
+        return _paginate(sorted(files, key=lambda file: (file.created_at, file.id)), params)
 
     async def get_file(self, container_id: str, file_id: str, *, tenant: str) -> ContainerFile:
-        return await self._router.call(
-            tenant, container_id, self._local_containers.file, container_id, file_id, tenant=tenant
-        )
+        return _build_file(container_id, await self._get_file(container_id, file_id, tenant))
 
     async def content(self, container_id: str, file_id: str, *, tenant: str) -> bytes:
-        return await self._router.call(
-            tenant, container_id, self._local_containers.content, container_id, file_id, tenant=tenant
-        )
+        file = await self._get_file(container_id, file_id, tenant)
+        return await self._sessions.call(SessionOperations.read_file, tenant, container_id, file.name)
 
     async def delete_file(self, container_id: str, file_id: str, *, tenant: str) -> None:
-        delete = self._local_containers.delete_file
-        await self._router.call(tenant, container_id, delete, container_id, file_id, tenant=tenant)
+        file = await self._get_file(container_id, file_id, tenant)
+        await self._sessions.call(SessionOperations.delete_file, tenant, container_id, file.name)
+
+    async def _get_file(self, container_id: str, file_id: str, tenant: str) -> SessionFile:
+        files = await self._sessions.call(SessionOperations.list_files, tenant, container_id)
+        return _find_file(files, container_id, file_id)
 
     async def _get_small_upload(self, file_id: str, param: str, tenant: str) -> FileObject:
-        """An uploaded file that a container has room for."""
-        about = await self._require_files(param).get(file_id, tenant=tenant)
-        if about.bytes > MAX_FILES_BYTES:
+        """Return an uploaded file that fits into a container."""
+        upload = await self._require_files(param).get(file_id, tenant=tenant)
+        if upload.bytes > MAX_FILES_BYTES:
             raise InvalidRequest("A file of a container must not be larger than 16 MiB.", param=param)
-        return about
+        return upload
 
     def _require_files(self, param: str) -> Files:
         if self._files is None:
             raise Unsupported("Files cannot be uploaded to this server.", param=param)
         return self._files
+
+    def _build_container(self, info: SessionInfo) -> Container:
+        settings = info.settings
+        return Container(
+            id=info.name,
+            object="container",
+            created_at=int(info.created_at),
+            name=settings.label,
+            status="running",
+            last_active_at=int(info.last_used_at),
+            expires_after=ExpiresAfter(anchor="last_active_at", minutes=math.ceil(settings.idle_s / 60)),
+            memory_limit=next(
+                (limit for limit, size in _MEMORY_LIMITS_BYTES.items() if size == settings.memory_bytes), None
+            ),
+            network_policy=NetworkPolicy(type="disabled") if self._policy.is_isolated else None,
+        )
+
+
+def name_to_file_id(container_id: str, name: str) -> str:
+    """Return a file's id, which follows from its name: nothing is stored, and programs write files as they like."""
+    return f"cfile_{hashlib.sha256(f'{container_id}/{name}'.encode()).hexdigest()[:32]}"
+
+
+def name_to_path(name: str) -> str:
+    """Return a file's path as programs see it."""
+    return f"{WORK_FOLDER}/{name}"
+
+
+def _find_file(files: Sequence[SessionFile], container_id: str, file_id: str) -> SessionFile:
+    file = next((file for file in files if name_to_file_id(container_id, file.name) == file_id), None)
+    if file is None:
+        raise NotFound("There is no such file in this container.")
+    return file
+
+
+def _build_file(container_id: str, file: SessionFile) -> ContainerFile:
+    return ContainerFile(
+        id=name_to_file_id(container_id, file.name),
+        bytes=file.size_bytes,
+        container_id=container_id,
+        created_at=file.modified_at,
+        object="container.file",
+        path=name_to_path(file.name),
+        source="user" if file.is_uploaded else "assistant",
+    )
+
+
+def _paginate(items: Sequence[ContainerItemT], params: ContainerListParams) -> Page[ContainerItemT]:
+    """Return one page of a list that is sorted oldest first."""
+    ordered = [*items] if params.order == "asc" else [*reversed(items)]
+    if params.after is not None:
+        ids = [item.id for item in ordered]
+        if params.after not in ids:
+            raise InvalidRequest("There is nothing with this id.", param="after", code="invalid_value")
+        ordered = ordered[ids.index(params.after) + 1 :]
+    return Page(ordered[: params.limit], has_more=len(ordered) > params.limit)

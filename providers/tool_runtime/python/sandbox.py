@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from apis.errors import ConfigError
 from providers.tool_runtime.python.seccomp import seccomp_filter
 
 INSTALL_HINT: Final = "install it with `apt-get install bubblewrap`, or choose another tool runtime"
@@ -37,6 +36,10 @@ ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "2",
     "OPENBLAS_NUM_THREADS": "2",
 }
+
+
+class SandboxUnavailable(Exception):
+    """The sandbox cannot be used on this machine. The text is for the operator and names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class Bubblewrap:
 
     The interpreter is `python`, or else one below /usr: bound are only /usr, the linker's cache and, for a `python`
     elsewhere, its prefixes. A server that runs as root starts the sandbox as uid 65534, since root is exempt from
-    the limit on processes. Construction raises ConfigError when something it needs is missing.
+    the limit on processes. Construction raises SandboxUnavailable when something it needs is missing.
     """
 
     is_isolated = True
@@ -99,11 +102,13 @@ class Bubblewrap:
     def __init__(self, python: Path | None) -> None:
         bwrap = shutil.which("bwrap")
         if bwrap is None:
-            raise ConfigError(f"tool_runtime: the program `bwrap` of bubblewrap was not found; {INSTALL_HINT}")
+            raise SandboxUnavailable(f"tool_runtime: the program `bwrap` of bubblewrap was not found; {INSTALL_HINT}")
         try:
             self._seccomp_filter = seccomp_filter()
         except LookupError:
-            raise ConfigError("tool_runtime: the Python sandbox knows x86_64 and aarch64 machines only") from None
+            raise SandboxUnavailable(
+                "tool_runtime: the Python sandbox knows x86_64 and aarch64 machines only"
+            ) from None
         self._python = str(python or _find_system_python())
         prefixes = _find_prefixes(python) if python else []
         self._command_prefix = [
@@ -164,7 +169,7 @@ def _build_setpriv_command() -> list[str]:
         return []
     setpriv = shutil.which("setpriv")
     if setpriv is None:
-        raise ConfigError("tool_runtime: a server run by root needs `setpriv`: `apt-get install util-linux`")
+        raise SandboxUnavailable("tool_runtime: a server run by root needs `setpriv`: `apt-get install util-linux`")
     return [setpriv, "--reuid", str(_NOBODY_UID), "--regid", str(_NOBODY_UID), "--clear-groups", "--no-new-privs", "--"]
 
 
@@ -213,7 +218,7 @@ def _find_system_python() -> Path:
     for path in (f"{sys.base_prefix}/bin/python3", "/usr/bin/python3", "/usr/local/bin/python3"):
         if _is_below_usr(path) and os.access(path, os.X_OK):
             return Path(path)
-    raise ConfigError(
+    raise SandboxUnavailable(
         "tool_runtime: no Python below /usr for the sandbox; install one with `apt-get install python3`, "
         "or name one with `python`"
     )
@@ -227,5 +232,5 @@ def _find_prefixes(python: Path) -> list[str]:
             [python, "-I", "-c", program], capture_output=True, check=True, env={}, text=True, timeout=_PROBE_TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError) as exc:
-        raise ConfigError(f"tool_runtime.python: {python} does not run: {exc}") from exc
+        raise SandboxUnavailable(f"tool_runtime.python: {python} does not run: {exc}") from exc
     return list(dict.fromkeys(told.stdout.split("\n")[:2]))

@@ -13,12 +13,12 @@ from openai import AsyncOpenAI
 
 from apis.inference import Model
 from providers.inference.scripted import Scripted
-from tests.providers.tool_runtime.python.test_python import ENDLESS, Told, told
+from tests.providers.tool_runtime.python.test_python import ENDLESS, SessionLog, session_log
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.requests import asked, create, messages, refusal, stream
 from tests.support.servers.serving import Served, serving
 
-__all__ = ["told"]
+__all__ = ["session_log"]
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
 Json = dict[str, Any]
@@ -71,8 +71,8 @@ async def test_code_is_streamed_as_it_is_written_and_events_go_through_the_stage
     pieces = ['{"co', 'de": "a = ', "1\\", 'nprint(\\"\\ud83d', '\\ude00\\")', '"}']
     async with interpreting([call("python", *pieces)], DONE) as served:
         events = await stream(served, tools=[TOOL])
-    told = [(event.type.removeprefix("response."), getattr(event, "delta", "")) for event in events][2:12]
-    assert told == [
+    stages = [(event.type.removeprefix("response."), getattr(event, "delta", "")) for event in events][2:12]
+    assert stages == [
         ("output_item.added", ""),
         ("code_interpreter_call.in_progress", ""),
         ("code_interpreter_call_code.delta", "a = 1"[:4]),
@@ -127,18 +127,18 @@ async def test_outputs_are_shown_to_those_who_ask() -> None:
 async def test_a_program_that_fails_is_an_outcome_like_others() -> None:
     async with interpreting([code("1 / 0")], DONE) as served:
         item = (await create(served, tools=[TOOL], include=OUTPUTS)).output[0]
-        told = messages(served)[-1]["content"]
+        tool_text = messages(served)[-1]["content"]
     assert item.status == "completed"
     assert item.outputs[0].logs.endswith("ZeroDivisionError: division by zero\n")
-    assert told.endswith("ZeroDivisionError: division by zero")
+    assert tool_text.endswith("ZeroDivisionError: division by zero")
 
 
 async def test_what_the_model_is_told_is_bounded() -> None:
     async with interpreting([code("print('x' * 100_000)")], DONE, responses={"max_tool_output_chars": 1000}) as served:
         item = (await create(served, tools=[TOOL], include=OUTPUTS)).output[0]
-        told = messages(served)[-1]["content"]
-    assert len(told) <= 1000
-    assert "left out" in told
+        tool_text = messages(served)[-1]["content"]
+    assert len(tool_text) <= 1000
+    assert "left out" in tool_text
     assert len(item.outputs[0].logs) <= 1000
 
 
@@ -158,9 +158,9 @@ async def test_variables_live_along_a_conversation(how: str) -> None:
             case _:
                 fields = {"tools": [{**TOOL, "container": container}]}
         second = await create(served, **fields)
-        told = messages(served)[-1]["content"]
+        tool_text = messages(served)[-1]["content"]
     assert second.output[0].container_id == container
-    assert told == "2"
+    assert tool_text == "2"
 
 
 async def test_conversations_share_nothing() -> None:
@@ -174,9 +174,9 @@ async def test_calls_of_one_turn_share_one_container() -> None:
     calls: Script = [{"calls": [code("x = 1; print(x)", id="c1"), code("y = 2; print(y)", id="c2")]}]
     async with interpreting(calls, [code("x + y")], DONE) as served:
         response = await create(served, tools=[TOOL])
-        told = [message["content"] for message in messages(served) if message["role"] == "tool"]
+        tool_texts = [message["content"] for message in messages(served) if message["role"] == "tool"]
         containers = await served.client.containers.list()
-    assert told == ["1", "2", "3"]
+    assert tool_texts == ["1", "2", "3"]
     assert {item.container_id for item in response.output[:3]} == {containers.data[0].id}
     assert len(containers.data) == 1
 
@@ -187,11 +187,11 @@ async def test_a_container_is_made_only_when_there_is_something_to_run() -> None
         assert (await served.client.containers.list()).data == []
 
 
-async def test_a_container_that_is_gone_is_replaced_and_the_model_is_told(told: Told) -> None:
+async def test_a_container_that_is_gone_is_replaced_and_the_model_is_told(session_log: SessionLog) -> None:
     async with interpreting([code("x = 1")], DONE, [code("x")], DONE, python={"idle_timeout_s": 0.3}) as served:
         first = await create(served, tools=[TOOL])
         async with asyncio.timeout(10):
-            await told.ended.wait()
+            await session_log.ended.wait()
         old = {**TOOL, "container": first.output[0].container_id}
         error = await refusal(served, 404, tools=[old])
         second = await create(served, tools=[TOOL], previous_response_id=first.id)
@@ -202,12 +202,12 @@ async def test_a_container_that_is_gone_is_replaced_and_the_model_is_told(told: 
     assert "NameError" in answer
 
 
-async def test_a_container_that_goes_between_two_calls_is_replaced_and_the_model_is_told(told: Told) -> None:
+async def test_a_container_that_is_deleted_between_two_calls_is_replaced(session_log: SessionLog) -> None:
     turns: list[Script] = [[code("x = 1", *ENDLESS.splitlines())], [code("x")], DONE]
     async with interpreting(*turns, python={"timeout_s": 60, "cpu_s": 60}) as served:
         asking = asyncio.create_task(create(served, tools=[TOOL]))
         async with asyncio.timeout(20):
-            await told.begun.wait()
+            await session_log.begun.wait()
             (container,) = (await served.client.containers.list()).data
             await served.client.containers.delete(container.id)
             response = await asking
@@ -233,7 +233,7 @@ async def test_a_crash_is_an_outcome_and_the_next_call_works(crash: str) -> None
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_program_without_end_is_stopped_when_the_client_leaves(told: Told, streamed: bool) -> None:
+async def test_a_program_without_end_is_stopped_when_the_client_leaves(session_log: SessionLog, streamed: bool) -> None:
     async with interpreting([code(*ENDLESS.splitlines())], DONE, python={"timeout_s": 60, "cpu_s": 60}) as served:
         async with asyncio.timeout(20):
             if streamed:
@@ -241,22 +241,22 @@ async def test_a_program_without_end_is_stopped_when_the_client_leaves(told: Tol
                 async for event in events:
                     if event.type == "response.code_interpreter_call.interpreting":
                         break
-                await told.begun.wait()
+                await session_log.begun.wait()
                 await events.close()
             else:
                 asking = asyncio.create_task(create(served, tools=[TOOL]))
-                await told.begun.wait()
+                await session_log.begun.wait()
                 asking.cancel()
                 await asyncio.wait([asking])
-            await told.ended.wait()
+            await session_log.ended.wait()
 
 
-async def test_where_there_is_no_room_the_call_fails_and_the_model_answers(told: Told) -> None:
+async def test_where_there_is_no_room_the_call_fails_and_the_model_answers(session_log: SessionLog) -> None:
     turns: list[Script] = [[code(*ENDLESS.splitlines())], [code("1")], DONE]
     async with interpreting(*turns, python={"max_sessions": 1, "timeout_s": 60}) as served:
         busy = asyncio.create_task(create(served, tools=[TOOL]))
         async with asyncio.timeout(20):
-            await told.begun.wait()
+            await session_log.begun.wait()
         response = await create(served, tools=[TOOL])
         answer = messages(served)[-1]["content"]
         busy.cancel()

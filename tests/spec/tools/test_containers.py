@@ -11,12 +11,12 @@ import aiohttp
 import pytest
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
 
-from tests.providers.tool_runtime.python.test_python import Told, told
+from tests.providers.tool_runtime.python.test_python import SessionLog, session_log
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.requests import bare, create, messages
 from tests.support.servers.serving import Served, serving
 
-__all__ = ["told"]
+__all__ = ["session_log"]
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
 KEYS = [{"key": "key-of-a", "tenant": "a"}, {"key": "key-of-b", "tenant": "b"}]
@@ -152,12 +152,12 @@ async def test_another_tenants_containers_are_unknown_ones() -> None:
         assert content.content == b"1"
 
 
-async def test_a_container_expires(told: Told) -> None:
+async def test_a_container_expires(session_log: SessionLog) -> None:
     async with keeping(python={"idle_timeout_s": 0.3}) as served:
         container = (await containers(served).create(name="mine")).id
         await containers(served).files.create(container, file=("f", b"1"))
         async with asyncio.timeout(10):
-            await told.ended.wait()
+            await session_log.ended.wait()
         with pytest.raises(NotFoundError):
             await containers(served).retrieve(container)
 

@@ -11,13 +11,12 @@ import psutil
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 
-from providers.kv_store.sqlite import SQLite
-from tests.providers.tool_runtime.python.test_python import ENDLESS, Told, told
+from tests.providers.tool_runtime.python.test_python import ENDLESS, SessionLog, session_log
 from tests.support.sdk.requests import bare, create, refusal
 from tests.support.servers.serving import Served, serving
 from tests.support.servers.worker_processes import Workers, worker_processes
 
-__all__ = ["told"]
+__all__ = ["session_log"]
 pytestmark = [
     pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed"),
     pytest.mark.timeout(180),
@@ -74,24 +73,15 @@ def container_of(response: Json) -> str:
     return next(item["container_id"] for item in response["output"] if item["type"] == "code_interpreter_call")
 
 
-def sessions_of(worker: psutil.Process) -> list[psutil.Process]:
-    """The sandboxes that a worker keeps, and all in them."""
-    return [
-        each
+def session_server_of(workers: Workers) -> psutil.Process:
+    """The session server that one of the workers has started."""
+    (server,) = [
+        child
+        for worker in workers.processes()
         for child in worker.children()
-        if child.name() == "bwrap"
-        for each in (child, *child.children(recursive=True))
+        if "session_server" in " ".join(child.cmdline())
     ]
-
-
-async def records(folder: Path) -> int:
-    """How many containers the store tells of."""
-    store = SQLite(SQLite.Config(path=str(folder / "store.db")))
-    await store.start()
-    try:
-        return len(await store.scan("default/container/"))
-    finally:
-        await store.close()
+    return server
 
 
 async def test_two_chains_keep_their_variables_whichever_worker_takes_the_turn(tmp_path: Path) -> None:
@@ -110,25 +100,44 @@ async def test_two_chains_keep_their_variables_whichever_worker_takes_the_turn(t
 
 
 @pytest.mark.parametrize("how", ["killed", "restarted"])
-async def test_when_the_worker_that_keeps_it_ends_the_next_turn_is_told_and_works(tmp_path: Path, how: str) -> None:
+async def test_containers_outlive_the_worker_that_started_their_server(tmp_path: Path, how: str) -> None:
     async with working(tmp_path) as workers:
         first = await ask(workers, COUNT)
-        (keeper,) = [each for each in workers.processes() if sessions_of(each)]
-        processes = sessions_of(keeper)
+        server = session_server_of(workers)
+        worker = server.parent()
+        assert worker is not None
+        await asyncio.to_thread(worker.kill if how == "killed" else worker.terminate)
+        await asyncio.to_thread(psutil.wait_procs, [worker], 20)
+        named = {**TOOL, "container": container_of(first)}
+        for count in range(2, 6):
+            answer = await ask(workers, COUNT, tools=[named])
+            assert said(answer) == (said(answer)[0], str(count))
+            assert said(answer)[0] != worker.pid
+        chained = await ask(workers, COUNT, previous_response_id=first["id"])
+        assert (said(chained)[1], container_of(chained)) == ("6", container_of(first))
+        processes = [server, *server.children(recursive=True)]
+        assert len(processes) == 4
+    _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 20)
+    assert [each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
+
+
+async def test_when_the_session_server_is_killed_the_next_turn_says_so_and_works(tmp_path: Path) -> None:
+    async with working(tmp_path) as workers:
+        first = await ask(workers, COUNT)
+        server = session_server_of(workers)
+        processes = server.children(recursive=True)
         assert len(processes) == 3
-        await asyncio.to_thread(keeper.kill if how == "killed" else keeper.terminate)
+        server.kill()
         _, alive = await asyncio.to_thread(psutil.wait_procs, processes, 20)
         assert [each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE] == []
         named = {**TOOL, "container": container_of(first)}
         gone = await workers.ask("POST", "/responses", json={"model": "scripted", "input": "1", "tools": [named]})
         assert (gone.status_code, gone.json()["error"]["param"]) == (404, "tools[0].container")
-        assert await records(tmp_path) == 0
         second = await ask(workers, COUNT, previous_response_id=first["id"])
         assert said(second)[1] == f"{NEW}\n1"
         third = await ask(workers, COUNT, previous_response_id=second["id"])
         assert said(third)[1] == "2"
         assert container_of(first) != container_of(second) == container_of(third)
-        assert await records(tmp_path) == 1
 
 
 async def test_a_client_does_with_it_what_it_likes_through_either(tmp_path: Path) -> None:
@@ -176,21 +185,21 @@ async def test_another_tenants_container_is_an_unknown_one_through_either(tmp_pa
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_when_the_client_leaves_the_program_ends_where_it_runs(
-    tmp_path: Path, told: Told, streamed: bool
+    tmp_path: Path, session_log: SessionLog, streamed: bool
 ) -> None:
     async with two(tmp_path) as (one, other):
         first = await create(one, input="1", tools=[TOOL])
-        told.begun.clear()
+        session_log.begun.clear()
         asking = asyncio.create_task(
             create(other, input=ENDLESS, tools=[TOOL], previous_response_id=first.id, stream=streamed)
         )
         async with asyncio.timeout(20):
-            await told.begun.wait()
+            await session_log.begun.wait()
             if streamed:
                 await (await asking).close()
             else:
                 asking.cancel()
                 await asyncio.wait([asking])
-            await told.ended.wait()
+            await session_log.ended.wait()
         kept = await one.client.containers.list()
         assert [each.id for each in kept.data] == [first.output[0].container_id]

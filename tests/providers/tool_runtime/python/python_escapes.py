@@ -133,9 +133,9 @@ refused("udp", connect, socket.AF_INET, ("8.8.8.8", 53), socket.SOCK_DGRAM)
 refused("dns", socket.getaddrinfo, "example.com", 80)
 """,
     "connects to a socket without a path": "refused('abstract', connect, socket.AF_UNIX, HOST['abstract'])",
-    "connects to the keeper": """
+    "connects to the session server": """
 for root in ("", "/proc/1/root", f"/proc/{os.getppid()}/cwd/../../.."):
-    refused("keeper", connect, socket.AF_UNIX, root + HOST["keeper"])
+    refused("session server", connect, socket.AF_UNIX, root + HOST["session_server"])
 """,
     "opens sockets that no namespace empties": """
 for family in (16, 17, 38, 40, 44, 29, 31, 4, 9, 21, 30):

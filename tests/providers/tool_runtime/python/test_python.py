@@ -5,10 +5,12 @@ import logging
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +48,6 @@ async def started(kv_store: KVStore | None = None, **fields: Any) -> AsyncGenera
         await python.close()
 
 
-@pytest.fixture
-async def python() -> AsyncGenerator[Python]:
-    async with started(timeout_s=5) as python:
-        yield python
-
-
 async def text_of(python: Python, code: str, session: str | None = "session", tenant: str = "tenant") -> str:
     async with asyncio.timeout(20):
         return (await python.call(program(code, session, tenant))).text
@@ -62,48 +58,75 @@ async def names(python: Python, tenant: str = "tenant") -> list[str]:
     return [each.id for each in (await python.containers().list(ContainerListParams(order="asc"), tenant=tenant)).data]
 
 
-class Told(logging.Handler):
-    """An event for each of two words of the log."""
+class SessionLog:
+    """An event for each of two words in the log of session servers."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
+    def __init__(self, pipe: int) -> None:
         self.begun = asyncio.Event()
         self.ended = asyncio.Event()
+        self._pipe = pipe
+        asyncio.get_running_loop().add_reader(pipe, self._read)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if "begins" in text:
+    def _read(self) -> None:
+        text = os.read(self._pipe, 65536)
+        if b"begins" in text:
             self.begun.set()
-        if "ended" in text:
+        if b"ended" in text:
             self.ended.set()
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
-    told, log = Told(), logging.getLogger("providers.tool_runtime")
-    log.addHandler(told)
+async def session_log(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[SessionLog]:
+    """Log of the session servers that are started from here on."""
+    log = logging.getLogger("providers.tool_runtime")
+    reading, writing = os.pipe()
+    monkeypatch.setattr(subprocess, "Popen", partial(subprocess.Popen, stderr=writing))
     log.setLevel(logging.DEBUG)
-    yield told
-    log.removeHandler(told)
+    yield SessionLog(reading)
     log.setLevel(logging.NOTSET)
+    asyncio.get_running_loop().remove_reader(reading)
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.fixture
+async def python(session_log: SessionLog) -> AsyncGenerator[Python]:
+    async with started(timeout_s=5) as python:
+        yield python
+
+
+def server_socket(python: Python) -> Path:
+    """The socket of the session server that a runtime uses."""
+    return python._sessions._client._path  # pyright: ignore[reportPrivateUsage] - no one else needs it
+
+
+def server_processes() -> list[psutil.Process]:
+    """The session servers that this process has started, oldest first."""
+    servers = [child for child in psutil.Process().children() if "session_server" in " ".join(child.cmdline())]
+    return sorted(servers, key=lambda server: server.create_time())
+
+
+def sandboxes() -> set[psutil.Process]:
+    """The outermost process of each sandbox of the session servers that this process has started."""
+    return {child for server in server_processes() for child in server.children()}
 
 
 # An endless program is no failed call here: what it printed until it was ended is a result, and so is why.
 @pytest.mark.parametrize(
     "law", [law for law in LAWS if law is not an_endless_call_ends_in_words], ids=lambda law: law.__name__
 )
-async def test_conforms(told: Told, law: Callable[[Subject], Awaitable[None]]) -> None:
+async def test_conforms(session_log: SessionLog, law: Callable[[Subject], Awaitable[None]]) -> None:
     async with started(timeout_s=5) as python:
         endless = program(ENDLESS, "endless")
 
         class Watched(type(python)):  # the event is of the endless call, not of one before it
             async def call(self, call: ToolCall) -> ToolResult:
-                told.begun.clear()
-                told.ended.clear()
+                session_log.begun.clear()
+                session_log.ended.clear()
                 return await super().call(call)
 
         python.__class__ = Watched
-        await law(Subject(python, program("print(6 * 7)", None), endless, told.begun, told.ended))
+        await law(Subject(python, program("print(6 * 7)", None), endless, session_log.begun, session_log.ended))
 
 
 async def test_an_endless_program_is_ended_and_what_it_printed_is_told() -> None:
@@ -215,34 +238,34 @@ async def test_memory_that_cannot_be_had_is_an_exception(python: Python) -> None
     assert (await text_of(python, "bytearray(600 << 20)")).endswith("MemoryError")
 
 
-async def test_a_cancelled_call_ends_its_session(python: Python, told: Told) -> None:
+async def test_a_cancelled_call_ends_its_session(python: Python, session_log: SessionLog) -> None:
     call = asyncio.ensure_future(python.call(program("x = 1\nimport time; time.sleep(100)")))
     async with asyncio.timeout(10):
-        await told.begun.wait()
+        await session_log.begun.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await told.ended.wait()
+        await session_log.ended.wait()
     assert "NameError" in await text_of(python, "x")
 
 
 async def test_processes_rest_between_calls(python: Python) -> None:
     busy = "import os\npid = os.fork()\nif not pid:\n    while True: pass\n"
     clock = "sum(float(x) for x in open(f'/proc/{pid}/stat').read().split()[13:15])"
-    before = set(psutil.Process().children())
+    before = sandboxes()
     await text_of(python, busy)
-    (session,) = set(psutil.Process().children()) - before
+    (session,) = sandboxes() - before
     inner = session.children(recursive=True)
     assert [process.status() for process in inner] == [psutil.STATUS_STOPPED] * 3
     assert float(await text_of(python, clock)) >= 0
     assert await text_of(python, "os.kill(pid, 9); os.waitpid(pid, 0)[0] == pid") == "True"
 
 
-async def test_an_idle_session_is_ended_and_the_next_call_says_so(told: Told) -> None:
+async def test_an_idle_session_is_ended_and_the_next_call_says_so(session_log: SessionLog) -> None:
     async with started(idle_timeout_s=0.3) as python:
         await text_of(python, "x = 1")
         async with asyncio.timeout(10):
-            await told.ended.wait()
+            await session_log.ended.wait()
         assert await names(python) == []
         text = await text_of(python, "1")
         assert re.fullmatch(
@@ -260,11 +283,11 @@ async def test_the_session_unused_for_longest_makes_room() -> None:
         assert "its place was needed for others" in await text_of(python, "x", "b")
 
 
-async def test_no_session_in_use_is_taken_away(told: Told) -> None:
+async def test_no_session_in_use_is_taken_away(session_log: SessionLog) -> None:
     async with started(max_sessions=1) as python:
         call = asyncio.ensure_future(python.call(program(ENDLESS)))
         async with asyncio.timeout(10):
-            await told.begun.wait()
+            await session_log.begun.wait()
         with pytest.raises(ToolFailed, match="in use"):
             await python.call(program("1", "other"))
         call.cancel()
@@ -291,14 +314,15 @@ asyncio.run(serve())
         async with asyncio.timeout(20):
             assert await process.stdout.readline() == b"up\n"
             left = psutil.Process(process.pid).children(recursive=True)
-            assert len(left) >= 6
+            assert len(left) >= 7
+            session_server = left[0].pid
     finally:
         process.kill()
         await process.wait()
     _, alive = await asyncio.to_thread(psutil.wait_procs, left, 10)
     assert [each for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
     async with started():
-        assert not list(Path("/sys/fs/cgroup").glob(f"**/python-sandbox-{process.pid}-*"))
+        assert not list(Path("/sys/fs/cgroup").glob(f"**/python-sandbox-{session_server}-*"))
 
 
 async def test_without_bubblewrap_it_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -334,7 +358,7 @@ async def test_a_sandbox_that_does_not_hold_is_refused(
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         with pytest.raises(ConfigError, match=re.escape(fault)):
             await Python(Python.Config.model_validate({}), None, memory()).start()
-    assert [child for child in psutil.Process().children() if child.name() == "bwrap"] == []
+    assert [child for child in psutil.Process().children(recursive=True) if child.name() == "bwrap"] == []
 
 
 async def test_another_interpreter_can_be_named(tmp_path: Path) -> None:
@@ -345,14 +369,15 @@ async def test_another_interpreter_can_be_named(tmp_path: Path) -> None:
 
 
 async def test_the_unsafe_backend_must_be_named_and_is_the_same_notebook() -> None:
-    before = set(psutil.Process().children())
+    before = set(psutil.Process().children(recursive=True))
     async with started(backend="dangerously_unsandboxed", timeout_s=2) as python:
         await text_of(python, "x = 1")
         assert await text_of(python, "x") == "1"
         folder = (await text_of(python, "import os; os.getcwd()")).strip("'")
         assert "timed_out" in str((await python.call(program(ENDLESS))).data)
         assert not Path(folder).exists()
-    assert set(psutil.Process().children()) <= before
+    more = set(psutil.Process().children(recursive=True)) - before
+    assert await asyncio.to_thread(psutil.wait_procs, more, 10) == ([*more], [])
 
 
 def test_nothing_is_asked_of_the_host_for_a_wrong_config() -> None:

@@ -1,5 +1,6 @@
 """Python's sessions as containers: terms, files in and out, and what is refused."""
 
+import asyncio
 import shutil
 from typing import Any
 
@@ -9,8 +10,17 @@ from apis.containers import ContainerListParams, Containers, CreateContainer
 from apis.errors import InvalidRequest, NotFound, Overloaded, Unsupported
 from apis.tool_runtime import ToolRuntime
 from providers.tool_runtime.toolbox import Toolbox
-from tests.providers.tool_runtime.python.test_python import names, started, text_of
+from tests.providers.tool_runtime.python.test_python import (
+    ENDLESS,
+    SessionLog,
+    names,
+    program,
+    session_log,
+    started,
+    text_of,
+)
 
+__all__ = ["session_log"]
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
 ANY = ContainerListParams()
@@ -148,14 +158,19 @@ async def test_lists_come_in_pages() -> None:
             await containers.list(ContainerListParams(after="gone"), tenant=TENANT)
 
 
-async def test_where_all_places_are_in_use_there_is_no_room() -> None:
-    async with started(max_sessions=1, timeout_s=5) as python:
+async def test_where_all_places_are_in_use_there_is_no_room(session_log: SessionLog) -> None:
+    async with started(max_sessions=1, timeout_s=60) as python:
         containers = python.containers()
         identity = await made(containers)
         await text_of(python, "x = 1", identity)
-        async with python._sessions.use_session((TENANT, identity, 0)):  # pyright: ignore[reportPrivateUsage] - a user that stays
-            with pytest.raises(Overloaded):
-                await made(containers)
+        session_log.begun.clear()
+        user = asyncio.ensure_future(python.call(program(ENDLESS, identity)))
+        async with asyncio.timeout(10):
+            await session_log.begun.wait()
+        with pytest.raises(Overloaded):
+            await made(containers)
+        user.cancel()
+        await asyncio.wait([user])
 
 
 async def test_a_toolbox_has_the_containers_of_its_member() -> None:

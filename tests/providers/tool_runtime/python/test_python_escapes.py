@@ -23,6 +23,7 @@ from providers.kv_store.memory import Memory
 from providers.tool_runtime.python.provider import Python
 from tests.providers.tool_runtime.python.python_abuses import ABUSES
 from tests.providers.tool_runtime.python.python_escapes import ESCAPES, MARK, PRELUDE
+from tests.providers.tool_runtime.python.test_python import server_processes, server_socket
 
 RUNS = int(os.environ.get("PYTHON_ESCAPE_RUNS", "1"))
 PROGRAMS = {**ESCAPES, **ABUSES}
@@ -51,7 +52,7 @@ class Host:
             "pid": os.getpid(),
             "port": self.port.getsockname()[1],
             "abstract": self.abstract.getsockname().decode(),
-            "keeper": python._server.address,  # pyright: ignore[reportPrivateUsage] - told to nobody else
+            "session_server": str(server_socket(python)),
         }
 
     def assert_untouched(self) -> None:
@@ -103,9 +104,10 @@ async def started(**fields: Any) -> AsyncGenerator[Python]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def python(host: Host) -> AsyncGenerator[Python]:
     async with started(scratch_mib=16) as python:
+        (server,) = server_processes()
         yield python
     assert foreign_processes() <= host.before
-    assert not list(Path("/sys/fs/cgroup").glob(f"**/python-sandbox-{os.getpid()}-*"))
+    assert not list(Path("/sys/fs/cgroup").glob(f"**/python-sandbox-{server.pid}-*"))
 
 
 def run_in(session: str, code: str) -> ToolCall:
@@ -144,6 +146,6 @@ async def test_a_program_that(name: str, python: Python, host: Host) -> None:
 async def test_what_gets_out_would_be_seen(host: Host) -> None:
     """The same programs where nothing holds them."""
     async with started(backend="dangerously_unsandboxed", cpu_s=10) as python:
-        for name in ("reads a file of the host", "looks for processes of the host", "connects to the keeper"):
+        for name in ("reads a file of the host", "looks for processes of the host", "connects to the session server"):
             result = await python.call(run_in(name, PRELUDE.format(host=host.names(python)) + PROGRAMS[name]))
             assert MARK in result.text

@@ -1,41 +1,43 @@
-"""Python sessions that one process keeps and others use: here two runtimes over one store, each with its own socket."""
+"""The machine's Python session server, used by two runtimes over one store: shared state, its life and its end."""
 
 import asyncio
 import os
 import shutil
-import socket
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from apis.containers import ContainerListParams, CreateContainer
-from apis.errors import ConfigError, InvalidRequest, NotFound, Overloaded, ToolFailed, Unsupported
+from apis.errors import ConfigError, InvalidRequest, NotFound, Overloaded, ToolFailed
 from apis.storage.kv_store import KVStore
-from providers.tool_runtime.python import session_registry as python_directory
-from providers.tool_runtime.python import session_server as python_keeper
+from providers.tool_runtime.python import session_client
 from providers.tool_runtime.python.messages import OperationRequest, encode_message
 from providers.tool_runtime.python.provider import Python
-from providers.tool_runtime.python.session_registry import SessionRegistry
 from tests.providers.tool_runtime.python.test_python import (
     ENDLESS,
-    Told,
+    SessionLog,
     memory,
     names,
     program,
+    sandboxes,
+    server_processes,
+    server_socket,
+    session_log,
     started,
     text_of,
-    told,
 )
 
-__all__ = ["told"]
+__all__ = ["session_log"]
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
 ANY = ContainerListParams()
@@ -50,13 +52,24 @@ def store() -> KVStore:
 
 
 @pytest.fixture
-async def two(store: KVStore) -> AsyncGenerator[Two]:
+async def two(store: KVStore, session_log: SessionLog) -> AsyncGenerator[Two]:
     async with started(store, timeout_s=5) as one, started(store, timeout_s=5) as other:
         yield one, other
 
 
-def address(python: Python) -> Path:
-    return Path(python._server.address)  # pyright: ignore[reportPrivateUsage] - told to nobody else
+async def kill_server() -> None:
+    """Kill the session server that was started last, and wait for its end."""
+    server = server_processes()[-1]
+    server.kill()
+    await asyncio.to_thread(psutil.wait_procs, [server], 10)
+
+
+async def assert_ended(processes: list[psutil.Process]) -> None:
+    running, end = processes, time.monotonic() + 10
+    while running and time.monotonic() < end:
+        _, alive = await asyncio.to_thread(psutil.wait_procs, running, 0.1)
+        running = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert running == []
 
 
 async def records(store: KVStore, tenant: str = TENANT) -> list[str]:
@@ -67,14 +80,13 @@ async def test_variables_set_through_one_are_seen_through_the_other(two: Two, st
     for number, python in enumerate((*two, *two)):
         assert await text_of(python, "n = globals().get('n', -1) + 1\nn") == str(number)
     assert len(await records(store)) == 1
-    assert [len(python._sessions.list_entries(TENANT)) for python in two] == [1, 0]  # pyright: ignore[reportPrivateUsage] - who keeps it
+    assert len(server_processes()) == 1
 
 
 @pytest.mark.parametrize("session", ["a/b", "\ud800", "", "x" * 5000, "\0"])
 async def test_a_session_may_have_any_name(session: str, two: Two) -> None:
     await text_of(two[0], "x = 1", session)
-    with suppress(ToolFailed):  # what is no text cannot be sent
-        assert await text_of(two[1], "x", session) == "1"
+    assert await text_of(two[1], "x", session) == "1"
     assert await text_of(two[0], "x", session) == "1"
 
 
@@ -106,9 +118,9 @@ async def test_files_put_through_one_are_listed_read_and_deleted_through_the_oth
 async def test_a_container_is_the_same_for_all_and_ends_for_all(two: Two, store: KVStore) -> None:
     one, other = two
     identity = (await one.containers().create(NEW, tenant=TENANT)).id
-    before = set(psutil.Process().children())
+    before = sandboxes()
     await text_of(other, "1", identity)
-    (process,) = set(psutil.Process().children()) - before
+    (process,) = sandboxes() - before
     here, there = [await python.containers().get(identity, tenant=TENANT) for python in two]
     assert here == there
     assert (await other.containers().create(NEW, tenant=TENANT, container_id=identity)).created_at == here.created_at
@@ -118,7 +130,6 @@ async def test_a_container_is_the_same_for_all_and_ends_for_all(two: Two, store:
         with pytest.raises(NotFound, match=identity):
             await python.containers().get(identity, tenant=TENANT)
         assert await names(python) == []
-    await one._registry.close()  # pyright: ignore[reportPrivateUsage] - until it is out of the store
     assert await records(store) == []
 
 
@@ -157,131 +168,148 @@ async def test_a_tenants_container_is_unknown_to_another_everywhere(two: Two) ->
     assert await two[1].containers().content(identity, file.id, tenant=TENANT) == b"1"
 
 
-async def test_errors_are_the_same_from_afar(two: Two) -> None:
-    identity = (await two[0].containers().create(NEW, tenant=TENANT)).id
-    await text_of(two[0], "import os; os.mkdir('folder')", identity)
-    told: list[Any] = []
-    for python in two:
-        with pytest.raises(InvalidRequest) as caught:
-            await python.containers().add_file(identity, "folder", b"1", tenant=TENANT)
-        told.append((type(caught.value), caught.value.message, caught.value.param, caught.value.code))
-    assert told[0] == told[1]
-
-
-async def test_a_busy_session_is_waited_for_as_long_as_at_home(store: KVStore, told: Told) -> None:
-    async with started(store, timeout_s=0.3) as one, started(store, timeout_s=0.3) as other:
+async def test_a_busy_session_is_waited_for_a_limited_time(store: KVStore) -> None:
+    async with started(store, timeout_s=1) as one, started(store, timeout_s=1) as other:
         await text_of(one, "1")
-        async with one._sessions.use_session((TENANT, "session", 0)):  # pyright: ignore[reportPrivateUsage] - a user that stays
-            with pytest.raises(ToolFailed, match="keep this Python session busy"):
-                await other.call(program("1"))
+        calls = [python.call(program(ENDLESS)) for python in (one, other, one, other)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        refusals = [result for result in results if isinstance(result, ToolFailed)]
+        assert refusals
+        assert all("keep this Python session busy" in refusal.message for refusal in refusals)
 
 
-async def test_a_cancelled_call_ends_its_session_where_that_is_kept(store: KVStore, told: Told) -> None:
+async def test_a_cancelled_call_ends_its_session(store: KVStore, session_log: SessionLog) -> None:
     patient: dict[str, Any] = {"timeout_s": 60, "cpu_s": 60}
     async with started(store, **patient) as one, started(store, **patient) as other:
         await text_of(one, "x = 1")
-        told.begun.clear()
+        session_log.begun.clear()
         call = asyncio.ensure_future(other.call(program(ENDLESS)))
         async with asyncio.timeout(10):
-            await told.begun.wait()
+            await session_log.begun.wait()
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            await told.ended.wait()
+            await session_log.ended.wait()
         assert "NameError" in await text_of(other, "x")
 
 
-async def test_where_the_keeper_is_gone_the_next_call_says_so_and_begins_anew(two: Two, store: KVStore) -> None:
+async def test_sessions_outlive_the_runtime_that_created_them_and_end_with_the_last(store: KVStore) -> None:
+    async with started(store, timeout_s=5) as one:
+        async with started(store, timeout_s=5) as other:
+            await text_of(other, "x = 1")
+        assert await text_of(one, "x") == "1"
+        processes = psutil.Process().children(recursive=True)
+    assert len(processes) == 4
+    await assert_ended(processes)
+    async with started(store, timeout_s=5) as one:
+        assert "the server process that kept it has ended" in await text_of(one, "1")
+
+
+async def test_sessions_outlive_a_worker_that_is_killed(tmp_path: Path) -> None:
+    kv_store = f"SQLite(SQLite.Config(path={str(tmp_path / 'store.db')!r}))"
+    worker = f"""
+import asyncio, sys
+from providers.kv_store.sqlite import SQLite
+from tests.providers.tool_runtime.python.test_python import started, text_of
+async def serve():
+    store = {kv_store}
+    await store.start()
+    async with started(store, timeout_s=5) as python:
+        print(await text_of(python, "n = globals().get('n', 0) + 1; n"), flush=True)
+        await asyncio.sleep(1000)
+asyncio.run(serve())
+"""
+    workers: list[asyncio.subprocess.Process] = []
+    servers: list[psutil.Process] = []
+    try:
+        for number in range(3):
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", worker, stdout=subprocess.PIPE)
+            workers.append(process)
+            assert process.stdout is not None
+            async with asyncio.timeout(30):
+                assert await process.stdout.readline() == f"{number + 1}\n".encode()
+            servers += psutil.Process(process.pid).children()
+            if number:
+                workers[-2].kill()  # the first of them has started the server
+                await workers[-2].wait()
+        assert len(servers) == 1
+        assert servers[0].is_running()
+    finally:
+        for process in workers:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    await assert_ended(servers)
+
+
+async def test_where_the_server_was_killed_the_next_call_says_so_and_starts_another(two: Two, store: KVStore) -> None:
     one, other = two
     identity = (await one.containers().create(NEW, tenant=TENANT)).id
     await text_of(one, "x = 1", identity)
-    await one._server.close()  # pyright: ignore[reportPrivateUsage] - as if killed: its records stay
+    await kill_server()
     with pytest.raises(NotFound, match=identity):
         await other.containers().get(identity, tenant=TENANT)
-    assert await records(store) == []
     text = await text_of(other, "globals().get('x')\n1", identity)
     assert (
         text == "[this is a new Python session, the earlier one is gone: the server process that kept it has ended]\n1"
     )
+    assert await text_of(one, "globals().get('x')\n1", identity) == "1"
+    assert len(await records(store)) == 1
+    assert len(server_processes()) == 1
 
 
-async def test_where_the_keeper_keeps_it_no_more_it_is_gone(two: Two, store: KVStore) -> None:
+async def test_of_many_that_start_a_server_at_once_one_does(store: KVStore) -> None:
+    pythons = [Python(Python.Config.model_validate({"timeout_s": 5}), None, store) for _ in range(5)]
+    await asyncio.gather(*(python.start() for python in pythons))
+    assert len(server_processes()) == 1
+    for is_killed in (False, True):
+        if is_killed:
+            await kill_server()
+        texts = await asyncio.gather(*(text_of(python, "n = globals().get('n', -1) + 1\nn") for python in pythons))
+        assert sorted(text[-1] for text in texts) == [*"01234"]
+        assert len(server_processes()) == 1
+    await asyncio.gather(*(python.close() for python in pythons))
+    await assert_ended(server_processes())
+
+
+async def test_a_call_whose_server_ends_meanwhile_says_so(two: Two, session_log: SessionLog) -> None:
     one, other = two
     await text_of(one, "x = 1")
-    one._registry._own_records.clear()  # pyright: ignore[reportPrivateUsage] - as if its record could not be taken away
-    one._sessions.end_session((TENANT, "session", 0))  # pyright: ignore[reportPrivateUsage] - as expiry does
-    with pytest.raises(NotFound, match="'session' not found"):
-        await other.containers().delete("session", tenant=TENANT)
-    assert await records(store) == []
-    assert "NameError" in await text_of(other, "x")
-
-
-async def test_a_record_that_has_changed_is_not_taken_away(store: KVStore) -> None:
-    one, other = SessionRegistry(store, 60), SessionRegistry(store, 60)
-    assert await one.claim_session(TENANT, "session", 60)
-    found = await other.find_session(TENANT, "session")
-    assert found is not None
-    one.release_session(TENANT, "session")
-    await one.close()
-    assert await other.claim_session(TENANT, "session", 60)
-    await one.delete_entries([found])
-    assert len(await records(store)) == 1
-
-
-async def test_records_of_processes_that_are_gone_are_taken_away_by_a_list(two: Two, store: KVStore) -> None:
-    one, other = two
-    left = (await other.containers().create(NEW, tenant=TENANT)).id
-    for _ in range(3):
-        await one.containers().create(NEW, tenant=TENANT)
-    await one._server.close()  # pyright: ignore[reportPrivateUsage] - as if killed: its records stay
-    assert await names(other) == [left]
-    assert len(await records(store)) == 1
-
-
-async def test_a_call_whose_keeper_ends_meanwhile_is_told(two: Two, told: Told) -> None:
-    one, other = two
-    await text_of(one, "x = 1")
-    told.begun.clear()
+    session_log.begun.clear()
     call = asyncio.ensure_future(other.call(program(ENDLESS)))
     async with asyncio.timeout(10):
-        await told.begun.wait()
-        await one.close()
+        await session_log.begun.wait()
+        await kill_server()
         with pytest.raises(ToolFailed, match="ended before it answered"):
             await call
     assert "NameError" in await text_of(other, "x")
 
 
-async def test_a_keeper_that_is_stopped_is_not_waited_for(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_keeper, "_MESSAGE_TIMEOUT_S", 0.2)
+async def test_a_server_that_is_stopped_is_not_waited_for(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_client, "_ACKNOWLEDGEMENT_TIMEOUT_S", 0.2)
     identity = (await two[0].containers().create(NEW, tenant=TENANT)).id
-    path = address(two[0])
-    path.unlink()
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(path))
-        silent.listen()
-        containers = two[1].containers()
-        for asking in (containers.get(identity, tenant=TENANT), containers.list(ANY, tenant=TENANT)):
-            with pytest.raises(Overloaded, match="does not answer"):
-                await asking
-
-
-async def test_what_another_machine_keeps_is_neither_used_nor_forgotten(
-    two: Two, store: KVStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(python_directory, "_host_scope", lambda: "another machine")
-        far = SessionRegistry(store, 60)
-        far.publish_at("/tmp/of-another-machine/s")
-    await far.claim_session(TENANT, "far", 60)
-    containers = two[0].containers()
-    for asking in (containers.get("far", tenant=TENANT), containers.delete("far", tenant=TENANT)):
-        with pytest.raises(Unsupported, match="another machine") as caught:
+    (server,) = server_processes()
+    server.suspend()
+    containers = two[1].containers()
+    for asking in (containers.get(identity, tenant=TENANT), containers.list(ANY, tenant=TENANT)):
+        with pytest.raises(Overloaded, match="does not answer"):
             await asking
-        assert caught.value.code == "container_elsewhere"
-    with pytest.raises(ToolFailed, match="another machine"):
-        await two[0].call(program("1", "far"))
-    assert await names(two[0]) == []
-    assert len(await records(store)) == 1
+    server.resume()
+
+
+async def test_signals_to_the_whole_service_do_not_end_the_sessions_of_workers_that_still_drain(two: Two) -> None:
+    await text_of(two[0], "x = 1")
+    (server,) = server_processes()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server.send_signal(number)
+    assert await text_of(two[1], "x") == "1"
+
+
+async def test_a_server_has_no_secret_of_the_deployment(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_SECRET", "sk-1")
+    async with started(store):
+        (server,) = server_processes()
+        assert server.environ().keys() <= {"PATH", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "PYTHONPATH"}
 
 
 async def test_of_two_that_make_a_session_at_once_one_keeps_it(two: Two, store: KVStore) -> None:
@@ -292,25 +320,39 @@ async def test_of_two_that_make_a_session_at_once_one_keeps_it(two: Two, store: 
 
 async def test_the_socket_is_its_users_alone_and_goes_with_it(store: KVStore) -> None:
     async with started(store) as python:
-        path = address(python)
+        path = server_socket(python)
         mode = path.parent.stat()
         assert (stat.S_IMODE(mode.st_mode), mode.st_uid) == (0o700, os.geteuid())
         assert stat.S_ISSOCK(path.stat().st_mode)
-    assert not path.parent.exists()
+    assert not path.exists()
+
+
+async def test_a_folder_that_others_may_use_is_refused(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        folder = Path(short, f"python-sessions-{os.geteuid()}")
+        folder.mkdir()
+        folder.chmod(0o777)
+        with pytest.raises(ConfigError, match="others may use it"):
+            await Python(Python.Config.model_validate({}), None, store).start()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 async def test_another_user_is_left_unanswered(two: Two) -> None:
-    path = address(two[0])
-    path.parent.chmod(0o755)
-    path.chmod(0o777)
-    request = encode_message(OperationRequest("all", TENANT, None, {"tenant": TENANT}))
+    path = server_socket(two[0])
+    arguments = msgspec.Raw(msgspec.msgpack.encode((TENANT,)))
+    request = encode_message(OperationRequest("list_sessions", arguments))
     client = (
         f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({str(path)!r}); s.sendall({request!r})\n"
         "print(s.recv(1))"
     )
-    assert await ask_as(os.geteuid(), client) == b"b'.'\n"
-    assert await ask_as(65534, client) in (b"b''\n", b"reset\n")
+    path.parent.chmod(0o755)
+    path.chmod(0o777)
+    try:
+        assert await ask_as(os.geteuid(), client) == b"b'.'\n"
+        assert await ask_as(65534, client) in (b"b''\n", b"reset\n")
+    finally:
+        path.parent.chmod(0o700)
 
 
 async def ask_as(user: int, client: str) -> bytes:
@@ -320,15 +362,15 @@ async def ask_as(user: int, client: str) -> bytes:
         stdout=subprocess.PIPE,
     )
     async with asyncio.timeout(20):
-        told, _ = await process.communicate()
-    return told
+        output, _ = await process.communicate()
+    return output
 
 
 @pytest.mark.parametrize(
     "sent", [b"", b"\0\0\0\1", b"\xff\xff\xff\xff", b"\0\0\0\3abc", b"\0\0\0\1\x80", b"GET / HTTP/1.1"]
 )
 async def test_what_is_no_request_does_no_harm(sent: bytes, two: Two) -> None:
-    reader, writer = await asyncio.open_unix_connection(str(address(two[0])))
+    reader, writer = await asyncio.open_unix_connection(str(server_socket(two[0])))
     writer.write(sent)
     writer.write_eof()
     async with asyncio.timeout(10):
@@ -337,20 +379,15 @@ async def test_what_is_no_request_does_no_harm(sent: bytes, two: Two) -> None:
     assert await text_of(two[0], "1") == "1"
 
 
-async def test_the_folder_of_a_killed_server_is_taken_away(store: KVStore) -> None:
-    server = (
-        "import asyncio, os\nfrom tests.providers.tool_runtime.python.test_session_router import address, started\n"
-        "async def serve():\n    async with started() as python:\n        print(address(python), flush=True)\n"
-        "        os.kill(os.getpid(), 9)\nasyncio.run(serve())"
-    )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", server, stdout=subprocess.PIPE)
-    async with asyncio.timeout(30):
-        told, _ = await process.communicate()
-    path = Path(told.decode().strip())
-    async with started(store) as one:
-        assert not path.parent.exists()
-        async with started(store):
-            assert address(one).exists()
+async def test_the_socket_of_a_killed_server_is_removed(store: KVStore) -> None:
+    async with started(store) as python:
+        path = server_socket(python)
+        await kill_server()
+        assert path.exists()
+        async with started():
+            assert not path.exists()
+            assert await text_of(python, "1") == "1"
+            assert path.exists()
 
 
 async def test_where_there_can_be_no_socket_the_start_says_so(

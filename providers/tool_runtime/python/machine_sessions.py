@@ -1,0 +1,162 @@
+"""Named Python sessions of this machine, and the records in the KVStore that say which machine has a session.
+
+    /python-deployment       random id of the deployment, which all its workers have in common
+    TENANT/container/HASH    of a session's name: the machine that has it, until the session can have expired
+
+A record only explains why a session cannot be found: another machine has it, or this one lost it. Its session server
+alone says which sessions there are.
+"""
+
+import hashlib
+import os
+import platform
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Concatenate, Final, Literal
+
+import msgspec
+
+from apis.errors import StackError, StoreUnavailable, Unsupported
+from apis.storage.kv_store import ABSENT, Delete, KVStore, Put
+from providers.tool_runtime.python.operations import RunResult, SessionInfo, SessionOperations
+from providers.tool_runtime.python.session_client import Operation, P, R, SessionClient, SessionNotFound
+from providers.tool_runtime.python.sessions import SessionSettings
+
+_DEPLOYMENT_KEY: Final = "/python-deployment"
+_SERVER_ENDED: Final = "the server process that kept it has ended"
+
+
+class SessionRecord(msgspec.Struct, rename={"machine": "place"}):
+    """Record of a session: the machine that has it."""
+
+    machine: str
+
+
+class MachineSessions:
+    """Calls the session server on sessions by tenant and name, and writes their records.
+
+    A record is written to outlive twice the time that its session may be idle and the `max_use_s` of a use, and again
+    with the first use after the idle time.
+    """
+
+    def __init__(self, client: SessionClient, kv: KVStore, max_use_s: float) -> None:
+        self._client = client
+        self._kv = kv
+        self._max_use_s = max_use_s
+
+    async def start(self) -> None:
+        """Join the session server of this store's deployment. Raise ConfigError and StoreUnavailable."""
+        await self._client.start(await self._load_deployment_id())
+
+    async def close(self) -> None:
+        """Leave the session server."""
+        await self._client.close()
+
+    async def create(self, tenant: str, name: str, settings: SessionSettings, *, is_new_name: bool = False) -> bool:
+        """Create a session; return False when there is one already. `is_new_name` when no other can have had it.
+
+        Raise Overloaded when there is no room, Unsupported when another machine has the session, and StoreUnavailable
+        when its record cannot be written: then it is not created.
+        """
+        machine = None if is_new_name else await self._find_machine(tenant, name)
+        if machine == "other":
+            raise _elsewhere(name)
+        loss_reason = _SERVER_ENDED if machine == "this" else ""
+        if not await self._client.call(SessionOperations.create, tenant, name, settings, loss_reason):
+            return False
+        try:
+            await self._write_record(tenant, name, settings.idle_s)
+        except BaseException:
+            with suppress(StackError):
+                await self._client.call(SessionOperations.end, tenant, name)
+            raise
+        return True
+
+    async def run(self, tenant: str, name: str, code: str, settings: SessionSettings) -> RunResult:
+        """Run code in a session, which is created with the settings where there is none."""
+        try:
+            result = await self.call(SessionOperations.run, tenant, name, code)
+        except SessionNotFound:
+            await self.create(tenant, name, settings)
+            result = await self.call(SessionOperations.run, tenant, name, code)
+        if result.due_record_idle_s:
+            with suppress(StoreUnavailable):  # a record that is too old does no harm
+                await self._write_record(tenant, name, result.due_record_idle_s)
+        return result
+
+    async def run_once(self, tenant: str, code: str, settings: SessionSettings) -> RunResult:
+        """Run code in a session of its own, which no one else can use."""
+        return await self._client.call(SessionOperations.run_once, tenant, settings, code)
+
+    async def list_sessions(self, tenant: str) -> list[SessionInfo]:
+        """Return the named sessions of a tenant on this machine, oldest first."""
+        return await self._client.call(SessionOperations.list_sessions, tenant)
+
+    async def end(self, tenant: str, name: str) -> None:
+        """End a session."""
+        await self.call(SessionOperations.end, tenant, name)
+        with suppress(StoreUnavailable):
+            await self._kv.write([Delete(_record_key(tenant, name))], durable=False)
+
+    async def call(
+        self,
+        operation: Operation[Concatenate[str, str, P], R],
+        tenant: str,
+        name: str,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Return the result of an operation on a session.
+
+        Raise NotFound when there is no such session, Unsupported when another machine has it, and what
+        `SessionClient.call` raises.
+        """
+        try:
+            return await self._client.call(operation, tenant, name, *args, **kwargs)
+        except SessionNotFound:
+            if await self._find_machine(tenant, name) == "other":
+                raise _elsewhere(name) from None
+            raise
+
+    async def _load_deployment_id(self) -> str:
+        deployment_id = secrets.token_hex(16).encode()
+        if await self._kv.write([Put(_DEPLOYMENT_KEY, deployment_id, None, ABSENT)]) is None:
+            entry = await self._kv.get(_DEPLOYMENT_KEY)
+            deployment_id = entry.value if entry is not None else deployment_id
+        return deployment_id.decode()
+
+    async def _find_machine(self, tenant: str, name: str) -> Literal["this", "other"] | None:
+        entry = await self._kv.get(_record_key(tenant, name))
+        if entry is None:
+            return None
+        return "this" if msgspec.json.decode(entry.value, type=SessionRecord).machine == _machine() else "other"
+
+    async def _write_record(self, tenant: str, name: str, idle_s: float) -> None:
+        record = msgspec.json.encode(SessionRecord(_machine()))
+        ttl_s = 2 * idle_s + self._max_use_s
+        await self._kv.write([Put(_record_key(tenant, name), record, ttl_s)], durable=False)
+
+
+def _elsewhere(name: str) -> Unsupported:
+    return Unsupported(
+        f"The container '{name:.256}' is kept on another machine of this deployment, or was until that ended. "
+        "Send what is for it to that machine, or make a new one.",
+        code="container_elsewhere",
+    )
+
+
+def _record_key(tenant: str, name: str) -> str:
+    # Hashed, because a client may name anything, and not all of it makes a key.
+    return f"{tenant}/container/{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:32]}"
+
+
+def _machine() -> str:
+    """Return a name of this machine's boot that is equal for processes of one user that see the same files."""
+    boot, mounts = platform.node(), ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with suppress(OSError):
+        mounts = os.readlink("/proc/self/ns/mnt")
+    return f"{boot} {mounts} {os.geteuid()}"

@@ -1,0 +1,221 @@
+"""Operations of the machine's Python session server: what workers may ask of the sessions in its memory."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from providers.tool_runtime.python.cgroup import remove_stale_groups
+from providers.tool_runtime.python.check import find_isolation_faults
+from providers.tool_runtime.python.messages import SessionFailure
+from providers.tool_runtime.python.sandbox import (
+    INSTALL_HINT,
+    Bubblewrap,
+    DangerouslyUnsandboxed,
+    Sandbox,
+    SandboxLimits,
+    SandboxUnavailable,
+)
+from providers.tool_runtime.python.session import FileRefused, PythonSession, RunOutcome, SessionEnded
+from providers.tool_runtime.python.sessions import PythonSessionPool, SessionEntry, SessionKey, SessionSettings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionServerConfig:
+    """Settings that all workers of a session server share. `python` is the interpreter, None for the system's."""
+
+    isolated: bool
+    python: str | None
+    limits: SandboxLimits
+    max_sessions: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """State of a named session; times are in seconds since 1970."""
+
+    name: str
+    settings: SessionSettings
+    created_at: float
+    last_used_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFile:
+    """File in a session's work folder; `is_uploaded` when a client put it there, and not a program."""
+
+    name: str
+    size_bytes: int
+    modified_at: int
+    is_uploaded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Outcome of a program, and the reason why an earlier session of this name is gone, or "".
+
+    `due_record_idle_s` is the time that the session may be idle when its record in the KVStore is to be written again,
+    else 0.
+    """
+
+    outcome: RunOutcome
+    loss_reason: str
+    due_record_idle_s: float = 0.0
+
+
+class SessionOperations:
+    """Operations on the sessions of one server, called by name with positional arguments. All raise SessionFailure."""
+
+    def __init__(self, config: SessionServerConfig) -> None:
+        self._config = config
+        self._pool = PythonSessionPool(self._start_session, config.max_sessions, 2 * config.limits.wall_s)
+        self._sandbox: asyncio.Task[Sandbox] = asyncio.ensure_future(_start_sandbox(config))
+
+    async def close(self) -> None:
+        """End all sessions and wait until they have ended."""
+        self._sandbox.cancel()
+        await asyncio.gather(self._sandbox, return_exceptions=True)
+        await self._pool.close()
+
+    async def wait_until_ready(self) -> None:
+        """Return when the sandbox has passed its check. Raise SessionFailure `config` when it does not."""
+        try:
+            await asyncio.shield(self._sandbox)
+        except SandboxUnavailable as exc:
+            raise SessionFailure("config", str(exc)) from exc
+
+    async def create(self, tenant: str, name: str, settings: SessionSettings, loss_reason: str) -> bool:
+        """Reserve a place for a session; return False when there is one already. `loss_reason` says why an earlier
+        one is gone, where the server itself does not know better."""
+        if self._pool.get_entry(tenant, name) is not None:
+            return False
+        self._pool.create_session(tenant, name, settings, loss_reason)
+        return True
+
+    async def run(self, tenant: str, name: str, code: str) -> RunResult:
+        """Run code in a session."""
+        due_record_idle_s = self._get_entry(tenant, name).claim_record_renewal()
+        result = await self._run((tenant, name, 0), code)
+        return replace(result, due_record_idle_s=due_record_idle_s)
+
+    async def run_once(self, tenant: str, settings: SessionSettings, code: str) -> RunResult:
+        """Run code in a session of its own, which ends with it."""
+        key = self._pool.create_session(tenant, None, settings)
+        try:
+            return await self._run(key, code)
+        finally:
+            self._pool.end_session(key)
+
+    async def get(self, tenant: str, name: str) -> SessionInfo:
+        """Return the session's state, without waiting for its users."""
+        return _session_info(name, self._get_entry(tenant, name))
+
+    async def list_sessions(self, tenant: str) -> list[SessionInfo]:
+        """Return the named sessions of a tenant, oldest first."""
+        infos = [_session_info(name, entry) for name, entry in self._pool.list_entries(tenant).items()]
+        return sorted(infos, key=lambda info: (info.created_at, info.name))
+
+    async def end(self, tenant: str, name: str) -> None:
+        """End the session and everything that runs in it."""
+        self._get_entry(tenant, name)
+        self._pool.end_session((tenant, name, 0))
+
+    async def list_files(self, tenant: str, name: str) -> list[SessionFile]:
+        """Return the files in the work folder; a session without a process has none, and none is started for it."""
+        if self._get_entry(tenant, name).session is None:
+            return []
+        async with self._use_session(tenant, name) as (session, entry):
+            return await _list_files(session, entry)
+
+    async def read_file(self, tenant: str, name: str, filename: str) -> bytes:
+        """Return a file's content."""
+        async with self._use_session(tenant, name) as (session, _):
+            return await session.read(filename)
+
+    async def write_file(self, tenant: str, name: str, filename: str, data: bytes) -> list[SessionFile]:
+        """Write a whole file as uploaded by a client, and return all files."""
+        async with self._use_session(tenant, name) as (session, entry):
+            await session.write(filename, data)
+            entry.uploaded_names.add(filename)
+            return await _list_files(session, entry)
+
+    async def delete_file(self, tenant: str, name: str, filename: str) -> None:
+        """Delete a file."""
+        async with self._use_session(tenant, name) as (session, entry):
+            await session.delete(filename)
+            entry.uploaded_names.discard(filename)
+
+    def _get_entry(self, tenant: str, name: str) -> SessionEntry:
+        entry = self._pool.get_entry(tenant, name)
+        if entry is None:
+            raise SessionFailure("no_session", f"Container with id '{name:.256}' not found.")
+        return entry
+
+    @asynccontextmanager
+    async def _use_session(self, tenant: str, name: str) -> AsyncGenerator[tuple[PythonSession, SessionEntry]]:
+        entry = self._get_entry(tenant, name)
+        try:
+            async with self._pool.use_session((tenant, name, 0)) as (session, _):
+                yield session, entry
+        except FileRefused as exc:
+            if exc.is_missing:
+                raise SessionFailure("no_file", "There is no such file in this container.") from None
+            raise SessionFailure("file_refused", f"The file could not be used: {exc}.") from None
+        except SessionEnded as exc:
+            raise SessionFailure("unavailable", f"The container's programs ended: {exc}. Try again.") from exc
+
+    async def _run(self, key: SessionKey, code: str) -> RunResult:
+        async with self._pool.use_session(key) as (session, loss_reason):
+            _log.debug("a program begins to run")
+            return RunResult(await session.run(code), loss_reason)
+
+    async def _start_session(self, settings: SessionSettings) -> PythonSession:
+        limits = replace(self._config.limits, memory_bytes=settings.memory_bytes)
+        try:
+            return await PythonSession.start(await asyncio.shield(self._sandbox), limits)
+        except (SessionEnded, OSError) as exc:
+            _log.warning("a Python session could not start: %s", exc)
+            message = "The Python sandbox could not be started; try again later."
+            raise SessionFailure("unavailable", message) from exc
+
+
+async def _start_sandbox(config: SessionServerConfig) -> Sandbox:
+    """Return a sandbox that was proven to hold. Raise SandboxUnavailable, with the remedy, when it does not."""
+    python = Path(config.python) if config.python else None
+    if not config.isolated:
+        return DangerouslyUnsandboxed(python)
+    sandbox = await asyncio.to_thread(Bubblewrap, python)
+    await asyncio.to_thread(remove_stale_groups)
+    try:
+        session = await PythonSession.start(sandbox, config.limits)
+    except SessionEnded as exc:
+        raise SandboxUnavailable(
+            f"tool_runtime: bubblewrap does not work here: {exc}. It needs unprivileged user namespaces "
+            f"(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns) and a current "
+            f"version: {INSTALL_HINT}"
+        ) from exc
+    try:
+        faults = await find_isolation_faults(session)
+    finally:
+        await session.kill()
+    if faults:
+        raise SandboxUnavailable(
+            f"tool_runtime: the Python sandbox does not hold here; these are possible in it: "
+            f"{'; '.join(faults)}. Use a current bubblewrap: {INSTALL_HINT}"
+        )
+    return sandbox
+
+
+def _session_info(name: str, entry: SessionEntry) -> SessionInfo:
+    return SessionInfo(name, entry.settings, entry.created_at, entry.last_used_at)
+
+
+async def _list_files(session: PythonSession, entry: SessionEntry) -> list[SessionFile]:
+    return [
+        SessionFile(name, size, modified_at, name in entry.uploaded_names)
+        for name, size, modified_at in await session.files()
+    ]

@@ -1,0 +1,73 @@
+"""Folder of the Unix sockets by which the workers of this user reach their Python session servers."""
+
+import fcntl
+import hashlib
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+_MAX_PATH_BYTES: Final = 100
+"""Length of a socket's path in bytes; the kernel's own limit is 108 on Linux and 104 on macOS."""
+
+
+def socket_path(deployment_id: str, config: bytes) -> Path:
+    """Return where a session server listens.
+
+    Its name is a hash of the deployment, the settings and this package's code: a server is never shared with another
+    store, and after an upgrade or a change of settings the new workers start a server of their own.
+    """
+    identity = hashlib.sha256(f"{deployment_id}\n".encode() + config)
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        identity.update(file.read_bytes())
+    folder = Path(tempfile.gettempdir(), f"python-sessions-{os.geteuid()}")
+    return folder / f"{identity.hexdigest()[:16]}.sock"
+
+
+def prepare_folder(path: Path) -> None:
+    """Create the folder of a socket, for this user alone. Raise OSError where it cannot be that or the path is too
+    long."""
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise OSError(f"the path {path} is too long for a socket")
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    status = path.parent.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise OSError(f"{path.parent} belongs to another user, or others may use it")
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Generator[None]:
+    """Hold the folder's lock, under which sockets are created and removed: for milliseconds. Blocks."""
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def connect(path: Path) -> socket.socket:
+    """Return a connection. Never waits: raises BlockingIOError when the server's queue is full, and
+    FileNotFoundError or ConnectionRefusedError when no server listens."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.setblocking(False)
+        connection.connect(str(path))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def remove_stale_sockets(folder: Path) -> None:
+    """Remove the sockets of servers that were killed before they could; needs the folder's lock."""
+    for path in folder.glob("*.sock"):
+        with suppress(OSError):
+            try:
+                connect(path).close()
+            except ConnectionRefusedError:
+                path.unlink()
