@@ -3,11 +3,13 @@
 Fields we do not know are kept, so that an item is stored and listed as it came.
 """
 
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import Discriminator, Tag
+from openai.types.responses import ResponseOutputItem
+from pydantic import Discriminator, Tag, TypeAdapter
 
-from apis.wire.base import Effort, Phase, Wire
+from apis.wire.base import Effort, Phase, Wire, sdk_model_to_json
 from apis.wire.item_parts import CallId, InputContent, ItemId, ItemStatus, ItemWire, OutputContent, ToolName
 from apis.wire.text_format import TextFormatOption
 from apis.wire.tool_items import (
@@ -186,3 +188,11 @@ Item = Annotated[
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(item_tag),
 ]
+
+ITEM_LIST_ADAPTER: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item])
+"""Reads stored items, and output items as the input of what follows."""
+
+
+def items_to_json(items: Iterable[ResponseOutputItem]) -> bytes:
+    """Return output items as one JSON array."""
+    return b"[%b]" % b",".join(map(sdk_model_to_json, items))

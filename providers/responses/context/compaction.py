@@ -7,15 +7,16 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCompactionItem, ResponseStreamEvent
+from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCompactionItem
 from openai.types.responses.response import InputTransformation
 
 from apis.chat import ChatRequest, Message
 from apis.deltas import DeltaBatch, Finish, TextDelta, Usage
 from apis.errors import ContextLengthExceeded, InvalidRequest, UpstreamError
+from apis.events import EventBatch
 from apis.inference import Inference
 from apis.responses import CompactedConversation, ContextManagement, CreateResponse
-from apis.wire.items import CompactionItem, InputMessage
+from apis.wire.items import ITEM_LIST_ADAPTER, CompactionItem, InputMessage, items_to_json
 from providers.responses.context.conversation import Conversation, stored_item
 from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.context.sealing import UnsealError
@@ -26,11 +27,9 @@ from providers.responses.events.ids import ResponseIds
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import usage_to_wire
-from providers.responses.store.history import ITEM_LIST_ADAPTER, items_to_json
 
 _log = logging.getLogger(__name__)
 
-EventBatch = Sequence[ResponseStreamEvent]
 Seal = Callable[[str], str]
 _ANY_MODEL: Final = ""
 """A summary is plain text, which one model may write and another go on from."""

@@ -38,6 +38,7 @@ from openai.types.responses.response_output_text import (
 from openai.types.responses.response_reasoning_item import Content
 
 from apis.deltas import RefusalDelta, TextDelta, TokenLogprob
+from apis.events import EventList
 from apis.wire.base import Phase
 from providers.responses.events.citations import CitationScanner, CitationTarget
 from providers.responses.events.token_events import (
@@ -48,7 +49,6 @@ from providers.responses.events.token_events import (
 )
 
 FinalItemStatus = Literal["completed", "incomplete"]
-EventList = list[ResponseStreamEvent]
 Citation = AnnotationURLCitation | AnnotationFileCitation | AnnotationContainerFileCitation
 _MAX_CITATIONS: Final = 2000
 """Of one part: a model that goes round in circles must not make an item that takes long to tell. The links go on."""

@@ -31,10 +31,10 @@ from apis.deltas import (
     ToolCallStart,
 )
 from apis.errors import ToolFailed, UpstreamError
+from apis.events import EventList
 from providers.responses.events.citations import CitationScanner
 from providers.responses.events.ids import generate_call_id
 from providers.responses.events.open_items import (
-    EventList,
     FinalItemStatus,
     OpenCustomCall,
     OpenFunctionCall,

@@ -18,10 +18,10 @@ import orjson
 
 from apis.errors import InvalidRequest, NotFound
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
-from apis.wire.items import Item, LocalShellCallOutput
+from apis.wire.items import ITEM_LIST_ADAPTER, Item, LocalShellCallOutput
 from providers.responses.events.ids import ResponseIds, response_id_of
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.store.history import ITEM_LIST_ADAPTER, ItemWithToolResult
+from providers.responses.store.history import ItemWithToolResult
 from providers.responses.store.history_cache import LoadedHistory
 
 MAX_CONVERSATION_ITEMS: Final = 10_000

@@ -13,18 +13,18 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final, cast
 
 import orjson
-from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
+from openai.types.responses import ResponseOutputItem
 
 from apis.chat import ChatTool, NativeTool
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
+from apis.events import EventList
 from apis.tool_runtime import Source
 from apis.wire.tool_choice import ChosenHostedTool, ChosenMcpTool
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
 
-EventList = list[ResponseStreamEvent]
 _NATIVE_CALL_NAMES: Final = {"browser": ("browser.search", "browser.open", "browser.find"), "python": ("python",)}
 
 

@@ -18,12 +18,13 @@ from openai.types.responses.response_file_search_tool_call import Result
 from apis.chat import ChatFunctionTool, FunctionDefinition
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest, NotFound, StackError, ToolFailed
+from apis.events import EventList
 from apis.tool_runtime import Source
 from apis.vector_stores import SearchStores, VectorStores
 from apis.wire.tools import FileSearchTool
 from providers.responses.context.replay import FILE_SEARCH
 from providers.responses.events.output import ResponseOutput
-from providers.responses.tools.call import EventList, HostedCall, TypedTool
+from providers.responses.tools.call import HostedCall, TypedTool
 from providers.responses.tools.tool_context import ToolContext
 from providers.responses.tools.web_search.pages import one_line
 

@@ -25,12 +25,13 @@ from apis.chat import ChatFunctionTool, ChatTool, FunctionDefinition, NativeTool
 from apis.containers import Containers, CreateContainer
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest, NotFound, Unsupported
+from apis.events import EventList
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime
 from apis.wire.tool_items import CodeInterpreterCallItem
 from apis.wire.tools import CodeInterpreterTool
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile
-from providers.responses.tools.call import EventList, HostedCall, TypedTool
+from providers.responses.tools.call import HostedCall, TypedTool
 from providers.responses.tools.code_interpreter.code_text import CodeParser
 from providers.responses.tools.tool_context import ToolContext
 

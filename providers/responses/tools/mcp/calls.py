@@ -17,9 +17,10 @@ from openai.types.responses.response_output_item import McpCall, McpListTools, M
 
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
+from apis.events import EventList
 from apis.tool_runtime import ToolCall
 from providers.responses.events.output import ResponseOutput
-from providers.responses.tools.call import EventList, HostedCall
+from providers.responses.tools.call import HostedCall
 
 MCP_LIST_TOOLS: Final = "mcp_list_tools"
 MCP_CALL: Final = "mcp_call"

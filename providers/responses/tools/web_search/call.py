@@ -21,9 +21,10 @@ from openai.types.responses.response_function_web_search import (
 
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
+from apis.events import EventList
 from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime
 from providers.responses.events.output import ResponseOutput
-from providers.responses.tools.call import EventList, HostedCall
+from providers.responses.tools.call import HostedCall
 from providers.responses.tools.web_search.pages import DomainFilter, PageHistory, WebPage, wrap_lines
 
 SearchStatus = Literal["in_progress", "searching", "completed", "failed", "incomplete"]

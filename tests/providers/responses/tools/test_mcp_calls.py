@@ -6,10 +6,11 @@ from typing import Any, Literal
 import pytest
 
 from apis.deltas import ToolCallStart
+from apis.events import EventList
 from apis.tool_runtime import ToolCall
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
-from providers.responses.tools.call import EventList, HostedCall
+from providers.responses.tools.call import HostedCall
 from providers.responses.tools.mcp.calls import McpListToolsCall, McpToolCall
 from tests.support.models.recorded_turns import check_laws
 
