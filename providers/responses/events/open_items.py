@@ -290,6 +290,8 @@ class OpenReasoning:
 class OpenFunctionCall:
     """A call of a function or a custom tool of the client's."""
 
+    item_type = "function_call"
+
     def __init__(self, item_id: str, index: int, call_id: str, name: str, namespace: str | None = None) -> None:
         self.id = item_id
         self.index = index
@@ -340,7 +342,9 @@ class OpenFunctionCall:
 
 
 class OpenCustomCall(OpenFunctionCall):
-    """The same for free text."""
+    """A call of a custom tool of the client's, whose input is free text."""
+
+    item_type = "custom_tool_call"
 
     def item(self, status: Literal["in_progress"] | FinalItemStatus) -> ResponseOutputItem:
         item = ResponseCustomToolCall(

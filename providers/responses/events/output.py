@@ -14,10 +14,12 @@ from providers.responses.events.tool_result import ContainerFile, ToolResultReco
 class PlaceableItem(Protocol):
     """An item that is about to open."""
 
-    prefix: str
     id: str
     index: int
     output: "ResponseOutput | None"
+
+    @property
+    def id_prefix(self) -> str: ...
 
 
 class ResponseOutput:
@@ -49,7 +51,7 @@ class ResponseOutput:
 
     def place_item(self, call: PlaceableItem) -> None:
         """The call's item opens: it gets its id and its place."""
-        call.id = self.ids.new_item_id(call.prefix)
+        call.id = self.ids.new_item_id(call.id_prefix)
         call.index = self.reserve_index()
         call.output = self
 

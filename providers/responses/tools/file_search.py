@@ -6,6 +6,7 @@ The model is told the passages that fit best, each by a number that it may cite;
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final, Literal, cast
 
+import orjson
 from openai.types import VectorStoreSearchResponse
 from openai.types.responses import (
     ResponseFileSearchCallCompletedEvent,
@@ -15,26 +16,28 @@ from openai.types.responses import (
 )
 from openai.types.responses.response_file_search_tool_call import Result
 
-from apis.chat import ChatFunctionTool, FunctionDefinition
+from apis.chat import ChatFunctionTool, FunctionDefinition, NativeToolName
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest, NotFound, StackError, ToolFailed
 from apis.events import EventList
 from apis.tool_runtime import Source
 from apis.vector_stores import SearchStores, VectorStores
+from apis.wire.tool_items import FileSearchCallItem
 from apis.wire.tools import FileSearchTool
-from providers.responses.context.replay import FILE_SEARCH
 from providers.responses.events.output import ResponseOutput
-from providers.responses.tools.call import HostedCall, TypedTool
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolType, TypedTool
 from providers.responses.tools.tool_context import ToolContext
 from providers.responses.tools.web_search.pages import one_line
 
 _FileSearchStatus = Literal["in_progress", "searching", "completed", "incomplete", "failed"]
+_NAME: Final = "file_search"
 _MAX_QUERIES: Final = 16
 _MAX_QUERY_CHARS: Final = 4096
 _MAX_OUTPUT_CHARS: Final = 60_000
 FILE_SEARCH_FUNCTION: Final = ChatFunctionTool(
     function=FunctionDefinition(
-        name=FILE_SEARCH,
+        name=_NAME,
         description="Search the user's files. Gives the passages that fit best, each with a number. "
         "Cite a passage in the answer by its number in lenticular brackets, like 【1】.",
         parameters={
@@ -53,7 +56,7 @@ FILE_SEARCH_FUNCTION: Final = ChatFunctionTool(
 )
 
 
-def make_file_search(declaration: FileSearchTool, context: ToolContext) -> TypedTool:
+def _create_tool(declaration: FileSearchTool, context: ToolContext) -> TypedTool:
     """The search of a request, where vector stores are configured."""
     if context.vector_stores is None:
         raise context.not_configured_error(
@@ -101,7 +104,7 @@ class FileSearch(TypedTool):
 class FileSearchCall(HostedCall):
     """One call, which may ask in several words at once."""
 
-    prefix = "fs"
+    item_type = "file_search_call"
 
     def __init__(self, tool: FileSearch, start: ToolCallStart) -> None:
         super().__init__(start)
@@ -181,3 +184,14 @@ def _result_to_wire(result: VectorStoreSearchResponse) -> Result:
 
 def _result_text(result: VectorStoreSearchResponse) -> str:
     return "\n".join(part.text for part in result.content)
+
+
+def _call_from_item(item: FileSearchCallItem, native_tools: frozenset[NativeToolName]) -> ToolResultRecord | None:
+    if not item.queries or item.status == "failed":
+        return None
+    text = "\n\n".join(f"{hit.filename or hit.file_id}\n{hit.text or ''}" for hit in item.results or ())
+    output = RESULT_UNAVAILABLE if item.results is None else text or "Nothing was found."
+    return ToolResultRecord(item.id or "", _NAME, orjson.dumps({"queries": item.queries}).decode(), output)
+
+
+FILE_SEARCH: Final = ToolType(FileSearchTool, _create_tool, (FileSearchCallItem,), _call_from_item)

@@ -21,17 +21,17 @@ from openai.types.responses import (
 from openai.types.responses.response_code_interpreter_tool_call import Output as CodeOutput
 from openai.types.responses.response_code_interpreter_tool_call import OutputImage, OutputLogs
 
-from apis.chat import ChatFunctionTool, ChatTool, FunctionDefinition, NativeTool
+from apis.chat import ChatFunctionTool, ChatTool, FunctionDefinition, NativeTool, NativeToolName
 from apis.containers import Containers, CreateContainer
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.events import EventList
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime
-from apis.wire.tool_items import CodeInterpreterCallItem
+from apis.wire.tool_items import CodeInterpreterCallItem, CodeLogs
 from apis.wire.tools import CodeInterpreterTool
 from providers.responses.events.output import ResponseOutput
-from providers.responses.events.tool_result import ContainerFile
-from providers.responses.tools.call import HostedCall, TypedTool
+from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
+from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolType, TypedTool
 from providers.responses.tools.code_interpreter.code_text import CodeParser
 from providers.responses.tools.tool_context import ToolContext
 
@@ -57,7 +57,7 @@ class _ContainerChoice:
     is_state_lost: bool = False
 
 
-def make_code_interpreter(declaration: CodeInterpreterTool, context: ToolContext) -> TypedTool:
+def _create_tool(declaration: CodeInterpreterTool, context: ToolContext) -> TypedTool:
     """The interpreter of a request, where a Python tool is configured. Its `check` raises NotFound for an id of no
     container."""
     runtime = context.runtime
@@ -186,7 +186,7 @@ class CodeInterpreter(TypedTool):
 
 
 class _CodeInterpreterCall(HostedCall):
-    prefix = "ci"
+    item_type = "code_interpreter_call"
 
     def __init__(self, tool: CodeInterpreter, start: ToolCallStart) -> None:
         super().__init__(start)
@@ -307,3 +307,32 @@ def _build_outputs(result: ToolResult, output: ResponseOutput) -> list[CodeOutpu
             data = base64.b64encode(file.data).decode()
             shown.append(OutputImage(type="image", url=f"data:{file.media_type};base64,{data}"))
     return shown
+
+
+def _call_from_item(item: CodeInterpreterCallItem, native_tools: frozenset[NativeToolName]) -> ToolResultRecord | None:
+    if item.code is None or (item.outputs is None and item.status == "failed"):
+        return None
+    logs = "".join(output.logs for output in item.outputs or () if isinstance(output, CodeLogs))
+    output = RESULT_UNAVAILABLE if item.outputs is None else logs or "(no output)"
+    stored = ToolResultRecord(item.id or "", PYTHON_NAME, item.code, output, custom=True)
+    return _call_for_model(item, stored, native_tools)
+
+
+def _call_for_model(
+    item: CodeInterpreterCallItem, stored: ToolResultRecord, native_tools: frozenset[NativeToolName]
+) -> ToolResultRecord:
+    is_native = PYTHON_NAME in native_tools  # then the model writes its code without JSON around it
+    if item.code is None or stored.custom == is_native:
+        return stored
+    arguments = item.code if is_native else orjson.dumps({"code": item.code}).decode()
+    return replace(stored, name=PYTHON_NAME, arguments=arguments, custom=is_native)
+
+
+CODE_INTERPRETER: Final = ToolType(
+    CodeInterpreterTool,
+    _create_tool,
+    (CodeInterpreterCallItem,),
+    _call_from_item,
+    call_for_model=_call_for_model,
+    depends_on_model=True,
+)

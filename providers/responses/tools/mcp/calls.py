@@ -49,7 +49,7 @@ class McpServer(Protocol):
 class McpListToolsCall(HostedCall):
     """Asks a server for its tools. Where that fails the item says so, and the response goes on without them."""
 
-    prefix = "mcpl"
+    item_type = "mcp_list_tools"
     counts_toward_limit = False
 
     def __init__(self, server: McpServer) -> None:
@@ -101,7 +101,7 @@ class McpListToolsCall(HostedCall):
 class McpToolCall(HostedCall):
     """Calls a tool. `approved` are the arguments, and the id of the approval request, of a call that had to wait."""
 
-    prefix = "mcp"
+    item_type = "mcp_call"
 
     def __init__(
         self, server: McpServer, tool_name: str, start: ToolCallStart, approval: tuple[str, str] | None = None

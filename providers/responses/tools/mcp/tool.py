@@ -12,16 +12,17 @@ from typing import Any, Final, cast
 import orjson
 from pydantic import JsonValue
 
-from apis.chat import ChatFunctionTool, FunctionDefinition
+from apis.chat import ChatFunctionTool, FunctionDefinition, NativeToolName
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest, ToolFailed, Unsupported
 from apis.tool_runtime import ToolCall, ToolRuntime
 from apis.wire.tool_choice import ChosenHostedTool, ChosenMcpTool
-from apis.wire.tool_items import McpListToolsItem, ToolSearchOutput
+from apis.wire.tool_items import McpApprovalRequest, McpCallItem, McpListToolsItem, ToolSearchOutput
 from apis.wire.tools import CustomTool as DeclaredCustom
 from apis.wire.tools import FunctionTool as DeclaredFunction
 from apis.wire.tools import McpTool, NamespaceTool, ToolSearchTool
-from providers.responses.tools.call import HostedCall, TypedTool
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.tools.call import HostedCall, ToolType, TypedTool
 from providers.responses.tools.mcp.approvals import (
     ApprovalRequestCall,
     ApprovedCall,
@@ -51,7 +52,7 @@ _ServerTool = Mapping[str, Any]
 """One of a server's: `{name, description, input_schema, annotations}`."""
 
 
-def make_mcp(declaration: McpTool, context: ToolContext) -> TypedTool:
+def _create_tool(declaration: McpTool, context: ToolContext) -> TypedTool:
     """The tools of one declared server, where an MCP client is configured."""
     if context.runtime is None or context.find_spec(MCP_LIST_TOOLS) is None or context.find_spec(MCP_CALL) is None:
         raise context.not_configured_error(
@@ -275,3 +276,30 @@ def _is_valid_tool(tool: _ServerTool) -> bool:
         _log.warning("a tool of an MCP server cannot be offered: %s", exc.message)
         return False
     return True
+
+
+def _call_from_item(
+    item: McpCallItem | McpApprovalRequest, native_tools: frozenset[NativeToolName]
+) -> ToolResultRecord | None:
+    if isinstance(item, McpApprovalRequest) or (item.output is None and item.error is None):
+        return None
+    error = item.error if isinstance(item.error, str) else orjson.dumps(item.error).decode()
+    stored = ToolResultRecord(item.id or "", "", item.arguments, item.output if item.output is not None else error)
+    return _call_for_model(item, stored, native_tools)
+
+
+def _call_for_model(
+    item: McpCallItem | McpApprovalRequest, stored: ToolResultRecord, native_tools: frozenset[NativeToolName]
+) -> ToolResultRecord:
+    name = qualified_name(item.server_label, item.name, supports_namespaces=bool(native_tools))
+    return replace(stored, name=name)
+
+
+MCP: Final = ToolType(
+    McpTool,
+    _create_tool,
+    (McpCallItem, McpApprovalRequest),
+    _call_from_item,
+    call_for_model=_call_for_model,
+    depends_on_model=True,
+)

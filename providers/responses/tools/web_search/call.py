@@ -69,7 +69,7 @@ class WebAccess:
 class WebCall(HostedCall):
     """One call. Its `work` sets what its action shows as soon as it is known, so that a failed item says it too."""
 
-    prefix = "ws"
+    item_type = "web_search_call"
 
     def __init__(self, web: WebAccess, start: ToolCallStart) -> None:
         super().__init__(start)

@@ -34,7 +34,7 @@ NOBODY = ToolCallStart("", "")
 class Listing(HostedCall):
     """Says that there is one tool, or fails."""
 
-    prefix = "mcpl"
+    item_type = "mcp_list_tools"
 
     def __init__(self, tool: "Server") -> None:
         super().__init__(NOBODY)
@@ -51,7 +51,7 @@ class Listing(HostedCall):
 
 
 class Adding(HostedCall):
-    prefix = "mcp"
+    item_type = "mcp_call"
 
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         self.record_result("3")
@@ -71,7 +71,7 @@ class Adding(HostedCall):
 
 
 class Asking(ClientCall):
-    prefix = "mcpr"
+    item_type = "mcp_approval_request"
 
     def validate_arguments(self) -> None:
         self.parse_arguments()
