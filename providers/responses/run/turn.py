@@ -39,9 +39,9 @@ from providers.responses.events.open_items import (
     OpenCustomCall,
     OpenFunctionCall,
     OpenItem,
-    OpenMessage,
     OpenReasoning,
 )
+from providers.responses.events.open_message import OpenMessage
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import ClientCall, HostedCall, RejectedCall

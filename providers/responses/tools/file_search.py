@@ -24,11 +24,11 @@ from apis.tool_runtime import Source
 from apis.vector_stores import SearchStores, VectorStores
 from apis.wire.tool_items import FileSearchCallItem
 from apis.wire.tools import FileSearchTool
+from providers.responses.events.citations import one_line
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolType, TypedTool
 from providers.responses.tools.tool_context import ToolContext
-from providers.responses.tools.web_search.pages import one_line
 
 _FileSearchStatus = Literal["in_progress", "searching", "completed", "incomplete", "failed"]
 _NAME: Final = "file_search"

@@ -7,6 +7,7 @@ from apis.chat import ChatFunctionTool, FunctionDefinition
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.tool_runtime import Source, ToolSpec
+from providers.responses.events.citations import one_line
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.web_search.call import (
     FindInPageCall,
@@ -16,7 +17,7 @@ from providers.responses.tools.web_search.call import (
     WebSearchCall,
     parse_int,
 )
-from providers.responses.tools.web_search.pages import WebPage, append_link_list, find_matches, one_line, render_page
+from providers.responses.tools.web_search.pages import WebPage, append_link_list, find_matches, render_page
 
 WEB_SEARCH_FUNCTION: Final = "web_search"
 OPEN_PAGE_FUNCTION: Final = "open_page"

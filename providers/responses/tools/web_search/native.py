@@ -11,7 +11,7 @@ from typing import Any, Final
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.tool_runtime import Source
-from providers.responses.events.citations import line_number
+from providers.responses.events.citations import line_number, one_line
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.web_search.call import (
     FindInPageCall,
@@ -25,7 +25,6 @@ from providers.responses.tools.web_search.pages import (
     DomainFilter,
     WebPage,
     find_matches,
-    one_line,
     render_link_ids,
     render_page,
     strip_links,

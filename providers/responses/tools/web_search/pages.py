@@ -13,6 +13,7 @@ from urllib.parse import urldefrag, urlsplit
 
 import msgspec
 
+from providers.responses.events.citations import MARK_REPLACEMENTS, one_line
 from providers.responses.events.tool_result import ToolResultRecord
 
 MAX_PAGE_CHARS: Final = 150_000
@@ -25,7 +26,6 @@ _LINE_CHARS: Final = 80
 
 _WRAPPED_LINE: Final = re.compile(rf".{{1,{_LINE_CHARS}}}(?:\s|\Z)|.{{{_LINE_CHARS}}}")
 _LINK_MARK: Final = re.compile(r"\[#(\d{1,4})\]")
-_MARK_REPLACEMENTS: Final = str.maketrans({"【": "〖", "】": "〗", "\u2028": " ", "\u2029": " "})
 
 DomainFilter = tuple[list[str] | None, list[str] | None]
 
@@ -111,14 +111,9 @@ def _has_url(page: WebPage, url: str) -> bool:
 def wrap_lines(text: str) -> str:
     """Text as lines short enough to be cited by number. What could pass for a citation mark or a link is changed."""
     lines: list[str] = []
-    for line in text[:MAX_PAGE_CHARS].translate(_MARK_REPLACEMENTS).split("\n"):
+    for line in text[:MAX_PAGE_CHARS].translate(MARK_REPLACEMENTS).split("\n"):
         lines += [piece.rstrip() for piece in _WRAPPED_LINE.findall(line)] if len(line) > _LINE_CHARS else [line]
     return "\n".join(lines)
-
-
-def one_line(text: str) -> str:
-    """The same for what stands on a line with other things."""
-    return " ".join(text.translate(_MARK_REPLACEMENTS).split())
 
 
 def render_page(
@@ -180,7 +175,7 @@ def find_matches(page: WebPage, pattern: str) -> Sequence[tuple[int, Sequence[st
     line with those that follow it."""
     lines = page.text.split("\n")
     plain = [_normalize(strip_links(line)) for line in lines]
-    text, wanted = " ".join(plain), _normalize(pattern.translate(_MARK_REPLACEMENTS))
+    text, wanted = " ".join(plain), _normalize(pattern.translate(MARK_REPLACEMENTS))
     starts = [0, *accumulate(len(line) + 1 for line in plain)]
     found: list[int] = []
     at = text.find(wanted)
