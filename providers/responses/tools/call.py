@@ -123,7 +123,7 @@ class HostedCall(TypedCall):
 
     def fail(self, error: ToolFailed) -> EventList:
         """End a call that failed, timed out or may not run; the model receives the error's message."""
-        if self.name:  # a call that the server made by itself has no name, and the model never sees it
+        if self.name:  # a call by the server itself has no name, and the model never sees it
             self.record_result(error.message)
         return self.close("failed")
 

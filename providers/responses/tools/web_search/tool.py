@@ -1,7 +1,7 @@
-"""The hosted web search: `web_search` in all its spellings, run by the stack's ToolRuntime.
+"""The hosted tool `web_search`, in all its spellings, run by the stack's ToolRuntime.
 
-A ToolRuntime with `search` alone gives searches; one that also has `open_page` lets the model read pages and find text
-in them. A model with a `browser` of its own is given that, where all three of its actions can be done.
+A ToolRuntime with `search` alone offers searches; with `open_page` the model can also read pages and find text in them.
+A model with a native `browser` is offered that if all three of its actions are available.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,9 @@ _VIEW_CHARS: Final[Mapping[str, int]] = {"low": 3000, "medium": 6000, "high": 12
 
 
 def _create_tool(declaration: WebSearchTool, context: ToolContext) -> TypedTool | None:
-    """The search of a request, where a search provider is configured."""
     if context.runtime is None or context.find_spec("search") is None:
         if declaration.external_web_access is False:
-            return None  # agents declare this one always, and expect little of it
+            return None  # agents always declare this one and do not depend on it
         raise context.not_configured_error(
             "No web search is configured: give the run config's `tool_runtime` a search provider and its key."
         )
@@ -45,7 +44,7 @@ def _create_tool(declaration: WebSearchTool, context: ToolContext) -> TypedTool 
 
 
 class WebSearch(TypedTool):
-    """The search as one request declared it."""
+    """The search as one request declares it."""
 
     def __init__(self, declaration: WebSearchTool, context: ToolContext, runtime: ToolRuntime) -> None:
         filters = declaration.filters
@@ -57,30 +56,32 @@ class WebSearch(TypedTool):
             if declaration.user_location
             else None,
         }
-        live = declaration.external_web_access is not False
-        if not live:
+        is_live = declaration.external_web_access is not False
+        if not is_live:
             options["live"] = False
         self._web = WebAccess(
             runtime,
             context.tenant,
             {name: value for name, value in options.items() if value is not None},
             PageHistory(
-                told for told in context.tool_results.values() if told.name.removeprefix("functions.") in _CALLS_BY_NAME
+                tool_result
+                for tool_result in context.tool_results.values()
+                if tool_result.name.removeprefix("functions.") in _CALLS_BY_NAME
             ),
             _VIEW_CHARS[declaration.search_context_size or "medium"],
             context.includes("web_search_call.action.sources"),
             context.includes("web_search_call.results"),
         )
         specs = {spec.name: spec for spec in runtime.tools()}
-        opens = live and "open_page" in specs
-        if opens and "browser" in context.native_tools:
+        opens_pages = is_live and "open_page" in specs
+        if opens_pages and "browser" in context.native_tools:
             self._offered_tools: list[ChatTool] = [NativeTool(type="browser")]
             return
         self._offered_tools = [browsing.build_search_function(specs["search"])]
-        taken = {
+        client_names = {
             tool.name for tool in context.request.tools or () if isinstance(tool, FunctionTool | CustomTool)
         } & browsing.FUNCTION_CALLS.keys()
-        if opens and not taken:  # a client's function of the same name is what its prompts mean
+        if opens_pages and not client_names:  # the client's prompts mean its own function of that name
             self._offered_tools += browsing.build_page_functions()
 
     @property
