@@ -1,6 +1,6 @@
-"""The items a Responses request may hold as input: what clients write, and what earlier responses put out.
+"""The items in the input of a Responses request: those that clients write, and the output of earlier responses.
 
-Fields we do not know are kept, so that an item is stored and listed as it came.
+Unknown fields are preserved, so that an item is stored and listed as its client sent it.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ from apis.wire.tool_items import (
 
 
 class InputMessage(ItemWire):
-    """What a user, a developer or the system says."""
+    """A message of a user, a developer or the system."""
 
     type: Literal["message"] | None = None
     role: Literal["user", "system", "developer"]
@@ -43,7 +43,7 @@ class InputMessage(ItemWire):
 
 
 class AssistantMessage(ItemWire):
-    """What the model said: plain text from a client, or an output message of an earlier response."""
+    """A message of the model: plain text from a client, or an output message of an earlier response."""
 
     type: Literal["message"] | None = None
     role: Literal["assistant"]
@@ -109,7 +109,7 @@ class CustomToolCallOutput(ItemWire):
 
 
 class CompactionItem(ItemWire):
-    """Stands for what came before it, sealed."""
+    """Replaces all earlier items by their encrypted summary."""
 
     type: Literal["compaction"]
     encrypted_content: str
@@ -125,7 +125,7 @@ class FormatUpdate(Wire):
 
 
 class ConfigurationUpdate(ItemWire):
-    """What requests ask for from here on, whatever they say themselves, until another update."""
+    """Overrides the options of all later requests in the conversation, until the next update."""
 
     type: Literal["configuration_update"]
     id: ItemId | None = None
@@ -134,21 +134,21 @@ class ConfigurationUpdate(ItemWire):
 
 
 class CompactionTrigger(ItemWire):
-    """Asks for a compaction of all that is before it, instead of an answer. It is no part of the conversation."""
+    """Requests a compaction of all earlier items instead of an answer. It is not part of the conversation."""
 
     type: Literal["compaction_trigger"]
     id: ItemId | None = None
 
 
 class ItemReference(ItemWire):
-    """Stands for a stored item; `type` may be left out."""
+    """Refers to a stored item; `type` is optional."""
 
     type: Literal["item_reference"] | None = None
     id: ItemId
 
 
 def item_tag(value: Any) -> str | None:
-    """Which kind of item this is: its `type`, or what its shape says where clients may leave the type out."""
+    """Return the tag of an item: its `type`, or the type that its fields imply where `type` is optional."""
     fields: dict[str, Any] = cast(dict[str, Any], value) if isinstance(value, dict) else getattr(value, "__dict__", {})
     kind = fields.get("type")
     if kind is None:

@@ -18,17 +18,16 @@ from apis.wire.tools import CustomTool, FunctionTool, WebSearchTool
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolType, TypedTool
 from providers.responses.tools.tool_context import ToolContext
-from providers.responses.tools.web_search import functions as browsing
-from providers.responses.tools.web_search import native as browser
+from providers.responses.tools.web_search import functions, native
 from providers.responses.tools.web_search.call import WebAccess
 from providers.responses.tools.web_search.pages import PageHistory
 
-WEB_SEARCH_NAME: Final = browsing.WEB_SEARCH_FUNCTION
-_CALLS_BY_NAME: Final = {**browsing.FUNCTION_CALLS, **browser.NATIVE_BROWSER_CALLS}
+WEB_SEARCH_NAME: Final = functions.WEB_SEARCH_FUNCTION
+_CALLS_BY_NAME: Final = {**functions.FUNCTION_CALLS, **native.NATIVE_BROWSER_CALLS}
 _FUNCTION_NAMES: Final = {
-    "search": browsing.WEB_SEARCH_FUNCTION,
-    "open": browsing.OPEN_PAGE_FUNCTION,
-    "find": browsing.FIND_IN_PAGE_FUNCTION,
+    "search": functions.WEB_SEARCH_FUNCTION,
+    "open": functions.OPEN_PAGE_FUNCTION,
+    "find": functions.FIND_IN_PAGE_FUNCTION,
 }
 _VIEW_CHARS: Final[Mapping[str, int]] = {"low": 3000, "medium": 6000, "high": 12_000}
 
@@ -77,12 +76,12 @@ class WebSearch(TypedTool):
         if opens_pages and "browser" in context.native_tools:
             self._offered_tools: list[ChatTool] = [NativeTool(type="browser")]
             return
-        self._offered_tools = [browsing.build_search_function(specs["search"])]
+        self._offered_tools = [functions.build_search_function(specs["search"])]
         client_names = {
             tool.name for tool in context.request.tools or () if isinstance(tool, FunctionTool | CustomTool)
-        } & browsing.FUNCTION_CALLS.keys()
+        } & functions.FUNCTION_CALLS.keys()
         if opens_pages and not client_names:  # the client's prompts mean its own function of that name
-            self._offered_tools += browsing.build_page_functions()
+            self._offered_tools += functions.build_page_functions()
 
     @property
     def offered_tools(self) -> Sequence[ChatTool]:
