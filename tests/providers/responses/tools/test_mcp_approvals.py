@@ -37,7 +37,7 @@ def declared(**fields: Any) -> McpTool:
         ({"always": {"read_only": False}, "never": {"tool_names": ["write", "read"]}}, ["write", "silent", "odd"]),
     ],
 )
-def test_a_call_waits_unless_the_request_says_that_it_need_not(required: Any, waiting: list[str]) -> None:
+def test_a_call_waits_unless_the_request_waives_approval(required: Any, waiting: list[str]) -> None:
     tool = declared(require_approval=required)
     assert [each["name"] for each in TOOLS if needs_approval(tool, each)] == waiting
 
@@ -55,6 +55,6 @@ def test_a_call_waits_unless_the_request_says_that_it_need_not(required: Any, wa
         ({"read_only": True, "tool_names": ["write"]}, []),
     ],
 )
-def test_only_what_is_allowed_is_there(allowed: Any, names: list[str]) -> None:
+def test_only_allowed_tools_are_offered(allowed: Any, names: list[str]) -> None:
     tool = declared(allowed_tools=allowed)
     assert [each["name"] for each in TOOLS if is_allowed(tool, each)] == names

@@ -56,7 +56,7 @@ def test_a_list_that_is_broken_off_has_failed(status: Ending) -> None:
 
 @pytest.mark.parametrize("pieces", [[], ['{"a"', ": 1"]])
 @pytest.mark.parametrize("status", ["incomplete", "failed"])
-def test_a_call_that_is_broken_off_keeps_what_was_written(status: Ending, pieces: list[str]) -> None:
+def test_an_interrupted_call_has_the_arguments_written_so_far(status: Ending, pieces: list[str]) -> None:
     events, output = ended(McpToolCall(Silent(), "t", ToolCallStart("c1", "a__t")), pieces, status)
     item: Any = output.finished_items()[0]
     nothing = "{}" if status == "failed" else ""
