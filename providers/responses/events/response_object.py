@@ -16,7 +16,7 @@ from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, To
 
 _CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
 IncompleteReason = Literal["max_output_tokens", "max_messages", "content_filter"]
-"""Why a response is incomplete. `max_messages`: the model made only invalid calls and never answered."""
+"""Why a response is incomplete. `max_messages`: the model sent only invalid calls and never answered."""
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 

@@ -108,7 +108,9 @@ def test_a_schema_is_echoed_under_its_own_name() -> None:
         ("cancelled", None, None),
     ],
 )
-def test_a_final_response_has_its_reason_and_usage(status: ResponseStatus, reason: Any, error: ResponseError | None) -> None:
+def test_a_final_response_has_its_reason_and_usage(
+    status: ResponseStatus, reason: Any, error: ResponseError | None
+) -> None:
     first = begin_response(CreateResponse.model_validate({"model": "m", "input": "hi"}), "resp_1", created_at=5)
     ended = end_response(first, status, [], Usage(10, 5, 4, 3), reason=reason, error=error)
     shown = ended.model_dump(exclude_unset=True)
