@@ -8,11 +8,8 @@ from apis.wire.base import Effort, Phase, Wire
 from apis.wire.text_format import Grammar, JsonObjectFormat, JsonSchema, TextFormat, TextFormatInput
 
 NativeToolName = Literal["browser", "python"]
-
-
-TENANT_SALT_PREFIX: Final = (
-    "tenant-"  # begins a `cache_salt` that no client asked for: who keeps no caches apart drops it
-)
+TENANT_SALT_PREFIX: Final = "tenant-"
+"""Begins a `cache_salt` that the server adds by itself; a provider without separate caches ignores such a salt."""
 
 
 class TextPart(Wire):
@@ -81,8 +78,8 @@ ChatToolCall = Annotated[FunctionCall | CustomCall, Field(discriminator="type")]
 
 
 class Message(Wire):
-    """One message. `reasoning` (assistant only) is the thought that came before its content and calls; `phase` says
-    whether an assistant text was a preamble or the answer. A `tool` message answers the call `tool_call_id`."""
+    """One message. `reasoning` (assistant only) precedes its content and calls; `phase` says whether an assistant text
+    is a preamble or the answer. A `tool` message holds the output of the call `tool_call_id`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
@@ -95,7 +92,7 @@ class Message(Wire):
 
 
 class FunctionDefinition(Wire):
-    """`namespace` groups functions for models that know groups; calls then come back named `namespace.name`."""
+    """A function. `namespace` groups functions for models that support it; their calls are named `namespace.name`."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     description: str | None = None
@@ -137,8 +134,8 @@ class ChatCustomTool(Wire):
 
 
 class NativeTool(Wire):
-    """A tool as a model was trained on it. Its calls come back named `browser.search`, `browser.open` and
-    `browser.find`, or `python`, whose input is raw code."""
+    """A tool that the model was trained on. Its calls are named `browser.search`, `browser.open` and `browser.find`, or
+    `python`, whose input is raw code."""
 
     type: NativeToolName
 
@@ -202,8 +199,8 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | ChatJsonSchemaFormat,
 
 
 class Sampling(Wire):
-    """What shapes the choice of tokens. None leaves it to the model's own generation config.
-    `top_k`, `min_p`, `repetition_penalty` and `stop_token_ids` are not in OpenAI's API; the engines here have them."""
+    """The sampling options. None stands for the value in the model's generation config. `top_k`, `min_p`,
+    `repetition_penalty` and `stop_token_ids` are not in OpenAI's API; the engines here support them."""
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
@@ -219,9 +216,9 @@ class Sampling(Wire):
 
 
 class ChatRequest(Sampling):
-    """A chat completion to make, in chat completions' own names. `max_completion_tokens` bounds all generated tokens,
-    reasoning included; `all_reasoning` shows the model that of earlier turns too. `cache_salt` keeps the prefix caches
-    of tenants apart, `priority` is lower-first, both where an engine has them."""
+    """A request for a chat completion, in that API's own names. `max_completion_tokens` bounds all generated tokens,
+    reasoning included; `all_reasoning` also shows the model the reasoning of earlier turns. `cache_salt` separates the
+    prefix caches of tenants, and a lower `priority` runs first, both in engines that support them."""
 
     model: str = Field(min_length=1, max_length=256)
     messages: list[Message] = Field(min_length=1)

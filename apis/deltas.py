@@ -1,4 +1,4 @@
-"""Deltas: what a model call yields, piece by piece, until its one Finish."""
+"""The deltas that a model call yields, up to its one Finish."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One generated token of the answer's text, its natural-log probability and the likeliest alternatives."""
+    """A generated token of the answer's text, its natural-log probability and the likeliest alternatives."""
 
     token: str
     logprob: float
@@ -28,7 +28,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the answer. A change of `phase` begins a new message."""
+    """More text of the answer. A change of `phase` begins a new message."""
 
     text: str
     logprobs: Sequence[TokenLogprob] = ()
@@ -37,14 +37,14 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of the model's thought."""
+    """More text of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class RefusalDelta:
-    """More of a refusal."""
+    """More text of a refusal."""
 
     text: str
 
@@ -60,7 +60,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolArgumentsDelta:
-    """More of the arguments, or of the input, of the call `id`, which has begun. Calls may interleave."""
+    """More text of the arguments or the input of the call `id`, which has begun. Calls may interleave."""
 
     id: str
     text: str
@@ -78,7 +78,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end: exactly one, last. `tool_calls` means that the calls are whole and want answers."""
+    """The last delta, exactly one. `tool_calls` means that the calls are complete and await their outputs."""
 
     reason: FinishReason
     usage: Usage

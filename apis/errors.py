@@ -1,4 +1,4 @@
-"""Every error a stack raises on purpose, and how each is shown to a client.
+"""The errors that a stack raises on purpose, and their form for clients.
 
 StackError
 ├── InvalidRequest            400  the request itself is wrong; `param` names the field
@@ -9,16 +9,16 @@ StackError
 ├── NotFound                  404  no such object, or one of another tenant
 │   └── ModelNotFound         404  no provider serves that model
 ├── MethodNotAllowed          405
-├── ConversationLocked        409  a response is being made in the conversation; soon it is not
-├── IdempotencyKeyInUse       409  what was first sent with the key is still being answered
+├── ConversationLocked        409  a response runs in the conversation; retry when it has ended
+├── IdempotencyKeyInUse       409  the first request with the key is still running
 ├── PayloadTooLarge           413
 ├── UnsupportedMediaType      415
 ├── RateLimited               429  `retry_after_s` when known
-├── UpstreamError             502  what we depend on answered wrongly or not at all
+├── UpstreamError             502  a service that we depend on failed or did not answer
 │   └── UpstreamTimeout       504  it took too long; the message says which limit
 ├── StoreUnavailable          503  the KVStore cannot be reached or cannot write
 ├── Overloaded                503  shed before harm; retry later
-├── ToolFailed                502  a tool could not do its work; told to the model, not to the client
+├── ToolFailed                502  a tool failed; the model receives the error, not the client
 │   └── FetchFailed           502  a URL was refused, or did not answer within the limits
 └── ConfigError                    start-up only, never reaches HTTP
 """
@@ -51,7 +51,7 @@ class StackError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.repeats_work = False
-        """Whether the request, sent again, would have done again what a model or a tool has done for it already."""
+        """True if sending the request again would repeat work that a model or a tool has already done."""
         if code is not None:
             self.code = code
 
@@ -65,7 +65,7 @@ class InvalidRequest(StackError):
 
 
 class Unsupported(InvalidRequest):
-    """The request is legal in the API, and this stack does not offer what it asks."""
+    """The request is legal in the API, and this stack does not offer that feature."""
 
     code = "unsupported_parameter"
 
@@ -77,7 +77,7 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class Unauthorized(StackError):
-    """No API key, or one that is not known."""
+    """The API key is missing or unknown."""
 
     status = 401
     type = "invalid_request_error"
@@ -92,7 +92,7 @@ class PermissionDenied(StackError):
 
 
 class NotFound(StackError):
-    """No such object for this tenant."""
+    """This tenant has no such object."""
 
     status = 404
     type = "invalid_request_error"
@@ -116,7 +116,7 @@ class MethodNotAllowed(StackError):
 
 
 class ConversationLocked(StackError):
-    """A conversation takes one turn at a time, and has one. SDKs ask again by themselves."""
+    """A conversation has one turn at a time, and one is running. SDKs retry by themselves."""
 
     status = 409
     type = "invalid_request_error"
@@ -131,7 +131,7 @@ class ConversationLocked(StackError):
 
 
 class IdempotencyKeyInUse(StackError):
-    """Somebody is making the answer to this key; later it is there."""
+    """Another request with this key is still running; its answer is available later."""
 
     status = 409
     type = "invalid_request_error"
@@ -155,7 +155,7 @@ class UnsupportedMediaType(StackError):
 
 
 class RateLimited(StackError):
-    """A limit of ours or of the upstream's was reached."""
+    """A limit of this server or of an upstream was reached."""
 
     status = 429
     type = "requests"
@@ -164,7 +164,7 @@ class RateLimited(StackError):
 
 
 class UpstreamError(StackError):
-    """An inference server or another service answered wrongly, or not at all."""
+    """An inference server or another service failed or did not answer."""
 
     status = 502
 
@@ -183,20 +183,20 @@ class StoreUnavailable(StackError):
 
 
 class Overloaded(StackError):
-    """The server refuses work it could not do well."""
+    """The server refuses work that would exceed its capacity."""
 
     status = 503
     code = "overloaded"
 
 
 class ToolFailed(StackError):
-    """A tool could not do its work. The message is written for the model and holds no secret."""
+    """A tool failed. The message is for the model and holds no secret."""
 
     status = 502
 
 
 class FetchFailed(ToolFailed):
-    """A URL that came from outside was refused before a connection was made, or did not answer within the limits."""
+    """A URL from outside was refused before any connection, or did not answer within the limits."""
 
 
 class ConfigError(Exception):
@@ -204,20 +204,20 @@ class ConfigError(Exception):
 
 
 def internal_error(request_id: str) -> StackError:
-    """What a client is shown instead of a bug's own text."""
+    """Return the error that a client sees instead of a bug's own text."""
     return StackError(f"The server had an error while processing your request. Request id: {request_id}.")
 
 
 def error_to_body(error: StackError) -> dict[str, Any]:
-    """OpenAI's error body; all four keys are always there."""
+    """Return OpenAI's error body; all four keys are always present."""
     detail = {"message": error.message[:1024], "type": error.type, "param": error.param, "code": error.code}
     return {"error": detail}
 
 
 def error_to_failure(error: StackError) -> ResponseError:
-    """The `error` of a failed response; its code is one of the closed list of the API.
+    """Return the `error` of a failed response; its code is one of the API's closed list.
 
-    A stream has no Retry-After: agents read the seconds out of the text, in these very words.
+    A stream has no Retry-After header: agents parse the seconds from this exact text.
     """
     wait = "" if error.retry_after_s is None else f" Please try again in {error.retry_after_s:g}s."
     return ResponseError(code=error.failure_code, message=f"{error.message[:1024]}{wait}")

@@ -1,10 +1,45 @@
-"""LoggedEvent: an event of a response's stream as its log keeps it."""
+"""The events of a response's stream: their kinds, their JSON, and the form in which a log stores them."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import orjson
+from openai.types.responses import ResponseStreamEvent
+
+from apis.wire.base import sdk_model_to_json
+
+INITIAL_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
+"""Types of the events that precede the first output item."""
+TERMINAL_EVENTS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+"""Types of the events that can end a stream."""
+RESPONSE_EVENTS: Final = INITIAL_EVENTS | TERMINAL_EVENTS
+"""Types of the events that hold the whole response object."""
+_FLAT_EVENTS: Final = frozenset(
+    f"response.{name}.delta"
+    for name in ("output_text", "reasoning_text", "refusal", "function_call_arguments", "custom_tool_call_input")
+)
+"""Types of the events whose fields are plain values, as nearly all events of a stream are."""
+
+EventList = list[ResponseStreamEvent]
+"""Events that their receiver may extend."""
+EventBatch = Sequence[ResponseStreamEvent]
+"""Events that became ready together."""
 
 
 class LoggedEvent(NamedTuple):
-    """`data` is the event as one line of JSON, its sequence_number included; `type` is the JSON's own."""
+    """An event as a log stores it: `data` is one line of JSON with its `sequence_number`, `type` the type in it."""
 
     type: str
     data: bytes
+
+
+def event_to_json(event: ResponseStreamEvent) -> bytes:
+    """Return the event as the API writes it, except that times of a response object stay floats."""
+    if event.type in _FLAT_EVENTS:
+        # plain fields take a third of the time that the model's serializer needs
+        return orjson.dumps(event.__dict__, _model_to_dict)
+    return sdk_model_to_json(event)
+
+
+def _model_to_dict(model: Any) -> dict[str, Any]:
+    return model.to_dict()

@@ -1,4 +1,4 @@
-"""Responses: the API of the mission, and the request it takes. What it gives are the openai SDK's own types."""
+"""The Responses API and its requests. Its results are the openai SDK's own types."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
@@ -34,8 +34,8 @@ class ReasoningOptions(Wire):
 
 
 class ContextManagement(Wire):
-    """Compact what the model would be told when it is longer than `compact_threshold` tokens; without one, when four
-    fifths of the model's context are full."""
+    """Compact the conversation when the prompt is longer than `compact_threshold` tokens; the default is four fifths of
+    the model's context."""
 
     type: Literal["compaction"]
     compact_threshold: int | None = Field(None, ge=1, le=2**31 - 1)
@@ -54,7 +54,7 @@ ConversationId = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class ConversationRef(Wire):
-    """A conversation, by its id."""
+    """The id of a conversation, as an object."""
 
     id: ConversationId
 
@@ -71,8 +71,8 @@ ConversationChoice = Annotated[
 class CreateResponse(Sampling):
     """A request for a response. Null means unset; unknown fields are dropped.
 
-    Beside OpenAI's own fields it takes those of `Sampling`, `cache_salt` and `priority`, which the engines here have.
-    Fields that are read but refused (`UNSUPPORTED`) are here so that the refusal can name them.
+    In addition to OpenAI's fields it has those of `Sampling`, `cache_salt` and `priority`, which the engines here
+    support. The fields in `UNSUPPORTED_REQUEST_FIELDS` are read so that the error can name them.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -111,17 +111,17 @@ class CreateResponse(Sampling):
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation that it is a turn of."""
+        """The id of the conversation that the response is a turn of, if any."""
         return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
 
 UNSUPPORTED_REQUEST_FIELDS = ("prompt", "moderation")
-"""Fields of OpenAI's API that this stack does not offer: any value but null is refused by name."""
+"""Fields of OpenAI's API that this stack does not offer: any value except null is an error that names the field."""
 
 
 class CompactConversation(Wire):
-    """A conversation to be compacted: what comes before `input` is that of the previous response. `instructions` are
-    told to the model that sums it up, and to no other."""
+    """A request to compact a conversation: that of the previous response, then `input`. Only the model that writes the
+    summary sees `instructions`."""
 
     model: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")
     input: Input | None = None
@@ -135,8 +135,8 @@ class CompactConversation(Wire):
 
 
 class CompactedConversation(Wire):
-    """What to begin anew from: the messages of the user, and one compaction item for all the rest. The SDK's own type
-    knows no output that a user said."""
+    """The input that replaces a conversation: the messages of the user, and one compaction item for all else. The
+    SDK's own type has no messages of users in its output."""
 
     id: str
     object: Literal["response.compaction"] = "response.compaction"
@@ -146,7 +146,7 @@ class CompactedConversation(Wire):
 
 
 class InputItemListParams(Wire):
-    """Which of a response's input items to list."""
+    """The page of a response's input items to list; `after` is the id of the last item of the page before."""
 
     after: str | None = None
     limit: int = Field(20, ge=1, le=100)
@@ -164,98 +164,98 @@ class ItemList(Wire):
 
 
 class Session(ABC):
-    """The responses of one connection: like those of `Responses.create`, but for what is remembered. One that the
-    request does not want stored can be followed here, as long as the session has room for it, and nowhere else.
-    What follows it in its own lane takes its place; a fork from another lane does not."""
+    """The responses of one connection. Unlike `Responses.create`, it lets a request continue an unstored response, in
+    this session only and as long as the session's memory lasts. A response that continues another on the same stream
+    replaces it; one on another stream is a fork and does not."""
 
     @abstractmethod
     def create(
         self, request: CreateResponse, *, stream_id: str = "", generate: bool = True
     ) -> AsyncGenerator[Sequence[ResponseStreamEvent]]:
-        """As `Responses.create`, never in the background; several at a time. Without `generate` no model is asked:
-        the response holds its input, for others to follow. Raises InvalidRequest also for a response that is to be
-        stored and follows one that is not."""
+        """Create a response as `Responses.create` does, never in the background; several may run at a time. Without
+        `generate` no model is called: the response holds its input for later responses to continue. Raises
+        InvalidRequest also for a stored response that continues an unstored one."""
 
     @abstractmethod
     def forget(self, response_id: str, *, stream_id: str = "") -> None:
-        """Forget an unstored response of that lane; any other is left as it is."""
+        """Drop an unstored response of that stream from memory; do nothing for any other."""
 
     @abstractmethod
     def close(self) -> None:
-        """Forget all. Of a session that is done with, or it would be held in memory."""
+        """Drop all responses from memory. The connection must call it at its end."""
 
 
 class Responses(Provider, ABC):
-    """Responses made by models and tools, kept for as long as the store's retention says.
+    """Creates responses with models and tools, and stores them for the retention time of the config.
 
-    `tenant` owns what is made; another tenant's id is an unknown id, everywhere.
+    A response belongs to its `tenant`: every method treats another tenant's id as unknown.
     """
 
     async def drain(self) -> None:
-        """This process is about to end: begin nothing more, end the streams of background responses, which can be
-        followed elsewhere, and return when none is made here any more. It may be cancelled."""
+        """Prepare for the end of this process: start nothing more, end the streams of background responses, which other
+        processes can continue, and return when nothing runs here any more. It may be cancelled."""
 
     async def deliver_webhooks(self, fetcher: Fetcher) -> None:
-        """Tell webhooks by this fetcher what there is to tell, until cancelled; return at once where there are none."""
+        """Send pending webhook messages by this fetcher until cancelled; return at once without any webhook."""
 
     @abstractmethod
     def create(
         self, request: CreateResponse, *, tenant: str, response_id: str | None = None
     ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
-        """Make a response, under an id of its own or one that the caller has minted (`resp_` and 32 random hex digits),
-        as batches of events that became ready together; the laws of the stream hold for all.
-        Where the request does not say `stream`, nobody is told of the beginning: the events start with the first item.
+        """Create a response, under a new id or one from the caller (`resp_` and 32 random hex digits), and yield its
+        events in batches that became ready together; the laws of the stream hold for all. Without `stream` in the
+        request the initial events are omitted: the events start with the first item.
 
-        Raises InvalidRequest, NotFound or StoreUnavailable before the first event. After it, a failure is told twice:
-        as the terminal `response.failed`, then by raising the StackError that caused it, so that whoever drains the
-        stream cannot take it for an answer. A terminal event of a stored response is in the store before it is
-        yielded. Closing the generator early stops the generation and stores what there is as `cancelled`.
+        Raises InvalidRequest, NotFound or StoreUnavailable before the first event. Later a failure appears twice: as
+        the terminal `response.failed`, then as the StackError that caused it, so that no caller that drains the stream
+        can mistake it for an answer. The terminal event of a stored response is in the store before it is yielded.
+        Closing the generator early stops the generation and stores the output so far as `cancelled`.
 
-        A `background` response goes on without the generator. With `stream` that is as `follow` from the first event
-        on; without, its only event tells that the response is queued. Raises RateLimited where too many wait.
+        A `background` response continues without the generator. With `stream` the events are those of `follow` from the
+        first one; without, the only event is `response.queued`. Raises RateLimited if too many responses wait.
         """
 
     @abstractmethod
     def open_session(self, *, tenant: str) -> Session:
-        """What a connection makes its responses by. It must be closed."""
+        """Return the session of one connection, which must close it."""
 
     @abstractmethod
     def follow(
         self, response_id: str, starting_after: int, *, tenant: str
     ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
-        """The events of a background response after the one of that number (-1 for all), then those to come, until
-        it is at its end, or cancelled or deleted; any process may be asked, any number of times. Batches may be
+        """Yield the events of a background response after that sequence number (-1 for all), live ones included, until
+        the response ends or is cancelled or deleted. Any process can serve it, any number of times. Batches may be
         empty.
 
-        Raises NotFound; InvalidRequest where its events are not kept, not any more, or do not reach as far.
+        Raises NotFound; InvalidRequest if the events were never stored, have expired, or end before that number.
         """
 
     @abstractmethod
     async def get(self, response_id: str, *, tenant: str) -> Response:
-        """The stored response, equal to what its terminal event carried; before that, as it began. Raises NotFound."""
+        """Return the stored response: the one in its terminal event, or its initial state before. Raises NotFound."""
 
     @abstractmethod
     async def delete(self, response_id: str, *, tenant: str) -> None:
-        """Forget a response. Later turns that build on it keep their history. Raises NotFound."""
+        """Delete a response. Later turns that continue it still have their history. Raises NotFound."""
 
     @abstractmethod
     async def cancel(self, response_id: str, *, tenant: str) -> Response:
-        """Stop a background response, whichever process makes it; one at its end is returned as it is. Raises NotFound;
-        InvalidRequest for one that was not made in the background."""
+        """Stop a background response in any process and return it; one that has ended is returned unchanged. Raises
+        NotFound, and InvalidRequest for a response that did not run in the background."""
 
     @abstractmethod
     async def list_input_items(self, response_id: str, params: InputItemListParams, *, tenant: str) -> ItemList:
-        """One page of the items that the request itself gave, newest first by default. Raises NotFound."""
+        """Return one page of the request's own input items, newest first by default. Raises NotFound."""
 
     @abstractmethod
     async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
-        """Tokens of the prompt this request would make, its history and tools included."""
+        """Return the tokens of the prompt of this request, its history and tools included."""
 
     @abstractmethod
     async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:
-        """Let the model sum a conversation up. Nothing is stored: the output is the input of what follows. Raises as
-        `create` does; cancelling it stops the generation."""
+        """Have the model summarise a conversation. Nothing is stored: the output is the input of later requests. Raises
+        as `create`; cancelling it stops the generation."""
 
     @abstractmethod
     def conversations(self) -> Conversations:
-        """The conversations that responses can be turns of."""
+        """Return the conversations that responses can be turns of."""

@@ -1,6 +1,6 @@
-"""Wire: how every part of a request is read, and what several requests have."""
+"""The base of all request models, the fields that several requests share, and the JSON of the SDK's own models."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +26,12 @@ Phase = Literal["commentary", "final_answer"]
 
 
 class Wire(BaseModel):
-    """Strict: a number in quotes is not a number. Fields we do not know are dropped."""
+    """A part of a request. It is strict, so a number in quotes is not a number, and it drops unknown fields."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
+
+
+def sdk_model_to_json(model: BaseModel) -> bytes:
+    """Return a model of the SDK as the API writes it: without the fields that were never set."""
+    serializer: Any = model.__pydantic_serializer__  # model_dump_json() would decode the bytes to text
+    return serializer.to_json(model, by_alias=True, exclude_unset=True)

@@ -1,4 +1,4 @@
-"""What items are made of: ids, statuses, and the parts of their content."""
+"""The parts of items: ids, statuses and content parts."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ ToolName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-
 
 
 class ItemWire(BaseModel):
-    """Strict in what it knows, lossless in what it does not."""
+    """A part of an item: strict in its known fields, and lossless in unknown ones."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, defer_build=True)
 
@@ -51,13 +51,13 @@ class OutputRefusal(ItemWire):
 
 
 def text_or_list(value: Any) -> str:
-    """Tells the two forms apart that content has, so that errors speak of the one that was meant."""
+    """Return the tag of content that is text or a list, so that a validation error concerns the intended form only."""
     return "text" if isinstance(value, str) else "list"
 
 
 InputContentPart = Annotated[InputText | InputImage | InputFile, Field(discriminator="type")]
 OutputContentPart = Annotated[InputText | OutputText | OutputRefusal, Field(discriminator="type")]
-# fail_fast: only the first error is told, and listing a hundred thousand of them would hold up all else
+# fail_fast: only the first error is reported, and collecting 100,000 of them would block the event loop
 _InputContentList = Annotated[list[InputContentPart], Field(fail_fast=True)]
 _OutputContentList = Annotated[list[OutputContentPart], Field(fail_fast=True)]
 InputContent = Annotated[

@@ -1,13 +1,15 @@
-"""The items a Responses request may hold as input: what clients write, and what earlier responses put out.
+"""The items in the input of a Responses request: those that clients write, and the output of earlier responses.
 
-Fields we do not know are kept, so that an item is stored and listed as it came.
+Unknown fields are preserved, so that an item is stored and listed as its client sent it.
 """
 
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import Discriminator, Tag
+from openai.types.responses import ResponseOutputItem
+from pydantic import Discriminator, Tag, TypeAdapter
 
-from apis.wire.base import Effort, Phase, Wire
+from apis.wire.base import Effort, Phase, Wire, sdk_model_to_json
 from apis.wire.item_parts import CallId, InputContent, ItemId, ItemStatus, ItemWire, OutputContent, ToolName
 from apis.wire.text_format import TextFormatOption
 from apis.wire.tool_items import (
@@ -31,7 +33,7 @@ from apis.wire.tool_items import (
 
 
 class InputMessage(ItemWire):
-    """What a user, a developer or the system says."""
+    """A message of a user, a developer or the system."""
 
     type: Literal["message"] | None = None
     role: Literal["user", "system", "developer"]
@@ -41,7 +43,7 @@ class InputMessage(ItemWire):
 
 
 class AssistantMessage(ItemWire):
-    """What the model said: plain text from a client, or an output message of an earlier response."""
+    """A message of the model: plain text from a client, or an output message of an earlier response."""
 
     type: Literal["message"] | None = None
     role: Literal["assistant"]
@@ -107,7 +109,7 @@ class CustomToolCallOutput(ItemWire):
 
 
 class CompactionItem(ItemWire):
-    """Stands for what came before it, sealed."""
+    """Replaces all earlier items by their encrypted summary."""
 
     type: Literal["compaction"]
     encrypted_content: str
@@ -123,7 +125,7 @@ class FormatUpdate(Wire):
 
 
 class ConfigurationUpdate(ItemWire):
-    """What requests ask for from here on, whatever they say themselves, until another update."""
+    """Overrides the options of all later requests in the conversation, until the next update."""
 
     type: Literal["configuration_update"]
     id: ItemId | None = None
@@ -132,21 +134,21 @@ class ConfigurationUpdate(ItemWire):
 
 
 class CompactionTrigger(ItemWire):
-    """Asks for a compaction of all that is before it, instead of an answer. It is no part of the conversation."""
+    """Requests a compaction of all earlier items instead of an answer. It is not part of the conversation."""
 
     type: Literal["compaction_trigger"]
     id: ItemId | None = None
 
 
 class ItemReference(ItemWire):
-    """Stands for a stored item; `type` may be left out."""
+    """Refers to a stored item; `type` is optional."""
 
     type: Literal["item_reference"] | None = None
     id: ItemId
 
 
 def item_tag(value: Any) -> str | None:
-    """Which kind of item this is: its `type`, or what its shape says where clients may leave the type out."""
+    """Return the tag of an item: its `type`, or the type that its fields imply where `type` is optional."""
     fields: dict[str, Any] = cast(dict[str, Any], value) if isinstance(value, dict) else getattr(value, "__dict__", {})
     kind = fields.get("type")
     if kind is None:
@@ -186,3 +188,11 @@ Item = Annotated[
     | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(item_tag),
 ]
+
+ITEM_LIST_ADAPTER: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item])
+"""Reads stored items, and output items as the input of what follows."""
+
+
+def items_to_json(items: Iterable[ResponseOutputItem]) -> bytes:
+    """Return output items as one JSON array."""
+    return b"[%b]" % b",".join(map(sdk_model_to_json, items))

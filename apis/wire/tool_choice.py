@@ -1,4 +1,4 @@
-"""The ways in which a Responses request may choose among its tools."""
+"""The forms of a Responses request's `tool_choice`."""
 
 from typing import Annotated, Literal
 
@@ -18,7 +18,7 @@ class ChosenCustomTool(Wire):
 
 
 class ChosenMcpTool(Wire):
-    """Any tool of the server, or the one of this name."""
+    """Any tool of the MCP server, or the one of this name."""
 
     type: Literal["mcp"]
     server_label: str
@@ -26,7 +26,7 @@ class ChosenMcpTool(Wire):
 
 
 class ChosenHostedTool(Wire):
-    """A tool that is declared without a name. `browser_search` is another word for `web_search`."""
+    """A tool that is declared without a name. `browser_search` is a synonym of `web_search`."""
 
     type: Annotated[
         Literal[
@@ -50,7 +50,7 @@ ChosenTool = Annotated[
 
 
 class AllowedTools(Wire):
-    """Of all the declared tools, only these may be called."""
+    """Restricts calls to these of the declared tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]

@@ -16,7 +16,7 @@ class WebSearchAction(ItemWire):
 
 
 class WebSearchCallItem(ItemWire):
-    """A search, or a look at a page, that the server did."""
+    """A search, or the opening of a page, by the server."""
 
     type: Literal["web_search_call"]
     id: ItemId | None = None
@@ -53,7 +53,7 @@ class FileSearchResult(ItemWire):
 
 
 class FileSearchCallItem(ItemWire):
-    """A search in files that the server did."""
+    """A search in files by the server."""
 
     type: Literal["file_search_call"]
     id: ItemId | None = None
@@ -69,7 +69,7 @@ class ListedTool(ItemWire):
 
 
 class McpListToolsItem(ItemWire):
-    """The tools that an MCP server said it has."""
+    """The tools that an MCP server listed."""
 
     type: Literal["mcp_list_tools"]
     id: ItemId | None = None
@@ -79,7 +79,7 @@ class McpListToolsItem(ItemWire):
 
 
 class McpCallItem(ItemWire):
-    """A call of a tool of an MCP server. `error` is an object; a text of older servers is taken too."""
+    """A call of a tool of an MCP server. `error` is an object, or a text from older servers."""
 
     type: Literal["mcp_call"]
     id: ItemId | None = None
@@ -93,7 +93,7 @@ class McpCallItem(ItemWire):
 
 
 class McpApprovalRequest(ItemWire):
-    """A call that waits for leave to be made."""
+    """A call that waits for the client's approval."""
 
     type: Literal["mcp_approval_request"]
     id: ItemId
@@ -128,7 +128,7 @@ class LocalShellCallItem(ItemWire):
 
 
 class LocalShellCallOutput(ItemWire):
-    """`id` is that of the call, or its call_id; some clients send a `call_id` beside it, or instead."""
+    """The output of a local shell call. `id` is the call's id or call_id; some clients send `call_id`, or both."""
 
     type: Literal["local_shell_call_output"]
     id: ItemId | None = None
@@ -194,7 +194,7 @@ class ApplyPatchCallOutput(ItemWire):
 
 
 class ToolSearchCallItem(ItemWire):
-    """`call_id` may be null where a server ran the search."""
+    """A search for tools. `call_id` may be null if a server ran the search."""
 
     type: Literal["tool_search_call"]
     id: ItemId | None = None
@@ -221,7 +221,7 @@ class LoadedNamespaceTool(NamespaceTool):
 
 
 class LoadedMcpTool(McpTool):
-    """An MCP server whose tools are to be listed and offered from here on."""
+    """An MCP server whose tools later turns list and offer."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -232,7 +232,7 @@ LoadedTool = Annotated[
 
 
 class ToolSearchOutput(ItemWire):
-    """What a search for tools has found: from here on these are offered too."""
+    """The result of a search for tools: later turns offer these tools too."""
 
     type: Literal["tool_search_output"]
     id: ItemId | None = None
@@ -243,7 +243,7 @@ class ToolSearchOutput(ItemWire):
 
 
 class AdditionalTools(ItemWire):
-    """Tools that are offered from here on, as if they were among the request's `tools`."""
+    """Tools that this and later turns offer, as if they were in the request's `tools`."""
 
     type: Literal["additional_tools"]
     role: Literal["developer"] | None = None

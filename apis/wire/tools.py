@@ -1,4 +1,4 @@
-"""The tools that a Responses request may declare, and how it may choose among them."""
+"""The tools that a Responses request may declare."""
 
 import re
 from typing import Annotated, Any, Final, Literal
@@ -16,8 +16,8 @@ Id = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x
 
 
 class FunctionTool(Wire):
-    """A function the client runs. `strict` holds the model to the schema where the engine can. One that is loaded
-    late (`defer_loading`) is offered when a tool search has found it."""
+    """A function that the client runs. `strict` constrains the model to the schema if the engine supports it. With
+    `defer_loading` it is offered only after a tool search returned it."""
 
     type: Literal["function"]
     name: DeclaredName
@@ -32,7 +32,7 @@ class GrammarFormat(Grammar):
 
 
 class CustomTool(Wire):
-    """A tool the client runs on free text, or on text of a grammar."""
+    """A tool that the client runs on free text, or on text of a grammar."""
 
     type: Literal["custom"]
     name: DeclaredName
@@ -51,7 +51,7 @@ class NamespaceTool(Wire):
 
 
 def ascii_domain(name: str) -> str:
-    """The form in which domains compare: ASCII, lower case, no final dot. Raises ValueError for what is no domain."""
+    """Return a domain in comparable form: ASCII, lower case, no final dot. Raises ValueError for any other text."""
     ascii_name = name.encode("idna").decode("ascii").lower().rstrip(".")
     if len(ascii_name) > 253 or not _DOMAIN.fullmatch(ascii_name):
         raise ValueError("not a domain name")
@@ -82,7 +82,7 @@ class UserLocation(Wire):
 
 
 class WebSearchTool(Wire):
-    """The web search, in all its spellings. With `external_web_access: false` nothing live is fetched."""
+    """The web search, in all its spellings. With `external_web_access: false` no page is fetched."""
 
     type: Literal[
         "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "browser_search"
@@ -116,7 +116,7 @@ NetworkPolicy = Annotated[NoNetwork | NetworkAllowlist, Field(discriminator="typ
 
 
 class AutoContainer(Wire):
-    """A container of the server's choice, the same one along a chain of responses."""
+    """A container that the server chooses, the same one along a chain of responses."""
 
     type: Literal["auto"] = "auto"
     file_ids: list[Id] | None = Field(default=None, max_length=50)
@@ -129,7 +129,7 @@ def _container_tag(value: Any) -> str:
 
 
 class CodeInterpreterTool(Wire):
-    """Python, run in the container of this id or in one that the server makes."""
+    """Python in the container of this id, or in one that the server creates."""
 
     type: Literal["code_interpreter"]
     container: Annotated[
@@ -138,7 +138,7 @@ class CodeInterpreterTool(Wire):
 
 
 class ToolFilter(Wire):
-    """Tools by name, or those that only read: `read_only` is what their server says of them."""
+    """Selects tools by name, or by the server's own `readOnlyHint`."""
 
     tool_names: list[str] | None = Field(None, max_length=1000)
     read_only: bool | None = None
@@ -158,11 +158,13 @@ def _approval_tag(value: Any) -> str:
 
 
 class McpTool(Wire):
-    """The tools of an MCP server, by URL or by the name of a connector. `authorization` and `headers` live as long as
-    the request does: they are never dumped, so neither echoed, stored nor logged; and of the URL only the origin is,
-    because some servers are given their secrets in the rest of it. With `defer_loading`, and a tool search that the
-    client runs, the server is left alone until a search has found it. A request cannot have a program run here:
-    `command`, `args` and `env` are read so that the refusal can name them."""
+    """The tools of an MCP server, by URL or by the name of a connector.
+
+    `authorization` and `headers` exist only in the request: they are never dumped, so neither echoed, stored nor
+    logged. Of the URL only the origin is dumped, because the rest may hold secrets. With `defer_loading` and a tool
+    search by the client, the server is contacted only after a search returned it. A request cannot start a program on
+    this server: `command`, `args` and `env` are read so that the error can name them.
+    """
 
     type: Literal["mcp"]
     server_label: DeclaredName
@@ -203,7 +205,7 @@ class McpTool(Wire):
 
 
 class ComparisonFilter(Wire):
-    """Files whose attribute `key` compares so with `value`."""
+    """Selects the files whose attribute `key` compares in this way with `value`."""
 
     type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
     key: str
@@ -238,7 +240,7 @@ class RankingOptions(Wire):
 
 
 class FileSearchTool(Wire):
-    """Search in uploaded files, which vector stores hold."""
+    """A search in the uploaded files of vector stores."""
 
     type: Literal["file_search"]
     vector_store_ids: list[Id] = Field(min_length=1, max_length=20)
@@ -248,8 +250,8 @@ class FileSearchTool(Wire):
 
 
 class ToolSearchTool(Wire):
-    """A search for tools that are loaded late. With `client` the client runs it, and answers with what it found; with
-    `server`, the default, all of the request's late tools are offered at once, and nothing is left to search."""
+    """A search for deferred tools. With `client` the client runs it and returns the tools; with `server`, the default,
+    all deferred tools are offered at once and the model sees no search."""
 
     type: Literal["tool_search"]
     execution: Literal["server", "client"] | None = None
@@ -275,7 +277,7 @@ class LocalEnvironment(Wire):
 
 
 class ContainerEnvironment(Wire):
-    """A shell that the server would run. It is read so that the refusal can name it."""
+    """A shell in a container of the server's. It is read so that the error can name it."""
 
     type: Literal["container_auto", "container_reference"]
 

@@ -19,7 +19,7 @@ from pydantic import Field, SecretStr
 
 from apis.conversations import Conversations
 from apis.errors import InvalidRequest, NotFound, StackError, StoreUnavailable, UpstreamTimeout, internal_error
-from apis.events import LoggedEvent
+from apis.events import EventBatch, LoggedEvent
 from apis.fetcher import Fetcher
 from apis.inference import Inference
 from apis.provider import Provider
@@ -70,8 +70,6 @@ from providers.responses.tools.registry import MODEL_DEPENDENT_TOOLS, build_chec
 from providers.responses.tools.tool_context import ToolContext
 
 _log = logging.getLogger(__name__)
-
-EventBatch = Sequence[ResponseStreamEvent]
 
 
 class Loop(Responses):

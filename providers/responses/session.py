@@ -1,7 +1,7 @@
 """LoopSession: the responses of one connection, which remembers those that are not stored."""
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, nullcontext
 from typing import Final
 
@@ -11,11 +11,12 @@ from openai.types.responses import (
     ResponseCompletedEvent,
     ResponseCreatedEvent,
     ResponseIncompleteEvent,
-    ResponseStreamEvent,
 )
 
 from apis.errors import InvalidRequest
+from apis.events import EventBatch
 from apis.responses import CreateResponse, Session
+from apis.wire.items import items_to_json
 from providers.responses.context.conversation import HistorySource
 from providers.responses.events.ids import ResponseIds
 from providers.responses.run.pending_response import (
@@ -29,14 +30,12 @@ from providers.responses.store.history import (
     ItemWithToolResult,
     chain_too_long_error,
     extend_history,
-    items_to_json,
 )
 from providers.responses.store.history_cache import CachedTurn, HistoryCache, LoadedHistory, StoredTurn, TurnPosition
 
 _MAX_RESPONSES: Final = 64
 _NO_POSITION: Final = TurnPosition("", 0)
 
-EventBatch = Sequence[ResponseStreamEvent]
 _PrepareResponse = Callable[[CreateResponse, str, ResponseIds, HistorySource], Awaitable[PendingResponse]]
 _StreamResponse = Callable[[PendingResponse], AsyncGenerator[EventBatch]]
 

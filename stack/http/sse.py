@@ -8,9 +8,11 @@ from typing import Any, Final, Literal
 
 import orjson
 from openai.types.responses import ResponseStreamEvent
+from pydantic import BaseModel
 
 from apis.errors import InvalidRequest
-from apis.events import LoggedEvent
+from apis.events import RESPONSE_EVENTS, LoggedEvent, event_to_json
+from apis.wire.base import sdk_model_to_json
 
 ApiDialect = Literal["openai", "open-responses"]
 DIALECT_HEADER: Final = "x-responses-dialect"
@@ -22,13 +24,6 @@ _OPEN_RESPONSES_NAMES: Final = {
     "response.reasoning_text.delta": "response.reasoning.delta",
     "response.reasoning_text.done": "response.reasoning.done",
 }
-_RESPONSE_EVENT_TYPES: Final = frozenset(
-    f"response.{name}" for name in ("created", "queued", "in_progress", "completed", "incomplete", "failed")
-)
-_FLAT_EVENT_TYPES: Final = frozenset(
-    f"response.{name}.delta"
-    for name in ("output_text", "reasoning_text", "refusal", "function_call_arguments", "custom_tool_call_input")
-)
 _FLOAT_TIMES: Final = re.compile(rb'"(created_at|completed_at)":(\d+)\.0(?=[,}])')
 
 
@@ -40,15 +35,10 @@ def read_dialect(headers: Mapping[str, str], default: ApiDialect) -> ApiDialect:
     return wanted
 
 
-def model_to_json(model: Any) -> bytes:
-    """A model of the SDK as the API writes it. Its times are whole seconds: the SDK types them as floats."""
-    data: bytes = model.__pydantic_serializer__.to_json(model, by_alias=True, exclude_unset=True)
-    return data
-
-
-def response_to_json(response: Any) -> bytes:
-    """The same for what holds a response object."""
-    return _FLOAT_TIMES.sub(rb'"\1":\2', model_to_json(response))
+def response_to_json(response: BaseModel) -> bytes:
+    """Return a response object, or what holds one, as the API writes it: its times, which the SDK types as floats, are
+    whole seconds."""
+    return _FLOAT_TIMES.sub(rb'"\1":\2', sdk_model_to_json(response))
 
 
 def encode_frames(
@@ -58,8 +48,8 @@ def encode_frames(
     if obfuscate or dialect != "openai":
         return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in events])
     if len(events) == 1:  # a token as it comes
-        return b"%b%b\n\n" % (_frame_head(events[0].type), _event_to_json(events[0]))
-    return b"".join([b"%b%b\n\n" % (_frame_head(event.type), _event_to_json(event)) for event in events])
+        return b"%b%b\n\n" % (_frame_head(events[0].type), _event_to_data(events[0]))
+    return b"".join([b"%b%b\n\n" % (_frame_head(event.type), _event_to_data(event)) for event in events])
 
 
 @functools.cache
@@ -67,17 +57,9 @@ def _frame_head(event_type: str | None) -> bytes:
     return f"event: {event_type}\ndata: ".encode()
 
 
-def _event_to_json(event: ResponseStreamEvent | LoggedEvent) -> bytes:
-    if isinstance(event, LoggedEvent):
-        return _FLOAT_TIMES.sub(rb'"\1":\2', event.data) if event.type in _RESPONSE_EVENT_TYPES else event.data
-    if event.type in _FLAT_EVENT_TYPES:
-        # nearly all events are these; as plain fields they cost a third of what the model's serializer takes
-        return orjson.dumps(event.__dict__, _model_to_fields)
-    return response_to_json(event) if event.type in _RESPONSE_EVENT_TYPES else model_to_json(event)
-
-
-def _model_to_fields(model: Any) -> dict[str, Any]:
-    return model.to_dict()
+def _event_to_data(event: ResponseStreamEvent | LoggedEvent) -> bytes:
+    data = event.data if isinstance(event, LoggedEvent) else event_to_json(event)
+    return _FLOAT_TIMES.sub(rb'"\1":\2', data) if event.type in RESPONSE_EVENTS else data
 
 
 def encode_message(event: ResponseStreamEvent, dialect: ApiDialect, stream_id: str, *, obfuscate: bool = False) -> str:
@@ -85,7 +67,7 @@ def encode_message(event: ResponseStreamEvent, dialect: ApiDialect, stream_id: s
     if obfuscate or dialect != "openai":
         data = orjson.dumps(_event_to_fields(event, dialect, obfuscate=obfuscate))
     else:
-        data = _event_to_json(event)
+        data = _event_to_data(event)
     if stream_id:
         data = b'%b,"stream_id":"%b"}' % (data[:-1], stream_id.encode())
     return data.decode()
@@ -99,7 +81,7 @@ def _encode_frame(event: ResponseStreamEvent | LoggedEvent, dialect: ApiDialect,
 def _event_to_fields(
     event: ResponseStreamEvent | LoggedEvent, dialect: ApiDialect, *, obfuscate: bool
 ) -> dict[str, Any]:
-    fields: dict[str, Any] = orjson.loads(_event_to_json(event))
+    fields: dict[str, Any] = orjson.loads(_event_to_data(event))
     if obfuscate and isinstance(fields.get("delta"), str):
         # padding to a multiple of 32, so that the length of a frame tells little of the length of a token
         fields["obfuscation"] = secrets.token_urlsafe(24)[: -len(fields["delta"]) % 32]

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from apis.errors import StackError
-from apis.events import LoggedEvent
+from apis.events import INITIAL_EVENTS, LoggedEvent
 from stack.http.request_record import RequestRecord
 from stack.http.sse import DONE_FRAME, KEEP_ALIVE_FRAME
 
@@ -19,7 +19,6 @@ ResultT = TypeVar("ResultT")
 
 _TICK_S: Final = 1.0
 _STALL_TIMEOUT_S: Final = 60.0
-_START_EVENT_TYPES: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
 EVENT_STREAM_HEADER: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 _STREAM_HEADERS: Final = [
     EVENT_STREAM_HEADER,
@@ -178,7 +177,7 @@ class EventStream(Response):
         assert self._request_record is not None
         if not batch:
             return True
-        if batch[-1].type in _START_EVENT_TYPES:
+        if batch[-1].type in INITIAL_EVENTS:
             self._request_record.observe(batch[-1])
             return True
         self._request_record.first_output_s = self._request_record.elapsed_s()

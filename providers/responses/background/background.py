@@ -33,9 +33,10 @@ from apis.errors import (
     error_to_failure,
     internal_error,
 )
-from apis.events import LoggedEvent
+from apis.events import INITIAL_EVENTS, LoggedEvent
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Delete, KVStore, Op, Put
+from apis.wire.base import sdk_model_to_json
 from providers.responses.background.event_log import EventLog, LogWakeups, encode_event_line, event_key
 from providers.responses.background.journal import Journal
 from providers.responses.background.runs import ClaimedRun, LeaseLost, ResponseRef, Runs, StoredRequest, run_key
@@ -60,13 +61,12 @@ from providers.responses.run.pending_response import (
 )
 from providers.responses.run.unfinished_log import ClosedLog, close_log
 from providers.responses.store.conversation_lock import hand_over_lock, release_lock
-from providers.responses.store.history import FinishedResponse, History, sdk_model_to_json
+from providers.responses.store.history import FinishedResponse, History
 from providers.responses.store.history_cache import LoadedHistory
 
 _log = logging.getLogger(__name__)
 
-_INITIAL_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
-_INITIAL_EVENT_COUNT: Final = len(_INITIAL_EVENTS)
+_INITIAL_EVENT_COUNT: Final = len(INITIAL_EVENTS)
 _TIER_PRIORITIES: Final = {"ultrafast": 0, "fast": 1, "priority": 2, "flex": 9}
 _DEFAULT_PRIORITY: Final = 5
 _MAX_ATTEMPTS: Final = 3
@@ -243,7 +243,7 @@ class BackgroundResponses:
         log = await self._event_log.read_all(ref.id, tenant=ref.tenant)
         steps = await load_checkpoints(self._kv, ref.tenant, ref.id)
         so_far = find_resume_point(log, steps)
-        told = any(event.type not in _INITIAL_EVENTS for event in log)
+        told = any(event.type not in INITIAL_EVENTS for event in log)
         if (told and so_far is None) or not run.is_portable or run.attempts - run.handover_count > _MAX_ATTEMPTS:
             return StackError(_WORKER_STOPPED_MESSAGE)
         if so_far is not None and so_far.closing_events:

@@ -12,20 +12,15 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-import orjson
 from openai.types.responses import ResponseStreamEvent
 
 from apis.errors import InvalidRequest, Overloaded, StoreUnavailable
-from apis.events import LoggedEvent
+from apis.events import TERMINAL_EVENTS, LoggedEvent, event_to_json
 from apis.storage.kv_store import Delete, KVStore
 
 ResultT = TypeVar("ResultT")
-TERMINAL_EVENTS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
-_FLAT_EVENT_TYPES: Final = frozenset(
-    f"response.{name}.delta" for name in ("output_text", "reasoning_text", "function_call_arguments")
-)
 _PAGE_SIZE: Final = 64
 _MIN_POLL_S: Final = 0.05
 _MAX_POLL_S: Final = 0.5
@@ -39,13 +34,7 @@ def event_key(tenant: str, response_id: str, number: int) -> str:
 
 def encode_event_line(event: ResponseStreamEvent) -> bytes:
     """An event as the log keeps it."""
-    model: Any = event
-    if event.type in _FLAT_EVENT_TYPES:
-        # nearly all events are these; as plain fields they cost a third of what the model's serializer takes
-        data = orjson.dumps(model.__dict__, default=_model_to_dict)
-    else:
-        data = model.__pydantic_serializer__.to_json(model, by_alias=True, exclude_unset=True)
-    return b"%b %b\n" % (_encode_event_type(event.type), data)
+    return b"%b %b\n" % (_encode_event_type(event.type), event_to_json(event))
 
 
 def decode_batch(batch: bytes) -> list[LoggedEvent]:
@@ -66,10 +55,6 @@ def _encode_event_type(event_type: str) -> bytes:
 @functools.cache
 def _decode_event_type(event_type: bytes) -> str:
     return event_type.decode()
-
-
-def _model_to_dict(model: Any) -> dict[str, Any]:
-    return model.to_dict()
 
 
 class LogWakeups:

@@ -23,8 +23,8 @@ from apis.wire.item_parts import InputFile, InputImage
 from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessage, Item
 from providers.responses.context.conversation import Conversation
 from providers.responses.context.url_files import AttachedPart, attach_fetched_file, decode_fetched_file, replace_parts
+from providers.responses.events.citations import one_line
 from providers.responses.tools.models import ModelCatalog
-from providers.responses.tools.web_search.pages import one_line
 
 MAX_FILES: Final = 50
 MAX_TEXT_CHARS: Final = 1_000_000

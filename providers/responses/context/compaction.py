@@ -7,15 +7,16 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCompactionItem, ResponseStreamEvent
+from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCompactionItem
 from openai.types.responses.response import InputTransformation
 
 from apis.chat import ChatRequest, Message
 from apis.deltas import DeltaBatch, Finish, TextDelta, Usage
 from apis.errors import ContextLengthExceeded, InvalidRequest, UpstreamError
+from apis.events import EventBatch
 from apis.inference import Inference
 from apis.responses import CompactedConversation, ContextManagement, CreateResponse
-from apis.wire.items import CompactionItem, InputMessage
+from apis.wire.items import ITEM_LIST_ADAPTER, CompactionItem, InputMessage, items_to_json
 from providers.responses.context.conversation import Conversation, stored_item
 from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.context.sealing import UnsealError
@@ -26,11 +27,10 @@ from providers.responses.events.ids import ResponseIds
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import usage_to_wire
-from providers.responses.store.history import ITEM_LIST_ADAPTER, items_to_json
+from providers.responses.tools.item_types import id_prefix
 
 _log = logging.getLogger(__name__)
 
-EventBatch = Sequence[ResponseStreamEvent]
 Seal = Callable[[str], str]
 _ANY_MODEL: Final = ""
 """A summary is plain text, which one model may write and another go on from."""
@@ -114,7 +114,9 @@ class Compactor:
             _content_to_json(_build_partial_content(users, conversation, summary.text))
         )
         output = [public_item(stored_item(item, ids)) for item in users]
-        output.append({"id": ids.new_item_id("cmp"), "type": "compaction", "encrypted_content": token})
+        output.append(
+            {"id": ids.new_item_id(id_prefix("compaction")), "type": "compaction", "encrypted_content": token}
+        )
         usage = usage_to_wire(summary.usage)
         return CompactedConversation(id=ids.response_id, created_at=int(time.time()), output=output, usage=usage)
 
@@ -182,7 +184,7 @@ class ResponseCompaction:
         async with aclosing(summary.generate(self._inference, chat, words)) as writing:
             async for _ in writing:
                 self._open_item = opened = _OpenCompactionItem(
-                    self._output.ids.new_item_id("cmp"), self._output.reserve_index()
+                    self._output.ids.new_item_id(id_prefix("compaction")), self._output.reserve_index()
                 )
                 yield [item_added_event(opened.index, opened.item()), _build_compacting_event(opened)]
         if threshold is None:

@@ -22,7 +22,6 @@ from apis.wire.items import (
     ReasoningItem,
 )
 from providers.responses.context.messages import check_items, items_to_messages
-from providers.responses.context.replay import HOSTED_CALL_TYPES
 from providers.responses.context.window import (
     CompactionContent,
     ContextWindow,
@@ -35,41 +34,8 @@ from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.conversation_items import reject_existing_items
 from providers.responses.store.history import ItemWithToolResult
 from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.tools.item_types import HOSTED_CALL_TYPES, ITEM_TYPES, REPLAYED_TYPES, id_prefix
 from providers.responses.tools.mcp.approvals import find_approved_calls
-
-_ID_PREFIXES = {
-    "message": "msg",
-    "reasoning": "rs",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "web_search_call": "ws",
-    "code_interpreter_call": "ci",
-    "file_search_call": "fs",
-    "mcp_list_tools": "mcpl",
-    "mcp_call": "mcp",
-    "mcp_approval_request": "mcpr",
-    "mcp_approval_response": "mcpa",
-    "local_shell_call": "lsh",
-    "local_shell_call_output": "lsho",
-    "shell_call": "sh",
-    "shell_call_output": "sho",
-    "apply_patch_call": "apc",
-    "apply_patch_call_output": "apco",
-    "tool_search_call": "tsc",
-    "tool_search_output": "tso",
-    "additional_tools": "at",
-    "configuration_update": "cu",
-    "compaction": "cmp",
-}
-_TYPES_WITHOUT_STATUS = frozenset(
-    {
-        *("item_reference", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
-        *("additional_tools", "configuration_update", "compaction"),
-    }
-)
-_TYPES_WITH_STORED_RESULT = frozenset({*HOSTED_CALL_TYPES, "mcp_approval_request"})
 
 
 class HistorySource(Protocol):
@@ -197,7 +163,7 @@ async def resolve_items(
     for index, item in enumerate(items):
         if isinstance(item, CompactionTrigger):
             continue
-        if isinstance(item, ItemReference) or item.type in _TYPES_WITH_STORED_RESULT:
+        if isinstance(item, ItemReference) or item.type in REPLAYED_TYPES:
             stored = await history_source.find_item(item.id, tenant=tenant) if item.id else None
             if isinstance(item, ItemReference) and stored is None:
                 raise NotFound(
@@ -222,7 +188,7 @@ def _is_id_only(item: ReasoningItem) -> bool:
 
 def _assign_id(item: Item, ids: ResponseIds) -> Item:
     """A hosted call that its client keeps without an id: what it told is known by one."""
-    return item.model_copy(update={"id": ids.new_item_id(_ID_PREFIXES[item.type or ""])})
+    return item.model_copy(update={"id": ids.new_item_id(id_prefix(item.type or ""))})
 
 
 def stored_item(item: Item, ids: ResponseIds) -> dict[str, Any]:
@@ -230,7 +196,7 @@ def stored_item(item: Item, ids: ResponseIds) -> dict[str, Any]:
     fields: dict[str, Any] = orjson.loads(item.model_dump_json(exclude_none=True))
     fields.setdefault("type", "message")
     if "id" not in fields:
-        fields["id"] = ids.new_item_id(_ID_PREFIXES[fields["type"]])
+        fields["id"] = ids.new_item_id(id_prefix(fields["type"]))
     match item:
         case InputMessage(content=str() as text):
             fields["content"] = [{"type": "input_text", "text": text}]
@@ -238,6 +204,6 @@ def stored_item(item: Item, ids: ResponseIds) -> dict[str, Any]:
             fields["content"] = [{"type": "output_text", "text": text, "annotations": []}]
         case _:
             pass
-    if fields["type"] not in _TYPES_WITHOUT_STATUS:
+    if ITEM_TYPES[fields["type"]].has_status:
         fields.setdefault("status", "completed")
     return fields

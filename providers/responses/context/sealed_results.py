@@ -16,10 +16,11 @@ import msgspec
 from apis.responses import CreateResponse
 from apis.wire.items import Item
 from providers.responses.context.conversation import Conversation
-from providers.responses.context.replay import HOSTED_CALL_TYPES, REPLAYED_TYPES, rewrite_for_model
+from providers.responses.context.replay import rewrite_for_model
 from providers.responses.context.sealed_reasoning import ENCRYPTED_CONTENT_INCLUDE, SealedReasoning
 from providers.responses.context.sealing import Sealer, UnsealError
 from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.tools.item_types import HOSTED_CALL_TYPES, REPLAYED_TYPES
 from providers.responses.tools.models import ModelCatalog
 
 SEALED_FIELD: Final = "encrypted_content"

@@ -1,23 +1,32 @@
-"""Finds a model's citation marks in streamed text and makes a citation of each, in time linear in the text's length.
+"""Finds the citation marks that a model writes in streamed text, in time linear in the text's length, and replaces or
+keeps them with a citation each.
 
-A mark is 【n】 or 【n†anything】, n being the number of a page as the model was shown it: gpt-oss writes 【3†L1-L5】. A
-mark of a page that was never shown is left as it is, as gpt-oss's own server leaves it. Only what may still become the
-mark of a known page is held back. The mark of a page becomes a link; that of a file has nothing to lead to and goes.
+A mark is 【n】 or 【n†anything】, where n is the number by which the model was shown a page: gpt-oss writes
+【3†L1-L5】. A mark of a page that was never shown stays as it is, as in gpt-oss's own server. Only text that may
+still become the mark of a shown page is held back. The mark of a page becomes a link; that of a file is
+removed, because there is no URL.
 
-In an answer that is to be JSON every mark goes, and is cited at the place where it was. A link would have to fit the
-schema, its patterns and its lengths; and a page's title is written by whoever made the page: nothing of it gets into
-what programs will read.
+In an answer in JSON every mark is removed, and the citation stands at its place. A link would have to fit the schema,
+its patterns and its lengths; and a page's title is written by the page's author, so it must not reach what programs
+read.
 
-A link to a file that a program wrote, sandbox:/mnt/data/NAME, stays as it is, and is cited as that file.
+A link to a file that a program wrote, sandbox:/mnt/data/NAME, stays as it is and gets a citation of that file.
 
-A list of search results is a page that has no URL of its own. What its lines tell of is known by `line_number`, so that
-a mark of such lines cites the result that they belong to; without a line it is left as it is.
+A list of search results is a page without a URL. Its lines are numbered by `line_number`, so that a mark of such lines
+cites the result that they belong to; a mark without a line stays as it is.
 """
 
 import re
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import quote
+
+from openai.types.responses.response_output_text import (
+    AnnotationContainerFileCitation,
+    AnnotationFileCitation,
+    AnnotationURLCitation,
+)
 
 from apis.tool_runtime import Source
 from providers.responses.events.tool_result import ContainerFile
@@ -33,26 +42,24 @@ _CONTROL_CHARS: Final = dict.fromkeys([*range(32), *range(127, 160)], " ")
 _TITLE_REPLACEMENTS: Final = _CONTROL_CHARS | str.maketrans(
     {"[": "(", "]": ")", "<": "‹", ">": "›", "\\": "/", "`": "'"}
 )
-"""What would end a link's text, or begin in it what Markdown reads first: an escape, code, a tag, a link of its own."""
+"""Characters that would end a link's text, or begin an escape, code, a tag or another link in it."""
 _URL_UNSAFE: Final = re.compile(r"[\s\x00-\x1f\x7f()<>\\`]")
-
-
-def line_number(page: int, line: int) -> int:
-    """The number of what begins at this line of a list of results. No other number is below zero."""
-    return -1 - (page * _MAX_LINES + line)
 
 
 _SCHEME: Final = "sandbox:"
 _END_OF_PATH: Final = r"(?![\w-]|[./]\w)"
-"""Behind a file's name: then the text names another file."""
+"""After a file's name; otherwise the text names another file."""
+MARK_REPLACEMENTS: Final = str.maketrans({"【": "〖", "】": "〗", "\u2028": " ", "\u2029": " "})
+"""Lookalikes of the characters in text from outside that a citation mark or a line break consists of."""
 
+Citation = AnnotationURLCitation | AnnotationFileCitation | AnnotationContainerFileCitation
 CitationTarget = int | str | None
-"""The number of a source, the path of a file, or nothing."""
+"""The number of a cited source, the path of a linked file, or None for plain text."""
 
 
 class CitationScanner:
-    """One text part's scanner. `sources` maps the numbers a model may cite to what they stand for, `files` the paths
-    that it may link to; `in_json` says that the text is to be JSON."""
+    """Scans one text part. `sources` maps the numbers that the model may cite, `files` the paths that it may link to;
+    `is_json` is true for an answer in JSON."""
 
     def __init__(
         self, sources: Mapping[int, Source], files: Mapping[str, ContainerFile] | None = None, *, is_json: bool = False
@@ -68,7 +75,7 @@ class CitationScanner:
         self._pattern = re.compile(f"{_MARK.pattern}{links}")
 
     def feed(self, text: str) -> list[tuple[str, CitationTarget]]:
-        """Pieces of final text; what is beside a piece says what the whole piece cites."""
+        """Return the final text in pieces, each with the target that the whole piece cites."""
         text = self._held_text + text
         start = text.rfind("【")
         if not self._may_become_mark(text, start):
@@ -79,26 +86,26 @@ class CitationScanner:
         return self._split_pieces(text, start)
 
     def flush(self) -> list[tuple[str, CitationTarget]]:
-        """What was held back when the text ended."""
+        """Return the text held back, once the part ends."""
         text, self._held_text = self._held_text, ""
         return self._split_pieces(text, len(text))
 
     def _find_undecided_link(self, text: str) -> int:
-        """Where a link begins that may still become that of a file, or of another one."""
+        """Return the position of a link at the end of the text that may still become one of a file."""
         start = text.rfind(_SCHEME)
         if start >= 0 and any(_is_undecided(text[start:], link) for link in self._file_links):
             return start
-        begun = (size for size in range(len(_SCHEME) - 1, 0, -1) if text.endswith(_SCHEME[:size]))
-        return len(text) - next(begun, 0)
+        sizes = (size for size in range(len(_SCHEME) - 1, 0, -1) if text.endswith(_SCHEME[:size]))
+        return len(text) - next(sizes, 0)
 
     def _may_become_mark(self, text: str, start: int) -> bool:
         if start < 0 or len(text) - start > _MAX_MARK_CHARS:
             return False
-        begun = _PARTIAL_MARK.match(text, start)
-        return begun is not None and (begun[1] is None or int(begun[1]) in self.sources)
+        match = _PARTIAL_MARK.match(text, start)
+        return match is not None and (match[1] is None or int(match[1]) in self.sources)
 
     def _split_pieces(self, text: str, end: int) -> list[tuple[str, CitationTarget]]:
-        """Of the text before `end`; whether a link ends there is told by what follows."""
+        """Return the pieces before `end`. The text after it decides whether a link ends there."""
         pieces: list[tuple[str, CitationTarget]] = []
         last = 0
         for mark in self._pattern.finditer(text):
@@ -133,7 +140,38 @@ class CitationScanner:
             return None
         last = int(line[1])
         lines = range(last, max(-1, last - _MAX_LINES_PER_RESULT), -1)
-        return next((found for at in lines if (found := line_number(number, at)) in self.sources), None)
+        return next((result for at in lines if (result := line_number(number, at)) in self.sources), None)
+
+    def build_citation(self, target: int | str, start: int, end: int) -> Citation:
+        """Return the annotation of a piece that stands at these positions of the part's text."""
+        if isinstance(target, str):
+            file = self.files[target]
+            return AnnotationContainerFileCitation(
+                type="container_file_citation",
+                container_id=file.container_id,
+                file_id=file.file_id,
+                filename=PurePosixPath(target).name,
+                start_index=start,
+                end_index=end,
+            )
+        source = self.sources[target]
+        if source.file_id:
+            return AnnotationFileCitation(
+                type="file_citation", file_id=source.file_id, filename=source.title, index=start
+            )
+        return AnnotationURLCitation(
+            type="url_citation", url=source.url, title=source.title, start_index=start, end_index=end
+        )
+
+
+def line_number(page: int, line: int) -> int:
+    """Return the source number of the result that begins at this line of page `page`. Only these are negative."""
+    return -1 - (page * _MAX_LINES + line)
+
+
+def one_line(text: str) -> str:
+    """Return the text on one line, without anything that could pass for a citation mark."""
+    return " ".join(text.translate(MARK_REPLACEMENTS).split())
 
 
 def _is_undecided(partial_link: str, link: str) -> bool:
@@ -144,5 +182,5 @@ def _render_link(source: Source) -> str:
     if source.file_id:
         return ""
     title = " ".join(source.title.translate(_TITLE_REPLACEMENTS).split())
-    url = _URL_UNSAFE.sub(lambda found: quote(found[0], safe=""), source.url)
+    url = _URL_UNSAFE.sub(lambda match: quote(match[0], safe=""), source.url)
     return f"([{title or url}]({url}))"

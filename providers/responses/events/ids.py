@@ -1,4 +1,4 @@
-"""Ids of responses and of the items in them. An item's id holds that of its response, so that it can be found."""
+"""The ids of responses and items. An item's id contains the id of its response, by which the store finds the item."""
 
 import re
 import secrets
@@ -8,44 +8,44 @@ _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4,8}")
 
 
 class ResponseIds:
-    """Mints the ids of one response: 128 random bits for it, and a running number for each item."""
+    """Creates the ids of one response: 128 random bits for the response, and a running number for each item."""
 
     __slots__ = ("_key", "_next_number", "response_id")
 
     def __init__(self, response_id: str | None = None, item_id_count: int = 0) -> None:
-        """Of a new response, or of one that has `minted` item ids already."""
+        """Continue the ids of a response that has `item_id_count` item ids, or begin those of a new response."""
         self._key = secrets.token_hex(16) if response_id is None else response_id.removeprefix("resp_")
         self._next_number = item_id_count
         self.response_id = f"resp_{self._key}"
 
     @property
     def item_id_count(self) -> int:
-        """How many item ids there are."""
+        """The number of item ids created so far."""
         return self._next_number
 
     def new_item_id(self, prefix: str) -> str:
-        """A new id, such as msg_…, for an item of this response."""
+        """Return a new id, such as msg_…, for an item of this response."""
         number = self._next_number
         self._next_number = number + 1
         return f"{prefix}_{self._key}{number:04x}"
 
 
 def generate_call_id() -> str:
-    """A new id for a call whose model gave none."""
+    """Return a new id for a call to which the model assigned none."""
     return f"call_{secrets.token_hex(16)}"
 
 
 def response_id_of(item_id: str) -> str | None:
-    """The response in which an item with this id was minted; None for an id that is not ours."""
-    found = _ITEM_ID.fullmatch(item_id)
-    return f"resp_{found[1]}" if found else None
+    """Return the id of the response that the item id was created for; None for an id that a client chose."""
+    match = _ITEM_ID.fullmatch(item_id)
+    return f"resp_{match[1]}" if match else None
 
 
 def item_number(item_id: str) -> int:
-    """The running number in an item id of ours."""
+    """Return the running number in an item id that ResponseIds created."""
     return int(item_id.rpartition("_")[2][32:], 16)
 
 
 def is_response_id(response_id: str) -> bool:
-    """Whether it is of the form that `Ids` gives to responses."""
+    """Return True for an id of the form that ResponseIds creates."""
     return _RESPONSE_ID.fullmatch(response_id) is not None

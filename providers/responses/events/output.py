@@ -1,4 +1,4 @@
-"""What one response has put out so far, over all its turns."""
+"""The output of one response so far, over all its turns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -12,16 +12,18 @@ from providers.responses.events.tool_result import ContainerFile, ToolResultReco
 
 
 class PlaceableItem(Protocol):
-    """An item that is about to open."""
+    """An item that the output gives an id and an index before it opens."""
 
-    prefix: str
     id: str
     index: int
     output: "ResponseOutput | None"
 
+    @property
+    def id_prefix(self) -> str: ...
+
 
 class ResponseOutput:
-    """The items of a response so far, and the sources that its conversation's tools have shown the model."""
+    """The items of a response, and the sources and files that tools have shown the model in the conversation."""
 
     def __init__(
         self,
@@ -29,27 +31,28 @@ class ResponseOutput:
         max_tool_output_chars: int = 100_000,
         reasoning_sealer: Callable[[str], str] | None = None,
     ) -> None:
-        """`seal` makes what a client is given of a thought to keep for us; None where it is given nothing."""
+        """`reasoning_sealer` encrypts reasoning for a client that stores the conversation; None for other clients.
+        `max_tool_output_chars` bounds the output of each tool call that the model sees."""
         self.ids = ids
         self.reasoning_sealer = reasoning_sealer
         self.items: list[ResponseOutputItem | None] = []
         self.sources: dict[int, Source] = {}
         self.files: dict[str, ContainerFile] = {}
-        """What programs wrote, by the paths that the model may link to."""
+        """The files that programs wrote, by the paths that the model may link to."""
         self.is_json = False
-        """Whether its text is to be JSON."""
+        """True if the answer's text is JSON."""
         self.turn = 0
         self.tool_result_sealer: Callable[[ToolResultRecord], str] | None = None
         self._max_chars = max_tool_output_chars
 
     def reserve_index(self) -> int:
-        """A new item opens: its output_index."""
+        """Return the `output_index` of a new item. The one place where it is assigned."""
         self.items.append(None)
         return len(self.items) - 1
 
     def place_item(self, call: PlaceableItem) -> None:
-        """The call's item opens: it gets its id and its place."""
-        call.id = self.ids.new_item_id(call.prefix)
+        """Give the call its id and index; its item opens next."""
+        call.id = self.ids.new_item_id(call.id_prefix)
         call.index = self.reserve_index()
         call.output = self
 
@@ -57,14 +60,14 @@ class ResponseOutput:
         return [item for item in self.items if item is not None]
 
     def number_sources(self, sources: Sequence[Source]) -> Mapping[int, Source]:
-        """Number sources on from those shown so far: each number means one of them for the whole conversation. To be
-        asked for when the sources are there, never before: calls run side by side."""
+        """Number sources, continuing after those shown so far: a number means one source in the whole conversation.
+        Call it only once the sources are known, because calls run concurrently."""
         numbered = dict(enumerate(sources, max(self.sources, default=0) + 1))
         self.sources.update({number: replace(source, text="") for number, source in numbered.items()})
         return numbered
 
     def seal_tool_result(self, tool_result: ToolResultRecord) -> str | None:
-        """What a client is given of it to keep for us; None where it is given nothing."""
+        """Return the encrypted result for a client that stores the conversation; None if the client needs none."""
         if self.tool_result_sealer is None:
             return None
         return self.tool_result_sealer(
@@ -72,9 +75,9 @@ class ResponseOutput:
         )
 
     def truncate_text(self, text: str) -> str:
-        """The text as a model may be told it: its beginning and its end, and a mark where it was cut."""
+        """Return the text, shortened to the limit of tool outputs: its beginning, a mark and its end."""
         if len(text) <= self._max_chars:
             return text
         mark = f"\n[… {len(text) - self._max_chars} characters left out …]\n"
-        kept = max(0, self._max_chars - len(mark))
-        return f"{text[: kept - kept // 4]}{mark}{text[len(text) - kept // 4 :]}"
+        size = max(0, self._max_chars - len(mark))
+        return f"{text[: size - size // 4]}{mark}{text[len(text) - size // 4 :]}"

@@ -1,4 +1,4 @@
-"""The response object: everything a request said, echoed whole, and what has become of it so far."""
+"""The response object: the request's fields, echoed, and the state of the response."""
 
 import time
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, To
 
 _CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
 IncompleteReason = Literal["max_output_tokens", "max_messages", "content_filter"]
-"""Why a response is incomplete. `max_messages`: the model kept calling what cannot be called, and never answered."""
+"""Why a response is incomplete. `max_messages`: the model sent only invalid calls and never answered."""
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 def begin_response(
     request: CreateResponse, response_id: str, created_at: int, status: ResponseStatus = "in_progress"
 ) -> Response:
-    """The response as it begins: without output, every field present with its value or default."""
+    """Return a response without output, with every field set to its value or default."""
     text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
     reasoning = request.reasoning
     return Response.model_validate(
@@ -79,7 +79,7 @@ def end_response(
     reason: IncompleteReason | None = None,
     error: ResponseError | None = None,
 ) -> Response:
-    """The response as it ended; usage is there whatever the ending."""
+    """Return the response in its final state; it has its usage in every state."""
     return response.model_copy(
         update={
             "status": status,
@@ -93,7 +93,7 @@ def end_response(
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:
-    """Usage over several turns: each counts its own prompt."""
+    """Return the sum over several turns; each counts its own prompt."""
     return Usage(
         input_tokens=one.input_tokens + other.input_tokens,
         output_tokens=one.output_tokens + other.output_tokens,
@@ -103,7 +103,7 @@ def add_usage(one: Usage, other: Usage) -> Usage:
 
 
 def usage_to_wire(usage: Usage) -> ResponseUsage:
-    """Usage as the API tells it."""
+    """Return usage in the API's form."""
     return ResponseUsage(
         input_tokens=usage.input_tokens,
         input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens, cache_write_tokens=0),
@@ -118,7 +118,7 @@ def _echo_choice(request: CreateResponse) -> Any:
     if choice is None or isinstance(choice, str):
         return choice or "auto"
     if isinstance(choice, ChosenHostedTool) and choice.type in ("web_search", "web_search_2025_08_26"):
-        return {"type": "web_search_preview"}  # the SDK's response knows the search under this name only
+        return {"type": "web_search_preview"}  # the only name of the search in the SDK's response
     return choice.model_dump(exclude_none=True)
 
 
@@ -126,16 +126,16 @@ def _echo_tool(tool: Tool) -> dict[str, Any]:
     fields = tool.model_dump(exclude_none=True)
     match tool:
         case FunctionTool():
-            # these three are always there, for clients that hold the echo against a schema
+            # always present, for clients that validate the echo against a schema
             return {"description": None, "parameters": None, **fields, "strict": bool(tool.strict)}
         case CustomTool():
             return {**fields, "format": fields.get("format") or {"type": "text"}}
         case WebSearchTool(type="browser_search"):
             return {**fields, "type": "web_search"}
         case NamespaceTool(tools=tools):
-            return {**fields, "tools": [_echo_tool(each) for each in tools]}
+            return {**fields, "tools": [_echo_tool(inner) for inner in tools]}
         case McpTool(connector_id=str() as connector) if connector not in _CONNECTORS:
-            del fields["connector_id"]  # one of this server's own, which no client's types know
+            del fields["connector_id"]  # a connector of this server's own is not in the SDK's types
             return fields
         case _:
             return fields

@@ -1,4 +1,4 @@
-"""Told: a finished hosted call as the model knows it."""
+"""The record of a finished hosted call: the call and the result that the model received."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from apis.tool_runtime import Source
 
 @dataclass(frozen=True, slots=True)
 class ContainerFile:
-    """A file of a container, which a program wrote."""
+    """A file that a program wrote into a container."""
 
     container_id: str
     file_id: str
@@ -17,20 +17,20 @@ class ContainerFile:
 
 @dataclass(frozen=True, slots=True)
 class ToolResultRecord:
-    """What the model called and what it was told. Kept beside the item, so that later turns can show the model the
-    same again."""
+    """A call and its output, word for word. It is stored with the item, so that later turns show the model the same
+    text."""
 
     call_id: str
     name: str
     arguments: str
     output: str
     sources: Mapping[int, Source] = field(default_factory=dict[int, Source])
-    """The pages it showed, by the numbers that the model may cite them by."""
+    """The pages that the output shows, by the numbers that the model cites."""
     custom: bool = False
-    """`arguments` is raw text, the input of a custom call."""
+    """True if `arguments` is raw text, the input of a custom call."""
     state: Any = None
-    """JSON that the tool wants to find again in later turns of the chain."""
+    """A JSON value that the tool reads in later turns of the chain."""
     turn: int = 0
-    """Which of the response's turns called; calls of one turn are one message."""
+    """The number of the turn that called; the calls of one turn are one message."""
     files: Mapping[str, ContainerFile] = field(default_factory=dict[str, ContainerFile])
-    """What its program wrote, by the paths that the model may link to."""
+    """The files that the program wrote, by the paths that the model may link to."""

@@ -15,8 +15,9 @@ from openai.types.responses.response_output_item import McpListTools
 from apis.chat import ChatRequest, Message
 from apis.deltas import Finish, Usage
 from apis.errors import StackError, ToolFailed, UpstreamError
+from apis.events import EventBatch
 from apis.inference import Inference
-from apis.wire.items import Item
+from apis.wire.items import ITEM_LIST_ADAPTER, Item, items_to_json
 from providers.responses.context.compaction import ResponseCompaction
 from providers.responses.context.conversation import Conversation
 from providers.responses.events.output import ResponseOutput
@@ -25,14 +26,12 @@ from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.checkpoint import Checkpoint, ResumePoint, lost_call_result
 from providers.responses.run.concurrency import EmitEvents, run_concurrently
 from providers.responses.run.turn import TurnStream, join_deltas
-from providers.responses.store.history import ITEM_LIST_ADAPTER, items_to_json
 from providers.responses.tools.call import HostedCall
 from providers.responses.tools.choice_policy import ToolChoicePolicy
 from providers.responses.tools.offered import OfferedTools
 
 _log = logging.getLogger(__name__)
 
-EventBatch = Sequence[ResponseStreamEvent]
 _MAX_REPEATS: Final = 5
 _MAX_REJECTED_TURNS: Final = 3
 _MAX_UNMET_DEMANDS: Final = 2

@@ -21,13 +21,12 @@ from pydantic import TypeAdapter
 from apis.deltas import Usage
 from apis.events import LoggedEvent
 from apis.storage.kv_store import KVStore
-from apis.wire.items import Item
+from apis.wire.items import ITEM_LIST_ADAPTER, Item, items_to_json
 from providers.responses.context.conversation import Conversation
 from providers.responses.events.ids import item_number
 from providers.responses.events.response_object import add_usage
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.unfinished_log import close_log
-from providers.responses.store.history import ITEM_LIST_ADAPTER, items_to_json
 from providers.responses.tools.call import HostedCall
 
 LOST_CALL_MESSAGE: Final = (

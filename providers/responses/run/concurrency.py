@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Final
 
-from openai.types.responses import ResponseStreamEvent
+from apis.events import EventBatch
 
-EventBatch = Sequence[ResponseStreamEvent]
 EmitEvents = Callable[[EventBatch], None]
 Job = Callable[[EmitEvents], Awaitable[None]]
 _CANCEL_TIMEOUT_S: Final = 5

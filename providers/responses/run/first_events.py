@@ -1,15 +1,15 @@
 """How a stream begins: its first events, and the moment in which a refusal can still be an HTTP status."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from openai.types.responses import Response, ResponseCreatedEvent, ResponseStreamEvent
+from openai.types.responses import Response, ResponseCreatedEvent
 
+from apis.events import EventBatch
 from providers.responses.run.pending_response import in_progress_event
 
-EventBatch = Sequence[ResponseStreamEvent]
 _EARLY_FAILURE_WAIT_S: Final = 0.04
 """How long the first event waits for the model, so that what is refused at once is refused by an HTTP status."""
 

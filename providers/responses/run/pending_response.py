@@ -16,13 +16,14 @@ from openai.types.responses.response import InputTransformation
 from apis.errors import StackError, error_to_failure
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
+from apis.wire.items import items_to_json
 from providers.responses.context.conversation import Conversation
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import ResponseStatus, begin_response, end_response
 from providers.responses.run.agent_loop import AgentLoop
 from providers.responses.store.conversation_lock import ConversationLock
-from providers.responses.store.history import FinishedResponse, History, items_to_json
+from providers.responses.store.history import FinishedResponse, History
 from providers.responses.store.history_cache import LoadedHistory
 
 

@@ -31,23 +31,23 @@ from apis.deltas import (
     ToolCallStart,
 )
 from apis.errors import ToolFailed, UpstreamError
+from apis.events import EventList
 from providers.responses.events.citations import CitationScanner
 from providers.responses.events.ids import generate_call_id
 from providers.responses.events.open_items import (
-    EventList,
     FinalItemStatus,
     OpenCustomCall,
     OpenFunctionCall,
     OpenItem,
-    OpenMessage,
     OpenReasoning,
 )
+from providers.responses.events.open_message import OpenMessage
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.call import ClientCall, HostedCall
+from providers.responses.tools.call import ClientCall, HostedCall, RejectedCall
 from providers.responses.tools.choice_policy import ToolChoicePolicy
+from providers.responses.tools.item_types import id_prefix
 from providers.responses.tools.offered import ClientToolName, OfferedTools
-from providers.responses.tools.rejected_call import RejectedCall
 
 
 class TurnStream:
@@ -139,7 +139,9 @@ class TurnStream:
         self._close_open_item(events)
         shown = (self._output.sources, self._output.files)
         citations = CitationScanner(*shown, is_json=self._output.is_json) if any(shown) else None
-        message = OpenMessage(self._output.ids.new_item_id("msg"), self._output.reserve_index(), phase, citations)
+        message = OpenMessage(
+            self._output.ids.new_item_id(id_prefix("message")), self._output.reserve_index(), phase, citations
+        )
         self._open_item, self.has_message = message, True
         events += message.open()
         return message
@@ -148,7 +150,9 @@ class TurnStream:
         if not isinstance(self._open_item, OpenReasoning):
             self._close_open_item(events)
             self._open_item = OpenReasoning(
-                self._output.ids.new_item_id("rs"), self._output.reserve_index(), self._output.reasoning_sealer
+                self._output.ids.new_item_id(id_prefix("reasoning")),
+                self._output.reserve_index(),
+                self._output.reasoning_sealer,
             )
             events += self._open_item.open()
         return self._open_item
@@ -166,10 +170,10 @@ class TurnStream:
             call = self.hosted_calls[identity] = typed
             self._output.place_item(call)
         else:
-            kind, prefix = (OpenCustomCall, "ctc") if start.custom else (OpenFunctionCall, "fc")
+            kind = OpenCustomCall if start.custom else OpenFunctionCall
+            item_id = self._output.ids.new_item_id(id_prefix(kind.item_type))
             index = self._output.reserve_index()
-            of = self._output.ids.new_item_id(prefix)
-            call = self.function_calls[identity] = kind(of, index, identity, typed.name, typed.namespace)
+            call = self.function_calls[identity] = kind(item_id, index, identity, typed.name, typed.namespace)
         events += call.open()
 
     def _resolve_call(self, start: ToolCallStart) -> HostedCall | ClientCall | ClientToolName:

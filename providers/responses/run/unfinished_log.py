@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from apis.events import LoggedEvent
+from providers.responses.tools.item_types import ITEM_TYPES
 
 JsonObject = dict[str, Any]
 _TEXT_FIELDS: Final = {
@@ -17,32 +18,20 @@ _TEXT_FIELDS: Final = {
     "response.refusal": "refusal",
     "response.reasoning_text": "text",
     "response.reasoning_summary_text": "text",
-    "response.function_call_arguments": "arguments",
-    "response.custom_tool_call_input": "input",
-    "response.code_interpreter_call_code": "code",
-    "response.mcp_call_arguments": "arguments",
+    **{row.text_event: row.streamed_field for row in ITEM_TYPES.values() if row.streamed_field},
 }
 """Streamed texts, and the field of the part or the item that holds the whole."""
 _PART_EVENT_FIELDS: Final = {
     "response.content_part": ("content_index", "content"),
     "response.reasoning_summary_part": ("summary_index", "summary"),
 }
-_ITEM_TEXT_EVENTS: Final = {
-    "function_call": "response.function_call_arguments",
-    "custom_tool_call": "response.custom_tool_call_input",
-}
-"""Texts that are closed even where none has been streamed."""
 _PART_TEXT_EVENTS: Final = {
     "output_text": "response.output_text",
     "refusal": "response.refusal",
     "reasoning_text": "response.reasoning_text",
     "summary_text": "response.reasoning_summary_text",
 }
-_TYPES_WITHOUT_INCOMPLETE: Final = frozenset({"web_search_call", "file_search_call"})
-"""Kinds that were not run to their end and know no `incomplete`."""
 _MCP_ERROR_CODE: Final = -32000
-_TYPES_WITHOUT_STATUS: Final = frozenset({"mcp_list_tools", "mcp_approval_request", "compaction"})
-_MCP_LISTING_EVENTS: Final = ("in_progress", "failed")
 
 
 @dataclass
@@ -115,7 +104,8 @@ def _apply_event(item: _LoggedItem, event_type: str, event: JsonObject) -> None:
 
 
 def _close_item(open_item: _LoggedItem, closing_events: list[JsonObject], status: str) -> None:
-    item, index = open_item.item, open_item.index
+    item, index, last = open_item.item, open_item.index, open_item.last_event_suffix
+    row = ITEM_TYPES[item["type"]]
     place = {"item_id": item["id"], "output_index": index}
     if item["type"] == "message" and open_item.part is None and not item["content"]:
         part: JsonObject = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
@@ -123,23 +113,17 @@ def _close_item(open_item: _LoggedItem, closing_events: list[JsonObject], status
         open_item.part = dict(part)
     if open_item.part is not None:
         _close_part(open_item, place, closing_events)
-    elif (open_item.pieces or item["type"] in _ITEM_TEXT_EVENTS) and open_item.text is None:
-        what = _ITEM_TEXT_EVENTS.get(item["type"]) or next(
-            name for name in _TEXT_FIELDS if name.startswith(f"response.{item['type']}")
-        )
-        key = _TEXT_FIELDS[what]
-        item[key] = "".join(open_item.pieces)
+    elif row.streamed_field and (open_item.pieces or row.call == "client") and open_item.text is None:
+        item[row.streamed_field] = "".join(open_item.pieces)
         named = {"name": item["name"]} if item["type"] == "function_call" else {}
-        closing_events.append({"type": f"{what}.done", **place, **named, key: item[key]})
-    if item["type"] == "mcp_list_tools":
-        missing = [
-            step for step in _MCP_LISTING_EVENTS if open_item.last_event_suffix not in (step, "completed", "failed")
-        ]
-        closing_events += [{"type": f"response.mcp_list_tools.{step}", **place} for step in missing]
-    if "status" in item or item["type"] not in _TYPES_WITHOUT_STATUS:
-        item["status"] = "failed" if item["type"] in _TYPES_WITHOUT_INCOMPLETE else status
-    if status == "failed" and item["type"] == "mcp_call" and open_item.last_event_suffix not in ("completed", "failed"):
-        closing_events.append({"type": "response.mcp_call.failed", **place})
+        text = {row.streamed_field: item[row.streamed_field]}
+        closing_events.append({"type": f"{row.text_event}.done", **place, **named, **text})
+    if item["type"] == "mcp_list_tools" and last not in ("in_progress", "completed", "failed"):
+        closing_events.append({"type": "response.mcp_list_tools.in_progress", **place})
+    if row.has_failed_event and last not in ("completed", "failed") and (status == "failed" or not row.has_status):
+        closing_events.append({"type": f"response.{row.name}.failed", **place})
+    if "status" in item or row.has_status:
+        item["status"] = row.interrupted_status or status
     closing_events.append({"type": "response.output_item.done", "output_index": index, "item": item})
 
 

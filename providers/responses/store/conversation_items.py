@@ -18,11 +18,12 @@ import orjson
 
 from apis.errors import InvalidRequest, NotFound
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
-from apis.wire.items import Item, LocalShellCallOutput
+from apis.wire.items import ITEM_LIST_ADAPTER, Item, LocalShellCallOutput
 from providers.responses.events.ids import ResponseIds, response_id_of
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.store.history import ITEM_LIST_ADAPTER, ItemWithToolResult
+from providers.responses.store.history import ItemWithToolResult
 from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.tools.item_types import id_prefix
 
 MAX_CONVERSATION_ITEMS: Final = 10_000
 """Of one conversation, as long as it is to be answered."""
@@ -178,7 +179,11 @@ def _assign_item_id(fields: dict[str, Any], ids: ResponseIds) -> dict[str, Any]:
     """The item under an id that is its own: the output of a local shell comes under that of its call."""
     if fields["type"] != "local_shell_call_output":
         return fields
-    return {**fields, "id": ids.new_item_id("lsho"), "call_id": fields.get("call_id") or fields["id"]}
+    return {
+        **fields,
+        "id": ids.new_item_id(id_prefix(fields["type"])),
+        "call_id": fields.get("call_id") or fields["id"],
+    }
 
 
 decode_conversation_record = msgspec.json.Decoder(ConversationRecord).decode

@@ -20,16 +20,15 @@ from typing import Any
 import msgspec
 import orjson
 from openai.types.responses import Response
-from pydantic import TypeAdapter
 
 from apis.errors import InvalidRequest, NotFound, StackError
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
-from apis.wire.items import Item
+from apis.wire.base import sdk_model_to_json
+from apis.wire.items import ITEM_LIST_ADAPTER, Item, items_to_json
 from providers.responses.events.ids import response_id_of
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.history_cache import CachedTurn, HistoryCache, LoadedHistory, StoredTurn, TurnPosition
 
-ITEM_LIST_ADAPTER: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _DEPTH_DIGITS = 8
 
 
@@ -300,16 +299,6 @@ def chain_too_long_error(max_turns: int) -> InvalidRequest:
     return InvalidRequest(
         f"The chain of previous responses is longer than {max_turns} turns.", param="previous_response_id"
     )
-
-
-def items_to_json(items: Sequence[Any]) -> bytes:
-    """Output items as one JSON array."""
-    return b"[%b]" % b",".join(map(sdk_model_to_json, items))
-
-
-def sdk_model_to_json(model: Any) -> bytes:
-    """A model of the SDK as the API writes it."""
-    return model.__pydantic_serializer__.to_json(model, by_alias=True, exclude_unset=True)
 
 
 def _decode_record(decode: Any, value: bytes) -> Any:

@@ -1,16 +1,26 @@
-"""`apply_patch`: files created, deleted or edited by a diff, by the client."""
+"""The tool `apply_patch`: the client creates, deletes or edits a file by a diff."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from openai.types.responses import ResponseApplyPatchToolCall
 from pydantic import Field, model_validator
 
+from apis.chat import NativeToolName
+from apis.wire.tool_items import ApplyPatchCallItem, ApplyPatchCallOutput
 from apis.wire.tools import ApplyPatchTool
-from providers.responses.tools.call import TypedTool
-from providers.responses.tools.client import Arguments, ClientFunctionCall, ClientTool, build_function
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.tools.call import ToolType, TypedTool
+from providers.responses.tools.client import (
+    Arguments,
+    ClientFunctionCall,
+    ClientTool,
+    build_call_record,
+    build_function,
+)
 from providers.responses.tools.tool_context import ToolContext
 
-APPLY_PATCH_NAME: Final = "apply_patch"
+_NAME: Final = "apply_patch"
 _DESCRIPTION: Final = """Creates, edits or deletes one file in the user's workspace.
 
 The `diff` of `create_file` is the whole file, each line with a `+` before it. That of `update_file` is one or more
@@ -36,10 +46,12 @@ class _Operation(Arguments):
         return self
 
 
-def make_apply_patch(declaration: ApplyPatchTool, context: ToolContext) -> TypedTool:
-    """The patch tool, which needs no configuration."""
+def _create_tool(declaration: ApplyPatchTool, context: ToolContext) -> TypedTool:
     return ClientTool(
-        build_function(APPLY_PATCH_NAME, _DESCRIPTION, _PROPERTIES, ["type", "path"]), "apc", _Operation, _build_item
+        build_function(_NAME, _DESCRIPTION, _PROPERTIES, ["type", "path"]),
+        "apply_patch_call",
+        _Operation,
+        _build_item,
     )
 
 
@@ -54,3 +66,22 @@ def _build_item(call: ClientFunctionCall[Any], arguments: _Operation, status: st
             "status": status,
         }
     )
+
+
+def _call_from_item(item: ApplyPatchCallItem, native_tools: frozenset[NativeToolName]) -> ToolResultRecord:
+    return build_call_record(item.call_id, _NAME, item.operation.model_dump(exclude_none=True))
+
+
+def _output_from_item(item: ApplyPatchCallOutput, call_ids: Mapping[str, str]) -> tuple[str, str]:
+    default = "Done." if item.status == "completed" else "The patch could not be applied."
+    return item.call_id, item.output or default
+
+
+APPLY_PATCH: Final = ToolType(
+    ApplyPatchTool,
+    _create_tool,
+    (ApplyPatchCallItem,),
+    _call_from_item,
+    output_item=ApplyPatchCallOutput,
+    output_from_item=_output_from_item,
+)

@@ -1,43 +1,48 @@
-"""The seam of tools with typed items: what such a tool must give to the loop.
+"""The seam between the agent loop and tools whose calls have items of their own type.
 
-A TypedTool makes a TypedCall for each call of the model's. There are two kinds of calls:
+A ToolType in the registry creates a TypedTool for each declaration of a request, and the tool a TypedCall for each call
+by the model. There are two kinds of calls:
 
-    HostedCall   run here: opens when the model begins it, runs when the turn is over, tells the model what came of it
-    ClientCall   run by the client: opens and closes when the turn is over, if its arguments are good; then the
-                 response ends. If they are not, the model is told, and the client sees nothing of it
+    HostedCall   run by this server: opens when the model begins it and runs at the end of the turn
+    ClientCall   run by the client: opens and closes at the end of the turn if its arguments are valid, and ends the
+                 response. If they are not, the model receives the error and the client sees no item
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Final, cast
 
 import orjson
-from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
+from openai.types.responses import ResponseOutputItem
 
-from apis.chat import ChatTool, NativeTool
+from apis.chat import ChatTool, NativeTool, NativeToolName
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
+from apis.events import EventList
 from apis.tool_runtime import Source
+from apis.wire.base import Wire
+from apis.wire.item_parts import ItemWire
 from apis.wire.tool_choice import ChosenHostedTool, ChosenMcpTool
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
+from providers.responses.tools.item_types import id_prefix
+from providers.responses.tools.tool_context import ToolContext
 
-EventList = list[ResponseStreamEvent]
+RESULT_UNAVAILABLE: Final = "[What this gave is not known any more.]"
+"""The output that a model sees of a hosted call whose stored result is gone and whose item shows none."""
 _NATIVE_CALL_NAMES: Final = {"browser": ("browser.search", "browser.open", "browser.find"), "python": ("python",)}
 
 
 class TypedCall(ABC):
-    """A call with an item of its own type. `text` is what the model has written of its arguments so far."""
+    """A call with an item of its own type. The output sets `id`, `index` and `output` when it places the call."""
 
-    prefix: str
-    """Of the item's id."""
+    item_type: str
     id: str = ""
     index: int = -1
     tool_result: ToolResultRecord | None = None
     output: ResponseOutput | None = None
-    """Where it is placed."""
 
     def __init__(self, start: ToolCallStart) -> None:
         self.call_id = start.id
@@ -46,24 +51,29 @@ class TypedCall(ABC):
         self._argument_chunks: list[str] = []
 
     @property
+    def id_prefix(self) -> str:
+        return id_prefix(self.item_type)
+
+    @property
     def text(self) -> str:
+        """The arguments that the model has written so far."""
         return "".join(self._argument_chunks)
 
     def open(self) -> EventList:
-        """The item is added. It has its `id` and `index` by now."""
+        """Return the events that add the placed item to the output."""
         return [item_added_event(self.index, self.item("in_progress"))]
 
     def append(self, text: str, events: EventList) -> None:
-        """More of the arguments, as the model writes them; what there is to tell of it is added to `events`."""
+        """Take more of the arguments, and add the events that show them, if any, to `events`."""
         self._argument_chunks.append(text)
 
     def close(self, status: str) -> EventList:
-        """The item is done: `completed`, or `failed` or `incomplete` where it was not run to its end."""
+        """Return the events that end the item: as `completed`, or as `failed` or `incomplete` if it did not finish."""
         return [item_done_event(self.index, self.item(status))]
 
     @abstractmethod
     def item(self, status: str) -> ResponseOutputItem:
-        """The item as it stands."""
+        """Return the item with all that is known of the call now."""
 
     def record_result(
         self,
@@ -73,14 +83,14 @@ class TypedCall(ABC):
         state: Any = None,
         files: Mapping[str, ContainerFile] | None = None,
     ) -> None:
-        """What the model shall be told of this call."""
+        """Set the result that the model receives for this call, and what later turns need of it."""
         bare = {number: replace(source, text="") for number, source in (sources or {}).items()}
         self.tool_result = ToolResultRecord(
             self.call_id, self.name, self.text, output, bare, self.is_custom, state=state, files=files or {}
         )
 
     def parse_arguments(self) -> dict[str, Any]:
-        """The arguments as an object. Raises ToolFailed where the model wrote something else."""
+        """Return the arguments as an object. Raises ToolFailed if the model wrote anything else."""
         try:
             arguments: Any = orjson.loads(self.text or "{}")
         except orjson.JSONDecodeError as exc:
@@ -91,20 +101,20 @@ class TypedCall(ABC):
 
 
 class HostedCall(TypedCall):
-    """One call of a tool that runs here."""
+    """A call of a tool that runs on this server."""
+
+    counts_toward_limit: bool = True
+    """True if the call counts toward `max_tool_calls`."""
 
     @abstractmethod
     def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
-        """Do the work once the arguments are whole; the last event is the item's done, and `tell` has been called.
+        """Run the call with its complete arguments, record its result, and yield its events up to the item's done.
 
-        Raises ToolFailed where the work cannot be done. It may be cancelled at any time: the time-out is the loop's.
+        Raises ToolFailed if the work cannot be done. The loop applies the time-out and may cancel the run at any time.
         """
 
-    counts_toward_limit: bool = True
-    """Whether it is one of the calls that a response is bounded in."""
-
     def close(self, status: str) -> EventList:
-        """The same; where a client is to keep what the model was told, the item carries it."""
+        """Return the closing events; the item holds the sealed result for a client that stores the conversation."""
         item = self.item(status)
         if self.tool_result is not None and self.output is not None and status in ("completed", "failed"):
             sealed = self.output.seal_tool_result(self.tool_result)
@@ -112,38 +122,53 @@ class HostedCall(TypedCall):
         return [item_done_event(self.index, item)]
 
     def fail(self, error: ToolFailed) -> EventList:
-        """End a call that failed, took too long or may not run; the model is told the error's message."""
-        if self.name:  # what the model has not called, it is not told of
+        """End a call that failed, timed out or may not run; the model receives the error's message."""
+        if self.name:  # a call by the server itself has no name, and the model never sees it
             self.record_result(error.message)
         return self.close("failed")
 
 
 class ClientCall(TypedCall):
-    """One call of a tool that the client runs."""
+    """A call of a tool that the client runs."""
 
     @abstractmethod
     def validate_arguments(self) -> None:
-        """Read the arguments, which are whole. Raises ToolFailed with what the model did wrong."""
+        """Read the complete arguments. Raises ToolFailed with a message that says what the model did wrong."""
+
+
+class RejectedCall(ClientCall):
+    """A call of a tool that does not exist or may not be called now. It never becomes an item; the model receives the
+    reason."""
+
+    def __init__(self, start: ToolCallStart, reason: str | None = None) -> None:
+        super().__init__(start)
+        self._reason = reason or f"There is no tool named '{self.name}'. Call only tools that you were given."
+
+    def validate_arguments(self) -> None:
+        raise ToolFailed(self._reason)
+
+    def item(self, status: str) -> ResponseOutputItem:
+        raise AssertionError("a call of a tool that does not exist has no item")
 
 
 class TypedTool(ABC):
-    """A tool as one request declared it."""
+    """A tool as one request declares it."""
 
     is_hosted: ClassVar[bool] = True
-    """Whether it is run here."""
+    """True if the tool runs on this server."""
 
     @property
     @abstractmethod
     def offered_tools(self) -> Sequence[ChatTool]:
-        """What the model is given. It may be another after `before`."""
+        """The tools that the model is offered. They may change after `calls_before_turn`."""
 
     @abstractmethod
     def create_call(self, start: ToolCallStart) -> HostedCall | ClientCall:
-        """The model has begun to call one of `names`."""
+        """Return the call that the model has begun, of one of `call_names`."""
 
     @property
     def call_names(self) -> Sequence[str]:
-        """What its calls are named by the model."""
+        """The names by which the model calls the tool."""
         return [
             name
             for tool in self.offered_tools
@@ -151,14 +176,38 @@ class TypedTool(ABC):
         ]
 
     def names_for_choice(self, choice: ChosenHostedTool | ChosenMcpTool) -> Sequence[str]:
-        """The names, of those offered, that a tool choice of this tool means."""
+        """Return the names of the offered tools that a tool choice of this tool selects."""
         return [tool.name for tool in self.offered_tools]
 
     async def check_declaration(self) -> None:
-        """Look up what the declaration names. Raises NotFound, or another refusal, naming the field."""
+        """Look up the objects that the declaration names. Raises InvalidRequest or NotFound, naming the field."""
         return
 
     def calls_before_turn(self, turn_index: int) -> Iterable[HostedCall]:
-        """Calls to be made here before the model's turn, which counts from 0, unasked by the model: listing an MCP
-        server's tools, for one. Each is run to its end before the next is asked for; other tools' run beside it."""
+        """Yield the calls that the server makes by itself before the model's turn `turn_index`, counted from 0, such as
+        the listing of an MCP server's tools. Each runs to its end before the next is requested; those of different
+        tools run concurrently."""
         return ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolType:
+    """A type of tool: how its declarations become tools, and how the stored items of its calls become calls again."""
+
+    declaration: type[Wire]
+    create: Callable[[Any, ToolContext], TypedTool | None]
+    """Return the tool of one declaration, or None for one that is ignored. Raises `context.not_configured_error(...)`
+    if the server has no provider for it."""
+    call_items: tuple[type[ItemWire], ...]
+    call_from_item: Callable[[Any, frozenset[NativeToolName]], ToolResultRecord | None]
+    """Return the call and the output that an item of one of `call_items` shows, in the words of a model with these
+    native tools; None if the item shows too little. The output of a client's call is empty."""
+    _: KW_ONLY
+    call_for_model: Callable[[Any, ToolResultRecord, frozenset[NativeToolName]], ToolResultRecord] | None = None
+    """Return the stored result of an item with the call rewritten in the words of a model with these native tools.
+    None for a tool that all models call in the same way."""
+    output_item: type[ItemWire] | None = None
+    output_from_item: Callable[[Any, Mapping[str, str]], tuple[str, str] | None] = lambda item, call_ids: None
+    """Return the call id and the text of a client's output item. `call_ids` maps item ids to call ids."""
+    depends_on_model: bool = False
+    """True if models with native tools or namespaces are offered the tool in another way."""

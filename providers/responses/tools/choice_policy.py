@@ -1,4 +1,4 @@
-"""What the request's tool choice demands of one turn. It holds here, whatever the model makes of it."""
+"""The rules that the request's tool choice sets for one turn; the loop enforces them on the model's calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ _MAX_LISTED_NAMES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class ToolChoicePolicy:
-    """`names` are those that may be called; None where all may. `forced`, one of them is to be."""
+    """`allowed_names` are the names that may be called, or None for all; `requires_call` demands a call of one."""
 
     allowed_names: frozenset[str] | None = None
     requires_call: bool = False
 
     def allows(self, name: str) -> bool:
-        """gpt-oss now and then says `functions.` before a name that is in no such namespace."""
+        """Return True if the tool may be called. gpt-oss sometimes writes `functions.` before a plain name."""
         return (
             self.allowed_names is None
             or name in self.allowed_names
@@ -23,18 +23,18 @@ class ToolChoicePolicy:
         )
 
     def refusal_message(self, name: str) -> str:
-        """What the model is told of a call of a tool that may not be called now."""
-        why = f"Not run: the tool '{name}' may not be called now."
-        return f"{why} {self._call_instruction()}" if self.allowed_names else f"{why} Answer without calling tools."
+        """Return the model's output of a call of a tool that may not be called now."""
+        instruction = self._call_instruction() if self.allowed_names else "Answer without calling tools."
+        return f"Not run: the tool '{name}' may not be called now. {instruction}"
 
     def reminder_message(self) -> str:
-        """What the model is told where it has called nothing."""
+        """Return the message to a model that has called nothing."""
         return f"A tool has to be called now. {self._call_instruction()}"
 
     def failure_message(self) -> str:
-        """What the client is told where that was in vain."""
-        named = f" of {_join_names(sorted(self.allowed_names))}" if self.allowed_names else ""
-        return f"The model made no call{named}, which `tool_choice` demands, though it was asked twice."
+        """Return the client's error message after the model ignored the reminder."""
+        choice = f" of {_join_names(sorted(self.allowed_names))}" if self.allowed_names else ""
+        return f"The model made no call{choice}, which `tool_choice` demands, though it was asked twice."
 
     def _call_instruction(self) -> str:
         return (
@@ -45,5 +45,5 @@ class ToolChoicePolicy:
 
 
 def _join_names(names: Sequence[str]) -> str:
-    more = " and others" if len(names) > _MAX_LISTED_NAMES else ""
-    return " or ".join(f"`{name}`" for name in names[:_MAX_LISTED_NAMES]) + more
+    suffix = " and others" if len(names) > _MAX_LISTED_NAMES else ""
+    return " or ".join(f"`{name}`" for name in names[:_MAX_LISTED_NAMES]) + suffix

@@ -1,37 +1,40 @@
-"""A client's typed tool: offered to the model as one function, whose good arguments become the item."""
+"""The tools that the client runs: each is offered to the model as one function, whose arguments become the item."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+import orjson
 from openai.types.responses import ResponseOutputItem
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from apis.chat import ChatFunctionTool, FunctionDefinition
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
+from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import ClientCall, TypedTool
 
 
 class Arguments(BaseModel):
-    """What a model may write as arguments. Models often write more than was asked; what is not known is dropped."""
+    """The arguments of a call. Unknown ones are dropped, because models often write more than the schema has."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 ArgumentsType = TypeVar("ArgumentsType", bound=Arguments)
 BuildItem = Callable[["ClientFunctionCall[Any]", Any, str], ResponseOutputItem]
+"""Builds the item of a call from the call, its arguments and a status."""
 
 
 class ClientTool(TypedTool):
-    """One function, and the item that its call makes: `make_item(call, arguments, status)`."""
+    """One function of the client's and the type of item that its calls become."""
 
     is_hosted: ClassVar[bool] = False
 
     def __init__(
-        self, function: FunctionDefinition, prefix: str, arguments_type: type[Arguments], build_item: BuildItem
+        self, function: FunctionDefinition, item_type: str, arguments_type: type[Arguments], build_item: BuildItem
     ) -> None:
         self._function = function
-        self._prefix = prefix
+        self._item_type = item_type
         self._arguments_type = arguments_type
         self._build_item = build_item
 
@@ -40,17 +43,17 @@ class ClientTool(TypedTool):
         return [ChatFunctionTool(function=self._function)]
 
     def create_call(self, start: ToolCallStart) -> ClientCall:
-        return ClientFunctionCall(start, self._prefix, self._arguments_type, self._build_item)
+        return ClientFunctionCall(start, self._item_type, self._arguments_type, self._build_item)
 
 
 class ClientFunctionCall(ClientCall, Generic[ArgumentsType]):
-    """One call of the client's function."""
+    """One call of a ClientTool."""
 
     def __init__(
-        self, start: ToolCallStart, prefix: str, arguments_type: type[ArgumentsType], build_item: BuildItem
+        self, start: ToolCallStart, item_type: str, arguments_type: type[ArgumentsType], build_item: BuildItem
     ) -> None:
         super().__init__(start)
-        self.prefix = prefix
+        self.item_type = item_type
         self._arguments_type = arguments_type
         self._build_item = build_item
         self._validated_arguments: ArgumentsType | None = None
@@ -65,17 +68,17 @@ class ClientFunctionCall(ClientCall, Generic[ArgumentsType]):
             raise ToolFailed(
                 f"The arguments of `{self.name}` are wrong{f' at `{place}`' if place else ''}: {error['msg']}."
             ) from None
-        self.record_result("")  # the arguments as they were written: later turns show the model the very same text
+        self.record_result("")  # later turns show the model the very text of its arguments
 
     def item(self, status: str) -> ResponseOutputItem:
-        assert self._validated_arguments is not None  # it is placed only after it was taken
+        assert self._validated_arguments is not None  # only validated calls are placed
         return self._build_item(self, self._validated_arguments, status)
 
 
 def build_function(
     name: str, description: str, properties: Mapping[str, Any], required: Sequence[str]
 ) -> FunctionDefinition:
-    """A function with a flat object of arguments."""
+    """Return a function that takes a flat object of arguments."""
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {**properties},
@@ -83,3 +86,9 @@ def build_function(
         "additionalProperties": False,
     }
     return FunctionDefinition(name=name, description=description, parameters=schema)
+
+
+def build_call_record(call_id: str, name: str, arguments: Any) -> ToolResultRecord:
+    """Return a client's call, whose output is an item of its own. `arguments` is a JSON value, or JSON text."""
+    text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    return ToolResultRecord(call_id, name, text, "")

@@ -1,11 +1,12 @@
-"""The hosted file search: `file_search`, over the stack's vector stores.
+"""The hosted tool `file_search`, over the stack's vector stores.
 
-The model is told the passages that fit best, each by a number that it may cite; a citation names the passage's file.
+The model receives the best passages, each with a number that it may cite; a citation names the passage's file.
 """
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final, Literal, cast
 
+import orjson
 from openai.types import VectorStoreSearchResponse
 from openai.types.responses import (
     ResponseFileSearchCallCompletedEvent,
@@ -15,25 +16,28 @@ from openai.types.responses import (
 )
 from openai.types.responses.response_file_search_tool_call import Result
 
-from apis.chat import ChatFunctionTool, FunctionDefinition
+from apis.chat import ChatFunctionTool, FunctionDefinition, NativeToolName
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest, NotFound, StackError, ToolFailed
+from apis.events import EventList
 from apis.tool_runtime import Source
 from apis.vector_stores import SearchStores, VectorStores
+from apis.wire.tool_items import FileSearchCallItem
 from apis.wire.tools import FileSearchTool
-from providers.responses.context.replay import FILE_SEARCH
+from providers.responses.events.citations import one_line
 from providers.responses.events.output import ResponseOutput
-from providers.responses.tools.call import EventList, HostedCall, TypedTool
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolType, TypedTool
 from providers.responses.tools.tool_context import ToolContext
-from providers.responses.tools.web_search.pages import one_line
 
 _FileSearchStatus = Literal["in_progress", "searching", "completed", "incomplete", "failed"]
+_NAME: Final = "file_search"
 _MAX_QUERIES: Final = 16
 _MAX_QUERY_CHARS: Final = 4096
 _MAX_OUTPUT_CHARS: Final = 60_000
 FILE_SEARCH_FUNCTION: Final = ChatFunctionTool(
     function=FunctionDefinition(
-        name=FILE_SEARCH,
+        name=_NAME,
         description="Search the user's files. Gives the passages that fit best, each with a number. "
         "Cite a passage in the answer by its number in lenticular brackets, like 【1】.",
         parameters={
@@ -52,8 +56,7 @@ FILE_SEARCH_FUNCTION: Final = ChatFunctionTool(
 )
 
 
-def make_file_search(declaration: FileSearchTool, context: ToolContext) -> TypedTool:
-    """The search of a request, where vector stores are configured."""
+def _create_tool(declaration: FileSearchTool, context: ToolContext) -> TypedTool:
     if context.vector_stores is None:
         raise context.not_configured_error(
             "No file search is configured: give the run config a `vector_stores` section."
@@ -62,7 +65,7 @@ def make_file_search(declaration: FileSearchTool, context: ToolContext) -> Typed
 
 
 class FileSearch(TypedTool):
-    """The search as one request declared it."""
+    """The search as one request declares it."""
 
     def __init__(self, declaration: FileSearchTool, context: ToolContext, stores: VectorStores) -> None:
         self._store_ids = declaration.vector_store_ids
@@ -88,8 +91,8 @@ class FileSearch(TypedTool):
         return FileSearchCall(self, start)
 
     async def search(self, queries: Sequence[str]) -> Sequence[VectorStoreSearchResponse]:
-        """Raises ToolFailed for stores that are not there, for filters that are too much, and for an embedding model
-        that fails."""
+        """Return the best passages. Raises ToolFailed for missing stores, too large filters and a failing embedding
+        model."""
         request = SearchStores.model_validate({"query": [*queries], **self._options})
         try:
             return await self._stores.search(self._store_ids, request, tenant=self._tenant)
@@ -98,9 +101,9 @@ class FileSearch(TypedTool):
 
 
 class FileSearchCall(HostedCall):
-    """One call, which may ask in several words at once."""
+    """One call, with one or more queries."""
 
-    prefix = "fs"
+    item_type = "file_search_call"
 
     def __init__(self, tool: FileSearch, start: ToolCallStart) -> None:
         super().__init__(start)
@@ -123,10 +126,10 @@ class FileSearchCall(HostedCall):
         )
 
     def open(self) -> EventList:
-        begun = ResponseFileSearchCallInProgressEvent(
+        in_progress = ResponseFileSearchCallInProgressEvent(
             type="response.file_search_call.in_progress", item_id=self.id, output_index=self.index, sequence_number=0
         )
-        return [*super().open(), begun]
+        return [*super().open(), in_progress]
 
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         yield [
@@ -137,7 +140,7 @@ class FileSearchCall(HostedCall):
         self._queries = self._parse_queries()
         self._search_results = await self._tool.search(self._queries)
         numbered = output.number_sources(results_to_passages(self._search_results))
-        passages = [f"[{number}] {one_line(each.title)}\n{each.text}" for number, each in numbered.items()]
+        passages = [f"[{number}] {one_line(source.title)}\n{source.text}" for number, source in numbered.items()]
         self.record_result("\n\n".join(passages) or "Nothing was found.", sources=numbered)
         completed = ResponseFileSearchCallCompletedEvent(
             type="response.file_search_call.completed", item_id=self.id, output_index=self.index, sequence_number=0
@@ -146,25 +149,25 @@ class FileSearchCall(HostedCall):
 
     def _parse_queries(self) -> list[str]:
         arguments = self.parse_arguments()
-        given: Any = arguments.get("queries", arguments.get("query"))
-        queries = cast(list[Any], given) if isinstance(given, list) else [given]
-        fit = [each for each in queries if isinstance(each, str) and each.strip() and len(each) <= _MAX_QUERY_CHARS]
-        if not fit or len(fit) < len(queries) or len(fit) > _MAX_QUERIES:
+        value: Any = arguments.get("queries", arguments.get("query"))
+        queries = cast(list[Any], value) if isinstance(value, list) else [value]
+        valid = [text for text in queries if isinstance(text, str) and text.strip() and len(text) <= _MAX_QUERY_CHARS]
+        if not valid or len(valid) < len(queries) or len(valid) > _MAX_QUERIES:
             raise ToolFailed(
                 f"`{self.name}` needs `queries`: 1 to {_MAX_QUERIES} texts of 1 to {_MAX_QUERY_CHARS} characters."
             )
-        return fit
+        return valid
 
 
 def results_to_passages(results: Sequence[VectorStoreSearchResponse]) -> list[Source]:
-    """The passages for the model, best first, until they are too much to read."""
+    """Return the passages for the model, best first, up to 60,000 characters together."""
     passages: list[Source] = []
-    left = _MAX_OUTPUT_CHARS
+    available_chars = _MAX_OUTPUT_CHARS
     for hit in results:
-        text = _result_text(hit)[:left]
+        text = _result_text(hit)[:available_chars]
         if text:
             passages.append(Source("", hit.filename, text, hit.file_id))
-        left -= len(text)
+        available_chars -= len(text)
     return passages
 
 
@@ -180,3 +183,14 @@ def _result_to_wire(result: VectorStoreSearchResponse) -> Result:
 
 def _result_text(result: VectorStoreSearchResponse) -> str:
     return "\n".join(part.text for part in result.content)
+
+
+def _call_from_item(item: FileSearchCallItem, native_tools: frozenset[NativeToolName]) -> ToolResultRecord | None:
+    if not item.queries or item.status == "failed":
+        return None
+    text = "\n\n".join(f"{hit.filename or hit.file_id}\n{hit.text or ''}" for hit in item.results or ())
+    output = RESULT_UNAVAILABLE if item.results is None else text or "Nothing was found."
+    return ToolResultRecord(item.id or "", _NAME, orjson.dumps({"queries": item.queries}).decode(), output)
+
+
+FILE_SEARCH: Final = ToolType(FileSearchTool, _create_tool, (FileSearchCallItem,), _call_from_item)

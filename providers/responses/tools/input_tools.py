@@ -1,4 +1,4 @@
-"""Tools that come in the input instead of in `tools`: from their item on they are offered, along a chain too."""
+"""Tools that items of the input add to the request's `tools`, for the rest of the conversation."""
 
 import re
 from collections.abc import Generator, Sequence
@@ -14,27 +14,27 @@ _TOOLS_INDEX = re.compile(r"tools\[(\d+)\]")
 
 
 def collect_additional_tools(items: Sequence[Item]) -> list[Tool]:
-    """The tools that items bring. Of two alike the last one stands."""
-    found = (tool for item in items if isinstance(item, AdditionalTools) for tool in item.tools)
-    return [*{_tool_identity(tool): tool for tool in found}.values()]
+    """Return the tools that items add. The last of several with one identity replaces the others."""
+    tools = (tool for item in items if isinstance(item, AdditionalTools) for tool in item.tools)
+    return [*{_tool_identity(tool): tool for tool in tools}.values()]
 
 
 def add_typed_tools(request: CreateResponse, additional_tools: Sequence[Tool]) -> CreateResponse:
-    """The request with those of the added tools that have items of their own, where it does not declare them itself."""
-    own = {_tool_identity(tool) for tool in request.tools or ()}
-    typed = [each for each in additional_tools if not isinstance(each, FunctionTool | CustomTool | NamespaceTool)]
-    more = [each for each in typed if _tool_identity(each) not in own]
-    return request.model_copy(update={"tools": [*(request.tools or ()), *more]}) if more else request
+    """Return the request with the added typed tools that it does not declare itself."""
+    declared = {_tool_identity(tool) for tool in request.tools or ()}
+    typed = [tool for tool in additional_tools if not isinstance(tool, FunctionTool | CustomTool | NamespaceTool)]
+    new = [tool for tool in typed if _tool_identity(tool) not in declared]
+    return request.model_copy(update={"tools": [*(request.tools or ()), *new]}) if new else request
 
 
 @contextmanager
 def attribute_errors_to_input(request: CreateResponse) -> Generator[None]:
-    """Names the input in the refusal of a tool that is not among the request's own."""
+    """Set `param` to `input` in an error about a tool that the request itself does not declare."""
     try:
         yield
     except StackError as exc:
-        place = _TOOLS_INDEX.match(exc.param or "")
-        if place is not None and int(place[1]) >= len(request.tools or ()):
+        match = _TOOLS_INDEX.match(exc.param or "")
+        if match is not None and int(match[1]) >= len(request.tools or ()):
             exc.param = "input"
         raise
 

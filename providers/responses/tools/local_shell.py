@@ -1,16 +1,26 @@
-"""`local_shell`: one command at a time, as a list of words, run by the client."""
+"""The tool `local_shell`: the client runs one command at a time, a list of words."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from openai.types.responses.response_output_item import LocalShellCall, LocalShellCallAction
 from pydantic import Field
 
+from apis.chat import NativeToolName
+from apis.wire.tool_items import LocalShellCallItem, LocalShellCallOutput
 from apis.wire.tools import LocalShellTool
-from providers.responses.tools.call import TypedTool
-from providers.responses.tools.client import Arguments, ClientFunctionCall, ClientTool, build_function
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.tools.call import ToolType, TypedTool
+from providers.responses.tools.client import (
+    Arguments,
+    ClientFunctionCall,
+    ClientTool,
+    build_call_record,
+    build_function,
+)
 from providers.responses.tools.tool_context import ToolContext
 
-LOCAL_SHELL_NAME: Final = "local_shell"
+_NAME: Final = "local_shell"
 _DESCRIPTION: Final = (
     "Runs one command on the user's machine and returns its output. No shell interprets it: for pipes, globs or "
     'variables write ["bash", "-lc", "..."].'
@@ -35,11 +45,9 @@ class _Command(Arguments):
     user: str | None = None
 
 
-def make_local_shell(declaration: LocalShellTool, context: ToolContext) -> TypedTool:
-    """The local shell, which needs no configuration."""
-    return ClientTool(
-        build_function(LOCAL_SHELL_NAME, _DESCRIPTION, _PROPERTIES, ["command"]), "lsh", _Command, _build_item
-    )
+def _create_tool(declaration: LocalShellTool, context: ToolContext) -> TypedTool:
+    function = build_function(_NAME, _DESCRIPTION, _PROPERTIES, ["command"])
+    return ClientTool(function, "local_shell_call", _Command, _build_item)
 
 
 def _build_item(call: ClientFunctionCall[Any], arguments: _Command, status: str) -> LocalShellCall:
@@ -53,3 +61,23 @@ def _build_item(call: ClientFunctionCall[Any], arguments: _Command, status: str)
             "status": status,
         }
     )
+
+
+def _call_from_item(item: LocalShellCallItem, native_tools: frozenset[NativeToolName]) -> ToolResultRecord:
+    exclude = {"type"} if item.action.env else {"type", "env"}
+    return build_call_record(item.call_id, _NAME, item.action.model_dump(exclude=exclude, exclude_none=True))
+
+
+def _output_from_item(item: LocalShellCallOutput, call_ids: Mapping[str, str]) -> tuple[str, str]:
+    name = item.call_id or item.id or ""
+    return call_ids.get(name, name), item.output
+
+
+LOCAL_SHELL: Final = ToolType(
+    LocalShellTool,
+    _create_tool,
+    (LocalShellCallItem,),
+    _call_from_item,
+    output_item=LocalShellCallOutput,
+    output_from_item=_output_from_item,
+)

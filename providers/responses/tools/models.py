@@ -1,5 +1,4 @@
-"""What the served models say of themselves: their own tools, and what they take beside text. Asked of the inference
-rarely: it may have to ask others."""
+"""The capabilities of the served models, cached: their native tools and input modalities."""
 
 import logging
 import time
@@ -12,10 +11,11 @@ from apis.inference import Inference, Modality, Model
 
 _log = logging.getLogger(__name__)
 _MAX_AGE_S: Final = 60
+"""Seconds between two listings of the models, each of which may query upstream servers."""
 
 
 class ModelCatalog:
-    """Over one Inference."""
+    """Caches the models of one Inference."""
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
@@ -23,22 +23,22 @@ class ModelCatalog:
         self._read_at = -float("inf")
 
     async def native_tools(self, model: str) -> frozenset[NativeToolName]:
-        """The model's own tools; none where nobody says so, as it is for most."""
-        found = await self._find_model(model)
-        return found.native_tools if found is not None else frozenset()
+        """Return the model's native tools; none for an unknown model."""
+        entry = await self._find_model(model)
+        return entry.native_tools if entry is not None else frozenset()
 
     async def modalities(self, model: str) -> frozenset[Modality] | None:
-        """What the model takes beside text; None where nobody says so."""
-        found = await self._find_model(model)
-        return found.modalities if found is not None else None
+        """Return the model's input modalities besides text; None if they are unknown."""
+        entry = await self._find_model(model)
+        return entry.modalities if entry is not None else None
 
     async def _find_model(self, model: str) -> Model | None:
         if time.monotonic() - self._read_at > _MAX_AGE_S:
             try:
                 models = await self._inference.models()
             except StackError as exc:
-                _log.debug("no models were listed: %s", exc.message)
+                _log.debug("listing the models failed: %s", exc.message)
                 return None
-            self._models = {each.id: each for each in models}
+            self._models = {entry.id: entry for entry in models}
             self._read_at = time.monotonic()
         return self._models.get(model)

@@ -1,23 +1,23 @@
-"""The names that a model calls tools of a namespace by."""
+"""The names by which a model calls the tools of a namespace."""
 
 import hashlib
 import re
 from typing import Final
 
 DEFAULT_NAMESPACE: Final = "functions"
-"""As models know it, what is in no namespace is in this one."""
+"""The namespace in which models see tools that have none."""
 _RESERVED_NAMESPACES: Final = (DEFAULT_NAMESPACE, "browser", "python")
 _MAX_NAME_CHARS: Final = 64
 _UNSAFE_CHAR: Final = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def model_namespace(namespace: str, *, supports_namespaces: bool) -> str | None:
-    """The namespace as the model is offered it; None where the model knows none, or has one of its own so named."""
+    """Return the namespace to offer; None if the model supports none, or has a native one of that name."""
     return namespace if supports_namespaces and namespace not in _RESERVED_NAMESPACES else None
 
 
 def qualified_name(namespace: str | None, name: str, *, supports_namespaces: bool) -> str:
-    """`ns.name` for a model that knows namespaces, `ns__name` for others, shortened where it would be too long."""
+    """Return `ns.name` for a model that supports namespaces, else `ns__name`; both as safe names."""
     if namespace is None:
         return name
     if namespace == DEFAULT_NAMESPACE:
@@ -28,13 +28,13 @@ def qualified_name(namespace: str | None, name: str, *, supports_namespaces: boo
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """`ns__name`, as a safe name."""
+    """Return `ns__name` as a safe name."""
     return safe_name(f"{namespace}__{name}")
 
 
 def safe_name(name: str) -> str:
-    """The name as any model may be offered it: letters, digits, `_` and `-`, 64 of them at most. One that is another
-    by that ends in a digest of what it was, so that two never become one."""
+    """Return a name of at most 64 letters, digits, `_` and `-`, which every model accepts. A changed name ends in a
+    digest of the original one, so that two names never become one."""
     safe = _UNSAFE_CHAR.sub("_", name)
     if safe == name and len(name) <= _MAX_NAME_CHARS:
         return name

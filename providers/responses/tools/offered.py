@@ -1,4 +1,4 @@
-"""Toolbox: all that one request offers the model, and what each name stands for that the model calls."""
+"""The tools that one request offers the model, and the tool that each called name stands for."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -25,15 +25,18 @@ from apis.responses import CreateResponse
 from apis.wire.base import Wire
 from apis.wire.items import Item
 from apis.wire.text_format import Grammar, TextFormatInput
-from apis.wire.tool_choice import AllowedTools as AllowedToolsOption
-from apis.wire.tool_choice import ChosenCustomTool, ChosenFunction, ChosenHostedTool, ChosenMcpTool
+from apis.wire.tool_choice import AllowedTools, ChosenCustomTool, ChosenFunction, ChosenHostedTool, ChosenMcpTool
 from apis.wire.tool_items import ToolSearchOutput
-from apis.wire.tools import CustomTool as DeclaredCustom
-from apis.wire.tools import FunctionTool as DeclaredFunction
-from apis.wire.tools import GrammarFormat as DeclaredGrammar
-from apis.wire.tools import McpTool, NamespaceTool, ToolSearchTool
-from apis.wire.tools import Tool as DeclaredTool
-from apis.wire.tools import WebSearchTool as DeclaredSearch
+from apis.wire.tools import (
+    CustomTool,
+    FunctionTool,
+    GrammarFormat,
+    McpTool,
+    NamespaceTool,
+    Tool,
+    ToolSearchTool,
+    WebSearchTool,
+)
 from providers.responses.tools.call import TypedTool
 from providers.responses.tools.choice_policy import ToolChoicePolicy
 from providers.responses.tools.input_tools import collect_additional_tools
@@ -42,11 +45,12 @@ from providers.responses.tools.registry import ToolBinding
 from providers.responses.tools.schemas import check_parameters
 
 _MAX_TOOLS: Final = 128
+"""Maximum tools offered to the model; more are an InvalidRequest."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientToolName:
-    """A function or custom tool of the client's, by its own name."""
+    """The name by which the client knows its function or custom tool."""
 
     name: str
     namespace: str | None = None
@@ -54,16 +58,19 @@ class ClientToolName:
 
 @dataclass(frozen=True, slots=True)
 class _ClientToolDeclaration:
-    """A function or custom tool of the client's, and where it was declared."""
+    """A function or custom tool of the client's, and the field that declares it."""
 
-    tool: DeclaredFunction | DeclaredCustom
+    tool: FunctionTool | CustomTool
     param: str
     namespace: str | None = None
 
 
 class OfferedTools:
-    """`made` are the tools with typed items, `items` the conversation, where a tool search may have found more.
-    Raises InvalidRequest where two tools are called alike, or a schema is none."""
+    """The client's tools and the typed tools of one request.
+
+    `bindings` are the typed tools, `items` the conversation, whose items may add tools. Raises InvalidRequest for two
+    tools of one name, an invalid schema, and too many tools.
+    """
 
     def __init__(
         self,
@@ -73,34 +80,32 @@ class OfferedTools:
         *,
         supports_namespaces: bool = False,
     ) -> None:
-        self.typed_tools: Sequence[TypedTool] = [each.tool for each in bindings]
+        self.typed_tools: Sequence[TypedTool] = [binding.tool for binding in bindings]
         self._request = request
         self._bindings = bindings
         self.supports_namespaces = supports_namespaces
         self._client_tools: list[ChatTool] = []
         self._tools_by_name: dict[str, TypedTool | ClientToolName] = {}
         self.refresh_names()
-        found = {self._qualified_name(each): each for each in _searched_declarations(items)}
-        later = {
-            self._qualified_name(each): each for each in _client_declarations(collect_additional_tools(items))
-        } | found
-        searches = any(isinstance(each.declaration, ToolSearchTool) for each in bindings)
+        searched = self._by_name(_searched_declarations(items))
+        added = self._by_name(_client_declarations(collect_additional_tools(items))) | searched
         declared = [*_request_declarations(request)]
-        keys = {self._qualified_name(each) for each in declared}
-        declared += (each for key, each in later.items() if key not in keys)
+        declared_names = self._by_name(declared).keys()
+        declared += (tool for name, tool in added.items() if name not in declared_names)
         _check_schemas(declared)
-        for each in declared:
-            waits = bool(each.tool.defer_loading) and searches and self._qualified_name(each) not in found
-            self._add_client_tool(each, should_offer=not waits)
+        has_search = any(isinstance(binding.declaration, ToolSearchTool) for binding in bindings)
+        for tool in declared:
+            is_deferred = bool(tool.tool.defer_loading) and has_search and self._qualified_name(tool) not in searched
+            self._add_client_tool(tool, should_offer=not is_deferred)
         self.refresh_names()
 
     @property
     def parallel_tool_calls(self) -> bool | None:
-        """Whether the model may make several calls at a time, as the request says it."""
+        """The request's own `parallel_tool_calls`."""
         return self._request.parallel_tool_calls
 
     def refresh_names(self) -> None:
-        """Take note of the names that typed tools have now. Raises InvalidRequest where they are too many together."""
+        """Read the names that typed tools have now. Raises InvalidRequest if there are too many tools together."""
         for tool in self.typed_tools:
             for name in tool.call_names:
                 self._tools_by_name.setdefault(name, tool)
@@ -113,22 +118,21 @@ class OfferedTools:
             )
 
     def offered_tools(self, *, include_hosted: bool = True) -> list[ChatTool]:
-        """What the model is given: the client's tools, then the typed ones; without `hosted`, none that runs here."""
-        typed = [
-            each for tool in self.typed_tools if include_hosted or not tool.is_hosted for each in tool.offered_tools
-        ]
-        return [*self._client_tools, *typed]
+        """Return the model's tools: the client's, then the typed ones, without those that run here if so requested."""
+        typed_tools = (tool for tool in self.typed_tools if include_hosted or not tool.is_hosted)
+        return [*self._client_tools, *(offered for tool in typed_tools for offered in tool.offered_tools)]
 
     def find_tool(self, name: str) -> TypedTool | ClientToolName | None:
-        """What a called name stands for. gpt-oss now and then says `functions.` before a name that is in no such
-        namespace."""
+        """Return the tool that a called name stands for. gpt-oss sometimes writes `functions.` before a name that is in
+        no such namespace."""
         return self._tools_by_name.get(name) or self._tools_by_name.get(name.removeprefix("functions."))
 
     def tool_choice(
         self, *, is_final: bool = True, listing_errors: Mapping[str, str] | None = None
     ) -> ChatToolChoice | None:
-        """The request's tool choice in chat completions' terms. Until it is `final`, tools may still be unlisted;
-        `failed` says why servers' could not be, by label. Raises UpstreamError where that leaves nothing to call."""
+        """Return the request's tool choice in chat completions' terms. Unless `is_final`, tools may still be unlisted;
+        `listing_errors` has the messages of MCP servers that failed, by label. Raises UpstreamError if no tool can be
+        called because of those, and InvalidRequest if the choice names a tool that is not declared."""
         choice = self._request.tool_choice
         tools, listing_errors = self.offered_tools(), listing_errors or {}
         listed = is_final or all(tool.offered_tools for tool in self.typed_tools)
@@ -143,9 +147,9 @@ class OfferedTools:
                 if not tools and listed:
                     raise _invalid_choice("Tool choice 'required' needs tools.")
                 return "required" if tools else None
-            case AllowedToolsOption(mode=mode, tools=allowed):
-                there = [each for each in allowed if not _names_server_in(each, listing_errors)]
-                named = [name for each in there for name in self._resolve_choice(each, are_all_listed=listed)]
+            case AllowedTools(mode=mode, tools=allowed):
+                listable = [tool for tool in allowed if not _names_server_in(tool, listing_errors)]
+                named = [name for tool in listable for name in self._resolve_choice(tool, are_all_listed=listed)]
                 if not named and (mode == "auto" or not listing_errors):
                     return "none" if tools else None
             case _:
@@ -162,27 +166,23 @@ class OfferedTools:
         return ChatAllowedTools(allowed_tools=AllowedToolSet(mode=mode, tools=named)) if named else None
 
     def tool_choice_after_call(self, offered_tools: Sequence[ChatTool]) -> ChatToolChoice | None:
-        """The same once a forced choice has been obeyed, which would never let the model answer: what is left of it is
-        which tools may be called at all."""
+        """Return the choice for the turns after a forced call, which would otherwise never let the model answer: it
+        still restricts the tools that may be called."""
         if not offered_tools:
             return None
         match self._request.tool_choice:
             case "none":
                 return "none"
-            case AllowedToolsOption(tools=allowed):
+            case AllowedTools(tools=allowed):
                 names = {tool.name for tool in offered_tools}
-                named = [
-                    one
-                    for each in allowed
-                    for one in self._resolve_choice(each, are_all_listed=False)
-                    if one.name in names
-                ]
+                resolved = (tool for choice in allowed for tool in self._resolve_choice(choice, are_all_listed=False))
+                named = [tool for tool in resolved if tool.name in names]
                 return ChatAllowedTools(allowed_tools=AllowedToolSet(mode="auto", tools=named)) if named else "none"
             case _:
                 return "auto"
 
     def choice_policy(self, choice: ChatToolChoice | None) -> ToolChoicePolicy:
-        """What a turn with that choice has to be held to."""
+        """Return the policy that enforces the choice in one turn."""
         match choice:
             case None | "auto":
                 return ToolChoicePolicy()
@@ -192,29 +192,29 @@ class OfferedTools:
                 return ToolChoicePolicy(requires_call=True)
             case ChatAllowedTools(allowed_tools=allowed):
                 return ToolChoicePolicy(
-                    self._expand_call_names({each.name for each in allowed.tools}), allowed.mode == "required"
+                    self._expand_call_names({tool.name for tool in allowed.tools}), allowed.mode == "required"
                 )
             case _:
                 return ToolChoicePolicy(self._expand_call_names({choice.name}), requires_call=True)
 
     def _expand_call_names(self, names: Set[str]) -> frozenset[str]:
-        """What calls of tools of these names are named: a native tool's have names of their own."""
-        native = {
-            each.name for tool in self.typed_tools for each in tool.offered_tools if isinstance(each, NativeTool)
-        } & names
-        known = (name for tool in self.typed_tools if native for name in tool.call_names)
-        return frozenset(names) | {name for name in known if name.partition(".")[0] in native}
+        """Return the names of the calls of these tools: those of a native tool differ from its own name."""
+        offered = (offered for tool in self.typed_tools for offered in tool.offered_tools)
+        native = {tool.name for tool in offered if isinstance(tool, NativeTool)} & names
+        call_names = (name for tool in self.typed_tools if native for name in tool.call_names)
+        return frozenset(names) | {name for name in call_names if name.partition(".")[0] in native}
 
     def _resolve_choice(
         self, choice: ChosenFunction | ChosenCustomTool | ChosenMcpTool | ChosenHostedTool, *, are_all_listed: bool
     ) -> list[NamedTool]:
         if isinstance(choice, ChosenFunction | ChosenCustomTool):
             return [self._resolve_client_choice(choice)]
-        tools = [each.tool for each in self._bindings if _matches_choice(each.declaration, choice)]
+        tools = [binding.tool for binding in self._bindings if _matches_choice(binding.declaration, choice)]
         names = [name for tool in tools for name in tool.names_for_choice(choice)]
-        custom = {each.name for tool in tools for each in tool.offered_tools if isinstance(each, ChatCustomTool)}
-        if not tools and any(_matches_choice(each, choice) for each in self._request.tools or ()):
-            return []  # declared, and left out silently: so is the choice of it
+        offered = (offered for tool in tools for offered in tool.offered_tools)
+        custom = {tool.name for tool in offered if isinstance(tool, ChatCustomTool)}
+        if not tools and any(_matches_choice(declaration, choice) for declaration in self._request.tools or ()):
+            return []  # a tool that is silently ignored: so is its choice
         if not names and (are_all_listed or not tools):
             label = choice.name or choice.server_label if isinstance(choice, ChosenMcpTool) else choice.type
             raise _invalid_choice(f"Tool choice '{label}' not found in 'tools'.")
@@ -226,15 +226,15 @@ class OfferedTools:
         ]
 
     def _resolve_client_choice(self, choice: ChosenFunction | ChosenCustomTool) -> NamedTool:
-        own = [
+        client = [
             tool.name
             for tool in self._client_tools
             if tool.type == choice.type
-            and isinstance(known := self._tools_by_name.get(tool.name), ClientToolName)
-            and known.name == choice.name
+            and isinstance(client_name := self._tools_by_name.get(tool.name), ClientToolName)
+            and client_name.name == choice.name
         ]
-        typed = [tool.name for each in self.typed_tools for tool in each.offered_tools if tool.name == choice.name]
-        name = next(iter((*own, *typed)), None)
+        typed = [tool.name for owner in self.typed_tools for tool in owner.offered_tools if tool.name == choice.name]
+        name = next(iter((*client, *typed)), None)
         if name is None:
             raise _invalid_choice(f"Tool choice '{choice.name}' not found in 'tools'.")
         if isinstance(choice, ChosenCustomTool):
@@ -252,7 +252,7 @@ class OfferedTools:
         self._tools_by_name[name] = ClientToolName(client_tool.tool.name, client_tool.namespace)
         if not should_offer:
             return
-        if isinstance(client_tool.tool, DeclaredCustom):
+        if isinstance(client_tool.tool, CustomTool):
             self._client_tools.append(ChatCustomTool(custom=_build_custom(client_tool.tool, name)))
             return
         group = (
@@ -269,8 +269,11 @@ class OfferedTools:
         )
         self._client_tools.append(ChatFunctionTool(function=function))
 
+    def _by_name(self, declarations: Iterable[_ClientToolDeclaration]) -> dict[str, _ClientToolDeclaration]:
+        return {self._qualified_name(declaration): declaration for declaration in declarations}
+
     def _qualified_name(self, client_tool: _ClientToolDeclaration) -> str:
-        if isinstance(client_tool.tool, DeclaredCustom):  # a namespace holds functions only, as models know it
+        if isinstance(client_tool.tool, CustomTool):  # namespaces of models hold functions only
             return qualified_name(client_tool.namespace, client_tool.tool.name, supports_namespaces=False)
         return qualified_name(
             client_tool.namespace, client_tool.tool.name, supports_namespaces=self.supports_namespaces
@@ -280,41 +283,41 @@ class OfferedTools:
 def _request_declarations(request: CreateResponse) -> Iterator[_ClientToolDeclaration]:
     for index, tool in enumerate(request.tools or ()):
         param = f"tools[{index}]"
-        if isinstance(tool, DeclaredFunction | DeclaredCustom):
+        if isinstance(tool, FunctionTool | CustomTool):
             yield _ClientToolDeclaration(tool, param)
         elif isinstance(tool, NamespaceTool):
             yield from (
-                _ClientToolDeclaration(each, f"{param}.tools[{at}]", tool.name) for at, each in enumerate(tool.tools)
+                _ClientToolDeclaration(inner, f"{param}.tools[{at}]", tool.name) for at, inner in enumerate(tool.tools)
             )
 
 
 def _searched_declarations(items: Sequence[Item]) -> Iterator[_ClientToolDeclaration]:
-    """What tool searches have found. A server among it is listed, as a declared one is."""
+    """Yield the client's tools that tool searches returned. MCP servers among them are bindings."""
     return _client_declarations(tool for item in items if isinstance(item, ToolSearchOutput) for tool in item.tools)
 
 
-def _client_declarations(tools: Iterable[DeclaredTool]) -> Iterator[_ClientToolDeclaration]:
-    """The client's own among tools of the input."""
+def _client_declarations(tools: Iterable[Tool]) -> Iterator[_ClientToolDeclaration]:
+    """Yield the client's tools among those of the input."""
     for tool in tools:
         if isinstance(tool, NamespaceTool):
-            yield from (_ClientToolDeclaration(each, "input", tool.name) for each in tool.tools)
-        elif isinstance(tool, DeclaredFunction | DeclaredCustom):
+            yield from (_ClientToolDeclaration(inner, "input", tool.name) for inner in tool.tools)
+        elif isinstance(tool, FunctionTool | CustomTool):
             yield _ClientToolDeclaration(tool, "input")
 
 
 def _check_schemas(declarations: Sequence[_ClientToolDeclaration]) -> None:
     check_parameters(
         [
-            (f"{each.param}.parameters", each.tool.name, each.tool.parameters, each.tool.strict is True)
-            for each in declarations
-            if isinstance(each.tool, DeclaredFunction) and each.tool.parameters is not None
+            (f"{declaration.param}.parameters", tool.name, tool.parameters, tool.strict is True)
+            for declaration in declarations
+            if isinstance(tool := declaration.tool, FunctionTool) and tool.parameters is not None
         ]
     )
 
 
-def _build_custom(tool: DeclaredCustom, name: str) -> CustomToolDefinition:
+def _build_custom(tool: CustomTool, name: str) -> CustomToolDefinition:
     form = tool.format
-    if isinstance(form, DeclaredGrammar):
+    if isinstance(form, GrammarFormat):
         grammar = Grammar(syntax=form.syntax, definition=form.definition)
         return CustomToolDefinition(name=name, description=tool.description, format=ChatGrammarFormat(grammar=grammar))
     return CustomToolDefinition(name=name, description=tool.description, format=TextFormatInput())
@@ -323,7 +326,7 @@ def _build_custom(tool: DeclaredCustom, name: str) -> CustomToolDefinition:
 def _matches_choice(declaration: Wire, choice: ChosenMcpTool | ChosenHostedTool) -> bool:
     if isinstance(choice, ChosenMcpTool):
         return isinstance(declaration, McpTool) and declaration.server_label == choice.server_label
-    if isinstance(declaration, DeclaredSearch):
+    if isinstance(declaration, WebSearchTool):
         return choice.type.startswith("web_search")
     return getattr(declaration, "type", None) == choice.type
 

@@ -1,103 +1,97 @@
-"""Which declared tool is made by what: one line for each type of tool."""
+"""The registry of tool types: one line for each."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
 from apis.wire.base import Wire
-from apis.wire.tools import (
-    ApplyPatchTool,
-    CodeInterpreterTool,
-    CustomTool,
-    FileSearchTool,
-    FunctionTool,
-    LocalShellTool,
-    McpTool,
-    NamespaceTool,
-    ShellTool,
-    ToolSearchTool,
-    WebSearchTool,
-)
-from providers.responses.tools.apply_patch import make_apply_patch
-from providers.responses.tools.call import TypedTool
-from providers.responses.tools.code_interpreter.tool import make_code_interpreter
-from providers.responses.tools.file_search import make_file_search
-from providers.responses.tools.local_shell import make_local_shell
-from providers.responses.tools.mcp.tool import make_mcp
-from providers.responses.tools.shell import make_shell
+from apis.wire.item_parts import ItemWire
+from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool
+from providers.responses.tools.apply_patch import APPLY_PATCH
+from providers.responses.tools.call import ToolType, TypedTool
+from providers.responses.tools.code_interpreter.tool import CODE_INTERPRETER
+from providers.responses.tools.file_search import FILE_SEARCH
+from providers.responses.tools.local_shell import LOCAL_SHELL
+from providers.responses.tools.mcp.tool import MCP
+from providers.responses.tools.shell import SHELL
 from providers.responses.tools.tool_context import ToolContext
-from providers.responses.tools.tool_search import make_tool_search
-from providers.responses.tools.web_search.tool import make_web_search
+from providers.responses.tools.tool_search import TOOL_SEARCH
+from providers.responses.tools.web_search.tool import WEB_SEARCH
 
-_MAX_MCP_SERVERS: Final = 32
-ToolFactory = Callable[[Any, ToolContext], TypedTool | None]
-
-FACTORIES: Mapping[type[Wire], ToolFactory] = {
-    ApplyPatchTool: make_apply_patch,
-    CodeInterpreterTool: make_code_interpreter,
-    FileSearchTool: make_file_search,
-    LocalShellTool: make_local_shell,
-    McpTool: make_mcp,
-    ShellTool: make_shell,
-    ToolSearchTool: make_tool_search,
-    WebSearchTool: make_web_search,
+_TOOL_TYPES: Final[Sequence[ToolType]] = (
+    APPLY_PATCH,
+    CODE_INTERPRETER,
+    FILE_SEARCH,
+    LOCAL_SHELL,
+    MCP,
+    SHELL,
+    TOOL_SEARCH,
+    WEB_SEARCH,
+)
+_TYPES_BY_DECLARATION: Final[Mapping[type[Wire], ToolType]] = {row.declaration: row for row in _TOOL_TYPES}
+TYPES_BY_CALL_ITEM: Final[Mapping[type[ItemWire], ToolType]] = {
+    item: row for row in _TOOL_TYPES for item in row.call_items
 }
-"""A factory gives None for a tool that is left out silently, and raises `setting.missing(...)` for one that is not
-configured here."""
-
-MODEL_DEPENDENT_TOOLS: Final = (WebSearchTool, CodeInterpreterTool, NamespaceTool, McpTool, ToolSearchTool)
-"""Tools that are offered in another way to a model that has tools or namespaces of its own."""
+TYPES_BY_OUTPUT_ITEM: Final[Mapping[type[ItemWire], ToolType]] = {
+    row.output_item: row for row in _TOOL_TYPES if row.output_item is not None
+}
+MODEL_DEPENDENT_TOOLS: Final = (NamespaceTool, *(row.declaration for row in _TOOL_TYPES if row.depends_on_model))
+"""Declarations that are offered in another way to a model with native tools or namespaces."""
+_MAX_MCP_SERVERS: Final = 32
+"""Maximum MCP servers in one request; more are an InvalidRequest."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolBinding:
-    """A declared tool and what was made of it."""
+    """A declaration and the tool built from it."""
 
     declaration: Wire
     tool: TypedTool
 
 
-def _options_without_type(declaration: Wire) -> Mapping[str, Any]:
-    """Without the type, of which one tool may have several spellings."""
-    return {**dict(declaration), "type": None}
-
-
 async def build_checked_tools(request: CreateResponse, context: ToolContext) -> Sequence[ToolBinding]:
-    """The same, and all that they name is there. Raises NotFound, or another refusal, naming what is not."""
-    made = build_tools(request, context)
-    for each in made:
-        await each.tool.check_declaration()
-    return made
+    """Return the typed tools of a request after looking up the objects that they name. Raises as `build_tools`, and
+    NotFound or another InvalidRequest that names the field of a missing object."""
+    bindings = build_tools(request, context)
+    for binding in bindings:
+        await binding.tool.check_declaration()
+    return bindings
 
 
 def build_tools(request: CreateResponse, context: ToolContext) -> Sequence[ToolBinding]:
-    """The typed tools of a request. Raises Unsupported, naming the tool, for what is not offered here."""
-    made: dict[tuple[type[Wire], str], ToolBinding] = {}
+    """Return the typed tools of a request. Raises Unsupported, naming the tool, for one that this server does not
+    offer, and InvalidRequest for two that contradict each other."""
+    bindings: dict[tuple[type[Wire], str], ToolBinding] = {}
     if sum(isinstance(tool, McpTool) for tool in request.tools or ()) > _MAX_MCP_SERVERS:
         message = f"A request may declare {_MAX_MCP_SERVERS} MCP servers at most."
         raise InvalidRequest(message, param="tools", code="array_above_max_length")
-    for index, declared in enumerate(request.tools or ()):
-        if isinstance(declared, FunctionTool | CustomTool | NamespaceTool):
+    for index, declaration in enumerate(request.tools or ()):
+        if isinstance(declaration, FunctionTool | CustomTool | NamespaceTool):
             continue
-        here = replace(context, param=f"tools[{index}]")
-        factory: ToolFactory | None = FACTORIES.get(type(declared))
-        if factory is None:
-            raise here.not_configured_error(f"No '{declared.type}' tool is configured on this server.")
-        label = declared.server_label if isinstance(declared, McpTool) else ""
-        if label and (McpTool, label) in made:
+        tool_context = replace(context, param=f"tools[{index}]")
+        tool_type = _TYPES_BY_DECLARATION.get(type(declaration))
+        if tool_type is None:
+            raise tool_context.not_configured_error(f"No '{declaration.type}' tool is configured on this server.")
+        label = declaration.server_label if isinstance(declaration, McpTool) else ""
+        if label and (McpTool, label) in bindings:
             raise InvalidRequest(
-                f"Two servers are labelled '{label}'.", param=f"{here.param}.server_label", code="invalid_value"
+                f"Two servers are labelled '{label}'.", param=f"{tool_context.param}.server_label", code="invalid_value"
             )
-        before = made.get((type(declared), label))
-        if before is not None and _options_without_type(before.declaration) != _options_without_type(declared):
+        earlier = bindings.get((type(declaration), label))
+        if earlier is not None and _options(earlier.declaration) != _options(declaration):
             raise InvalidRequest(
-                f"Two tools of type '{declared.type}' are declared, and not alike: there can be one.",
-                param=f"{here.param}.type",
+                f"Two tools of type '{declaration.type}' are declared, and not alike: there can be one.",
+                param=f"{tool_context.param}.type",
                 code="invalid_value",
             )
-        tool = factory(declared, here)
+        tool = tool_type.create(declaration, tool_context)
         if tool is not None:
-            made[type(declared), label] = ToolBinding(declared, tool)
-    return [*made.values()]
+            bindings[type(declaration), label] = ToolBinding(declaration, tool)
+    return [*bindings.values()]
+
+
+def _options(declaration: Wire) -> Mapping[str, Any]:
+    """Return the fields except the type, which may have several spellings for one tool."""
+    return {**dict(declaration), "type": None}

@@ -1,7 +1,7 @@
-"""Checks the JSON schemas of a request before any model sees them: whole in themselves, and small once written out.
+"""Checks the JSON schemas of a request before any model sees them: self-contained, and small with references expanded.
 
-Nothing is fetched and nothing is compiled: a reference leads to a place in the same schema, and a pattern is bounded by
-its length and by what its counted repetitions multiply to. Recursion through properties and items is legal; a schema
+Nothing is fetched or compiled: a reference must point into the same schema, and a pattern is bounded by its length and
+by the product of its counted repetitions. Recursion through properties and items is legal; a schema
 that is its own definition is not.
 """
 
@@ -20,7 +20,7 @@ from pydantic import JsonValue
 from apis.errors import InvalidRequest
 
 MAX_SCHEMA_BYTES: Final = 256 * 1024
-"""Of one schema; those of all tools together may have four times as much."""
+"""Maximum bytes of one schema, and a quarter of the maximum of all tools together."""
 
 _MAX_SUBSCHEMAS: Final = 20_000
 _MAX_REFERENCE_DEPTH: Final = 128
@@ -28,13 +28,13 @@ _MAX_COMBINATIONS: Final = 1_000
 _MAX_MINIMUM: Final = 100_000
 _MAX_PATTERN_CHARS: Final = 4_096
 _MAX_REPETITIONS: Final = 100_000
-# what OpenAI allows of a schema that an answer is held to
+# OpenAI's limits for strict schemas
 _MAX_STRICT_DEPTH: Final = 10
 _MAX_STRICT_ENUM: Final = 1_000
 
 _MAX_CACHED_SCHEMAS: Final = 4_096
 _valid_schemas: dict[tuple[bytes, bool], None] = {}
-"""Schemas that were checked and found good, by their hash: agents send the same tools with every turn."""
+"""Hashes of valid schemas with their strictness, because agents send the same tools with every turn."""
 
 _TYPES: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _SAME_LEVEL_KEYWORDS: Final = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
@@ -50,7 +50,7 @@ SchemaObject = dict[str, JsonValue]
 
 
 def check_format(schema: SchemaObject) -> None:
-    """Raise InvalidRequest unless an answer can be held to `schema`."""
+    """Raise InvalidRequest unless the schema can constrain an answer."""
     try:
         _check_schema(schema, strict=True)
     except _InvalidSchema as exc:
@@ -59,15 +59,15 @@ def check_format(schema: SchemaObject) -> None:
 
 
 def check_parameters(tools: Sequence[tuple[str, str, SchemaObject, bool]]) -> None:
-    """Raise InvalidRequest, naming the first wrong one: each is a path in the request, a function's name, its
-    parameters, and whether calls are held to them. Parameters are those of an object, or `{}` for none."""
-    left = 4 * MAX_SCHEMA_BYTES
+    """Raise InvalidRequest for the first invalid schema. `tools` has, for each function, the field of the request, the
+    name, the parameters and `strict`. Parameters are an object's schema, or `{}` for none."""
+    available_bytes = 4 * MAX_SCHEMA_BYTES
     for param, name, schema, strict in tools:
         try:
             if schema and schema.get("type") != "object":
                 raise _InvalidSchema(f"its type must be 'object', not {str(schema.get('type'))[:64]!r}.")
-            left -= _check_schema(schema, strict=strict)
-            if left < 0:
+            available_bytes -= _check_schema(schema, strict=strict)
+            if available_bytes < 0:
                 raise _InvalidSchema(f"the schemas of all tools together are larger than {4 * MAX_SCHEMA_BYTES} bytes.")
         except _InvalidSchema as exc:
             message = f"Invalid schema for function '{name}': {exc}"
@@ -75,7 +75,7 @@ def check_parameters(tools: Sequence[tuple[str, str, SchemaObject, bool]]) -> No
 
 
 class _InvalidSchema(Exception):
-    """Says what is wrong with a schema, as the end of a sentence."""
+    """A fault of a schema; the message is the end of a sentence."""
 
 
 def _check_schema(schema: SchemaObject, *, strict: bool) -> int:
@@ -83,34 +83,35 @@ def _check_schema(schema: SchemaObject, *, strict: bool) -> int:
     size = len(text)
     if size > MAX_SCHEMA_BYTES:
         raise _InvalidSchema(f"it is larger than {MAX_SCHEMA_BYTES} bytes.")
-    known = (hashlib.sha256(text).digest(), strict)
-    if known in _valid_schemas:
+    key = (hashlib.sha256(text).digest(), strict)
+    if key in _valid_schemas:
         return size
     _check_uncached(schema, strict=strict)
-    _valid_schemas[known] = None
+    _valid_schemas[key] = None
     if len(_valid_schemas) > _MAX_CACHED_SCHEMAS:
         del _valid_schemas[next(iter(_valid_schemas))]
     return size
 
 
 def _check_uncached(schema: SchemaObject, *, strict: bool) -> None:
-    found = _Subschemas(schema)
-    for each in found.by_id.values():
-        _check_keywords(each)
+    subschemas = _Subschemas(schema)
+    for subschema in subschemas.by_id.values():
+        _check_keywords(subschema)
     try:
-        TopologicalSorter(found.same_level_ids).prepare()
+        TopologicalSorter(subschemas.same_level_ids).prepare()
     except CycleError:
         raise _InvalidSchema("a reference leads back to where it stands.") from None
-    found.expanded_size(schema, 0)
+    subschemas.expanded_size(schema, 0)
     if strict:
-        if sum(len(cast(list[JsonValue], each.get("enum", ()))) for each in found.by_id.values()) > _MAX_STRICT_ENUM:
+        enums = [cast(list[JsonValue], subschema.get("enum", ())) for subschema in subschemas.by_id.values()]
+        if sum(map(len, enums)) > _MAX_STRICT_ENUM:
             raise _InvalidSchema(f"it has more than {_MAX_STRICT_ENUM} enum values.")
         if _nesting_depth(schema) > _MAX_STRICT_DEPTH:
             raise _InvalidSchema(f"its objects and arrays are nested more than {_MAX_STRICT_DEPTH} levels deep.")
 
 
 class _Subschemas:
-    """Every subschema of a schema by identity, and what stands in its place or below it."""
+    """Every subschema of a schema by identity, with the subschemas of the same and the next level."""
 
     def __init__(self, root: SchemaObject) -> None:
         self.by_id: dict[int, SchemaObject] = {}
@@ -128,19 +129,19 @@ class _Subschemas:
             here = [*targets, *_subschemas_at(schema, _SAME_LEVEL_KEYWORDS)]
             below = [*_subschemas_at(schema, _NESTED_KEYWORDS), *_subschemas_in_maps(schema)]
             self.by_id[id(schema)] = schema
-            self.same_level_ids[id(schema)] = [id(each) for each in here]
+            self.same_level_ids[id(schema)] = [id(subschema) for subschema in here]
             self._children[id(schema)] = [*here, *below]
             waiting += self._children[id(schema)]
 
     def expanded_size(self, schema: SchemaObject, depth: int) -> int:
-        """How many subschemas it stands for with its references written out; what refers back to itself counts once."""
-        known = self._sizes.get(id(schema))
-        if known is not None:
-            return known
+        """Return the number of subschemas with references expanded; a recursive one counts once."""
+        size = self._sizes.get(id(schema))
+        if size is not None:
+            return size
         if depth > _MAX_REFERENCE_DEPTH:
             raise _InvalidSchema("it is nested too deeply.")
         self._sizes[id(schema)] = 1
-        size = 1 + sum(self.expanded_size(each, depth + 1) for each in self._children[id(schema)])
+        size = 1 + sum(self.expanded_size(child, depth + 1) for child in self._children[id(schema)])
         if size > _MAX_SUBSCHEMAS:
             raise _InvalidSchema(f"with its references written out it has more than {_MAX_SUBSCHEMAS} subschemas.")
         self._sizes[id(schema)] = size
@@ -148,29 +149,29 @@ class _Subschemas:
 
 
 def _subschemas_at(schema: SchemaObject, keywords: Sequence[str]) -> list[SchemaObject]:
-    found: list[SchemaObject] = []
+    subschemas: list[SchemaObject] = []
     for keyword in keywords:
         value = schema.get(keyword)
-        for each in value if isinstance(value, list) else (value,):
-            if isinstance(each, dict):
-                found.append(each)
-            elif each is not None and not isinstance(each, bool):
+        for entry in value if isinstance(value, list) else (value,):
+            if isinstance(entry, dict):
+                subschemas.append(entry)
+            elif entry is not None and not isinstance(entry, bool):
                 raise _InvalidSchema(f"its '{keyword}' is not a schema.")
-    return found
+    return subschemas
 
 
 def _subschemas_in_maps(schema: SchemaObject) -> list[SchemaObject]:
-    found: list[SchemaObject] = []
+    subschemas: list[SchemaObject] = []
     for keyword in _MAP_KEYWORDS:
         value = schema.get(keyword, {})
         if not isinstance(value, dict):
             raise _InvalidSchema(f"its '{keyword}' is not an object.")
-        for each in value.values():
-            if isinstance(each, dict):
-                found.append(each)
-            elif not isinstance(each, bool):
+        for entry in value.values():
+            if isinstance(entry, dict):
+                subschemas.append(entry)
+            elif not isinstance(entry, bool):
                 raise _InvalidSchema(f"its '{keyword}' holds what is not a schema.")
-    return found
+    return subschemas
 
 
 def _resolve_reference(root: SchemaObject, reference: JsonValue) -> SchemaObject:
@@ -200,7 +201,7 @@ def _check_keywords(schema: SchemaObject) -> None:
     if schema.get("not") in ({}, True):
         raise _InvalidSchema("nothing satisfies a 'not' of everything.")
     required = schema.get("required", [])
-    if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise _InvalidSchema("'required' must list names of properties.")
     if not str(schema.get("$schema", "https://json-schema.org/")).startswith(
         ("http://json-schema.org/", "https://json-schema.org/")
@@ -212,7 +213,7 @@ def _check_keywords(schema: SchemaObject) -> None:
         least = schema.get(keyword, 0)
         if not isinstance(least, int | float) or least > _MAX_MINIMUM:
             raise _InvalidSchema(f"its '{keyword}' must be a number of at most {_MAX_MINIMUM}.")
-    branches = [_count_branches(each) for each in _subschemas_at(schema, ("allOf",))]
+    branches = [_count_branches(subschema) for subschema in _subschemas_at(schema, ("allOf",))]
     if prod(branches) > _MAX_COMBINATIONS:
         raise _InvalidSchema(f"its 'allOf' combines to more than {_MAX_COMBINATIONS} alternatives.")
     patterns = cast(Mapping[str, JsonValue], schema.get("patternProperties", {}))
@@ -228,26 +229,26 @@ def _check_pattern(pattern: JsonValue) -> None:
     if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN_CHARS:
         raise _InvalidSchema(f"a pattern must be text of at most {_MAX_PATTERN_CHARS} characters.")
     counts = [(bool(group), int(most or least)) for group, least, most in _REPETITION.findall(pattern)]
-    # repetitions of groups multiply where they are nested; that they are is assumed
+    # nested repetitions multiply; all groups are assumed to be nested
     of_groups = prod(max(1, count) for group, count in counts if group)
     if of_groups * max((count for group, count in counts if not group), default=1) > _MAX_REPETITIONS:
         raise _InvalidSchema(f"a pattern repeats more than {_MAX_REPETITIONS} times.")
 
 
 def _nesting_depth(root: SchemaObject) -> int:
-    """How deep objects and arrays are nested as written, without following references."""
+    """Return the depth of nested objects and arrays as written, without following references."""
     layer, levels = [root], 0
     while layer:
         levels += 1
         same = layer
-        while same := [inner for each in same for inner in _subschemas_at(each, _SAME_LEVEL_KEYWORDS)]:
+        while same := [inner for outer in same for inner in _subschemas_at(outer, _SAME_LEVEL_KEYWORDS)]:
             layer = [*layer, *same]
         layer = [
-            inner for each in layer for inner in (*_subschemas_at(each, _NESTED_KEYWORDS), *_property_schemas(each))
+            inner for outer in layer for inner in (*_subschemas_at(outer, _NESTED_KEYWORDS), *_property_schemas(outer))
         ]
     return levels - 1
 
 
 def _property_schemas(schema: SchemaObject) -> list[SchemaObject]:
     properties = schema.get("properties", {})
-    return [each for each in properties.values() if isinstance(each, dict)] if isinstance(properties, dict) else []
+    return [entry for entry in properties.values() if isinstance(entry, dict)] if isinstance(properties, dict) else []

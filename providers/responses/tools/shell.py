@@ -1,17 +1,27 @@
-"""`shell`: shell commands, several at a time, run by the client."""
+"""The tool `shell`: the client runs shell commands, several at a time."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from openai.types.responses import ResponseFunctionShellToolCall
 from pydantic import Field
 
+from apis.chat import NativeToolName
 from apis.errors import Unsupported
+from apis.wire.tool_items import ShellCallItem, ShellCallOutput, ShellOutput
 from apis.wire.tools import ContainerEnvironment, ShellTool
-from providers.responses.tools.call import TypedTool
-from providers.responses.tools.client import Arguments, ClientFunctionCall, ClientTool, build_function
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.tools.call import ToolType, TypedTool
+from providers.responses.tools.client import (
+    Arguments,
+    ClientFunctionCall,
+    ClientTool,
+    build_call_record,
+    build_function,
+)
 from providers.responses.tools.tool_context import ToolContext
 
-SHELL_NAME: Final = "shell"
+_NAME: Final = "shell"
 _DESCRIPTION: Final = (
     "Runs shell commands on the user's machine and returns what each wrote to stdout and stderr, and its exit code. "
     "Commands of one call do not wait for each other: put those that depend on each other into one, joined by `&&`."
@@ -29,18 +39,19 @@ class _Commands(Arguments):
     max_output_length: Annotated[int, Field(ge=0)] | None = None
 
 
-def make_shell(declaration: ShellTool, context: ToolContext) -> TypedTool:
-    """The shell on the client's machine. Raises Unsupported for one in a container of the server's."""
+def _create_tool(declaration: ShellTool, context: ToolContext) -> TypedTool:
+    """Return the shell on the client's machine. Raises Unsupported for a shell in a container of this server's."""
     environment = declaration.environment
     if isinstance(environment, ContainerEnvironment):
         message = "A shell in a container is not offered by this server: use the environment 'local'."
         raise Unsupported(message, param=f"{context.param}.environment", code="unsupported_value")
     skills = (environment.skills if environment else None) or ()
-    known = "".join(f"\n- {skill.name} ({skill.path}): {skill.description}" for skill in skills)
+    listed = "".join(f"\n- {skill.name} ({skill.path}): {skill.description}" for skill in skills)
     description = (
-        f"{_DESCRIPTION}\nSkills, each explained in the SKILL.md of its folder:{known}" if known else _DESCRIPTION
+        f"{_DESCRIPTION}\nSkills, each explained in the SKILL.md of its folder:{listed}" if listed else _DESCRIPTION
     )
-    return ClientTool(build_function(SHELL_NAME, description, _PROPERTIES, ["commands"]), "sh", _Commands, _build_item)
+    function = build_function(_NAME, description, _PROPERTIES, ["commands"])
+    return ClientTool(function, "shell_call", _Commands, _build_item)
 
 
 def _build_item(call: ClientFunctionCall[Any], arguments: _Commands, status: str) -> ResponseFunctionShellToolCall:
@@ -49,9 +60,33 @@ def _build_item(call: ClientFunctionCall[Any], arguments: _Commands, status: str
             "id": call.id,
             "type": "shell_call",
             "call_id": call.call_id,
-            # these three are always there, as in OpenAI's own items
+            # OpenAI's own items always have these three fields
             "action": {"max_output_length": None, "timeout_ms": None, **arguments.model_dump()},
             "environment": {"type": "local"},
             "status": status,
         }
     )
+
+
+def _call_from_item(item: ShellCallItem, native_tools: frozenset[NativeToolName]) -> ToolResultRecord:
+    return build_call_record(item.call_id, _NAME, item.action.model_dump(exclude_none=True))
+
+
+def _output_from_item(item: ShellCallOutput, call_ids: Mapping[str, str]) -> tuple[str, str]:
+    return item.call_id, "\n\n".join(map(_render_output, item.output))
+
+
+def _render_output(output: ShellOutput) -> str:
+    outcome = output.outcome
+    ended = "stopped: it took too long" if outcome.type == "timeout" else f"exit code {outcome.exit_code}"
+    return "\n".join(filter(None, (output.stdout, f"stderr:\n{output.stderr}" if output.stderr else "", ended)))
+
+
+SHELL: Final = ToolType(
+    ShellTool,
+    _create_tool,
+    (ShellCallItem,),
+    _call_from_item,
+    output_item=ShellCallOutput,
+    output_from_item=_output_from_item,
+)

@@ -1,4 +1,4 @@
-"""Setting: what a tool may know of the request that declared it, and of the conversation that it is in."""
+"""ToolContext: the request and the conversation that a tool is declared in."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +15,11 @@ from providers.responses.events.tool_result import ToolResultRecord
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """`param` is the declared tool's place in the request, `items` the whole conversation before this response, `told`
-    what its hosted calls gave, by item id, oldest first; `native` are the model's own tools, and where there are any
-    it knows namespaces too (`grouped`). `response_id` is that of the response being made."""
+    """The facts that a tool is built from.
+
+    `items` is the whole conversation before this response, `tool_results` the results of its hosted calls by item id,
+    oldest first; `param` is the field of the request that declares the tool.
+    """
 
     request: CreateResponse
     tenant: str = ""
@@ -32,17 +34,18 @@ class ToolContext:
 
     @property
     def supports_namespaces(self) -> bool:
+        """True for models with native tools, which also group functions in namespaces."""
         return bool(self.native_tools)
 
     def find_spec(self, name: str) -> ToolSpec | None:
-        """The ToolRuntime's tool of this name, where there is one."""
+        """Return the ToolRuntime's tool of this name, or None."""
         specs = self.runtime.tools() if self.runtime else ()
         return next((spec for spec in specs if spec.name == name), None)
 
     def includes(self, include_value: str) -> bool:
-        """Whether the request's `include` names it."""
+        """Return True if the request's `include` has the value."""
         return include_value in (self.request.include or ())
 
     def not_configured_error(self, message: str) -> Unsupported:
-        """The refusal of a tool that is not configured here; the message says how it would be."""
+        """Return the error for a tool that is not configured here; the message says how to configure it."""
         return Unsupported(message, param=f"{self.param}.type")

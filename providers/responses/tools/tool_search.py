@@ -1,18 +1,22 @@
-"""`tool_search`: the model looks for tools that were not offered to it yet, and the client answers with them."""
+"""The tool `tool_search`: the model searches for deferred tools, and the client answers with those that match."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
+import orjson
 from openai.types.responses import ResponseToolSearchCall
 from pydantic import ConfigDict
 
-from apis.chat import FunctionDefinition
+from apis.chat import FunctionDefinition, NativeToolName
+from apis.wire.tool_items import ToolSearchCallItem, ToolSearchOutput
 from apis.wire.tools import ToolSearchTool
-from providers.responses.tools.call import TypedTool
-from providers.responses.tools.client import Arguments, ClientFunctionCall, ClientTool
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.tools.call import ToolType, TypedTool
+from providers.responses.tools.client import Arguments, ClientFunctionCall, ClientTool, build_call_record
 from providers.responses.tools.schemas import check_parameters
 from providers.responses.tools.tool_context import ToolContext
 
-TOOL_SEARCH_NAME: Final = "tool_search"
+_NAME: Final = "tool_search"
 _DESCRIPTION: Final = "Searches for further tools. Those that it finds can be called from then on."
 _PARAMETERS: Final[dict[str, Any]] = {
     "type": "object",
@@ -25,18 +29,18 @@ class _SearchArguments(Arguments):
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
-def make_tool_search(declaration: ToolSearchTool, context: ToolContext) -> TypedTool | None:
-    """The client's search; None where the server is to search, for then all tools are offered at once."""
+def _create_tool(declaration: ToolSearchTool, context: ToolContext) -> TypedTool | None:
+    """Return the client's search; None for a search by this server, which offers all tools at once instead."""
     if declaration.execution != "client":
         return None
     if declaration.parameters is not None:
-        check_parameters([(f"{context.param}.parameters", TOOL_SEARCH_NAME, declaration.parameters, False)])
-    offered = FunctionDefinition(
-        name=TOOL_SEARCH_NAME,
+        check_parameters([(f"{context.param}.parameters", _NAME, declaration.parameters, False)])
+    function = FunctionDefinition(
+        name=_NAME,
         description=declaration.description or _DESCRIPTION,
         parameters=declaration.parameters or _PARAMETERS,
     )
-    return ClientTool(offered, "tsc", _SearchArguments, _build_item)
+    return ClientTool(function, "tool_search_call", _SearchArguments, _build_item)
 
 
 def _build_item(call: ClientFunctionCall[Any], arguments: _SearchArguments, status: str) -> ResponseToolSearchCall:
@@ -50,3 +54,25 @@ def _build_item(call: ClientFunctionCall[Any], arguments: _SearchArguments, stat
             "status": status,
         }
     )
+
+
+def _call_from_item(item: ToolSearchCallItem, native_tools: frozenset[NativeToolName]) -> ToolResultRecord | None:
+    return build_call_record(item.call_id, _NAME, item.arguments) if item.call_id is not None else None
+
+
+def _output_from_item(item: ToolSearchOutput, call_ids: Mapping[str, str]) -> tuple[str, str] | None:
+    if item.call_id is None:
+        return None
+    tools = [tool.model_dump(exclude_none=True, exclude={"defer_loading", "server_url"}) for tool in item.tools]
+    return item.call_id, orjson.dumps(tools).decode() if tools else "No tool was found."
+
+
+TOOL_SEARCH: Final = ToolType(
+    ToolSearchTool,
+    _create_tool,
+    (ToolSearchCallItem,),
+    _call_from_item,
+    output_item=ToolSearchOutput,
+    output_from_item=_output_from_item,
+    depends_on_model=True,
+)

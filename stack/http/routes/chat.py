@@ -28,13 +28,12 @@ from apis.deltas import (
     Usage,
 )
 from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
-from apis.wire.base import Wire
+from apis.wire.base import Wire, sdk_model_to_json
 from stack.build import Stack
 from stack.http.edge import client_disconnected_response, json_response
 from stack.http.images import inline_images
 from stack.http.parsing import read_request
 from stack.http.request_record import RequestRecord
-from stack.http.sse import model_to_json
 from stack.http.streams import ClientDisconnected, EventStream, StreamMonitor, run_while_connected
 
 
@@ -81,11 +80,11 @@ async def create_chat_completion(
         completion = await run_while_connected(http.receive, answer.build_completion(steps))
     except ClientDisconnected:
         return client_disconnected_response()
-    return json_response(model_to_json(completion))
+    return json_response(sdk_model_to_json(completion))
 
 
 def _encode_frames(chunks: Sequence[ChatCompletionChunk | dict[str, Any]]) -> bytes:
-    data = [orjson.dumps(each) if isinstance(each, dict) else model_to_json(each) for each in chunks]
+    data = [orjson.dumps(each) if isinstance(each, dict) else sdk_model_to_json(each) for each in chunks]
     return b"".join([b"data: %b\n\n" % each for each in data])
 
 

@@ -1,4 +1,4 @@
-"""The code of a call, taken out of its arguments while the model writes them."""
+"""Extracts the code of a call from its arguments while the model writes them."""
 
 import json
 import re
@@ -15,8 +15,8 @@ _MAX_ESCAPE_CHARS: Final = len(r"\ud83d\ude00")
 
 
 class CodeParser:
-    """Reads `{"code": "..."}`, cut anywhere, or raw code. What begins like no object is raw code too: models that
-    were trained on a Python tool of their own forget the JSON now and then. `code` is what was read so far."""
+    """Reads `{"code": "..."}` in chunks, or raw code. Text that does not begin like an object is raw code too: models
+    that were trained on a native Python tool sometimes omit the JSON."""
 
     def __init__(self, *, is_raw: bool) -> None:
         self._state: Literal["beginning", "code", "raw", "nothing"] = "raw" if is_raw else "beginning"
@@ -25,10 +25,11 @@ class CodeParser:
 
     @property
     def code(self) -> str:
+        """The code read so far."""
         return "".join(self._code_chunks)
 
     def feed(self, chunk: str) -> str:
-        """More of the arguments; gives the code that is new in it."""
+        """Take the next chunk of the arguments and return the new code in it."""
         if self._state == "nothing":
             return ""
         self._buffer += chunk
@@ -39,45 +40,44 @@ class CodeParser:
         return self._decode_buffer() if self._state == "code" else ""
 
     def finish(self, arguments: str) -> str:
-        """All is fed; gives the code that could not be read before. Raises ToolFailed where the arguments are not
-        what they should be."""
-        rest = ""
+        """Return the code that `feed` could not read. Raises ToolFailed for invalid arguments."""
+        unread_code = ""
         if self._state != "raw":
-            whole = _parse_code(arguments)
+            code = _parse_code(arguments)
             if not self._code_chunks:
-                rest = self._append_code(whole, "")
-            elif whole != self.code:
+                unread_code = self._append_code(code, "")
+            elif code != self.code:
                 raise ToolFailed("The arguments of `python` hold `code` twice.")
         if not self.code.strip():
             raise ToolFailed("`python` needs code to run.")
-        return rest
+        return unread_code
 
     def _detect_format(self) -> None:
-        found = _OBJECT_PREFIX.match(self._buffer)
+        match = _OBJECT_PREFIX.match(self._buffer)
         bare = "".join(self._buffer.split())
-        if found:
+        if match:
             self._state = "code"
-            self._buffer = self._buffer[found.end() :]
+            self._buffer = self._buffer[match.end() :]
         elif bare and bare[0] != "{":
             self._state = "raw"
         elif not _COMPACT_PREFIX.startswith(bare) or len(self._buffer) > _MAX_PREFIX_CHARS:
-            self._state = "nothing"  # something stands before the code: `end` finds it
+            self._state = "nothing"  # another key precedes `code`: `finish` reads it
 
     def _decode_buffer(self) -> str:
-        """The part of the tail that is whole: no escape may be cut, nor two that are one character together."""
-        end = _STRING_BODY.match(self._buffer).end()  # pyright: ignore[reportOptionalMemberAccess] - it matches nothing too
-        raw, rest = self._buffer[:end], self._buffer[end:]
-        closed = rest.startswith('"')
+        """Return the complete part of the buffer: no escape is cut, nor a surrogate pair."""
+        end = _STRING_BODY.match(self._buffer).end()  # pyright: ignore[reportOptionalMemberAccess] - it also matches nothing
+        raw, remainder = self._buffer[:end], self._buffer[end:]
+        closed = remainder.startswith('"')
         try:
             text = cast(str, json.loads(f'"{raw}"', strict=False))
         except ValueError:
             self._state = "nothing"
             return ""
         if not closed and "\ud800" <= text[-1:] <= "\udbff":
-            text, rest = text[:-1], raw[-6:] + rest
-        if closed or len(rest) > _MAX_ESCAPE_CHARS:
+            text, remainder = text[:-1], raw[-6:] + remainder
+        if closed or len(remainder) > _MAX_ESCAPE_CHARS:
             self._state = "nothing"
-        return self._append_code(text, rest)
+        return self._append_code(text, remainder)
 
     def _append_code(self, text: str, remainder: str) -> str:
         self._buffer = remainder
@@ -88,12 +88,12 @@ class CodeParser:
 
 
 def _parse_code(arguments: str) -> str:
-    """Line breaks that a model did not escape are forgiven: they mean what they look like."""
+    """Return the code in the arguments. Line breaks that the model did not escape are accepted."""
     try:
-        given: Any = json.loads(arguments or "{}", strict=False)
+        value: Any = json.loads(arguments or "{}", strict=False)
     except (ValueError, RecursionError) as exc:
         raise ToolFailed(f"The arguments of `python` are not JSON: {exc}.") from exc
-    code: Any = cast(dict[str, Any], given).get("code") if isinstance(given, dict) else None
+    code: Any = cast(dict[str, Any], value).get("code") if isinstance(value, dict) else None
     if not isinstance(code, str):
         raise ToolFailed("The arguments of `python` must be an object with the text `code`.")
     return _LONE_SURROGATE.sub("\ufffd", code)

@@ -1,4 +1,4 @@
-"""The hosted code interpreter: Python in a container, run by the stack's ToolRuntime."""
+"""The hosted code interpreter: Python in a container, which the stack's ToolRuntime runs."""
 
 import asyncio
 import base64
@@ -21,16 +21,17 @@ from openai.types.responses import (
 from openai.types.responses.response_code_interpreter_tool_call import Output as CodeOutput
 from openai.types.responses.response_code_interpreter_tool_call import OutputImage, OutputLogs
 
-from apis.chat import ChatFunctionTool, ChatTool, FunctionDefinition, NativeTool
+from apis.chat import ChatFunctionTool, ChatTool, FunctionDefinition, NativeTool, NativeToolName
 from apis.containers import Containers, CreateContainer
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest, NotFound, Unsupported
+from apis.events import EventList
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime
-from apis.wire.tool_items import CodeInterpreterCallItem
+from apis.wire.tool_items import CodeInterpreterCallItem, CodeLogs
 from apis.wire.tools import CodeInterpreterTool
 from providers.responses.events.output import ResponseOutput
-from providers.responses.events.tool_result import ContainerFile
-from providers.responses.tools.call import EventList, HostedCall, TypedTool
+from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
+from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolType, TypedTool
 from providers.responses.tools.code_interpreter.code_text import CodeParser
 from providers.responses.tools.tool_context import ToolContext
 
@@ -39,16 +40,19 @@ _NEW_SESSION_PREFIX: Final = "[this is a new Python session"
 _STATE_LOST_NOTICE: Final = f"{_NEW_SESSION_PREFIX}: the variables and files of the earlier calls are gone]\n"
 _IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _MAX_IMAGE_BYTES: Final = 4 * 1024 * 1024
-"""Of one call, in its item. Larger ones are files of the container all the same."""
+"""Maximum bytes of images in the item of one call. Further images are only files of the container."""
 _MAX_CONTAINER_LOOKUPS: Final = 10
-"""Of the containers that a conversation names, the newest: each may be another process's to tell of."""
+"""Maximum containers of a conversation that are looked up, newest first; each look-up may ask another process."""
 CodeStatus = Literal["in_progress", "interpreting", "completed", "failed", "incomplete"]
 
 
 @dataclass(frozen=True, slots=True)
 class _ContainerChoice:
-    """The container of a request's calls: what it is made of where it is not there yet, whether it never was, and
-    whether the model has to be told that it is not the one of its earlier calls."""
+    """The container of a request's calls.
+
+    `new_container` creates it if it does not exist. `was_never_created` is true before its first call. `is_state_lost`
+    is true if the model still has to learn that the state of its earlier calls is gone.
+    """
 
     id: str
     new_container: CreateContainer | None = None
@@ -56,9 +60,7 @@ class _ContainerChoice:
     is_state_lost: bool = False
 
 
-def make_code_interpreter(declaration: CodeInterpreterTool, context: ToolContext) -> TypedTool:
-    """The interpreter of a request, where a Python tool is configured. Its `check` raises NotFound for an id of no
-    container."""
+def _create_tool(declaration: CodeInterpreterTool, context: ToolContext) -> TypedTool:
     runtime = context.runtime
     containers = runtime.containers() if runtime else None
     if runtime is None or containers is None or context.find_spec(PYTHON_NAME) is None:
@@ -71,31 +73,35 @@ def make_code_interpreter(declaration: CodeInterpreterTool, context: ToolContext
 async def _choose_container(
     declaration: CodeInterpreterTool, context: ToolContext, containers: Containers
 ) -> _ContainerChoice:
-    """Raises NotFound, and another refusal of a container that the request names, naming the field."""
-    asked = declaration.container
-    if isinstance(asked, str):
+    """Return the container that the request names, the newest that still exists in its conversation, or a new one.
+    Raises NotFound or Unsupported for a named container, with the field's name."""
+    declared = declaration.container
+    if isinstance(declared, str):
         try:
-            await containers.get(asked, tenant=context.tenant)
+            await containers.get(declared, tenant=context.tenant)
         except (NotFound, Unsupported) as exc:
             exc.param = f"{context.param}.container"
             raise
-        return _ContainerChoice(asked)
+        return _ContainerChoice(declared)
     new = CreateContainer(
-        name="auto", file_ids=asked.file_ids, memory_limit=asked.memory_limit, network_policy=asked.network_policy
+        name="auto",
+        file_ids=declared.file_ids,
+        memory_limit=declared.memory_limit,
+        network_policy=declared.network_policy,
     )
     earlier = [item for item in reversed(context.items) if isinstance(item, CodeInterpreterCallItem)]
-    known = dict.fromkeys(item.container_id for item in earlier if item.container_id)
-    for identity in islice(known, _MAX_CONTAINER_LOOKUPS):
-        # one that is out of reach is as good as gone
+    container_ids = dict.fromkeys(item.container_id for item in earlier if item.container_id)
+    for container_id in islice(container_ids, _MAX_CONTAINER_LOOKUPS):
+        # an unreachable container counts as deleted
         with suppress(NotFound, Unsupported):
-            await containers.get(identity, tenant=context.tenant)
-            return _ContainerChoice(identity, new)
-    ran = any(item.status == "completed" for item in earlier)
-    return _ContainerChoice(f"cntr_{secrets.token_hex(16)}", new, was_never_created=True, is_state_lost=ran)
+            await containers.get(container_id, tenant=context.tenant)
+            return _ContainerChoice(container_id, new)
+    is_state_lost = any(item.status == "completed" for item in earlier)
+    return _ContainerChoice(f"cntr_{secrets.token_hex(16)}", new, was_never_created=True, is_state_lost=is_state_lost)
 
 
 class CodeInterpreter(TypedTool):
-    """The interpreter as one request declared it. It has its container once it was checked."""
+    """The interpreter as one request declares it. `check_declaration` chooses its container."""
 
     _container_choice: _ContainerChoice
 
@@ -118,9 +124,10 @@ class CodeInterpreter(TypedTool):
 
     async def check_declaration(self) -> None:
         chosen = await _choose_container(self._declaration, self._context, self._containers)
-        for told in self._context.tool_results.values():
-            state: Any = told.state
-            if told.name.removeprefix("functions.") == PYTHON_NAME and state and state["container_id"] == chosen.id:
+        for tool_result in self._context.tool_results.values():
+            state: Any = tool_result.state
+            is_python = tool_result.name.removeprefix("functions.") == PYTHON_NAME
+            if is_python and state and state["container_id"] == chosen.id:
                 self.copied_file_ids |= {*state["file_ids"]}
         self._container_choice = chosen
         if chosen.new_container is None:
@@ -147,23 +154,23 @@ class CodeInterpreter(TypedTool):
         return _CodeInterpreterCall(self, start)
 
     async def run(self, call_id: str, code: str) -> ToolResult:
-        """Run code in the container, which is made with the first call. Raises StackError where it cannot be run."""
+        """Run code in the container, which the first call creates. Raises StackError if it cannot run."""
         async with self._creation_lock:
             await self._prepare_container()
         call = ToolCall(call_id, PYTHON_NAME, {"code": code}, tenant=self._tenant, session=self.container_id)
         result = await self._runtime.call(call)
         if self._container_choice.is_state_lost:
             self._container_choice = replace(self._container_choice, is_state_lost=False)
-            if not result.text.startswith(_NEW_SESSION_PREFIX):  # or else it says why, too
+            if not result.text.startswith(_NEW_SESSION_PREFIX):  # otherwise the text already says so, with the reason
                 return replace(result, text=_STATE_LOST_NOTICE + result.text)
         return result
 
     async def _prepare_container(self) -> None:
-        """The container, and in it the files that the request names."""
+        """Create the container if necessary, and copy the files that the request names into it."""
         chosen, tenant = self._container_choice, self._tenant
-        named = (chosen.new_container.file_ids if chosen.new_container else None) or []
+        file_ids = (chosen.new_container.file_ids if chosen.new_container else None) or []
         if not chosen.was_never_created and await self._container_exists():
-            for file_id in named:
+            for file_id in file_ids:
                 if file_id not in self.copied_file_ids:
                     await self._containers.copy_file(chosen.id, file_id, tenant=tenant)
         elif chosen.new_container is not None:
@@ -171,10 +178,10 @@ class CodeInterpreter(TypedTool):
             self._container_choice = replace(
                 chosen, was_never_created=False, is_state_lost=chosen.is_state_lost or not chosen.was_never_created
             )
-        self.copied_file_ids |= {*named}
+        self.copied_file_ids |= {*file_ids}
 
     async def _container_exists(self) -> bool:
-        """Raises NotFound where it was named, and nothing says how to make another."""
+        """Return False for a container that can be replaced. Raises NotFound for one that the request names."""
         try:
             await self._containers.get(self._container_choice.id, tenant=self._tenant)
         except NotFound:
@@ -185,7 +192,7 @@ class CodeInterpreter(TypedTool):
 
 
 class _CodeInterpreterCall(HostedCall):
-    prefix = "ci"
+    item_type = "code_interpreter_call"
 
     def __init__(self, tool: CodeInterpreter, start: ToolCallStart) -> None:
         super().__init__(start)
@@ -195,14 +202,14 @@ class _CodeInterpreterCall(HostedCall):
         self._outputs: list[CodeOutput] = []
 
     def item(self, status: str) -> ResponseCodeInterpreterToolCall:
-        ended = status not in ("in_progress", "interpreting")
+        has_ended = status not in ("in_progress", "interpreting")
         return ResponseCodeInterpreterToolCall(
             id=self.id,
             type="code_interpreter_call",
             status=cast(CodeStatus, status),
             code=self._code_parser.code,
             container_id=self._tool.container_id,
-            outputs=self._outputs if ended and self._tool.shows_outputs else None,
+            outputs=self._outputs if has_ended and self._tool.shows_outputs else None,
         )
 
     def open(self) -> EventList:
@@ -222,14 +229,14 @@ class _CodeInterpreterCall(HostedCall):
         return [*self._finish_code(), *super().close(status)]
 
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
-        rest = self._code_delta(self._code_parser.finish(self.text))
+        last_delta = self._code_delta(self._code_parser.finish(self.text))
         interpreting = ResponseCodeInterpreterCallInterpretingEvent(
             type="response.code_interpreter_call.interpreting",
             item_id=self.id,
             output_index=self.index,
             sequence_number=0,
         )
-        yield [*rest, *self._finish_code(), interpreting]
+        yield [*last_delta, *self._finish_code(), interpreting]
         result = await self._tool.run(self.call_id, self._code_parser.code)
         self._outputs = _build_outputs(result, output)
         state = {"container_id": self._tool.container_id, "file_ids": sorted(self._tool.copied_file_ids)}
@@ -246,7 +253,7 @@ class _CodeInterpreterCall(HostedCall):
 
     @property
     def text(self) -> str:
-        """As the model is told it again: arguments that were forgiven are told as they should have been."""
+        """The arguments as later turns show them to the model, with accepted invalid JSON as valid JSON."""
         written = super().text
         if self.is_custom or not self._is_code_done:
             return written
@@ -270,7 +277,7 @@ class _CodeInterpreterCall(HostedCall):
         ]
 
     def _finish_code(self) -> EventList:
-        """The code is whole, or as whole as it will be. Told once."""
+        """Return the event that ends the code; none after the first time."""
         if self._is_code_done:
             return []
         self._is_code_done = True
@@ -286,23 +293,52 @@ class _CodeInterpreterCall(HostedCall):
 
 
 def _written_files(result: ToolResult, container_id: str) -> dict[str, ContainerFile]:
-    """The files that the call wrote, by the paths that programs and models know them by."""
+    """Return the files that the call wrote, by their paths in the container."""
     data: Any = result.data or {}
     return {path: ContainerFile(container_id, file_id) for path, file_id in data.get("files", {}).items()}
 
 
 def _build_outputs(result: ToolResult, output: ResponseOutput) -> list[CodeOutput]:
-    """What the item shows of a result: what was printed, and the images."""
+    """Return the printed text and the images of a result, for the item."""
     match result.data:
         case {"logs": str(logs), "exit": "ok" | "exception"}:
             text = logs
         case _:
-            text = result.text  # it says how the session was ended
-    shown: list[CodeOutput] = [OutputLogs(type="logs", logs=output.truncate_text(text))] if text else []
-    left = _MAX_IMAGE_BYTES
+            text = result.text  # says how the session ended
+    outputs: list[CodeOutput] = [OutputLogs(type="logs", logs=output.truncate_text(text))] if text else []
+    available_bytes = _MAX_IMAGE_BYTES
     for file in result.files:
-        if file.media_type in _IMAGE_TYPES and len(file.data) <= left:
-            left -= len(file.data)
+        if file.media_type in _IMAGE_TYPES and len(file.data) <= available_bytes:
+            available_bytes -= len(file.data)
             data = base64.b64encode(file.data).decode()
-            shown.append(OutputImage(type="image", url=f"data:{file.media_type};base64,{data}"))
-    return shown
+            outputs.append(OutputImage(type="image", url=f"data:{file.media_type};base64,{data}"))
+    return outputs
+
+
+def _call_from_item(item: CodeInterpreterCallItem, native_tools: frozenset[NativeToolName]) -> ToolResultRecord | None:
+    if item.code is None or (item.outputs is None and item.status == "failed"):
+        return None
+    logs = "".join(output.logs for output in item.outputs or () if isinstance(output, CodeLogs))
+    output = RESULT_UNAVAILABLE if item.outputs is None else logs or "(no output)"
+    stored = ToolResultRecord(item.id or "", PYTHON_NAME, item.code, output, custom=True)
+    return _call_for_model(item, stored, native_tools)
+
+
+def _call_for_model(
+    item: CodeInterpreterCallItem, stored: ToolResultRecord, native_tools: frozenset[NativeToolName]
+) -> ToolResultRecord:
+    is_native = PYTHON_NAME in native_tools  # then the model writes its code without JSON around it
+    if item.code is None or stored.custom == is_native:
+        return stored
+    arguments = item.code if is_native else orjson.dumps({"code": item.code}).decode()
+    return replace(stored, name=PYTHON_NAME, arguments=arguments, custom=is_native)
+
+
+CODE_INTERPRETER: Final = ToolType(
+    CodeInterpreterTool,
+    _create_tool,
+    (CodeInterpreterCallItem,),
+    _call_from_item,
+    call_for_model=_call_for_model,
+    depends_on_model=True,
+)

@@ -80,7 +80,7 @@ def _invalid_approval(index: int, reason: str) -> InvalidRequest:
 class ApprovalRequestCall(ClientCall):
     """A call that waits for the client's approval."""
 
-    prefix = "mcpr"
+    item_type = "mcp_approval_request"
 
     def __init__(self, start: ToolCallStart, server_label: str, tool_name: str) -> None:
         super().__init__(start)

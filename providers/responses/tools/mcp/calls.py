@@ -18,9 +18,10 @@ from openai.types.responses.response_output_item import McpCall, McpListTools, M
 
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
+from apis.events import EventList
 from apis.tool_servers import ServerTool, ToolServerFailed
 from providers.responses.events.output import ResponseOutput
-from providers.responses.tools.call import EventList, HostedCall
+from providers.responses.tools.call import HostedCall
 
 _LIST_TOOLS_NAME: Final = "mcp_list_tools"
 _NOT_EXECUTED_CODE: Final = -32000
@@ -47,7 +48,7 @@ class McpServer(Protocol):
 class McpListToolsCall(HostedCall):
     """Lists a server's tools. The item of a failed list holds the error, and the response continues without them."""
 
-    prefix = "mcpl"
+    item_type = "mcp_list_tools"
     counts_toward_limit = False
 
     def __init__(self, server: McpServer) -> None:
@@ -107,7 +108,7 @@ class McpListToolsCall(HostedCall):
 class McpToolCall(HostedCall):
     """Calls a tool. `approval` holds the arguments and the approval request's id of a call that needed approval."""
 
-    prefix = "mcp"
+    item_type = "mcp_call"
 
     def __init__(
         self, server: McpServer, tool_name: str, start: ToolCallStart, approval: tuple[str, str] | None = None

@@ -6,11 +6,11 @@ import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import orjson
 
-from apis.chat import ChatFunctionTool, FunctionDefinition
+from apis.chat import ChatFunctionTool, FunctionDefinition, NativeToolName
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest, ToolFailed, Unsupported
 from apis.tool_servers import (
@@ -22,11 +22,12 @@ from apis.tool_servers import (
     matches_filter,
 )
 from apis.wire.tool_choice import ChosenHostedTool, ChosenMcpTool
-from apis.wire.tool_items import ListedTool, McpListToolsItem, ToolSearchOutput
+from apis.wire.tool_items import ListedTool, McpApprovalRequest, McpCallItem, McpListToolsItem, ToolSearchOutput
 from apis.wire.tools import CustomTool as DeclaredCustom
 from apis.wire.tools import FunctionTool as DeclaredFunction
 from apis.wire.tools import McpTool, NamespaceTool, ToolSearchTool
-from providers.responses.tools.call import HostedCall, TypedTool
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.tools.call import HostedCall, ToolType, TypedTool
 from providers.responses.tools.mcp.approvals import (
     ApprovalRequestCall,
     ApprovedCall,
@@ -41,7 +42,7 @@ from providers.responses.tools.tool_context import ToolContext
 _log = logging.getLogger(__name__)
 
 
-def make_mcp(declaration: McpTool, context: ToolContext) -> TypedTool:
+def _create_tool(declaration: McpTool, context: ToolContext) -> TypedTool:
     """Return the tools of one declared server. Raises Unsupported where the config has no MCP client."""
     if context.tool_servers is None:
         raise context.not_configured_error(
@@ -260,3 +261,30 @@ def _is_valid_tool(tool: ServerTool) -> bool:
         _log.warning("a tool of an MCP server cannot be offered: %s", exc.message)
         return False
     return True
+
+
+def _call_from_item(
+    item: McpCallItem | McpApprovalRequest, native_tools: frozenset[NativeToolName]
+) -> ToolResultRecord | None:
+    if isinstance(item, McpApprovalRequest) or (item.output is None and item.error is None):
+        return None
+    error = item.error if isinstance(item.error, str) else orjson.dumps(item.error).decode()
+    stored = ToolResultRecord(item.id or "", "", item.arguments, item.output if item.output is not None else error)
+    return _call_for_model(item, stored, native_tools)
+
+
+def _call_for_model(
+    item: McpCallItem | McpApprovalRequest, stored: ToolResultRecord, native_tools: frozenset[NativeToolName]
+) -> ToolResultRecord:
+    name = qualified_name(item.server_label, item.name, supports_namespaces=bool(native_tools))
+    return replace(stored, name=name)
+
+
+MCP: Final = ToolType(
+    McpTool,
+    _create_tool,
+    (McpCallItem, McpApprovalRequest),
+    _call_from_item,
+    call_for_model=_call_for_model,
+    depends_on_model=True,
+)

@@ -1,4 +1,4 @@
-"""What all calls of the web search have in common: their item, their events, and the way to the web."""
+"""The common part of all calls of the web search: their items, their events and their access to the web."""
 
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -21,9 +21,10 @@ from openai.types.responses.response_function_web_search import (
 
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
+from apis.events import EventList
 from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime
 from providers.responses.events.output import ResponseOutput
-from providers.responses.tools.call import EventList, HostedCall
+from providers.responses.tools.call import HostedCall
 from providers.responses.tools.web_search.pages import DomainFilter, PageHistory, WebPage, wrap_lines
 
 SearchStatus = Literal["in_progress", "searching", "completed", "failed", "incomplete"]
@@ -32,7 +33,7 @@ _MAX_PATTERN_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class WebAccess:
-    """The web as one request may see it. `options` are the declaration's; `view_chars` of a page are shown at once."""
+    """The web as one request may use it. `options` are the declaration's; `view_chars` bounds one view of a page."""
 
     runtime: ToolRuntime
     tenant: str
@@ -50,10 +51,10 @@ class WebAccess:
         return await self._call_runtime(call_id, "search", query=query)
 
     async def open_page(self, call_id: str, url: str) -> WebPage:
-        """The page at this URL: the very one that was opened before in this conversation, if it was."""
-        known = self.pages.find_by_url(url, self.domains)
-        if known is not None:
-            return known
+        """Return the page at this URL: the one that the conversation opened earlier, if it did."""
+        page = self.pages.find_by_url(url, self.domains)
+        if page is not None:
+            return page
         result = await self._call_runtime(call_id, "open_page", url=url)
         source = result.sources[0] if result.sources else Source(url, url, result.text)
         data: Mapping[str, Any] = result.data or {}
@@ -66,9 +67,9 @@ class WebAccess:
 
 
 class WebCall(HostedCall):
-    """One call. Its `work` sets what its action shows as soon as it is known, so that a failed item says it too."""
+    """One call. `execute` sets the fields of the action as soon as they are known, so that a failed item has them."""
 
-    prefix = "ws"
+    item_type = "web_search_call"
 
     def __init__(self, web: WebAccess, start: ToolCallStart) -> None:
         super().__init__(start)
@@ -76,11 +77,11 @@ class WebCall(HostedCall):
 
     @abstractmethod
     async def execute(self, output: ResponseOutput) -> None:
-        """Do it, and tell the model. Raises ToolFailed."""
+        """Run the call and record its result. Raises ToolFailed."""
 
     @abstractmethod
     def action(self, *, is_finished: bool) -> Action:
-        """What it does, as far as it is known."""
+        """Return the action with the fields known so far."""
 
     def item(self, status: str) -> ResponseFunctionWebSearch:
         action = self.action(is_finished=status not in ("in_progress", "searching"))
@@ -89,10 +90,10 @@ class WebCall(HostedCall):
         )
 
     def open(self) -> EventList:
-        begun = ResponseWebSearchCallInProgressEvent(
+        in_progress = ResponseWebSearchCallInProgressEvent(
             type="response.web_search_call.in_progress", item_id=self.id, output_index=self.index, sequence_number=0
         )
-        return [*super().open(), begun]
+        return [*super().open(), in_progress]
 
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         yield [
@@ -107,7 +108,7 @@ class WebCall(HostedCall):
         yield [completed, *self.close("completed")]
 
     def int_argument(self, name: str, default: int) -> int:
-        """An argument that is a whole number; models write it as 3, 3.0 or "3"."""
+        """Return an integer argument, which models write as 3, 3.0 or "3". Raises ToolFailed."""
         value: Any = self.parse_arguments().get(name)
         if value is None:
             return default
@@ -117,7 +118,7 @@ class WebCall(HostedCall):
         return number
 
     def text_argument(self, name: str) -> str:
-        """An argument that is a text, and not an empty one."""
+        """Return a text argument. Raises ToolFailed if it is missing or empty."""
         value: Any = self.parse_arguments().get(name)
         if not isinstance(value, str) or not value.strip():
             raise ToolFailed(f"`{self.name}` needs `{name}`, a text that is not empty.")
@@ -156,12 +157,12 @@ class WebSearchCall(WebCall):
         item = super().item(status)
         if not self.web.shows_results or status != "completed":
             return item
-        results = [{"url": each.url, "title": each.title, "text": each.text} for each in self.sources]
+        results = [{"url": source.url, "title": source.title, "text": source.text} for source in self.sources]
         return item.model_copy(update={"results": results})
 
 
 class OpenPageCall(WebCall):
-    """A look at a page."""
+    """The opening of a page."""
 
     url: str | None = None
 

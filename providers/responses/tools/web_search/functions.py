@@ -1,4 +1,4 @@
-"""Search and pages as functions, for models that have no browser of their own. Each result and page has one number."""
+"""Search and pages as functions, for models without a native browser. Each result and page has one number."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -7,6 +7,7 @@ from apis.chat import ChatFunctionTool, FunctionDefinition
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.tool_runtime import Source, ToolSpec
+from providers.responses.events.citations import one_line
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.web_search.call import (
     FindInPageCall,
@@ -16,7 +17,7 @@ from providers.responses.tools.web_search.call import (
     WebSearchCall,
     parse_int,
 )
-from providers.responses.tools.web_search.pages import WebPage, append_link_list, find_matches, one_line, render_page
+from providers.responses.tools.web_search.pages import WebPage, append_link_list, find_matches, render_page
 
 WEB_SEARCH_FUNCTION: Final = "web_search"
 OPEN_PAGE_FUNCTION: Final = "open_page"
@@ -69,7 +70,7 @@ class FunctionSearch(WebSearchCall):
 
 
 def _render_results(sources_by_number: Mapping[int, Source]) -> str:
-    """The pages as the model is shown them. The numbers go on over a whole conversation: each means one page."""
+    """Return the results for the model. A number means one page in the whole conversation."""
     entries = (
         f"[{number}] {one_line(page.title)}\n{page.url}\n{one_line(page.text)}"
         for number, page in sources_by_number.items()
@@ -109,14 +110,14 @@ class FunctionFind(FindInPageCall):
 
 
 def locate_page(call: OpenPageCall | FindInPageCall, output: ResponseOutput) -> tuple[str, int | None]:
-    """The URL of the page that the call means, and the number that it has already, where it has one."""
+    """Return the URL of the page that the call names, and the page's number if it has one."""
     arguments = call.parse_arguments()
-    meant: Any = arguments.get("page", arguments.get("url"))
-    number = parse_int(meant)
+    value: Any = arguments.get("page", arguments.get("url"))
+    number = parse_int(value)
     if number is None:
-        if not isinstance(meant, str) or not meant.strip():
+        if not isinstance(value, str) or not value.strip():
             raise ToolFailed(f"`{call.name}` needs a `page`: a number that was shown, or a whole URL.")
-        url = meant.strip()
+        url = value.strip()
         return url, _find_number(call.web, output, url)
     page, source = call.web.pages.get(number), output.sources.get(number)
     url = page.url if page is not None else source.url if source is not None else ""
@@ -126,14 +127,14 @@ def locate_page(call: OpenPageCall | FindInPageCall, output: ResponseOutput) -> 
 
 
 def _find_number(web: WebAccess, output: ResponseOutput, url: str) -> int | None:
-    opened = web.pages.number_of(url)
-    if opened is not None:
-        return opened
+    number = web.pages.number_of(url)
+    if number is not None:
+        return number
     return next((number for number, source in output.sources.items() if number >= 0 and source.url == url), None)
 
 
 def _number_page(output: ResponseOutput, page: WebPage, number: int | None) -> tuple[int, Mapping[int, Source]]:
-    """The page's number, a new one if it has none, and what is cited by it."""
+    """Return the page's number, a new one if it has none, and the source that the number cites."""
     source = Source(page.url, page.title)
     if number is not None:
         return number, {number: output.sources.setdefault(number, source)}

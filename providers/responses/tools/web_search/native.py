@@ -1,8 +1,8 @@
 """The browser that gpt-oss was trained on: `browser.search`, `browser.open` and `browser.find`, in its own terms.
 
-Each thing that is shown (results, a page, another part of it, matches) has a cursor of its own, counting up over the
-whole conversation from 0; without a `cursor` the last one is meant. Links are numbered on each page: 【id†...】. The
-arguments are those of the tool's description in the Harmony format; `view_source` is not offered: it shows the text.
+Each view (results, a page, another part of it, matches) has a cursor of its own, which counts up from 0 over the whole
+conversation; the default is the last one. Links are numbered on each page: 【id†...】. The arguments are those of the
+tool's description in the Harmony format, except `view_source`, which would show the same text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any, Final
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.tool_runtime import Source
-from providers.responses.events.citations import line_number
+from providers.responses.events.citations import line_number, one_line
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.web_search.call import (
     FindInPageCall,
@@ -25,7 +25,6 @@ from providers.responses.tools.web_search.pages import (
     DomainFilter,
     WebPage,
     find_matches,
-    one_line,
     render_link_ids,
     render_page,
     strip_links,
@@ -51,9 +50,9 @@ class BrowserOpen(OpenPageCall):
         _show_page(self, output, page, first=loc if loc >= 0 else line, num_lines=num_lines)
 
     async def _resolve_page(self) -> tuple[WebPage, int]:
-        """The page that is meant, and the line at which to show it unless the call says one."""
-        meant: Any = self.parse_arguments().get("id", -1)
-        link = parse_int(meant)
+        """Return the page that the call names, and the default line to show it from."""
+        value: Any = self.parse_arguments().get("id", -1)
+        link = parse_int(value)
         if link is None:
             self.url = self.text_argument("id").strip()
             return await self._open_url(self.url), 0
@@ -88,12 +87,12 @@ class BrowserFind(FindInPageCall):
 
 
 def _is_viewable(call: OpenPageCall | FindInPageCall, page: WebPage) -> bool:
-    """Whether what is kept of the page may be shown. One that came through another filter has to come through this."""
+    """Return True if the stored text may be shown. A page fetched under another filter must pass this request's."""
     return bool(page.text) and call.web.domains in ((None, None), page.domains)
 
 
 def _page_at_cursor(call: OpenPageCall | FindInPageCall) -> WebPage:
-    """The page that the call's cursor means."""
+    """Return the page at the call's cursor. Raises ToolFailed."""
     pages = call.web.pages
     cursor = call.int_argument("cursor", -1)
     if pages.last_number is None:
@@ -120,15 +119,15 @@ def _build_results_page(query: str, sources: Sequence[Source], domains: DomainFi
 
 def _build_matches_page(page: WebPage, pattern: str) -> WebPage:
     pattern = one_line(pattern)
-    found = find_matches(page, pattern)
+    matches = find_matches(page, pattern)
     entries = [
         "\n".join([f"# 【{link}†match at L{line}】", *map(strip_links, lines)])
-        for link, (line, lines) in enumerate(found)
+        for link, (line, lines) in enumerate(matches)
     ]
     text = "\n\n".join(entries) or f"No `find` results for pattern: `{pattern}`"
     title = f"Find results for text: `{pattern}` in `{one_line(page.title)}`"
-    lines = [line for line, _ in found]
-    links = [page.url] * len(found)
+    lines = [line for line, _ in matches]
+    links = [page.url] * len(matches)
     return WebPage(page.url, title, text, links, "matches", lines, found_in=page.title, domains=page.domains)
 
 
@@ -141,7 +140,7 @@ def _show_page(
     num_lines: int = -1,
     sources: Sequence[Source] = (),
 ) -> None:
-    """Show the page by a new cursor. `sources` are those of a search, which its lines are cited by."""
+    """Record the page as the result, under a new cursor. `sources` are the results of a search, cited by its lines."""
     last = page.text.count("\n")
     if first > last:
         raise ToolFailed(f"Invalid location parameter: `{first}`. Cannot exceed page maximum of {last}.")

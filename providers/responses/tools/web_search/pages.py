@@ -1,7 +1,7 @@
-"""The pages that a conversation has looked at, by the numbers that the model knows them by, and how it is shown them.
+"""The pages of a conversation, by the numbers that the model cites, and their text for the model.
 
-Each call keeps with what it told (`Told.state`) the page that it showed, so that a number means the same page in every
-later turn: `{"number": 3, "page": {...}}`, or `{"number": 4, "same": 3}` where a page is shown again.
+Each call stores the page that it shows in `ToolResultRecord.state`, so that a number means the same page in every later
+turn: `{"number": 3, "page": {...}}`, or `{"number": 4, "same": 3}` for a page that is shown again.
 """
 
 import re
@@ -13,11 +13,12 @@ from urllib.parse import urldefrag, urlsplit
 
 import msgspec
 
+from providers.responses.events.citations import MARK_REPLACEMENTS, one_line
 from providers.responses.events.tool_result import ToolResultRecord
 
 MAX_PAGE_CHARS: Final = 150_000
 MAX_CHAIN_CHARS: Final = 2_000_000
-"""Of all pages that one chain of responses keeps. What comes later is fetched anew where a later turn wants it."""
+"""Maximum characters of all pages that one chain of responses stores. Later pages are fetched again when needed."""
 _MAX_LINK_LIST_CHARS: Final = 10_000
 _MAX_MATCHES: Final = 50
 _SNIPPET_LINES: Final = 4
@@ -25,18 +26,17 @@ _LINE_CHARS: Final = 80
 
 _WRAPPED_LINE: Final = re.compile(rf".{{1,{_LINE_CHARS}}}(?:\s|\Z)|.{{{_LINE_CHARS}}}")
 _LINK_MARK: Final = re.compile(r"\[#(\d{1,4})\]")
-_MARK_REPLACEMENTS: Final = str.maketrans({"【": "〖", "】": "〗", "\u2028": " ", "\u2029": " "})
 
 DomainFilter = tuple[list[str] | None, list[str] | None]
 
 
 class WebPage(msgspec.Struct, frozen=True, rename={"requested_url": "asked"}):
-    """A page as lines of text, where `[#1]` means the first of `links`. `asked` is the URL that led to it, `domains`
-    the request's filter that let it through.
+    """A page as lines of text, where `[#1]` means the first of `links`. `requested_url` led to it; it passed the filter
+    `domains` of its request.
 
-    The list of a search's `results` and of the `matches` of a find are pages too: each of their links is one entry,
-    and `lines` says at which line it begins, or to which line of the page it leads. Results have no URL; matches were
-    `found_in` the page of that title. A page without text was too much to keep.
+    The `results` of a search and the `matches` of a find are pages too: each of their links is one entry, and `lines`
+    has the line where the entry begins, or the line of the page that it leads to. Results have no URL; `found_in` is
+    the title of the page of the matches. A page without text was too large to store.
     """
 
     url: str
@@ -55,14 +55,14 @@ class WebPage(msgspec.Struct, frozen=True, rename={"requested_url": "asked"}):
 
 
 class PageHistory:
-    """All pages of a conversation. `last` is the number of the one that was shown last."""
+    """All pages of a conversation. `last_number` is the number of the page shown last."""
 
     def __init__(self, tool_results: Iterable[ToolResultRecord] = ()) -> None:
         self._pages: dict[int, WebPage] = {}
         self._remaining_chars = MAX_CHAIN_CHARS
         self.last_number: int | None = None
-        for each in tool_results:
-            match each.state:
+        for tool_result in tool_results:
+            match tool_result.state:
                 case {"number": int() as number, "page": page}:
                     self._put(number, msgspec.convert(page, WebPage))
                 case {"number": int() as number, "same": int() as same} if same in self._pages:
@@ -75,22 +75,22 @@ class PageHistory:
         return self._pages.get(number)
 
     def number_of(self, url: str) -> int | None:
-        """By which number a page of this URL was shown."""
+        """Return the number under which the page of this URL was shown, or None."""
         return next((number for number, page in self._pages.items() if _has_url(page, url)), None)
 
     def find_by_url(self, url: str, domains: DomainFilter) -> WebPage | None:
-        """The page at this URL, where its text is kept. One that was opened under another filter than the request's is
-        none: only who fetches can say whether it would come through this one."""
-        fits = (
+        """Return the stored page at this URL, or None. A page that was opened under another filter than `domains` is
+        skipped, because only a fetch can decide whether it passes."""
+        pages = (
             page
             for page in self._pages.values()
             if page.text and _has_url(page, url) and domains in ((None, None), page.domains)
         )
-        return next(fits, None)
+        return next(pages, None)
 
     def add(self, number: int, page: WebPage) -> Mapping[str, Any]:
-        """The page is shown by this number. Gives what the call has to keep of it."""
-        same = next((known for known, each in self._pages.items() if each is page), None)
+        """Add a page that is shown under this number. Return the state that its call has to store."""
+        same = next((earlier for earlier, opened in self._pages.items() if opened is page), None)
         self._put(number, page)
         if same is not None:
             return {"number": number, "same": same}
@@ -109,22 +109,17 @@ def _has_url(page: WebPage, url: str) -> bool:
 
 
 def wrap_lines(text: str) -> str:
-    """Text as lines short enough to be cited by number. What could pass for a citation mark or a link is changed."""
+    """Return the text in lines of 80 characters, to be cited by number, without characters of citation marks."""
     lines: list[str] = []
-    for line in text[:MAX_PAGE_CHARS].translate(_MARK_REPLACEMENTS).split("\n"):
-        lines += [piece.rstrip() for piece in _WRAPPED_LINE.findall(line)] if len(line) > _LINE_CHARS else [line]
+    for line in text[:MAX_PAGE_CHARS].translate(MARK_REPLACEMENTS).split("\n"):
+        lines += [part.rstrip() for part in _WRAPPED_LINE.findall(line)] if len(line) > _LINE_CHARS else [line]
     return "\n".join(lines)
-
-
-def one_line(text: str) -> str:
-    """The same for what stands on a line with other things."""
-    return " ".join(text.translate(_MARK_REPLACEMENTS).split())
 
 
 def render_page(
     number: int, page: WebPage, first: int, *, max_chars: int, num_lines: int = 0
 ) -> tuple[str, Sequence[str]]:
-    """A page's head and its numbered lines, from `first` on: as many as `num_lines` says, or as have room."""
+    """Return a page's head and its numbered lines from `first` on: `num_lines` of them, or up to `max_chars`."""
     lines = page.text.split("\n")
     first = max(0, first)
     end = _view_end(lines, first, num_lines, max_chars)
@@ -146,23 +141,23 @@ def _view_end(lines: Sequence[str], first: int, num_lines: int, max_chars: int) 
 
 
 def append_link_list(lines: Sequence[str], page: WebPage) -> str:
-    """Lines of a page, followed by the URLs of the links in them, as far as there is room for those."""
+    """Return the lines of a page, followed by the URLs of the links in them, up to 10,000 characters of URLs."""
     text = "\n".join(lines)
     links: list[str] = []
-    room = _MAX_LINK_LIST_CHARS
-    for number in dict.fromkeys(int(found[1]) for found in _LINK_MARK.finditer(text)):
-        if 0 < number <= len(page.links) and len(page.links[number - 1]) <= room:
+    available_chars = _MAX_LINK_LIST_CHARS
+    for number in dict.fromkeys(int(match[1]) for match in _LINK_MARK.finditer(text)):
+        if 0 < number <= len(page.links) and len(page.links[number - 1]) <= available_chars:
             links.append(f"[#{number}] {page.links[number - 1]}")
-            room -= len(links[-1])
+            available_chars -= len(links[-1])
     return "\n".join([text, "", "Links:", *links] if links else [text])
 
 
 def render_link_ids(lines: Sequence[str], page: WebPage) -> str:
-    """Lines of a page, with its links as gpt-oss knows them: 【id†domain】."""
+    """Return the lines of a page with its links in the form of gpt-oss: 【id†domain】."""
 
-    def mark(found: re.Match[str]) -> str:
-        number = int(found[1]) - 1
-        return f"【{number}†{url_host(page.links[number])}】" if 0 <= number < len(page.links) else found[0]
+    def mark(match: re.Match[str]) -> str:
+        number = int(match[1]) - 1
+        return f"【{number}†{url_host(page.links[number])}】" if 0 <= number < len(page.links) else match[0]
 
     text = "\n".join(lines)
     return _LINK_MARK.sub(mark, text) if page.kind == "page" else text
@@ -176,19 +171,19 @@ def url_host(url: str) -> str:
 
 
 def find_matches(page: WebPage, pattern: str) -> Sequence[tuple[int, Sequence[str]]]:
-    """Where the pattern stands, whatever its case and wherever lines break: each time the number of the line, and that
-    line with those that follow it."""
+    """Return the places of the pattern, ignoring case and line breaks: for each the number of the line, and that line
+    with those that follow it."""
     lines = page.text.split("\n")
     plain = [_normalize(strip_links(line)) for line in lines]
-    text, wanted = " ".join(plain), _normalize(pattern.translate(_MARK_REPLACEMENTS))
+    text, needle = " ".join(plain), _normalize(pattern.translate(MARK_REPLACEMENTS))
     starts = [0, *accumulate(len(line) + 1 for line in plain)]
-    found: list[int] = []
-    at = text.find(wanted)
-    while at >= 0 and len(found) < _MAX_MATCHES:
-        found.append(bisect_right(starts, at) - 1)
-        behind = starts[min(found[-1] + _SNIPPET_LINES, len(lines))]
-        at = text.find(wanted, behind)
-    return [(line, lines[line : line + _SNIPPET_LINES]) for line in found]
+    matches: list[int] = []
+    at = text.find(needle)
+    while at >= 0 and len(matches) < _MAX_MATCHES:
+        matches.append(bisect_right(starts, at) - 1)
+        next_start = starts[min(matches[-1] + _SNIPPET_LINES, len(lines))]
+        at = text.find(needle, next_start)
+    return [(line, lines[line : line + _SNIPPET_LINES]) for line in matches]
 
 
 def _normalize(text: str) -> str:

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from apis.chat import Message
-from apis.wire.items import Item
+from apis.wire.items import ITEM_LIST_ADAPTER, Item
 from providers.responses.context.messages import items_to_messages
 from providers.responses.context.window import SUMMARY_PREFIX, CompactionContent, drop_earlier_reasoning, find_window
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.store.history import ITEM_LIST_ADAPTER
 
 
 def said(role: str, text: str) -> dict[str, Any]:

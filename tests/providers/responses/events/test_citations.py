@@ -13,7 +13,7 @@ from openai.types.responses.response_output_text import AnnotationURLCitation
 from apis.deltas import TextDelta
 from apis.tool_runtime import Source
 from providers.responses.events.citations import CitationScanner, line_number
-from providers.responses.events.open_items import OpenMessage
+from providers.responses.events.open_message import OpenMessage
 from providers.responses.events.tool_result import ContainerFile
 from tests.support.models.recorded_turns import check_laws, finish, turn_of
 
@@ -134,7 +134,7 @@ def test_a_url_cannot_break_out_of_its_link() -> None:
     assert scanner.feed("【1】") == [("([One](https://a.b/x%29%20y%5C%3Cz%3E%60%0A%281%29))", 1)]
 
 
-def test_in_json_marks_go_and_what_they_cite_is_told_where_they_were() -> None:
+def test_in_json_marks_are_removed_and_cited_at_their_place() -> None:
     for title in [title for title, _ in HOSTILE]:
         files = {"/mnt/data/a.png": ContainerFile("cntr_1", "cfile_1")}
         scanner = CitationScanner({1: Source("https://a.b/1", title)}, files, is_json=True)
@@ -145,7 +145,7 @@ def test_in_json_marks_go_and_what_they_cite_is_told_where_they_were() -> None:
         assert [cited for _, cited in pieces if cited is not None] == [1, 1, "/mnt/data/a.png", 1, 1]
 
 
-def test_what_is_cited_at_one_place_twice_is_told_once_and_no_more_than_can_be_told_quickly() -> None:
+def test_a_citation_repeated_at_one_place_is_one_annotation_and_annotations_are_bounded() -> None:
     events: Any = []
     message = OpenMessage("msg_1", 0, None, CitationScanner(SOURCES, is_json=True))
     message.append(TextDelta("a【1】【1】【2】b【1】" + "c【1】" * 5_000), events)
@@ -217,7 +217,7 @@ def test_all_that_cannot_become_a_mark_is_let_go_at_once() -> None:
                 scanner.feed(held[0][0])
 
 
-def test_only_what_may_become_a_mark_is_held_back() -> None:
+def test_only_the_beginning_of_a_mark_is_held_back() -> None:
     scanner = CitationScanner(SOURCES)
     assert scanner.feed("plain ") == [("plain ", None)]
     assert scanner.feed("and 【1") == [("and ", None)]

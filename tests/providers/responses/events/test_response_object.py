@@ -82,7 +82,7 @@ def test_every_field_is_there_from_the_beginning() -> None:
         {"tools": [{"type": "web_search", "search_context_size": "low", "filters": {"allowed_domains": ["a.org"]}}]},
     ],
 )
-def test_what_was_asked_is_echoed(fields: dict[str, Any]) -> None:
+def test_the_request_is_echoed(fields: dict[str, Any]) -> None:
     assert begun(**fields) == {**DEFAULTS, **fields}
 
 
@@ -108,7 +108,9 @@ def test_a_schema_is_echoed_under_its_own_name() -> None:
         ("cancelled", None, None),
     ],
 )
-def test_an_end_tells_why_and_what_it_cost(status: ResponseStatus, reason: Any, error: ResponseError | None) -> None:
+def test_a_final_response_has_its_reason_and_usage(
+    status: ResponseStatus, reason: Any, error: ResponseError | None
+) -> None:
     first = begin_response(CreateResponse.model_validate({"model": "m", "input": "hi"}), "resp_1", created_at=5)
     ended = end_response(first, status, [], Usage(10, 5, 4, 3), reason=reason, error=error)
     shown = ended.model_dump(exclude_unset=True)

@@ -1,16 +1,20 @@
-"""Events that are put together are those that the SDK's constructors would have made."""
+"""The events built without validation equal those of the SDK's constructors, and so does their JSON."""
 
 from typing import Any
 
+import orjson
 import pytest
 from openai.types.responses import (
     ResponseCustomToolCallInputDeltaEvent,
     ResponseFunctionCallArgumentsDeltaEvent,
     ResponseReasoningTextDeltaEvent,
+    ResponseRefusalDeltaEvent,
     ResponseTextDeltaEvent,
 )
 from pydantic import BaseModel
 
+from apis.events import event_to_json
+from apis.wire.base import sdk_model_to_json
 from providers.responses.events.token_events import (
     arguments_delta_event,
     input_delta_event,
@@ -38,3 +42,13 @@ def test_an_event_equals_the_constructors(event: Any, kind: type[BaseModel]) -> 
     event.sequence_number = made.sequence_number = 7  # pyright: ignore[reportAttributeAccessIssue]  # all events have one
     assert event.model_dump_json() == made.model_dump_json()
     assert encode_frames([event], "openai").decode() == encode_frames([made], "openai").decode()  # pyright: ignore[reportArgumentType]  # events they are
+
+
+REFUSAL = ResponseRefusalDeltaEvent(
+    type="response.refusal.delta", item_id="msg_1", output_index=0, content_index=0, delta="No.", sequence_number=0
+)
+
+
+@pytest.mark.parametrize("event", [*(event for event, _ in PAIRS), REFUSAL])
+def test_the_fast_json_of_an_event_equals_the_serializers(event: Any) -> None:
+    assert orjson.loads(event_to_json(event)) == orjson.loads(sdk_model_to_json(event))

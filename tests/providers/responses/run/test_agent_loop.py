@@ -11,6 +11,7 @@ from openai.types.responses.response_output_item import McpApprovalRequest, McpC
 from apis.chat import ChatFunctionTool, FunctionDefinition, Message
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed, UpstreamError
+from apis.events import EventList
 from apis.responses import CreateResponse
 from apis.wire.items import InputMessage
 from apis.wire.tools import McpTool
@@ -22,7 +23,7 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.run.agent_loop import AgentLoop, ToolCallLimits
 from providers.responses.run.checkpoint import Checkpoint, ResumePoint, collect_tool_results
 from providers.responses.store.history_cache import LoadedHistory
-from providers.responses.tools.call import ClientCall, EventList, HostedCall, TypedTool
+from providers.responses.tools.call import ClientCall, HostedCall, TypedTool
 from providers.responses.tools.offered import OfferedTools
 from providers.responses.tools.registry import ToolBinding
 
@@ -33,7 +34,7 @@ NOBODY = ToolCallStart("", "")
 class Listing(HostedCall):
     """Says that there is one tool, or fails."""
 
-    prefix = "mcpl"
+    item_type = "mcp_list_tools"
 
     def __init__(self, tool: "Server") -> None:
         super().__init__(NOBODY)
@@ -50,7 +51,7 @@ class Listing(HostedCall):
 
 
 class Adding(HostedCall):
-    prefix = "mcp"
+    item_type = "mcp_call"
 
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         self.record_result("3")
@@ -70,7 +71,7 @@ class Adding(HostedCall):
 
 
 class Asking(ClientCall):
-    prefix = "mcpr"
+    item_type = "mcp_approval_request"
 
     def validate_arguments(self) -> None:
         self.parse_arguments()

@@ -11,6 +11,7 @@ from apis.deltas import Finish, TextDelta, Usage
 from apis.errors import InvalidRequest, NotFound, StackError
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Entry, Op
+from apis.wire.items import ITEM_LIST_ADAPTER
 from providers.kv_store.memory import Memory
 from providers.responses.context.messages import items_to_messages
 from providers.responses.events.ids import ResponseIds
@@ -18,7 +19,7 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import begin_response, end_response
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.turn import TurnStream
-from providers.responses.store.history import ITEM_LIST_ADAPTER, FinishedResponse, History, LoadedHistory
+from providers.responses.store.history import FinishedResponse, History, LoadedHistory
 from providers.responses.tools.offered import OfferedTools
 
 DAY_S = 86_400.0

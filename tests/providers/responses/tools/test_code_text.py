@@ -34,13 +34,13 @@ def test_any_code_is_read_over_any_cuts() -> None:
         assert read(pieces)[1] == code
 
 
-def test_code_is_read_as_it_is_written() -> None:
+def test_code_streams_while_the_model_writes_the_arguments() -> None:
     pieces = ['{"co', 'de": "pri', 'nt(\\"', "\\ud83d", "\\ude", "00", '\\")', "\\", 'n"', "}"]
     assert read(pieces)[0] == ["", "pri", 'nt("', "", "", "😀", '")', "", "\n", "", ""]
 
 
 @pytest.mark.parametrize("written", ["x = 1\nx", ' \n"a"', "[1]", "import json; json.loads('{}')"])
-def test_what_is_no_object_is_raw_code(written: str) -> None:
+def test_arguments_that_are_no_object_are_raw_code(written: str) -> None:
     assert read([*written])[1] == written
 
 
@@ -53,7 +53,7 @@ def test_code_behind_other_arguments_is_read_at_the_end() -> None:
     assert read(['{"language": "python", ', '"code": "1', '"}']) == (["", "", "", "1"], "1")
 
 
-def test_line_breaks_that_were_not_escaped_are_forgiven() -> None:
+def test_unescaped_line_breaks_are_accepted() -> None:
     assert read(['{"code": "a\n', 'b"}'])[1] == "a\nb"
 
 
@@ -86,7 +86,7 @@ def test_half_characters_become_one_that_can_be_stored(escape: str) -> None:
         '{"a": ' + "[" * 100_000,
     ],
 )
-def test_other_arguments_are_told_to_the_model(written: str) -> None:
+def test_other_arguments_are_an_error_for_the_model(written: str) -> None:
     for pieces in ([written], [*written[:1000]]):
         with pytest.raises(ToolFailed):
             read(pieces)

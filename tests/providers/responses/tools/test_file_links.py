@@ -66,7 +66,7 @@ def test_links_are_cited_where_they_stand(text: str, names: list[str], size: int
     assert all(final[start:end].startswith("sandbox:/mnt/data/") for _, start, end in cited)
 
 
-def test_however_a_text_is_cut_it_says_and_cites_the_same() -> None:
+def test_text_and_citations_do_not_depend_on_the_chunks() -> None:
     chance = random.Random(11)
     for _ in range(3000):
         text = "".join(chance.choices(PIECES, k=chance.randint(0, 12)))
@@ -76,7 +76,7 @@ def test_however_a_text_is_cut_it_says_and_cites_the_same() -> None:
         assert scan([text])[0].replace("([One](https://a.b/1))", "【1】") == text
 
 
-def test_only_what_may_become_a_link_is_held_back() -> None:
+def test_only_the_beginning_of_a_link_is_held_back() -> None:
     scanner = CitationScanner({}, FILES)
     assert scanner.feed("Here is") == [("Here i", None)]
     assert scanner.feed(" sandbox:/x ") == [("s sandbox:/x ", None)]

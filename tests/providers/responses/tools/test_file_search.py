@@ -35,7 +35,7 @@ def hits(*sizes: int) -> Sequence[VectorStoreSearchResponse]:
         ((0, 5), [5]),
     ],
 )
-def test_the_best_passages_are_told_until_they_are_too_much(sizes: Sequence[int], told: list[int]) -> None:
+def test_the_model_receives_the_best_passages_up_to_the_limit(sizes: Sequence[int], told: list[int]) -> None:
     assert [len(source.text) for source in results_to_passages(hits(*sizes))] == told
 
 

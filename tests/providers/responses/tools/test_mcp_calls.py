@@ -6,10 +6,11 @@ from typing import Any, Literal
 import pytest
 
 from apis.deltas import ToolCallStart
+from apis.events import EventList
 from apis.tool_servers import ServerTool
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
-from providers.responses.tools.call import EventList, HostedCall
+from providers.responses.tools.call import HostedCall
 from providers.responses.tools.mcp.calls import McpListToolsCall, McpToolCall
 from tests.support.models.recorded_turns import check_laws
 
@@ -55,7 +56,7 @@ def test_an_interrupted_list_has_failed(status: Ending) -> None:
 
 @pytest.mark.parametrize("pieces", [[], ['{"a"', ": 1"]])
 @pytest.mark.parametrize("status", ["incomplete", "failed"])
-def test_an_interrupted_call_has_the_arguments_so_far(status: Ending, pieces: list[str]) -> None:
+def test_an_interrupted_call_has_the_arguments_written_so_far(status: Ending, pieces: list[str]) -> None:
     events, output = ended(McpToolCall(Silent(), "t", ToolCallStart("c1", "a__t")), pieces, status)
     item: Any = output.finished_items()[0]
     nothing = "{}" if status == "failed" else ""

@@ -48,13 +48,13 @@ def test_a_model_that_knows_namespaces_is_offered_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["browser", "python"])
-def test_a_namespace_that_such_a_model_has_of_its_own_is_not_given_away(name: str) -> None:
+def test_a_native_namespace_is_not_offered(name: str) -> None:
     toolbox = OfferedTools(request_of({**CRM, "name": name}), supports_namespaces=True)
     assert [tool.name for tool in toolbox.offered_tools()] == [f"{name}__find", f"{name}__note"]
 
 
 @pytest.mark.parametrize("grouped", [True, False])
-def test_what_is_in_the_outermost_namespace_goes_by_its_name_alone(grouped: bool) -> None:
+def test_a_tool_of_the_outermost_namespace_has_its_plain_name(grouped: bool) -> None:
     toolbox = OfferedTools(request_of({**CRM, "name": "functions"}), supports_namespaces=grouped)
     assert [tool.name for tool in toolbox.offered_tools()] == ["find", "note"]
     assert toolbox.find_tool("find") == ClientToolName("find", "functions")
@@ -67,7 +67,7 @@ def test_long_names_are_shortened_and_stay_apart() -> None:
     assert one != other
 
 
-def test_a_name_that_says_functions_is_understood_unless_it_is_one() -> None:
+def test_the_prefix_functions_is_ignored_unless_a_tool_has_that_name() -> None:
     toolbox = OfferedTools(request_of({"type": "function", "name": "get"}))
     assert toolbox.find_tool("functions.get") == ClientToolName("get")
     assert toolbox.find_tool("functions.put") is None
@@ -83,7 +83,7 @@ def test_more_tools_than_a_model_can_be_offered_are_refused() -> None:
         )
 
 
-def test_what_was_found_twice_is_offered_once() -> None:
+def test_a_tool_that_two_searches_return_is_offered_once() -> None:
     found = {
         "type": "tool_search_output",
         "call_id": "c1",
@@ -140,7 +140,7 @@ ECHOED: dict[str, Fields] = {
 
 
 @pytest.mark.parametrize("tool", ECHOED.values(), ids=ECHOED)
-def test_every_tool_is_echoed_as_what_it_is(tool: Fields) -> None:
+def test_every_tool_is_echoed_with_its_own_type(tool: Fields) -> None:
     (echoed,) = begin_response(request_of(tool), "resp_1", created_at=5).tools
     assert echoed.type == tool["type"]
     again = CreateResponse.model_validate({"model": "m", "tools": [echoed.model_dump(mode="json", exclude_unset=True)]})

@@ -56,7 +56,7 @@ def test_a_page_has_no_marks_and_no_line_ends_of_its_own() -> None:
     ("first", "num_lines", "max_chars", "shown"),
     [(0, 0, 1000, "0-9"), (0, 0, 20, "0-2"), (8, 0, 1000, "8-9"), (3, 2, 1000, "3-4"), (3, 99, 20, "3-5")],
 )
-def test_a_view_says_which_lines_it_has(first: int, num_lines: int, max_chars: int, shown: str) -> None:
+def test_a_view_names_its_lines(first: int, num_lines: int, max_chars: int, shown: str) -> None:
     one = page("\n".join(str(number) for number in range(10)))
     head, lines = render_page(7, one, first, max_chars=max_chars, num_lines=num_lines)
     start, end = shown.split("-")
@@ -87,7 +87,7 @@ def test_links_are_listed_as_far_as_they_are_shown() -> None:
         ("ß", [9]),
     ],
 )
-def test_text_is_found_whatever_its_case_links_and_line_ends(pattern: str, lines: list[int]) -> None:
+def test_a_find_ignores_case_links_and_line_ends(pattern: str, lines: list[int]) -> None:
     text = "A word.\nword\nword\nIt is a\nlong one\ntwo Word\nA link[#1] behind\n\n【1】\nStraße"
     assert [at for at, _ in find_matches(page(text), pattern)] == lines
 
@@ -116,7 +116,7 @@ def test_pages_are_the_same_after_a_restart() -> None:
     assert again.number_of("http://a.b#here") == again.number_of("https://a.b/rome") == 1
 
 
-def test_a_page_is_served_again_only_under_the_filter_that_let_it_through() -> None:
+def test_a_stored_page_is_shown_again_only_under_its_own_filter() -> None:
     pages = PageHistory()
     pages.add(1, WebPage("https://a.b/", "", "text", domains=(["a.b"], None)))
     assert (
@@ -128,7 +128,7 @@ def test_a_page_is_served_again_only_under_the_filter_that_let_it_through() -> N
     assert pages.find_by_url("https://a.b/", (["a.b"], ["c.d"])) is None
 
 
-def test_what_a_chain_keeps_is_bounded_and_the_rest_is_fetched_anew() -> None:
+def test_the_pages_that_a_chain_stores_are_bounded_and_others_are_fetched_again() -> None:
     pages = PageHistory()
     big = page("x" * MAX_PAGE_CHARS, links=["https://l"])
     states = [pages.add(number, replace(big, url=f"https://a.b/{number}")) for number in range(20)]

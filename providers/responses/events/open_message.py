@@ -1,0 +1,194 @@
+"""OpenMessage: an assistant message while it grows, with the citations in its text."""
+
+from collections.abc import Hashable, Sequence
+from typing import Final, Literal
+
+from openai.types.responses import (
+    ResponseContentPartAddedEvent,
+    ResponseContentPartDoneEvent,
+    ResponseOutputMessage,
+    ResponseOutputRefusal,
+    ResponseOutputText,
+    ResponseOutputTextAnnotationAddedEvent,
+    ResponseRefusalDeltaEvent,
+    ResponseRefusalDoneEvent,
+    ResponseTextDoneEvent,
+)
+
+from apis.deltas import RefusalDelta, TextDelta, TokenLogprob
+from apis.events import EventList
+from apis.wire.base import Phase
+from providers.responses.events.citations import Citation, CitationScanner, CitationTarget
+from providers.responses.events.open_items import FinalItemStatus, item_added_event, item_done_event
+from providers.responses.events.token_events import text_delta_event
+
+_MAX_CITATIONS: Final = 2000
+"""Maximum annotations per content part. Bounds the size of the item if the model loops; further links stay text."""
+
+
+class OpenMessage:
+    """An assistant message: parts of text and refusal, one after the other."""
+
+    def __init__(self, item_id: str, index: int, phase: Phase | None, citation_scanner: CitationScanner | None) -> None:
+        self.id = item_id
+        self.index = index
+        self.phase: Phase | None = phase
+        self._citation_scanner = citation_scanner
+        self._parts: list[ResponseOutputText | ResponseOutputRefusal] = []
+        self._part_kind: type[TextDelta | RefusalDelta] | None = None
+        self._chunks: list[str] = []
+        self._text_length = 0
+        self._annotations: dict[Hashable, Citation] = {}
+        self._logprobs: list[TokenLogprob] = []
+
+    def item(self, status: Literal["in_progress"] | FinalItemStatus) -> ResponseOutputMessage:
+        message = ResponseOutputMessage(
+            id=self.id, type="message", role="assistant", status=status, content=[*self._parts]
+        )
+        if self.phase is not None:
+            message.phase = self.phase
+        return message
+
+    def open(self) -> EventList:
+        return [item_added_event(self.index, self.item("in_progress"))]
+
+    def append(self, delta: TextDelta | RefusalDelta, events: EventList) -> None:
+        """Take one more delta and add its events to `events`."""
+        if self._part_kind is not type(delta):
+            self._close_part(events)
+            self._open_part(type(delta), events)
+        if isinstance(delta, RefusalDelta):
+            self._chunks.append(delta.text)
+            events.append(
+                ResponseRefusalDeltaEvent(
+                    type="response.refusal.delta",
+                    item_id=self.id,
+                    output_index=self.index,
+                    content_index=len(self._parts),
+                    delta=delta.text,
+                    sequence_number=0,
+                )
+            )
+        elif self._citation_scanner is None:
+            self._append_text(delta.text, delta.logprobs, events)
+        else:
+            self._logprobs.extend(delta.logprobs)
+            self._append_cited_text(self._citation_scanner, self._citation_scanner.feed(delta.text), events)
+
+    def close(self, status: FinalItemStatus) -> EventList:
+        events: EventList = []
+        if self._part_kind is None and not self._parts:
+            self._open_part(TextDelta, events)
+        self._close_part(events)
+        events.append(item_done_event(self.index, self.item(status)))
+        return events
+
+    def _append_text(self, text: str, logprobs: Sequence[TokenLogprob], events: EventList) -> None:
+        self._chunks.append(text)
+        self._text_length += len(text)
+        if logprobs:
+            self._logprobs.extend(logprobs)
+        fields = [_logprob_to_dict(logprob) for logprob in logprobs] if logprobs else []
+        events.append(text_delta_event(self.id, self.index, len(self._parts), text, fields))
+
+    def _append_cited_text(
+        self, scanner: CitationScanner, pieces: Sequence[tuple[str, CitationTarget]], events: EventList
+    ) -> None:
+        for text, target in pieces:
+            start = self._text_length
+            if text or not self._chunks:  # an annotation follows a delta
+                self._append_text(text, (), events)
+            if target is None or len(self._annotations) == _MAX_CITATIONS:
+                continue
+            annotation = scanner.build_citation(target, start, self._text_length)
+            identity = (*vars(annotation).values(),)
+            if identity in self._annotations:  # two passages of one file, cited in one place
+                continue
+            self._annotations[identity] = annotation
+            events.append(
+                ResponseOutputTextAnnotationAddedEvent(
+                    type="response.output_text.annotation.added",
+                    item_id=self.id,
+                    output_index=self.index,
+                    content_index=len(self._parts),
+                    annotation_index=len(self._annotations) - 1,
+                    annotation=annotation.model_dump(),  # pyright: ignore[reportArgumentType]  # the SDK has the same shape under another class per event
+                    sequence_number=0,
+                )
+            )
+
+    def _open_part(self, kind: type[TextDelta | RefusalDelta], events: EventList) -> None:
+        self._part_kind = kind
+        part = _text_part("") if kind is TextDelta else ResponseOutputRefusal(type="refusal", refusal="")
+        events.append(
+            ResponseContentPartAddedEvent(
+                type="response.content_part.added",
+                item_id=self.id,
+                output_index=self.index,
+                content_index=len(self._parts),
+                part=part,
+                sequence_number=0,
+            )
+        )
+
+    def _close_part(self, events: EventList) -> None:
+        if self._part_kind is None:
+            return
+        if self._citation_scanner is not None and self._part_kind is TextDelta:
+            self._append_cited_text(self._citation_scanner, self._citation_scanner.flush(), events)
+        text = "".join(self._chunks)
+        if self._part_kind is TextDelta:
+            logprobs = [_logprob_to_dict(logprob) for logprob in self._logprobs]
+            part = _text_part(text, logprobs, [*self._annotations.values()])
+            events.append(
+                ResponseTextDoneEvent(
+                    type="response.output_text.done",
+                    item_id=self.id,
+                    output_index=self.index,
+                    content_index=len(self._parts),
+                    text=text,
+                    logprobs=logprobs,  # pyright: ignore[reportArgumentType]  # validated from the dicts
+                    sequence_number=0,
+                )
+            )
+        else:
+            part = ResponseOutputRefusal(type="refusal", refusal=text)
+            events.append(
+                ResponseRefusalDoneEvent(
+                    type="response.refusal.done",
+                    item_id=self.id,
+                    output_index=self.index,
+                    content_index=len(self._parts),
+                    refusal=text,
+                    sequence_number=0,
+                )
+            )
+        events.append(
+            ResponseContentPartDoneEvent(
+                type="response.content_part.done",
+                item_id=self.id,
+                output_index=self.index,
+                content_index=len(self._parts),
+                part=part,
+                sequence_number=0,
+            )
+        )
+        self._parts.append(part)
+        self._part_kind, self._chunks, self._text_length, self._annotations, self._logprobs = None, [], 0, {}, []
+
+
+def _text_part(text: str, logprobs: Sequence[object] = (), annotations: Sequence[Citation] = ()) -> ResponseOutputText:
+    return ResponseOutputText(
+        type="output_text",
+        text=text,
+        annotations=[*annotations],
+        logprobs=[*logprobs],  # pyright: ignore[reportArgumentType]  # validated from the dicts
+    )
+
+
+def _logprob_to_dict(logprob: TokenLogprob) -> dict[str, object]:
+    top = [
+        {"token": alternative.token, "logprob": alternative.logprob, "bytes": [*alternative.bytes]}
+        for alternative in logprob.top_logprobs
+    ]
+    return {"token": logprob.token, "logprob": logprob.logprob, "bytes": [*logprob.bytes], "top_logprobs": top}

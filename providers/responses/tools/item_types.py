@@ -1,0 +1,69 @@
+"""The types of items, one row each: everything about a type that is not its wire form or its tool's own code."""
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Final, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class ItemType:
+    """One type of item, by the name that its `type` field has."""
+
+    name: str
+    id_prefix: str
+    """Begins the ids of such items; empty for a type that is never stored."""
+    _: KW_ONLY
+    has_status: bool = True
+    call: Literal["hosted", "client", "approval"] | None = None
+    """Who runs the call that the item stands for: this server, the client, or this server once the client approves."""
+    streamed_field: str | None = None
+    """The field whose text is streamed, by events named `response.TYPE_FIELD.delta` and `.done`."""
+    interrupted_status: Literal["incomplete", "failed"] | None = None
+    """The status of an item whose worker died; None where that is the status of its response."""
+    has_failed_event: bool = False
+    """True for a type whose failure is also an event, `response.TYPE.failed`."""
+
+    @property
+    def text_event(self) -> str:
+        """The name of the streamed text's events, without `.delta` or `.done`."""
+        return f"response.{self.name}_{self.streamed_field}"
+
+
+_ROWS: Final = (
+    ItemType("message", "msg"),
+    ItemType("reasoning", "rs"),
+    ItemType("function_call", "fc", call="client", streamed_field="arguments"),
+    ItemType("function_call_output", "fco"),
+    ItemType("custom_tool_call", "ctc", call="client", streamed_field="input"),
+    ItemType("custom_tool_call_output", "ctco"),
+    ItemType("web_search_call", "ws", call="hosted", interrupted_status="failed"),
+    ItemType("code_interpreter_call", "ci", call="hosted", streamed_field="code"),
+    ItemType("file_search_call", "fs", call="hosted", interrupted_status="failed"),
+    ItemType("mcp_list_tools", "mcpl", has_status=False, has_failed_event=True),
+    ItemType("mcp_call", "mcp", call="hosted", streamed_field="arguments", has_failed_event=True),
+    ItemType("mcp_approval_request", "mcpr", has_status=False, call="approval"),
+    ItemType("mcp_approval_response", "mcpa", has_status=False),
+    ItemType("local_shell_call", "lsh", call="client"),
+    ItemType("local_shell_call_output", "lsho"),
+    ItemType("shell_call", "sh", call="client"),
+    ItemType("shell_call_output", "sho"),
+    ItemType("apply_patch_call", "apc", call="client"),
+    ItemType("apply_patch_call_output", "apco"),
+    ItemType("tool_search_call", "tsc", call="client"),
+    ItemType("tool_search_output", "tso"),
+    ItemType("additional_tools", "at", has_status=False),
+    ItemType("configuration_update", "cu", has_status=False),
+    ItemType("compaction", "cmp", has_status=False),
+    ItemType("compaction_trigger", "", has_status=False),
+    ItemType("item_reference", "", has_status=False),
+)
+ITEM_TYPES: Final[Mapping[str, ItemType]] = {row.name: row for row in _ROWS}
+HOSTED_CALL_TYPES: Final = frozenset(row.name for row in _ROWS if row.call == "hosted")
+"""Types of the calls that this server runs. The store may know their output where the item itself does not show it."""
+REPLAYED_TYPES: Final = frozenset(row.name for row in _ROWS if row.call in ("hosted", "approval"))
+"""Types of the calls that each model names in its own way: they are rewritten for the model of every request."""
+
+
+def id_prefix(item_type: str) -> str:
+    """Return the beginning of the ids of items of this type."""
+    return ITEM_TYPES[item_type].id_prefix
