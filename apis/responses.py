@@ -10,7 +10,6 @@ from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 from apis.chat import Sampling
 from apis.conversations import Conversations
 from apis.events import LoggedEvent
-from apis.fetcher import Fetcher
 from apis.provider import Provider
 from apis.wire.base import Effort, Includable, Metadata, Wire
 from apis.wire.item_parts import text_or_list
@@ -163,6 +162,10 @@ class ItemList(Wire):
     has_more: bool
 
 
+EventBatch = Sequence[ResponseStreamEvent | LoggedEvent]
+"""Events of a stream that became ready together, new ones or lines of a log."""
+
+
 class Session(ABC):
     """The responses of one connection: like those of `Responses.create`, but for what is remembered. One that the
     request does not want stored can be followed here, as long as the session has room for it, and nowhere else.
@@ -195,13 +198,10 @@ class Responses(Provider, ABC):
         """This process is about to end: begin nothing more, end the streams of background responses, which can be
         followed elsewhere, and return when none is made here any more. It may be cancelled."""
 
-    async def deliver_webhooks(self, fetcher: Fetcher) -> None:
-        """Tell webhooks by this fetcher what there is to tell, until cancelled; return at once where there are none."""
-
     @abstractmethod
     def create(
         self, request: CreateResponse, *, tenant: str, response_id: str | None = None
-    ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
+    ) -> AsyncGenerator[EventBatch]:
         """Make a response, under an id of its own or one that the caller has minted (`resp_` and 32 random hex digits),
         as batches of events that became ready together; the laws of the stream hold for all.
         Where the request does not say `stream`, nobody is told of the beginning: the events start with the first item.
@@ -220,9 +220,7 @@ class Responses(Provider, ABC):
         """What a connection makes its responses by. It must be closed."""
 
     @abstractmethod
-    def follow(
-        self, response_id: str, starting_after: int, *, tenant: str
-    ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
+    def follow(self, response_id: str, starting_after: int, *, tenant: str) -> AsyncGenerator[EventBatch]:
         """The events of a background response after the one of that number (-1 for all), then those to come, until
         it is at its end, or cancelled or deleted; any process may be asked, any number of times. Batches may be
         empty.

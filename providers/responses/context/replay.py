@@ -1,10 +1,10 @@
-"""What a model is told of calls by their items alone. Pure functions.
+"""Items of tool calls -> the calls and results that a model reads. Pure functions.
 
-Calls that the client ran are told as calls of the function that the model was offered. Hosted calls are told so where
-the store does not know what they gave (a client keeps its own history), as far as the item says it.
+A call that the client ran becomes a call of the function that the model was offered. A hosted call is rebuilt from its
+item where the store has no result of it, because the client stores its own history.
 """
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -37,9 +37,9 @@ from providers.responses.tools.shell import SHELL_NAME as SHELL
 from providers.responses.tools.tool_search import TOOL_SEARCH_NAME as TOOL_SEARCH
 
 HOSTED_CALL_TYPES: Final = frozenset({"web_search_call", "code_interpreter_call", "file_search_call", "mcp_call"})
-"""Items that the store may know more of: what the model was told."""
+"""Item types whose result, the text that the model read, may be in the store."""
 REPLAYED_TYPES: Final = HOSTED_CALL_TYPES | {"mcp_approval_request"}
-"""Items whose calls models name each in their own way."""
+"""Item types whose calls have another name from model to model."""
 PYTHON: Final = "python"
 _SEARCH_NAMES: Final = {"function": "web_search", "native": "browser.search"}
 _OPEN_NAMES: Final = {"function": "open_page", "native": "browser.open"}
@@ -49,7 +49,7 @@ FILE_SEARCH: Final = "file_search"
 
 
 def item_to_client_call(item: Item) -> FunctionCall | None:
-    """The call that a client-executed item stands for; None for any other item."""
+    """Return the function call of an item that the client ran; None for any other item."""
     match item:
         case LocalShellCallItem(action=action):
             leave_out = {"type"} if action.env else {"type", "env"}
@@ -67,8 +67,8 @@ def item_to_client_call(item: Item) -> FunctionCall | None:
 
 
 def item_to_client_output(item: Item, call_ids: Mapping[str, str]) -> tuple[str, str] | None:
-    """The call id and the text of a client-executed call's output; None for any other item. `calls` are the call ids
-    by the ids of their items."""
+    """Return the call id and the text of the output of a call that the client ran; None for any other item.
+    `call_ids` maps the id of a call's item to its call id."""
     match item:
         case LocalShellCallOutput(output=output):
             named = item.call_id or item.id or ""
@@ -78,34 +78,36 @@ def item_to_client_output(item: Item, call_ids: Mapping[str, str]) -> tuple[str,
         case ApplyPatchCallOutput(status=status, output=output):
             return item.call_id, output or ("Done." if status == "completed" else "The patch could not be applied.")
         case ToolSearchOutput(call_id=str() as call_id, tools=tools):
-            found = [tool.model_dump(exclude_none=True, exclude={"defer_loading", "server_url"}) for tool in tools]
-            return call_id, orjson.dumps(found).decode() if found else "No tool was found."
+            loaded = [tool.model_dump(exclude_none=True, exclude={"defer_loading", "server_url"}) for tool in tools]
+            return call_id, orjson.dumps(loaded).decode() if loaded else "No tool was found."
         case _:
             return None
 
 
 def rewrite_for_model(
-    items: Iterable[Item], tool_results: MutableMapping[str, ToolResultRecord], native_tools: frozenset[NativeToolName]
-) -> None:
-    """Put what hosted calls told into the words of a model whose own tools are `native`: another may have made them,
-    under names and in a form that this one does not know. What nobody knows more of is told as its item says it."""
+    items: Iterable[Item], tool_results: Mapping[str, ToolResultRecord], native_tools: frozenset[NativeToolName]
+) -> dict[str, ToolResultRecord]:
+    """Return the results of hosted calls under the names and in the form of a model whose own tools are
+    `native_tools`: another model may have made the calls. A call without a stored result gets one from its item."""
+    rewritten = {**tool_results}
     for item in items:
-        identity = getattr(item, "id", None)
-        if not identity:
+        item_id = getattr(item, "id", None)
+        if not item_id:
             continue
-        known = tool_results.get(identity)
-        if known is None:
-            known = item_to_tool_result(item, native_tools)
-        elif (own := _model_specific_call(item, known, native_tools)) is not None:
-            known = replace(known, name=own.name, arguments=own.arguments, custom=own.custom)
-        if known is not None:
-            tool_results[identity] = known
+        result = rewritten.get(item_id)
+        if result is None:
+            result = item_to_tool_result(item, native_tools)
+        elif (own := _model_specific_call(item, result, native_tools)) is not None:
+            result = replace(result, name=own.name, arguments=own.arguments, custom=own.custom)
+        if result is not None:
+            rewritten[item_id] = result
+    return rewritten
 
 
 def _model_specific_call(
     item: Item, tool_result: ToolResultRecord, native_tools: frozenset[NativeToolName]
 ) -> ToolResultRecord | None:
-    """How the model would have called, where that is not how the call was made."""
+    """Return the call as this model would have made it; None where that is how it was made."""
     match item:
         case WebSearchCallItem():
             own = _web_tool_result(item, native_tools)
@@ -125,23 +127,24 @@ def _model_specific_call(
 
 
 def item_to_tool_result(item: Item, native_tools: frozenset[NativeToolName]) -> ToolResultRecord | None:
-    """What the model was told of a hosted call, as far as its item says it. `native` are the model's own tools."""
-    identity = getattr(item, "id", None) or ""
+    """Return the result of a hosted call as far as its item shows it; None where it shows none. `native_tools` are the
+    model's own tools."""
+    item_id = getattr(item, "id", None) or ""
     if getattr(item, "status", None) not in (None, "completed", "failed"):
-        return None  # it was cut off, and never made
+        return None  # the turn was cut off before the call ran
     match item:
         case WebSearchCallItem() if item.status != "failed":
             return _web_tool_result(item, native_tools)
         case CodeInterpreterCallItem(code=str(code), outputs=outputs) if outputs is not None or item.status != "failed":
-            logs = "".join(each.logs for each in outputs or () if isinstance(each, CodeLogs))
+            logs = "".join(output.logs for output in outputs or () if isinstance(output, CodeLogs))
             return _code_tool_result(
-                identity, code, _RESULT_UNAVAILABLE if outputs is None else logs or "(no output)", native_tools
+                item_id, code, _RESULT_UNAVAILABLE if outputs is None else logs or "(no output)", native_tools
             )
         case FileSearchCallItem(results=results) if item.queries and item.status != "failed":
-            text = "\n\n".join(f"{each.filename or each.file_id}\n{each.text or ''}" for each in results or ())
+            text = "\n\n".join(f"{hit.filename or hit.file_id}\n{hit.text or ''}" for hit in results or ())
             arguments = orjson.dumps({"queries": item.queries}).decode()
             return ToolResultRecord(
-                identity,
+                item_id,
                 FILE_SEARCH,
                 arguments,
                 _RESULT_UNAVAILABLE if results is None else text or "Nothing was found.",
@@ -151,7 +154,7 @@ def item_to_tool_result(item: Item, native_tools: frozenset[NativeToolName]) -> 
             if item.output is None and item.error is None:
                 return None
             error = item.error if isinstance(item.error, str) else orjson.dumps(item.error).decode()
-            return ToolResultRecord(identity, name, item.arguments, item.output if item.output is not None else error)
+            return ToolResultRecord(item_id, name, item.arguments, item.output if item.output is not None else error)
         case _:
             return None
 
@@ -159,14 +162,14 @@ def item_to_tool_result(item: Item, native_tools: frozenset[NativeToolName]) -> 
 def _code_tool_result(
     call_id: str, code: str, output: str, native_tools: frozenset[NativeToolName]
 ) -> ToolResultRecord:
-    """Models with a Python tool of their own write their code as it is."""
+    """Return a run of code as a call of `python`; a model with its own Python tool writes the code as plain text."""
     if PYTHON in native_tools:
         return ToolResultRecord(call_id, PYTHON, code, output, custom=True)
     return ToolResultRecord(call_id, PYTHON, orjson.dumps({"code": code}).decode(), output)
 
 
 def _web_tool_result(item: WebSearchCallItem, native_tools: frozenset[NativeToolName]) -> ToolResultRecord | None:
-    """A look at the web; pages are told by the URLs of them, which is all that the item has."""
+    """Return a web search as a call; a page is named by its URL, because the item has no other name for it."""
     if item.action is None:
         return None
     kind = "native" if "browser" in native_tools else "function"
@@ -187,18 +190,18 @@ def _web_tool_result(item: WebSearchCallItem, native_tools: frozenset[NativeTool
 
 
 def _web_output(item: WebSearchCallItem, action: Mapping[str, Any]) -> str:
-    """What the item shows of what the model was shown."""
+    """Return the text of the search results as far as the item has it, else their URLs."""
     entries = _object_entries((item.model_extra or {}).get("results"))
-    texts = ["\n".join(str(each[key]) for key in ("title", "url", "text") if each.get(key)) for each in entries]
-    urls = [str(each["url"]) for each in _object_entries(action.get("sources")) if each.get("url")]
+    texts = ["\n".join(str(entry[key]) for key in ("title", "url", "text") if entry.get(key)) for entry in entries]
+    urls = [str(source["url"]) for source in _object_entries(action.get("sources")) if source.get("url")]
     return "\n\n".join(texts) or (
         "\n".join(["Pages were found, whose text is not known any more:", *urls]) if urls else _RESULT_UNAVAILABLE
     )
 
 
 def _object_entries(value: Any) -> list[Mapping[str, Any]]:
-    listed = cast(list[Any], value) if isinstance(value, list) else []
-    return [cast(Mapping[str, Any], each) for each in listed if isinstance(each, dict)]
+    entries = cast(list[Any], value) if isinstance(value, list) else []
+    return [cast(Mapping[str, Any], entry) for entry in entries if isinstance(entry, dict)]
 
 
 def _build_function_call(call_id: str, name: str, arguments: Any) -> FunctionCall:

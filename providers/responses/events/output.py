@@ -2,22 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from openai.types.responses import ResponseOutputItem
 
 from apis.tool_runtime import Source
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
-
-
-class PlaceableItem(Protocol):
-    """An item that is about to open."""
-
-    prefix: str
-    id: str
-    index: int
-    output: "ResponseOutput | None"
 
 
 class ResponseOutput:
@@ -27,31 +17,30 @@ class ResponseOutput:
         self,
         ids: ResponseIds,
         max_tool_output_chars: int = 100_000,
+        *,
         reasoning_sealer: Callable[[str], str] | None = None,
+        tool_result_sealer: Callable[[ToolResultRecord], str] | None = None,
+        is_json: bool = False,
+        items: Sequence[ResponseOutputItem] = (),
     ) -> None:
-        """`seal` makes what a client is given of a thought to keep for us; None where it is given nothing."""
+        """The sealers encrypt what the client stores for this server; None where it stores nothing. `is_json` says
+        that the text must be JSON; `items` are those of an earlier attempt, which this one resumes."""
         self.ids = ids
         self.reasoning_sealer = reasoning_sealer
-        self.items: list[ResponseOutputItem | None] = []
+        self.is_json = is_json
+        self.items: list[ResponseOutputItem | None] = [*items]
         self.sources: dict[int, Source] = {}
         self.files: dict[str, ContainerFile] = {}
-        """What programs wrote, by the paths that the model may link to."""
-        self.is_json = False
-        """Whether its text is to be JSON."""
+        """Files that programs wrote, by the paths that the model may link to."""
         self.turn = 0
-        self.tool_result_sealer: Callable[[ToolResultRecord], str] | None = None
+        """Number of the model's turn that is running."""
+        self._tool_result_sealer = tool_result_sealer
         self._max_chars = max_tool_output_chars
 
     def reserve_index(self) -> int:
         """A new item opens: its output_index."""
         self.items.append(None)
         return len(self.items) - 1
-
-    def place_item(self, call: PlaceableItem) -> None:
-        """The call's item opens: it gets its id and its place."""
-        call.id = self.ids.new_item_id(call.prefix)
-        call.index = self.reserve_index()
-        call.output = self
 
     def finished_items(self) -> list[ResponseOutputItem]:
         return [item for item in self.items if item is not None]
@@ -65,9 +54,9 @@ class ResponseOutput:
 
     def seal_tool_result(self, tool_result: ToolResultRecord) -> str | None:
         """What a client is given of it to keep for us; None where it is given nothing."""
-        if self.tool_result_sealer is None:
+        if self._tool_result_sealer is None:
             return None
-        return self.tool_result_sealer(
+        return self._tool_result_sealer(
             replace(tool_result, output=self.truncate_text(tool_result.output), turn=self.turn)
         )
 

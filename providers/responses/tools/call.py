@@ -37,7 +37,7 @@ class TypedCall(ABC):
     index: int = -1
     tool_result: ToolResultRecord | None = None
     output: ResponseOutput | None = None
-    """Where it is placed."""
+    """The output that it is placed in."""
 
     def __init__(self, start: ToolCallStart) -> None:
         self.call_id = start.id
@@ -48,6 +48,12 @@ class TypedCall(ABC):
     @property
     def text(self) -> str:
         return "".join(self._argument_chunks)
+
+    def place(self, output: ResponseOutput) -> None:
+        """Take the item's id and its index in the output; the item opens next."""
+        self.id = output.ids.new_item_id(self.prefix)
+        self.index = output.reserve_index()
+        self.output = output
 
     def open(self) -> EventList:
         """The item is added. It has its `id` and `index` by now."""
