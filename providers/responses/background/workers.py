@@ -163,7 +163,7 @@ class BackgroundWorkers:
         try:
             await self._execute(claimed_run)
         except StackError as exc:
-            _log.warning("a background response was left to another worker: %s", exc.message)
+            _log.warning("a background response goes to another worker: %s", exc.message)
         finally:
             if self._tasks.get(claimed_run.ref) is asyncio.current_task():
                 del self._tasks[claimed_run.ref]

@@ -40,8 +40,7 @@ class SealedToolResults:
         self._model_catalog = model_catalog
 
     async def build_seal(self, request: CreateResponse, tenant: str) -> Callable[[ToolResultRecord], str] | None:
-        """Return the function that seals a result; None where neither the request asks for it nor the response is
-        unstored."""
+        """Return the function that seals a result; None for a stored response, unless the request includes it."""
         if ENCRYPTED_CONTENT_INCLUDE not in (request.include or ()) and request.store is not False:
             return None
         sealer = await self._sealed_reasoning.load_sealer()

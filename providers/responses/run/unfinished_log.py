@@ -1,6 +1,6 @@
-"""What a log that breaks off has told: its items, and the events that close those still open. Pure functions on JSON.
+"""Closes the log of a response whose worker stopped: its items, and the events that end those still open.
 
-The same closing as open_items.py does, for an owner that is no more.
+Pure functions on JSON; `events/open_items.py` closes the items of a worker that runs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ _TEXT_FIELDS: Final = {
     "response.code_interpreter_call_code": "code",
     "response.mcp_call_arguments": "arguments",
 }
-"""Streamed texts, and the field of the part or the item that holds the whole."""
+"""Streamed texts, by the beginning of their event types, and the field of the part or item that holds the whole."""
 _PART_EVENT_FIELDS: Final = {
     "response.content_part": ("content_index", "content"),
     "response.reasoning_summary_part": ("summary_index", "summary"),
@@ -31,7 +31,7 @@ _ITEM_TEXT_EVENTS: Final = {
     "function_call": "response.function_call_arguments",
     "custom_tool_call": "response.custom_tool_call_input",
 }
-"""Texts that are closed even where none has been streamed."""
+"""Item types whose text gets a `done` event even where no delta was streamed."""
 _PART_TEXT_EVENTS: Final = {
     "output_text": "response.output_text",
     "refusal": "response.refusal",
@@ -39,7 +39,7 @@ _PART_TEXT_EVENTS: Final = {
     "summary_text": "response.reasoning_summary_text",
 }
 _TYPES_WITHOUT_INCOMPLETE: Final = frozenset({"web_search_call", "file_search_call"})
-"""Kinds that were not run to their end and know no `incomplete`."""
+"""Item types that fail where others become incomplete: the API has no such status for them."""
 _MCP_ERROR_CODE: Final = -32000
 _TYPES_WITHOUT_STATUS: Final = frozenset({"mcp_list_tools", "mcp_approval_request", "compaction"})
 _MCP_LISTING_EVENTS: Final = ("in_progress", "failed")
@@ -47,11 +47,13 @@ _MCP_LISTING_EVENTS: Final = ("in_progress", "failed")
 
 @dataclass
 class _LoggedItem:
+    """An item of the log; `part` is its open content part, `chunks` are the deltas of its open text."""
+
     item: JsonObject
     index: int
     part: JsonObject | None = None
     text: str | None = None
-    pieces: list[str] = field(default_factory=list[str])
+    chunks: list[str] = field(default_factory=list[str])
     logprobs: list[Any] = field(default_factory=list[Any])
     last_event_suffix: str = ""
     is_done: bool = False
@@ -59,7 +61,7 @@ class _LoggedItem:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLog:
-    """`items` in their order, all of them finished once `closing` is told; `number` is that of the next event."""
+    """Items of a log in their order, finished by `closing_events`, which have their sequence numbers."""
 
     items: Sequence[JsonObject]
     closing_events: Sequence[JsonObject]
@@ -69,49 +71,49 @@ class ClosedLog:
 def close_log(
     events: Iterable[LoggedEvent], status: Literal["incomplete", "failed"] = "incomplete", error_message: str = ""
 ) -> ClosedLog:
-    """Read a log whose writer is gone; what is open ends with `status`, and `why` where it can say so. `closing` is
-    numbered."""
+    """Read a log that nobody writes any more; open items end with `status`, and those that can hold an error have
+    `error_message`."""
     items: list[_LoggedItem] = []
     number = 0
-    for each in events:
-        event: JsonObject = orjson.loads(each.data)
+    for logged_event in events:
+        event: JsonObject = orjson.loads(logged_event.data)
         number = event["sequence_number"] + 1
-        if each.type == "response.output_item.added":
+        if logged_event.type == "response.output_item.added":
             items.append(_LoggedItem(event["item"], event["output_index"]))
         elif "output_index" in event:
             index: int = event["output_index"]
-            _apply_event(items[index], each.type, event)
-    closing: list[JsonObject] = []
+            _apply_event(items[index], logged_event.type, event)
+    closing_events: list[JsonObject] = []
     for item in items:
         if not item.is_done:
-            _close_item(item, closing, status)
+            _close_item(item, closing_events, status)
             if error_message and item.item["type"] == "mcp_call":
                 item.item["error"] = {"type": "mcp_protocol_error", "code": _MCP_ERROR_CODE, "message": error_message}
-    for event in closing:
+    for event in closing_events:
         event["sequence_number"] = number
         number += 1
-    return ClosedLog([item.item for item in items], closing, number)
+    return ClosedLog([item.item for item in items], closing_events, number)
 
 
 def _apply_event(item: _LoggedItem, event_type: str, event: JsonObject) -> None:
-    what, _, item.last_event_suffix = event_type.rpartition(".")
-    step = item.last_event_suffix
+    stem, _, suffix = event_type.rpartition(".")
+    item.last_event_suffix = suffix
     if event_type == "response.output_item.done":
         item.item, item.is_done = event["item"], True
-    elif what in _PART_EVENT_FIELDS and step == "added":
-        item.part, item.text, item.pieces, item.logprobs = event["part"], None, [], []
-    elif what in _PART_EVENT_FIELDS:
-        item.item[_PART_EVENT_FIELDS[what][1]].append(event["part"])
+    elif stem in _PART_EVENT_FIELDS and suffix == "added":
+        item.part, item.text, item.chunks, item.logprobs = event["part"], None, [], []
+    elif stem in _PART_EVENT_FIELDS:
+        item.item[_PART_EVENT_FIELDS[stem][1]].append(event["part"])
         item.part = None
     elif event_type == "response.output_text.annotation.added" and item.part is not None:
         item.part["annotations"].append(event["annotation"])
-    elif what in _TEXT_FIELDS and step == "delta":
-        item.pieces.append(event["delta"])
+    elif stem in _TEXT_FIELDS and suffix == "delta":
+        item.chunks.append(event["delta"])
         item.logprobs += event.get("logprobs") or ()
-    elif what in _TEXT_FIELDS and step == "done":
-        item.text = event[_TEXT_FIELDS[what]]
-        if what not in _PART_TEXT_EVENTS.values():
-            item.item[_TEXT_FIELDS[what]], item.pieces = item.text, []
+    elif stem in _TEXT_FIELDS and suffix == "done":
+        item.text = event[_TEXT_FIELDS[stem]]
+        if stem not in _PART_TEXT_EVENTS.values():
+            item.item[_TEXT_FIELDS[stem]], item.chunks = item.text, []
 
 
 def _close_item(open_item: _LoggedItem, closing_events: list[JsonObject], status: str) -> None:
@@ -123,19 +125,21 @@ def _close_item(open_item: _LoggedItem, closing_events: list[JsonObject], status
         open_item.part = dict(part)
     if open_item.part is not None:
         _close_part(open_item, place, closing_events)
-    elif (open_item.pieces or item["type"] in _ITEM_TEXT_EVENTS) and open_item.text is None:
-        what = _ITEM_TEXT_EVENTS.get(item["type"]) or next(
+    elif (open_item.chunks or item["type"] in _ITEM_TEXT_EVENTS) and open_item.text is None:
+        stem = _ITEM_TEXT_EVENTS.get(item["type"]) or next(
             name for name in _TEXT_FIELDS if name.startswith(f"response.{item['type']}")
         )
-        key = _TEXT_FIELDS[what]
-        item[key] = "".join(open_item.pieces)
+        key = _TEXT_FIELDS[stem]
+        item[key] = "".join(open_item.chunks)
         named = {"name": item["name"]} if item["type"] == "function_call" else {}
-        closing_events.append({"type": f"{what}.done", **place, **named, key: item[key]})
+        closing_events.append({"type": f"{stem}.done", **place, **named, key: item[key]})
     if item["type"] == "mcp_list_tools":
         missing = [
-            step for step in _MCP_LISTING_EVENTS if open_item.last_event_suffix not in (step, "completed", "failed")
+            suffix
+            for suffix in _MCP_LISTING_EVENTS
+            if open_item.last_event_suffix not in (suffix, "completed", "failed")
         ]
-        closing_events += [{"type": f"response.mcp_list_tools.{step}", **place} for step in missing]
+        closing_events += [{"type": f"response.mcp_list_tools.{suffix}", **place} for suffix in missing]
     if "status" in item or item["type"] not in _TYPES_WITHOUT_STATUS:
         item["status"] = "failed" if item["type"] in _TYPES_WITHOUT_INCOMPLETE else status
     if status == "failed" and item["type"] == "mcp_call" and open_item.last_event_suffix not in ("completed", "failed"):
@@ -146,15 +150,15 @@ def _close_item(open_item: _LoggedItem, closing_events: list[JsonObject], status
 def _close_part(open_item: _LoggedItem, event_fields: JsonObject, closing_events: list[JsonObject]) -> None:
     part = open_item.part
     assert part is not None
-    what = _PART_TEXT_EVENTS[part["type"]]
+    stem = _PART_TEXT_EVENTS[part["type"]]
     holder = "response.reasoning_summary_part" if part["type"] == "summary_text" else "response.content_part"
     index_key, list_key = _PART_EVENT_FIELDS[holder]
     event_fields = {**event_fields, index_key: len(open_item.item[list_key])}
-    key = _TEXT_FIELDS[what]
+    key = _TEXT_FIELDS[stem]
     if open_item.text is None:
-        open_item.text = "".join(open_item.pieces)
-        logprobs = {"logprobs": open_item.logprobs} if what == "response.output_text" else {}
-        closing_events.append({"type": f"{what}.done", **event_fields, key: open_item.text, **logprobs})
+        open_item.text = "".join(open_item.chunks)
+        logprobs = {"logprobs": open_item.logprobs} if stem == "response.output_text" else {}
+        closing_events.append({"type": f"{stem}.done", **event_fields, key: open_item.text, **logprobs})
     part[key] = open_item.text
     if open_item.logprobs:
         part["logprobs"] = open_item.logprobs
