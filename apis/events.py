@@ -33,6 +33,10 @@ class LoggedEvent(NamedTuple):
     data: bytes
 
 
+ResponseEventBatch = Sequence[ResponseStreamEvent | LoggedEvent]
+"""Live events, or events that a log stored; a batch may mix them."""
+
+
 def event_to_json(event: ResponseStreamEvent) -> bytes:
     """Return the event as the API writes it, except that times of a response object stay floats."""
     if event.type in _FLAT_EVENTS:

@@ -9,8 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
 
 from apis.chat import Sampling
 from apis.conversations import Conversations
-from apis.events import LoggedEvent
-from apis.fetcher import Fetcher
+from apis.events import ResponseEventBatch
 from apis.provider import Provider
 from apis.wire.base import Effort, Includable, Metadata, Wire
 from apis.wire.item_parts import text_or_list
@@ -195,13 +194,10 @@ class Responses(Provider, ABC):
         """Prepare for the end of this process: start nothing more, end the streams of background responses, which other
         processes can continue, and return when nothing runs here any more. It may be cancelled."""
 
-    async def deliver_webhooks(self, fetcher: Fetcher) -> None:
-        """Send pending webhook messages by this fetcher until cancelled; return at once without any webhook."""
-
     @abstractmethod
     def create(
         self, request: CreateResponse, *, tenant: str, response_id: str | None = None
-    ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
+    ) -> AsyncGenerator[ResponseEventBatch]:
         """Create a response, under a new id or one from the caller (`resp_` and 32 random hex digits), and yield its
         events in batches that became ready together; the laws of the stream hold for all. Without `stream` in the
         request the initial events are omitted: the events start with the first item.
@@ -220,9 +216,7 @@ class Responses(Provider, ABC):
         """Return the session of one connection, which must close it."""
 
     @abstractmethod
-    def follow(
-        self, response_id: str, starting_after: int, *, tenant: str
-    ) -> AsyncGenerator[Sequence[ResponseStreamEvent | LoggedEvent]]:
+    def follow(self, response_id: str, starting_after: int, *, tenant: str) -> AsyncGenerator[ResponseEventBatch]:
         """Yield the events of a background response after that sequence number (-1 for all), live ones included, until
         the response ends or is cancelled or deleted. Any process can serve it, any number of times. Batches may be
         empty.

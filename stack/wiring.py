@@ -106,8 +106,6 @@ def _required_apis(specs: Iterable[ProviderSpec]) -> set[str]:
     found: set[str] = set()
     for part in specs:
         found |= {need.api for need in part.dependencies.values() if not need.optional}
-        if getattr(part.config, "webhooks", None):
-            found.add("fetcher")  # which the app sends them by
         for members in part.members.values():
             found |= _required_apis(members.values())
     return found

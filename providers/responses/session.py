@@ -1,17 +1,13 @@
-"""LoopSession: the responses of one connection, which remembers those that are not stored."""
+"""LoopSession: the responses of one WebSocket connection, with a cache of those that are not stored."""
 
+import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Final
 
 import msgspec
-from openai.types.responses import (
-    Response,
-    ResponseCompletedEvent,
-    ResponseCreatedEvent,
-    ResponseIncompleteEvent,
-)
+from openai.types.responses import Response, ResponseCompletedEvent, ResponseIncompleteEvent
 
 from apis.errors import InvalidRequest
 from apis.events import EventBatch
@@ -19,12 +15,8 @@ from apis.responses import CreateResponse, Session
 from apis.wire.items import items_to_json
 from providers.responses.context.conversation import HistorySource
 from providers.responses.events.ids import ResponseIds
-from providers.responses.run.pending_response import (
-    PendingResponse,
-    assign_sequence_numbers,
-    in_progress_event,
-    terminal_event,
-)
+from providers.responses.run.pending_response import PendingResponse, PrepareResponse
+from providers.responses.run.response_stream import ResponseStreams, assign_sequence_numbers
 from providers.responses.store.history import (
     History,
     ItemWithToolResult,
@@ -34,47 +26,55 @@ from providers.responses.store.history import (
 from providers.responses.store.history_cache import CachedTurn, HistoryCache, LoadedHistory, StoredTurn, TurnPosition
 
 _MAX_RESPONSES: Final = 64
+"""Unstored responses that one session can continue; the oldest is forgotten first."""
 _NO_POSITION: Final = TurnPosition("", 0)
 
-_PrepareResponse = Callable[[CreateResponse, str, ResponseIds, HistorySource], Awaitable[PendingResponse]]
-_StreamResponse = Callable[[PendingResponse], AsyncGenerator[EventBatch]]
+
+class SessionFactory:
+    """Opens sessions, whose unstored responses share a cache of `cache_bytes`."""
+
+    def __init__(
+        self, history: History, prepare: PrepareResponse, streams: ResponseStreams, *, cache_bytes: int
+    ) -> None:
+        self.history = history
+        self.prepare = prepare
+        self.streams = streams
+        self.cache = HistoryCache(cache_bytes, max_age_s=math.inf)
+
+    def open(self, tenant: str) -> Session:
+        """Return a new session of the tenant."""
+        return LoopSession(tenant, self)
 
 
 class LoopSession(Session):
-    """Remembers the newest unstored response of each chain, 64 of them at most, and fewer where all sessions together
-    hold more than `recents` may."""
+    """Caches the newest unstored response of each chain: 64 of them, and fewer where the cache that all sessions share
+    is full."""
 
-    def __init__(
-        self,
-        tenant: str,
-        history: History,
-        cache: HistoryCache,
-        prepare: _PrepareResponse,
-        stream_response: _StreamResponse,
-    ) -> None:
+    def __init__(self, tenant: str, factory: SessionFactory) -> None:
         self._tenant = tenant
-        self._history = history
-        self._session_history = _SessionHistory(history, cache, f"session-{id(self)}")
-        self._prepare = prepare
-        self._stream_response = stream_response
+        self._prepare = factory.prepare
+        self._streams = factory.streams
+        self._session_history = _SessionHistory(factory.history, factory.cache, f"session-{id(self)}")
 
     async def create(
         self, request: CreateResponse, *, stream_id: str = "", generate: bool = True
     ) -> AsyncGenerator[EventBatch]:
-        before = request.previous_response_id
-        if before is not None and request.store is not False and self._session_history.has_response(before):
+        previous_id = request.previous_response_id
+        if previous_id is not None and request.store is not False and self._session_history.has_response(previous_id):
             message = (
-                f"'{before}' is not stored, and what follows it cannot be. Send `store: false`, or all of the input."
+                f"'{previous_id}' is not stored, and what follows it cannot be. "
+                "Send `store: false`, or all of the input."
             )
             raise InvalidRequest(message, param="store", code="invalid_value")
-        making = await self._prepare(request, self._tenant, ResponseIds(), self._session_history)
+        pending = await self._prepare(request, self._tenant, ResponseIds(), history_source=self._session_history)
+        stream = self._streams.stream if generate else self._streams.stream_input_only
         number = 0
-        async with aclosing(self._stream_response(making) if generate else self._stream_input_only(making)) as batches:
+        async with aclosing(stream(pending)) as batches:
             async for events in batches:
                 number = assign_sequence_numbers(events, number)
                 final = events[-1]
                 if request.store is False and isinstance(final, ResponseCompletedEvent | ResponseIncompleteEvent):
-                    self._session_history.put(making, final.response, stream_id)
+                    self._session_history.put(pending, final.response, stream_id)
                 yield events
 
     def forget(self, response_id: str, *, stream_id: str = "") -> None:
@@ -83,17 +83,9 @@ class LoopSession(Session):
     def close(self) -> None:
         self._session_history.clear()
 
-    async def _stream_input_only(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
-        """A response that only holds its input."""
-        beginning, final = pending.build_initial_response(), pending.build_final_response()
-        async with pending.lock or nullcontext():
-            await pending.store(final, self._history)
-        created = ResponseCreatedEvent(type="response.created", response=beginning, sequence_number=0)
-        yield [created, in_progress_event(beginning), terminal_event(final)]
-
 
 class _SessionHistory(HistorySource):
-    """What the connection made and did not store, before what the store knows."""
+    """History of one connection: its unstored responses, then the stored ones."""
 
     def __init__(self, history: History, cache: HistoryCache, cache_key: str) -> None:
         self._history = history
@@ -105,34 +97,35 @@ class _SessionHistory(HistorySource):
         return response_id in self._stream_ids
 
     async def load_history(self, response_id: str, *, tenant: str) -> LoadedHistory:
-        recent = self._cache.get(self._cache_key, response_id)
-        if recent is None:
+        cached = self._cache.get(self._cache_key, response_id)
+        if cached is None:
             return await self._history.load_history(response_id, tenant=tenant)
-        past = extend_history(recent.previous_history, [recent.turn], _NO_POSITION)
-        if past.turn_count > self._history.max_turns:
+        history = extend_history(cached.previous_history, [cached.turn], _NO_POSITION)
+        if history.turn_count > self._history.max_turns:
             raise chain_too_long_error(self._history.max_turns)
-        return past
+        return history
 
     async def find_item(self, item_id: str, *, tenant: str) -> ItemWithToolResult | None:
         for response_id in self._stream_ids:
-            recent = self._cache.get(self._cache_key, response_id)
-            past = (
-                extend_history(recent.previous_history, [recent.turn], _NO_POSITION)
-                if recent is not None
-                else LoadedHistory()
-            )
-            for item in past.items:
+            cached = self._cache.get(self._cache_key, response_id)
+            if cached is None:
+                continue
+            history = extend_history(cached.previous_history, [cached.turn], _NO_POSITION)
+            for item in history.items:
                 if item.id == item_id:
-                    return item, past.tool_results.get(item_id)
+                    return item, history.tool_results.get(item_id)
         return await self._history.find_item(item_id, tenant=tenant)
 
     def put(self, pending: PendingResponse, response: Response, stream_id: str) -> None:
-        """Remember it in place of the one that it follows, unless it forks off from another lane's chain."""
+        """Cache a response in place of the one that it follows; that one stays where it belongs to another stream."""
         if response.previous_response_id is not None:
             self.forget(response.previous_response_id, stream_id)
-        given, made = pending.conversation.input_items_to_json(pending.ids), items_to_json(response.output)
         turn = StoredTurn(
-            response.id, time.time(), msgspec.Raw(given), msgspec.Raw(made), pending.agent_loop.tool_results
+            response.id,
+            time.time(),
+            msgspec.Raw(pending.conversation.input_items_to_json(pending.ids)),
+            msgspec.Raw(items_to_json(response.output)),
+            pending.agent_loop.state.tool_results,
         )
         self._cache.put(self._cache_key, CachedTurn(pending.conversation.history, turn, _NO_POSITION))
         self._stream_ids[response.id] = stream_id

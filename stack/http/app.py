@@ -54,8 +54,7 @@ def create_app(config: StackConfig) -> FastAPI:
             app.state.drain = stack.responses.drain
             build_sdk_schemas()
             try:
-                async with deliver_webhooks(stack):
-                    yield
+                yield
             finally:
                 app.state.routes = None
                 beating.cancel()
@@ -251,20 +250,6 @@ class Routes:
 
     async def _read_body(self, http: Request) -> bytes:
         return await read_body(http, self._max_body_bytes)
-
-
-@asynccontextmanager
-async def deliver_webhooks(stack: Stack) -> AsyncGenerator[None]:
-    """Webhooks are told for as long as the context lasts."""
-    if stack.fetcher is None:
-        yield
-        return
-    task = asyncio.create_task(stack.responses.deliver_webhooks(stack.fetcher))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
 
 
 async def _read_final_response(batches: AsyncGenerator[Any], request_record: RequestRecord) -> ResponseObject:

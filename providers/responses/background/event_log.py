@@ -1,9 +1,9 @@
-"""The log of a background response's events: numbered batches in a KVStore, read by whoever wants, live or later.
+"""EventLog: the events of a background response as numbered batches in a KVStore, for any number of readers.
 
     TENANT/event/ID/NUMBER       the events from NUMBER on, a line each: the type, a space, the JSON
 
-A batch begins where the one before it ended, so whoever knows the last number knows the key of what comes next.
-The log is the truth; being woken is only a hint.
+A batch begins where the one before it ended, so a reader that has the last number knows the key of the next batch. The
+store is the truth; a wakeup is only a hint.
 """
 
 import asyncio
@@ -18,27 +18,30 @@ from openai.types.responses import ResponseStreamEvent
 
 from apis.errors import InvalidRequest, Overloaded, StoreUnavailable
 from apis.events import TERMINAL_EVENTS, LoggedEvent, event_to_json
-from apis.storage.kv_store import Delete, KVStore
+from apis.storage.kv_store import Delete, KVStore, Put
 
 ResultT = TypeVar("ResultT")
 _PAGE_SIZE: Final = 64
+"""Batches that one scan reads."""
 _MIN_POLL_S: Final = 0.05
 _MAX_POLL_S: Final = 0.5
+"""Seconds between polls of a reader; they double from the first to this one while nothing is written."""
 _MAX_OUTAGE_S: Final = 30.0
+"""Seconds that a reader waits for an unavailable store before its stream fails."""
 
 
 def event_key(tenant: str, response_id: str, number: int) -> str:
-    """Of the batch whose first event has this number."""
+    """Return the key of the batch whose first event has this number."""
     return f"{tenant}/event/{response_id}/{number:08d}"
 
 
 def encode_event_line(event: ResponseStreamEvent) -> bytes:
-    """An event as the log keeps it."""
+    """Return an event as a line of the log."""
     return b"%b %b\n" % (_encode_event_type(event.type), event_to_json(event))
 
 
 def decode_batch(batch: bytes) -> list[LoggedEvent]:
-    """The events of a batch, in order."""
+    """Return the events of a batch, in order."""
     return [_decode_event(line) for line in batch.split(b"\n")[:-1]]
 
 
@@ -58,15 +61,15 @@ def _decode_event_type(event_type: bytes) -> str:
 
 
 class LogWakeups:
-    """Wakes the readers of this process when a log of this process grows, and spares them the look into the store.
-    Readers elsewhere poll."""
+    """Wakes the readers of this process when this process writes to a log, and hands them the newest batch, so that
+    they need not read the store. Readers in other processes poll."""
 
     def __init__(self) -> None:
         self._wakeups: dict[str, asyncio.Event] = {}
         self._newest_batches: dict[str, tuple[int, bytes]] = {}
 
     def wake(self, response_id: str, number: int = -1, batch: bytes = b"") -> None:
-        """The batch that begins with that number has been written; without one, something else has changed."""
+        """Wake the readers of a log, with the batch that was written and its number, if there is one."""
         event = self._wakeups.pop(response_id, None)
         if event is not None:
             if batch:
@@ -78,33 +81,39 @@ class LogWakeups:
             self.wake(response_id)
 
     def next_wakeup(self, response_id: str) -> asyncio.Event:
-        """What the next wake sets: to be asked for before looking, so that no wake is missed."""
+        """Return the event that the next wakeup sets. Take it before reading the store, so that no wakeup is missed."""
         return self._wakeups.setdefault(response_id, asyncio.Event())
 
     def newest_batch(self, response_id: str, number: int) -> bytes | None:
-        """The batch that begins with that number, if it is the one written here last."""
+        """Return the batch that begins with that number, if it is the newest one of this process."""
         newest = self._newest_batches.get(response_id)
         return newest[1] if newest is not None and newest[0] == number else None
 
     def remove_reader(self, response_id: str) -> None:
-        """A reader has gone: nothing is kept for others, who look once more."""
+        """Drop the newest batch when a reader ends; other readers read the store once more."""
         self.wake(response_id)
         self._newest_batches.pop(response_id, None)
 
 
 class EventLog:
-    """Reads the logs of one store."""
+    """The logs of one store; events are deleted `ttl_s` after they were written."""
 
-    def __init__(self, kv: KVStore, wakeups: LogWakeups, run_key: Callable[[str, str], str]) -> None:
-        """`run_key` names the record that is there for as long as a response may still get events."""
+    def __init__(self, kv: KVStore, wakeups: LogWakeups, run_key: Callable[[str, str], str], *, ttl_s: float) -> None:
+        """`run_key` returns, for a tenant and an id, the key of the record that exists while a response may still get
+        events."""
         self._kv = kv
-        self._wakeups = wakeups
+        self.wakeups = wakeups
+        self.ttl_s = ttl_s
         self._run_key = run_key
         self.is_closing = False
-        """Once true, readers are let go: they can go on elsewhere."""
+        """Once true, the streams of readers end with Overloaded: they can continue on another server."""
+
+    def batch_op(self, tenant: str, response_id: str, number: int, lines: Sequence[bytes]) -> Put:
+        """Return the write of a batch whose first event has this number."""
+        return Put(event_key(tenant, response_id, number), b"".join(lines), self.ttl_s)
 
     async def read_all(self, response_id: str, *, tenant: str) -> list[LoggedEvent]:
-        """All events that there are."""
+        """Return all events of a log that are written."""
         events: list[LoggedEvent] = []
         prefix, after = event_key(tenant, response_id, 0)[:-8], ""
         while rows := await self._kv.scan(prefix, after=after, limit=_PAGE_SIZE):
@@ -121,44 +130,44 @@ class EventLog:
     async def follow(
         self, response_id: str, starting_after: int, *, tenant: str
     ) -> AsyncGenerator[Sequence[LoggedEvent]]:
-        """The events after number `starting_after`, then those to come, until the response is at its end. The first
-        batch is empty and says that there is a log.
+        """Yield the events after number `starting_after`, then those to come, until the response has ended. The first
+        batch is empty: the log exists.
 
-        Raises InvalidRequest before it, where there is none or it does not reach as far.
+        Raises InvalidRequest before it where there is no log, or it ended before that number.
         """
-        wanted = starting_after + 1
-        number = await self._find_first_batch(response_id, wanted, tenant)
+        first_number = starting_after + 1
+        number = await self._find_first_batch(response_id, first_number, tenant)
         yield ()
         prefix = event_key(tenant, response_id, 0)[:-8]
         after = event_key(tenant, response_id, number - 1) if number else ""
         while rows := await self._retry_during_outage(partial(self._kv.scan, prefix, after=after, limit=_PAGE_SIZE)):
             for after, entry in rows:
                 if after != event_key(tenant, response_id, number):
-                    return  # the rest is being forgotten
+                    return  # the log is being deleted
                 events = decode_batch(entry.value)
-                skip, number = max(0, wanted - number), number + len(events)
+                skip, number = max(0, first_number - number), number + len(events)
                 if skip < len(events):
                     yield events[skip:]
                 if events[-1].type in TERMINAL_EVENTS:
                     return
         async for events in self._tail(response_id, number, tenant):
-            skip, number = max(0, wanted - number), number + len(events)
+            skip, number = max(0, first_number - number), number + len(events)
             if skip < len(events):
                 yield events[skip:]
 
     async def _find_first_batch(self, response_id: str, sequence_number: int, tenant: str) -> int:
-        """The number that the batch of event `wanted` begins with, or the last batch if it is still to come."""
+        """Return the number that the batch of this event begins with; that of the last batch for an event to come."""
         prefix = event_key(tenant, response_id, 0)[:-8]
         bound = event_key(tenant, response_id, sequence_number + 1)
         run = await self._kv.get(self._run_key(tenant, response_id))
-        found = await self._kv.scan(prefix, before=bound, limit=1, reverse=True)
-        if not found:
+        rows = await self._kv.scan(prefix, before=bound, limit=1, reverse=True)
+        if not rows:
             raise InvalidRequest(
                 "This response cannot be streamed: it was not made with `background`, or too long ago.",
                 param="stream",
                 code="unsupported_value",
             )
-        key, entry = found[0]
+        key, entry = rows[0]
         number = int(key[-8:])
         if run is None and number + len(decode_batch(entry.value)) < sequence_number:
             raise InvalidRequest(
@@ -169,19 +178,19 @@ class EventLog:
         return number
 
     async def _tail(self, response_id: str, number: int, tenant: str) -> AsyncGenerator[list[LoggedEvent]]:
-        """Batch after batch from `number` on, as they are written."""
+        """Yield batch after batch from `number` on, as they are written."""
         run_key = self._run_key(tenant, response_id)
         pause_s = _MIN_POLL_S
         try:
             while True:
                 if self.is_closing:
                     raise Overloaded("This server is shutting down. Read on from the last event: another one answers.")
-                woken = self._wakeups.next_wakeup(response_id)
-                batch, run = self._wakeups.newest_batch(response_id, number), None
+                wakeup = self.wakeups.next_wakeup(response_id)
+                batch, run = self.wakeups.newest_batch(response_id, number), None
                 if batch is None:
                     keys = (event_key(tenant, response_id, number), run_key)
-                    found, run = await self._retry_during_outage(partial(self._kv.get_many, keys))
-                    batch = found.value if found is not None else None
+                    entry, run = await self._retry_during_outage(partial(self._kv.get_many, keys))
+                    batch = entry.value if entry is not None else None
                 if batch is not None:
                     events = decode_batch(batch)
                     number += len(events)
@@ -190,17 +199,17 @@ class EventLog:
                         return
                     pause_s = _MIN_POLL_S
                 elif run is None:
-                    return  # cancelled or deleted: no event tells of that
+                    return  # cancelled or deleted: the stream ends without an event
                 else:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(pause_s):
-                            await woken.wait()
+                            await wakeup.wait()
                     pause_s = min(_MAX_POLL_S, 2 * pause_s)
         finally:
-            self._wakeups.remove_reader(response_id)
+            self.wakeups.remove_reader(response_id)
 
     async def _retry_during_outage(self, operation: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        """The store's answer, through an outage if it is short."""
+        """Return the result of a read, which is repeated during a short outage of the store."""
         deadline = time.monotonic() + _MAX_OUTAGE_S
         while True:
             try:

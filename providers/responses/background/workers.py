@@ -1,4 +1,4 @@
-"""Workers: the part that this process has in the background responses of all, bounded, and given up on a drain."""
+"""BackgroundWorkers: the runs of background responses that this process has claimed, bounded and drainable."""
 
 import asyncio
 import logging
@@ -14,14 +14,16 @@ from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs
 
 _log = logging.getLogger(__name__)
 _SCAN_LIMIT = 1000
+"""Waiting runs that one look at the queue reads."""
 _CLOSE_TIMEOUT_S = 0.4
+"""Seconds that cancelled runs have to release their leases."""
 
 
 class BackgroundConfig(BaseModel):
-    """Background responses: `max_running` at a time in this process, `max_tenant_running` of one tenant in all
-    processes; `max_waiting` of a tenant may wait, for `queue_timeout_s`. One may take `timeout_s`. A process that is
-    silent for `lease_s` has lost its responses to others. `event_retention_s` after the last moment that a response
-    can have, its stream cannot be read any more."""
+    """Limits of background responses: `max_running` at a time in this process, `max_tenant_running` of one tenant in
+    all processes; `max_waiting` of a tenant may wait, each for `queue_timeout_s`. A response may take `timeout_s`. A
+    process that does not renew a lease within `lease_s` loses the run to another one. Events can be read for
+    `event_retention_s` after the latest end that their response can have."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,12 +38,17 @@ class BackgroundConfig(BaseModel):
 
     @property
     def max_duration_s(self) -> float:
-        """More than a response can take from its first moment to its end, with a worker lost on the way."""
+        """Longer than a response can take in seconds, waiting and the loss of a worker included."""
         return self.queue_timeout_s + self.timeout_s + 10 * self.lease_s
+
+    @property
+    def event_ttl_s(self) -> float:
+        """Seconds that an event stays in the log."""
+        return self.queue_timeout_s + self.timeout_s + self.event_retention_s
 
 
 class BackgroundWorkers:
-    """Claims what waits and what others left, and has `play` bring each to its end."""
+    """Claims waiting and orphaned runs, and executes each in a task of its own."""
 
     def __init__(self, runs: Runs, execute: Callable[[ClaimedRun], Awaitable[None]], config: BackgroundConfig) -> None:
         self._runs = runs
@@ -52,27 +59,27 @@ class BackgroundWorkers:
         self._reserved_slots: Counter[str] = Counter()
         self._watcher: asyncio.Task[None] | None = None
         self.is_draining = False
-        """Once true, what comes to the end of a step is left to others."""
+        """Once true, no more runs are claimed."""
 
     def start(self) -> None:
         self._watcher = asyncio.create_task(self._watch())
 
     @asynccontextmanager
     async def reserve_slot(self, tenant: str) -> AsyncGenerator[bool]:
-        """Whether one more of the tenant's can begin here at once, kept for it within the context; else it waits."""
+        """Yield whether one more run of the tenant can start here now; its slot is reserved within the context."""
         limit = self._config.max_tenant_running
         others_wait = await self._runs.has_waiting(tenant)
         running = await self._runs.count_running(tenant, limit)
-        # from here to the reservation nobody else in this process comes between
-        here = sum(ref.tenant == tenant for ref in self._tasks)
-        is_room = not (self.is_draining or others_wait or self._is_full)
-        is_room = is_room and max(running, here) + self._reserved_slots[tenant] < limit
-        with self._hold_slot(tenant) if is_room else nullcontext():
-            yield is_room
+        # no await from here to the reservation: another task could take the slot
+        running_here = sum(ref.tenant == tenant for ref in self._tasks)
+        is_free = not (self.is_draining or others_wait or self._is_full)
+        is_free = is_free and max(running, running_here) + self._reserved_slots[tenant] < limit
+        with self._hold_slot(tenant) if is_free else nullcontext():
+            yield is_free
 
     @contextmanager
     def _hold_slot(self, tenant: str) -> Generator[None]:
-        """Nobody else gets the room of one that is about to begin."""
+        """Reserve a slot for a run that is about to start."""
         self._reserved_slots[tenant] += 1
         try:
             yield
@@ -86,28 +93,28 @@ class BackgroundWorkers:
         return len(self._tasks) + self._reserved_slots.total() >= self._config.max_running
 
     def wake(self) -> None:
-        """Something waits."""
+        """Look for waiting runs now instead of after the poll interval."""
         self._wakeup.set()
 
     def start_run(self, claimed_run: ClaimedRun) -> None:
-        """Play a run that is claimed."""
+        """Execute a claimed run in a task."""
         task = asyncio.create_task(self._run_claimed(claimed_run))
         self._tasks[claimed_run.ref] = task
 
     def stop_run(self, ref: ResponseRef) -> None:
-        """Leave a run, if it is played here."""
+        """Cancel a run, if this process executes it."""
         task = self._tasks.get(ref)
         if task is not None:
             task.cancel()
 
     async def drain(self) -> None:
-        """Claim nothing more, and return when nothing is played any more."""
+        """Claim no more runs, and return when the last one has ended."""
         self.is_draining = True
         while self._tasks:
             await asyncio.wait([*self._tasks.values()])
 
     async def close(self) -> None:
-        """Leave all runs, so that others can go on with them at once."""
+        """Cancel all runs, so that other workers can resume them at once."""
         self.is_draining = True
         tasks = [*self._tasks.values(), *([self._watcher] if self._watcher else [])]
         for task in tasks:
@@ -147,7 +154,7 @@ class BackgroundWorkers:
                     self.start_run(claimed)
 
     async def _claim_orphaned(self) -> None:
-        """What was left is taken beyond all bounds: it has begun, and somebody waits for it."""
+        """Claim orphaned runs beyond all limits: they have begun, and their clients wait."""
         for ref in await self._runs.list_orphaned():
             if not self.is_draining and ref not in self._tasks and (claimed := await self._runs.claim(ref)):
                 self.start_run(claimed)
@@ -156,7 +163,7 @@ class BackgroundWorkers:
         try:
             await self._execute(claimed_run)
         except StackError as exc:
-            _log.warning("a background response was left to another worker: %s", exc.message)
+            _log.warning("a background response goes to another worker: %s", exc.message)
         finally:
             if self._tasks.get(claimed_run.ref) is asyncio.current_task():
                 del self._tasks[claimed_run.ref]

@@ -1,1 +1,1 @@
-"""What the model sees: history, input items, files, sealed content, compaction and truncation."""
+"""The context of a model: history, input items, files, sealed content, compaction and truncation."""

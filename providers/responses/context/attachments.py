@@ -1,8 +1,8 @@
-"""The files that a conversation's items bring along, as its model is to be told them.
+"""Attachments: the files and images in a conversation's items, as content parts that its model can read.
 
-A model that takes files is given the file, any other its text under its name. Images are always given as data: what a
-URL names is fetched here and nowhere else, and kept with the turn that named it. What a request itself brings has to be
-readable; a file of an earlier turn may be gone by now, and then the model is told so.
+A model that accepts files gets the file, any other its text under its name. Images always become data URLs: a remote
+URL is fetched here and nowhere else, and the file is stored with the turn that named it. Files of a request must be
+readable; for an unreadable file of an earlier turn the model gets a note.
 """
 
 import asyncio
@@ -27,17 +27,19 @@ from providers.responses.events.citations import one_line
 from providers.responses.tools.models import ModelCatalog
 
 MAX_FILES: Final = 50
+"""Files that one request may bring; inline images do not count."""
 MAX_TEXT_CHARS: Final = 1_000_000
-"""Of the text of one file, and of all files of a conversation together."""
+"""Characters of text of one file, and of all files of a conversation together; more is refused."""
 _MAX_CACHED_CHARS: Final = 16_000_000
+"""Characters of extracted text that stay in memory for later turns."""
 _MAX_FETCHED_BYTES: Final = 16 * 1024 * 1024
-"""Of the files that a request names by URL, together."""
+"""Bytes of all files that a request names by URL; more is refused."""
 _IMAGE_SIGNATURES: Final = ((b"\x89PNG\r\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF8", "gif"))
 _FILE_ERRORS: Final = (InvalidRequest, Unsupported, NotFound, FetchFailed)
 
 
 class Attachments:
-    """Over one Reader. Texts that were read are kept for later turns, as far as there is room."""
+    """Reads the files of conversations with one Reader; extracted texts stay in a cache for later turns."""
 
     def __init__(self, reader: Reader, model_catalog: ModelCatalog) -> None:
         self._reader = reader
@@ -46,44 +48,50 @@ class Attachments:
         self._cached_chars = 0
 
     async def read_files(self, conversation: Conversation, model: str, *, tenant: str) -> Conversation:
-        """The conversation with its files read. Raises InvalidRequest, naming the place, for a file of the request
-        that cannot be."""
-        places = _part_locations(conversation)
+        """Return the conversation with its files as attachments. Raises InvalidRequest, naming the part, for a file of
+        the request that cannot be read."""
+        locations = _part_locations(conversation)
         earlier = [part for item in conversation.history.items for part, _ in _file_parts(item, 0)]
-        if not places and not earlier:
+        if not locations and not earlier:
             return conversation
-        if sum(isinstance(part, InputFile) or not _is_inline(part) for part in places) > MAX_FILES:
+        if sum(isinstance(part, InputFile) or not _is_inline(part) for part in locations) > MAX_FILES:
             raise InvalidRequest(f"A request brings {MAX_FILES} files at most.", param="input", code="invalid_value")
-        takes = await self._model_catalog.modalities(model)
-        for part, place in places.items() if takes is not None and "image" not in takes else ():
+        modalities = await self._model_catalog.modalities(model)
+        for part, location in locations.items() if modalities is not None and "image" not in modalities else ():
             if isinstance(part, InputImage):
-                raise InvalidRequest("This model takes no images.", param=place, code="invalid_image")
-        conversation = await self._fetch_url_files(conversation, places)
-        places = _part_locations(conversation)
-        parts = [*dict.fromkeys((*places, *earlier))]
-        read = await asyncio.gather(*(self._part_to_chat(part, places.get(part), takes, tenant) for part in parts))
-        if sum(len(part.text) for part in read if isinstance(part, TextPart)) > MAX_TEXT_CHARS:
+                raise InvalidRequest("This model takes no images.", param=location, code="invalid_image")
+        conversation = await self._fetch_url_files(conversation, locations)
+        locations = _part_locations(conversation)
+        parts = [*dict.fromkeys((*locations, *earlier))]
+        chat_parts = await asyncio.gather(
+            *(self._part_to_chat(part, locations.get(part), modalities, tenant) for part in parts)
+        )
+        if sum(len(part.text) for part in chat_parts if isinstance(part, TextPart)) > MAX_TEXT_CHARS:
             message = (
                 f"The files have more than {MAX_TEXT_CHARS} characters of text: search in them with `file_search`."
             )
             raise InvalidRequest(message, param="input", code="context_length_exceeded")
-        return replace(conversation, attachments=dict(zip(parts, read, strict=True)))
+        return replace(conversation, attachments=dict(zip(parts, chat_parts, strict=True)))
 
     async def _fetch_url_files(self, conversation: Conversation, locations: Mapping[AttachedPart, str]) -> Conversation:
-        """The conversation with the files that its request names by URL."""
-        named = {
-            part: place for part, place in locations.items() if _remote_url(part) and decode_fetched_file(part) is None
+        """Return the conversation with the files that its request names by URL in the parts that name them."""
+        remote = {
+            part: location
+            for part, location in locations.items()
+            if _remote_url(part) and decode_fetched_file(part) is None
         }
-        if not named:
+        if not remote:
             return conversation
-        found = dict(
-            zip(named, await asyncio.gather(*(self._fetch_file(*each) for each in named.items())), strict=True)
-        )
-        if sum(len(document.data) for document in found.values()) > _MAX_FETCHED_BYTES:
+        fetched = await asyncio.gather(*(self._fetch_file(part, location) for part, location in remote.items()))
+        documents = dict(zip(remote, fetched, strict=True))
+        if sum(len(document.data) for document in fetched) > _MAX_FETCHED_BYTES:
             message = f"The files at URLs have more than {_MAX_FETCHED_BYTES} bytes together."
             raise InvalidRequest(message, param="input", code="invalid_value")
-        kept = await asyncio.to_thread(lambda: {part: attach_fetched_file(part, found[part]) for part in found})
-        return replace(conversation, input_items=[replace_parts(item, kept) for item in conversation.input_items])
+        replacements = await asyncio.to_thread(
+            lambda: {part: attach_fetched_file(part, document) for part, document in documents.items()}
+        )
+        input_items = [replace_parts(item, replacements) for item in conversation.input_items]
+        return replace(conversation, input_items=input_items)
 
     async def _fetch_file(self, part: AttachedPart, location: str) -> Document:
         try:
@@ -112,7 +120,7 @@ class Attachments:
             raise _invalid_part(exc, part, location) from exc
 
     async def _image_to_url(self, part: InputImage, tenant: str, *, should_validate: bool) -> str:
-        """Its data URL; one that came as such is only looked at where that is asked for."""
+        """Return the image as a data URL; an inline one is decoded only where `should_validate`."""
         if _is_inline(part):
             if should_validate:
                 await asyncio.to_thread(_decode_image, part.image_url or "")
@@ -133,12 +141,12 @@ class Attachments:
         return await asyncio.to_thread(decode_fetched_file, part) or await self._reader.fetch_file(_remote_url(part))
 
     async def _extract_text(self, document: Document, tenant: str) -> str:
-        """The keys are a tenant's: how fast one is answered tells nothing of what another has."""
+        """Return the text of a file. The cache key holds the tenant: response times show nothing about others."""
         key = await asyncio.to_thread(_text_cache_key, document, tenant)
         text = self._text_cache.pop(key, None)
         if text is None:
             text = await self._reader.extract_text(document, MAX_TEXT_CHARS)
-            if key not in self._text_cache:  # two may have read it side by side
+            if key not in self._text_cache:  # two requests may have read it at the same time
                 self._cached_chars += len(text)
         self._text_cache[key] = text
         while self._cached_chars > _MAX_CACHED_CHARS:
@@ -147,19 +155,23 @@ class Attachments:
 
 
 def _part_locations(conversation: Conversation) -> dict[AttachedPart, str]:
-    """The parts of the request's own items that have to be read, and where they are."""
-    return {part: place for at, item in enumerate(conversation.input_items) for part, place in _file_parts(item, at)}
+    """Return the files and images of the request's own items, with their locations in the request."""
+    return {
+        part: location
+        for index, item in enumerate(conversation.input_items)
+        for part, location in _file_parts(item, index)
+    }
 
 
 def _remote_url(part: AttachedPart) -> str:
-    """Where it is to be fetched from; empty where it is not."""
+    """Return the URL to fetch the part from; empty for a part without one."""
     if isinstance(part, InputFile):
         return part.file_url or ""
     return "" if part.image_url is None or part.image_url.startswith("data:") else part.image_url
 
 
 def _is_inline(part: AttachedPart) -> bool:
-    """Whether the part brings all of itself."""
+    """Return whether the part holds its own data."""
     return not part.file_id and not _remote_url(part)
 
 
@@ -174,15 +186,15 @@ def _invalid_part(exc: StackError, part: AttachedPart, location: str) -> Invalid
 
 
 def _file_parts(item: Item, item_index: int) -> Iterator[tuple[AttachedPart, str]]:
-    """The item's parts that have to be read, and their places in the request."""
+    """Yield the files and images of an item, with their locations in the request."""
     match item:
         case InputMessage(content=list() as parts):
-            field, found = "content", parts
+            field, content = "content", parts
         case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
-            field, found = "output", parts
+            field, content = "output", parts
         case _:
             return
-    for index, part in enumerate(found):
+    for index, part in enumerate(content):
         if isinstance(part, InputFile | InputImage):
             yield part, f"input[{item_index}].{field}[{index}]"
 
@@ -210,17 +222,19 @@ def _decode_image(url: str) -> bytes:
 
 
 def _data_url(document: Document) -> str:
-    kind = guess_type(document.name)[0] or ("application/pdf" if document.data.startswith(b"%PDF-") else "text/plain")
-    return f"data:{kind};base64,{base64.b64encode(document.data).decode()}"
+    media_type = guess_type(document.name)[0] or (
+        "application/pdf" if document.data.startswith(b"%PDF-") else "text/plain"
+    )
+    return f"data:{media_type};base64,{base64.b64encode(document.data).decode()}"
 
 
 def _image_url(document: Document) -> str:
-    kind = next((name for begins, name in _IMAGE_SIGNATURES if document.data.startswith(begins)), None)
+    image_format = next((name for prefix, name in _IMAGE_SIGNATURES if document.data.startswith(prefix)), None)
     if document.data[:4] == b"RIFF" and document.data[8:12] == b"WEBP":
-        kind = "webp"
-    if kind is None:
+        image_format = "webp"
+    if image_format is None:
         raise UnreadableFile("unsupported_file", "The file is no image: PNG, JPEG, GIF and WebP are taken.")
-    return f"data:image/{kind};base64,{base64.b64encode(document.data).decode()}"
+    return f"data:image/{image_format};base64,{base64.b64encode(document.data).decode()}"
 
 
 def _text_cache_key(document: Document, tenant: str) -> bytes:

@@ -1,20 +1,22 @@
-"""A Responses request -> the chat that answers it: tools, choice, formats and sampling in chat completions' terms."""
+"""A Responses request -> the first ChatRequest that answers it: checks, configuration updates, tools and options."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from apis.chat import ChatJsonSchemaFormat, ChatRequest, Message, ResponseFormat, Sampling
 from apis.errors import InvalidRequest, Unsupported
-from apis.responses import UNSUPPORTED_REQUEST_FIELDS, CreateResponse
+from apis.responses import UNSUPPORTED_REQUEST_FIELDS, CreateResponse, ReasoningOptions, TextOptions
+from apis.wire.items import ConfigurationUpdate, Item
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
 from providers.responses.tools.offered import OfferedTools
 from providers.responses.tools.schemas import check_format
 
 _SHARED_FIELDS: Final = ("model", "prompt_cache_key", "cache_salt", "priority", *Sampling.model_fields)
-"""Fields that both requests have."""
+"""Fields of one name and meaning in both requests."""
 
 
 def refuse_unsupported(request: CreateResponse) -> None:
-    """Raise, naming the field, for what the API has and this stack does not offer."""
+    """Raise Unsupported or InvalidRequest, naming the field, for a request that this server cannot serve."""
     for name in UNSUPPORTED_REQUEST_FIELDS:
         if getattr(request, name) is not None:
             raise Unsupported(f"'{name}' is not offered by this server.", param=name)
@@ -28,8 +30,21 @@ def refuse_unsupported(request: CreateResponse) -> None:
         raise InvalidRequest("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
 
 
+def apply_configuration_updates(request: CreateResponse, items: Sequence[Item]) -> CreateResponse:
+    """Return the request with the newest reasoning effort and text format that items of its conversation set."""
+    updates = [item for item in items if isinstance(item, ConfigurationUpdate)]
+    efforts = [item.reasoning.effort for item in updates if item.reasoning is not None]
+    formats = [item.text.format for item in updates if item.text is not None]
+    changes: dict[str, object] = {}
+    if efforts:
+        changes["reasoning"] = (request.reasoning or ReasoningOptions()).model_copy(update={"effort": efforts[-1]})
+    if formats:
+        changes["text"] = (request.text or TextOptions()).model_copy(update={"format": formats[-1]})
+    return request.model_copy(update=changes) if changes else request
+
+
 def build_chat(request: CreateResponse, messages: list[Message], toolbox: OfferedTools) -> ChatRequest:
-    """The first turn's chat."""
+    """Return the chat of the first turn. Raises InvalidRequest for an empty input and for a wrong format or choice."""
     if not messages:
         raise InvalidRequest("The input holds nothing to tell a model.", param="input", code="invalid_value")
     tools = toolbox.offered_tools()
@@ -52,9 +67,14 @@ def build_chat(request: CreateResponse, messages: list[Message], toolbox: Offere
 
 
 def _build_response_format(request: CreateResponse) -> ResponseFormat | None:
-    form = request.text.format if request.text else None
-    if isinstance(form, JsonSchema):
-        check_format(form.schema_)
-        schema = JsonSchema(name=form.name, schema=form.schema_, description=form.description, strict=form.strict)
+    text_format = request.text.format if request.text else None
+    if isinstance(text_format, JsonSchema):
+        check_format(text_format.schema_)
+        schema = JsonSchema(
+            name=text_format.name,
+            schema=text_format.schema_,
+            description=text_format.description,
+            strict=text_format.strict,
+        )
         return ChatJsonSchemaFormat(json_schema=schema)
-    return JsonObjectFormat() if isinstance(form, JsonObjectFormat) else None
+    return JsonObjectFormat() if isinstance(text_format, JsonObjectFormat) else None

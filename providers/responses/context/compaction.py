@@ -1,10 +1,10 @@
-"""Compaction: the model itself sums a conversation up, and one sealed item stands for it from then on."""
+"""Compaction: the model summarizes a conversation, and one sealed item replaces it for all later turns."""
 
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from openai.types.responses import ResponseCompactionCompactingEvent, ResponseCompactionItem
@@ -15,9 +15,9 @@ from apis.deltas import DeltaBatch, Finish, TextDelta, Usage
 from apis.errors import ContextLengthExceeded, InvalidRequest, UpstreamError
 from apis.events import EventBatch
 from apis.inference import Inference
-from apis.responses import CompactedConversation, ContextManagement, CreateResponse
-from apis.wire.items import ITEM_LIST_ADAPTER, CompactionItem, InputMessage, items_to_json
-from providers.responses.context.conversation import Conversation, stored_item
+from apis.responses import CompactedConversation, CreateResponse
+from apis.wire.items import ITEM_LIST_ADAPTER, CompactionItem, InputMessage, Item, items_to_json
+from providers.responses.context.conversation import Conversation, ResponseProgress, stored_item
 from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.context.sealing import UnsealError
 from providers.responses.context.truncation import with_truncation
@@ -33,14 +33,15 @@ _log = logging.getLogger(__name__)
 
 Seal = Callable[[str], str]
 _ANY_MODEL: Final = ""
-"""A summary is plain text, which one model may write and another go on from."""
+"""Stands where reasoning is bound to its model: any model may read a summary, which is plain text."""
 _COPIED_FIELDS: Final = (
     *("model", "reasoning_effort", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("prompt_cache_key", "cache_salt", "priority"),
 )
 _MAX_SUMMARY_WORDS: Final = 1500
+"""Length that the prompt asks for."""
 _MAX_SUMMARY_TOKENS: Final = 8192
-"""Of a summary, its reasoning included; fewer where the model's context ends before."""
+"""Longest summary in tokens, reasoning included; the model's context may allow less."""
 _PROMPT: Final = """\
 Stop here and sum up the conversation above, for a model that will go on with it and sees your summary in its place.
 
@@ -54,60 +55,67 @@ nothing else, in the conversation's own language, with at most {words} words."""
 
 
 class Compactor:
-    """Over one Inference; `keys` seal the items."""
+    """Writes compactions with the models of one Inference, and opens sealed ones."""
 
     def __init__(self, inference: Inference, sealed_reasoning: SealedReasoning) -> None:
         self._inference = inference
         self._sealed_reasoning = sealed_reasoning
 
-    async def open_latest_compaction(self, conversation: Conversation, tenant: str) -> Sequence[InputTransformation]:
-        """Let the conversation begin with its newest compaction that can be opened; returns those that cannot, which
-        no model is shown."""
-        sealed = [item for item in conversation.items if isinstance(item, CompactionItem) and item.encrypted_content]
+    async def open_latest_compaction(
+        self, conversation: Conversation, output_items: Sequence[Item], tenant: str
+    ) -> tuple[Conversation, Sequence[InputTransformation]]:
+        """Return the conversation with the content of its newest compaction that can be opened, and the newer ones
+        that cannot, which no model sees. `output_items` are the output of a response that is resumed."""
+        items = [*conversation.items, *output_items]
+        sealed = [item for item in items if isinstance(item, CompactionItem)]
+        if not sealed:
+            return conversation, ()
         sealer = await self._sealed_reasoning.load_sealer()
         removed: list[InputTransformation] = []
         for item in reversed(sealed):
+            if not item.encrypted_content:
+                continue
             try:
                 text = sealer.unseal(item.encrypted_content, tenant=tenant, model=_ANY_MODEL)
             except UnsealError as exc:
-                # the API's only word for what is sealed; the id says what it was
-                kind = "reasoning"
-                removed.append(InputTransformation(id=item.id or "", action="removed", reason=exc.reason, type=kind))
+                # the API has no other type for sealed content; the id shows that it was a compaction
+                item_type = "reasoning"
+                removed.append(
+                    InputTransformation(id=item.id or "", action="removed", reason=exc.reason, type=item_type)
+                )
             else:
-                conversation.compactions_by_token[item.encrypted_content] = CompactionContent.model_validate_json(text)
-                break
-        return removed
+                content = CompactionContent.model_validate_json(text)
+                return replace(conversation, compactions={item.encrypted_content: content}), removed
+        return conversation, removed
 
-    async def create_automatic_compaction(
-        self,
-        context_management: ContextManagement,
-        request: CreateResponse,
-        conversation: Conversation,
-        output: ResponseOutput,
-        tenant: str,
-    ) -> "ResponseCompaction":
-        """What compacts while the request's response is made. Raises InvalidRequest where it is not said when, and
-        nobody knows the model's context."""
-        threshold = context_management.compact_threshold or await self._default_threshold(request.model)
-        inference = with_truncation(self._inference, request)
-        return ResponseCompaction(inference, conversation, output, threshold, await self._build_seal(tenant))
-
-    async def create_triggered_compaction(
+    async def create_response_compaction(
         self, request: CreateResponse, conversation: Conversation, output: ResponseOutput, tenant: str
-    ) -> "ResponseCompaction":
-        """What compacts the conversation instead of an answer."""
+    ) -> "ResponseCompaction | None":
+        """Return the compaction of the request's response: instead of an answer where the input ends with a trigger,
+        before a turn where `context_management` asks for it, else None.
+
+        Raises InvalidRequest where the request has no threshold and the model's context is unknown.
+        """
+        managed = next(iter(request.context_management or ()), None)  # one at most
+        if managed is None and not conversation.must_compact:
+            return None
+        threshold = managed and (managed.compact_threshold or await self._default_threshold(request.model))
         return ResponseCompaction(
-            with_truncation(self._inference, request), conversation, output, None, await self._build_seal(tenant)
+            with_truncation(self._inference, request),
+            conversation,
+            output,
+            None if conversation.must_compact else threshold,
+            await self._build_seal(tenant),
         )
 
     async def compact(
         self, chat: ChatRequest, conversation: Conversation, ids: ResponseIds, tenant: str
     ) -> CompactedConversation:
-        """What the user said as it is, and one item for all the rest of the chat, which is the conversation's. Raises
-        as `Inference.chat` does."""
+        """Return the user's messages unchanged and one compaction item for everything else in the chat, which is the
+        conversation's. Raises like `Inference.chat`."""
         summary = _Summary()
-        async with aclosing(summary.generate(self._inference, chat, _MAX_SUMMARY_WORDS)) as writing:
-            async for _ in writing:
+        async with aclosing(summary.generate(self._inference, chat, _MAX_SUMMARY_WORDS)) as beginnings:
+            async for _ in beginnings:
                 pass
         users = [item for item in conversation.window().verbatim_items() if item.role == "user"]
         token = (await self._build_seal(tenant))(
@@ -121,7 +129,8 @@ class Compactor:
         return CompactedConversation(id=ids.response_id, created_at=int(time.time()), output=output, usage=usage)
 
     async def _default_threshold(self, model: str) -> int:
-        context = next((each.context_tokens for each in await self._inference.models() if each.id == model), None)
+        models = await self._inference.models()
+        context = next((served.context_tokens for served in models if served.id == model), None)
         if context is None:
             raise InvalidRequest(
                 "Give a 'compact_threshold': how much fits into this model's context is not known.",
@@ -137,7 +146,7 @@ class Compactor:
 
 @dataclass(slots=True)
 class _OpenCompactionItem:
-    """A compaction item that is not done."""
+    """Compaction item that has been added and is not done."""
 
     id: str
     index: int
@@ -147,9 +156,10 @@ class _OpenCompactionItem:
 
 
 class ResponseCompaction:
-    """Compacts the conversation of a response that is being made, whenever its chat is longer than `threshold`
-    tokens; without one, at once and as all that the response is: what was said then stays beside it. `spent` is what
-    the last `run` took; None where it had nothing to do."""
+    """Compacts the conversation of a running response, whenever its chat is longer than `threshold` tokens. Without a
+    threshold, the compaction is the whole response, and the messages of users and developers stay as they are.
+    `contents` are the compactions written, by sealed token; `last_usage` is the usage of the last `run`, None where
+    the chat was short enough."""
 
     def __init__(
         self,
@@ -160,6 +170,7 @@ class ResponseCompaction:
         seal: Seal,
     ) -> None:
         self.last_usage: Usage | None = None
+        self.contents: dict[str, CompactionContent] = {}
         self._inference = inference
         self._conversation = conversation
         self._output = output
@@ -169,37 +180,38 @@ class ResponseCompaction:
 
     @property
     def is_whole_response(self) -> bool:
-        """Whether the response is to be the compaction alone."""
+        """The response is the compaction, without an answer."""
         return self._threshold is None
 
     async def run(self, chat: ChatRequest) -> AsyncGenerator[EventBatch]:
-        """The events of a compaction, if there is one; then the conversation begins with it."""
+        """Yield the events of a compaction, if one is needed; `contents` then has it."""
         self.last_usage = None
-        answered = max((at for at, each in enumerate(chat.messages) if each.role in ("assistant", "tool")), default=-1)
+        roles = [message.role for message in chat.messages]
+        last_answer = max((at for at, role in enumerate(roles) if role in ("assistant", "tool")), default=-1)
         threshold = self._threshold
-        if threshold is not None and (answered < 0 or await self._inference.count_tokens(chat) <= threshold):
+        if threshold is not None and (last_answer < 0 or await self._inference.count_tokens(chat) <= threshold):
             return
         summary = _Summary()
         words = _MAX_SUMMARY_WORDS if threshold is None else max(50, min(_MAX_SUMMARY_WORDS, threshold // 4))
-        async with aclosing(summary.generate(self._inference, chat, words)) as writing:
-            async for _ in writing:
+        async with aclosing(summary.generate(self._inference, chat, words)) as beginnings:
+            async for _ in beginnings:
                 self._open_item = opened = _OpenCompactionItem(
                     self._output.ids.new_item_id(id_prefix("compaction")), self._output.reserve_index()
                 )
                 yield [item_added_event(opened.index, opened.item()), _build_compacting_event(opened)]
         if threshold is None:
-            compacted = _build_partial_content(
+            content = _build_partial_content(
                 self._conversation.window().verbatim_items(), self._conversation, summary.text
             )
         else:
-            compacted = self._build_content(summary.text, len(chat.messages) - 1 - answered, threshold)
-        token = self._seal(_content_to_json(compacted))
-        self._conversation.compactions_by_token[token] = compacted
+            content = self._build_content(summary.text, len(chat.messages) - 1 - last_answer, threshold)
+        token = self._seal(_content_to_json(content))
+        self.contents[token] = content
         self.last_usage = summary.usage
         yield self._close_item(token)
 
     def close_open_items(self) -> EventBatch:
-        """The events that close what is open when the response ends before its end."""
+        """Return the events that close the open item of a response that ends early."""
         return self._close_item("")
 
     def _close_item(self, token: str) -> EventBatch:
@@ -210,52 +222,52 @@ class ResponseCompaction:
         return [item_done_event(opened.index, item)]
 
     def _build_content(self, summary: str, pending_count: int, threshold: int) -> CompactionContent:
-        """`pending` is how many messages came after the last answer."""
-        said = self._conversation.verbatim_messages(
-            ITEM_LIST_ADAPTER.validate_json(items_to_json(self._output.finished_items()))
-        )
-        earlier = said[: len(said) - pending_count]
-        kept: list[Message] = []
-        room = threshold  # in characters, which is about a quarter of it in tokens
+        """Return a compaction with the newest messages of the user that fit into a quarter of the threshold;
+        `pending_count` messages, all after the last answer, are still unanswered."""
+        items = ITEM_LIST_ADAPTER.validate_json(items_to_json(self._output.finished_items()))
+        messages = self._conversation.verbatim_messages(ResponseProgress(items, compactions=self.contents))
+        earlier = messages[: len(messages) - pending_count]
+        retained: list[Message] = []
+        room = threshold  # in characters, about a quarter of the threshold in tokens
         latest = True
         for message in reversed(earlier):
             size = len(message.model_dump_json(exclude_none=True))
             if message.role != "user" or size <= room or (latest and not pending_count):
-                kept.append(message)
+                retained.append(message)
                 room -= size if message.role == "user" else 0
             latest = latest and message.role != "user"
         return CompactionContent(
             summary=summary,
-            verbatim_messages=kept[::-1],
-            pending_messages=said[len(said) - pending_count :],
+            verbatim_messages=retained[::-1],
+            pending_messages=messages[len(messages) - pending_count :],
             replaces_history=True,
         )
 
 
 class _Summary:
-    """What the model makes of a chat. `text` and `usage` are there when `write` has ended."""
+    """Summary of a chat by its model. `text` and `usage` are complete when `generate` has ended."""
 
     def __init__(self) -> None:
         self.text = ""
         self.usage = Usage()
 
     async def generate(self, inference: Inference, chat: ChatRequest, max_words: int) -> AsyncGenerator[None]:
-        """Ask for it; yields once, when the model begins. Raises as `Inference.chat` does, and UpstreamError for a
-        model that says nothing."""
+        """Have the model write the summary; yields once, when the model begins. Raises like `Inference.chat`, and
+        UpstreamError for an empty summary."""
         fields = {name: value for name in _COPIED_FIELDS if (value := getattr(chat, name)) is not None}
         prompt = Message(role="user", content=_PROMPT.format(words=max_words))
         request = ChatRequest.model_validate({**fields, "messages": [*chat.messages, prompt]})
         begun = False
-        # where less than the bound is left of the model's context, that is the bound
+        # without a bound, the model's own context is the bound: it may have less room than the first one
         for bound in (_MAX_SUMMARY_TOKENS, None):
             bounded = request.model_copy(update={"max_completion_tokens": bound})
             try:
-                async with aclosing(inference.chat(bounded)) as steps:
-                    async for step in steps:
+                async with aclosing(inference.chat(bounded)) as batches:
+                    async for deltas in batches:
                         if not begun:
                             begun = True
                             yield
-                        self._apply_deltas(step)
+                        self._apply_deltas(deltas)
                 break
             except ContextLengthExceeded:
                 if begun or bound is None:
@@ -277,10 +289,10 @@ class _Summary:
 def _build_partial_content(
     retained_items: Sequence[InputMessage], conversation: Conversation, summary: str
 ) -> CompactionContent:
-    """A compaction that leaves these messages as they are, and keeps what else was said."""
-    shown = conversation.render_items(retained_items)
-    kept = [message for message in conversation.verbatim_messages() if message not in shown]
-    return CompactionContent(summary=summary, verbatim_messages=kept, replaces_history=False)
+    """Return a compaction that leaves these messages in the conversation and holds the other messages itself."""
+    retained = conversation.render_items(retained_items)
+    others = [message for message in conversation.verbatim_messages() if message not in retained]
+    return CompactionContent(summary=summary, verbatim_messages=others, replaces_history=False)
 
 
 def _build_compacting_event(open_item: _OpenCompactionItem) -> ResponseCompactionCompactingEvent:

@@ -1,9 +1,9 @@
-"""What a request stands on: its own input items, made whole, and all that came before them."""
+"""Conversation: the input items of a request and the history before them, as the model will read them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 from openai.types.responses.response import InputTransformation
@@ -14,7 +14,6 @@ from apis.responses import CreateResponse
 from apis.wire.item_parts import InputFile, InputImage
 from apis.wire.items import (
     AssistantMessage,
-    CompactionItem,
     CompactionTrigger,
     InputMessage,
     Item,
@@ -39,7 +38,7 @@ from providers.responses.tools.mcp.approvals import find_approved_calls
 
 
 class HistorySource(Protocol):
-    """Where a request finds what it refers to: a History, or a connection's own memory before one."""
+    """Source of the responses and items that a request refers to: the store, or a connection's own cache before it."""
 
     async def load_history(self, response_id: str, *, tenant: str) -> LoadedHistory: ...
 
@@ -47,78 +46,99 @@ class HistorySource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ResponseProgress:
+    """Output of a running response that its next turn has to read: the items in order, with a ToolResultRecord for
+    each call that has no item; the results of hosted calls, by item id; and its compactions, by sealed token."""
+
+    items: Sequence[Item | ToolResultRecord] = ()
+    tool_results: Mapping[str, ToolResultRecord] = field(default_factory=dict[str, ToolResultRecord])
+    compactions: Mapping[str, CompactionContent] = field(default_factory=dict[str, CompactionContent])
+
+
+_NO_PROGRESS: Final = ResponseProgress()
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
-    """`given` are the request's own items, with references resolved; `told` is what all hosted calls gave, by item;
-    `attached` are the files of all items, as the model is to be told them; `compacted` the compactions that could be
-    opened, by what they are sealed in."""
+    """Everything before a response. `input_items` are the request's own, with references resolved; `tool_results` the
+    results of all hosted calls, by item id; `attachments` the files of all items, as the model reads them;
+    `compactions` the contents of the compactions that this server could open, by sealed token."""
 
     history: LoadedHistory
     input_items: Sequence[Item]
-    tool_results: dict[str, ToolResultRecord]
+    tool_results: Mapping[str, ToolResultRecord]
     instructions: str | None
     attachments: Mapping[InputFile | InputImage, ContentPart] = field(
         default_factory=dict[InputFile | InputImage, ContentPart]
     )
-    compactions_by_token: dict[str, CompactionContent] = field(default_factory=dict[str, CompactionContent])
+    compactions: Mapping[str, CompactionContent] = field(default_factory=dict[str, CompactionContent])
     current_turn_only: bool = False
-    """Whether the model is shown no thoughts of earlier turns."""
+    """The model does not see the reasoning of earlier turns."""
     must_compact: bool = False
-    """Whether it is to be compacted, and not answered."""
+    """The response is a compaction instead of an answer."""
 
     @property
     def items(self) -> Sequence[Item]:
-        """All that came before the response."""
+        """All items before the response."""
         return [*self.history.items, *self.input_items]
 
     def messages(
-        self, output_items: Sequence[Item | ToolResultRecord] = (), *, supports_namespaces: bool = False
+        self, progress: ResponseProgress = _NO_PROGRESS, *, supports_namespaces: bool = False
     ) -> list[Message]:
-        """The conversation as a model is shown it; `made` is what the running response has put out so far."""
-        if self.compactions_by_token or self.current_turn_only:
-            messages = self.window(output_items).messages(
-                partial(self.render_items, supports_namespaces=supports_namespaces)
-            )
+        """Return the conversation as the model reads it, with the output of the running response at its end."""
+        render = partial(self._render, progress.tool_results, supports_namespaces=supports_namespaces)
+        if self.compactions or progress.compactions or self.current_turn_only:
+            messages = self.window(progress).messages(render)
         else:
-            messages = self.render_items(
-                [*self.history.items, *self.input_items, *output_items], supports_namespaces=supports_namespaces
-            )
+            messages = render([*self.history.items, *self.input_items, *progress.items])
         if self.instructions:
             messages.insert(0, Message(role="developer", content=self.instructions))
         return messages
 
-    def window(self, output_items: Sequence[Item | ToolResultRecord] = ()) -> ContextWindow:
-        """What of it a model is shown."""
-        items = [*self.history.items, *self.input_items, *output_items]
+    def window(self, progress: ResponseProgress = _NO_PROGRESS) -> ContextWindow:
+        """Return the part of the conversation that a model still reads."""
+        items = [*self.history.items, *self.input_items, *progress.items]
         return find_window(
-            drop_earlier_reasoning(items) if self.current_turn_only else items, self.compactions_by_token
+            drop_earlier_reasoning(items) if self.current_turn_only else items,
+            {**self.compactions, **progress.compactions},
         )
 
-    def verbatim_messages(self, output_items: Sequence[Item | ToolResultRecord] = ()) -> list[Message]:
-        """What a model is shown that was said to it, word for word."""
-        return self.window(output_items).verbatim_messages(self.render_items)
-
-    def is_compacted(self) -> bool:
-        """Whether there is a compaction in it."""
-        return CompactionItem in map(type, self.input_items) or CompactionItem in map(type, self.history.items)
+    def verbatim_messages(self, progress: ResponseProgress = _NO_PROGRESS) -> list[Message]:
+        """Return the messages of users and developers that the model still reads word for word."""
+        return self.window(progress).verbatim_messages(self.render_items)
 
     def input_transformations(self) -> Sequence[InputTransformation]:
-        """What of the request's own input no model is shown."""
+        """Return the items of the request's own input that are not shown to the model."""
         return list_dropped_reasoning(self.input_items) if self.current_turn_only else ()
 
-    def render_items(
-        self, items: Sequence[Item | ToolResultRecord], *, supports_namespaces: bool = False
+    def render_items(self, items: Sequence[Item | ToolResultRecord]) -> list[Message]:
+        """Return some of the conversation's items, by themselves, as messages."""
+        return self._render({}, items)
+
+    def _render(
+        self,
+        tool_results: Mapping[str, ToolResultRecord],
+        items: Sequence[Item | ToolResultRecord],
+        *,
+        supports_namespaces: bool = False,
     ) -> list[Message]:
-        """Items of it, by themselves, for a model."""
         return items_to_messages(
-            items, self.tool_results, supports_namespaces=supports_namespaces, attachments=self.attachments
+            items,
+            {**self.tool_results, **tool_results} if tool_results else self.tool_results,
+            supports_namespaces=supports_namespaces,
+            attachments=self.attachments,
         )
 
     def input_tool_results(self) -> dict[str, ToolResultRecord]:
-        """What the hosted calls among the request's own items told: it is kept with them."""
-        return {item.id: self.tool_results[item.id] for item in self.input_items if item.id in self.tool_results}
+        """Return the results of the hosted calls among the request's own items; they are stored with these items."""
+        return {
+            item.id: self.tool_results[item.id]
+            for item in self.input_items
+            if item.id is not None and item.id in self.tool_results
+        }
 
     def input_items_to_json(self, ids: ResponseIds) -> bytes:
-        """The request's items as they are kept and listed: as they came, each with an id and a type."""
+        """Return the request's items as a JSON array, as they are stored and listed, each with an id and a type."""
         return orjson.dumps([stored_item(item, ids) for item in self.input_items])
 
 
@@ -130,36 +150,48 @@ async def read_conversation(
     tenant: str,
     conversation_history: LoadedHistory | None = None,
 ) -> Conversation:
-    """`ids` are those of the response; `kept` is what the request's conversation holds, if it is a turn of one. Raises
-    InvalidRequest or NotFound where the input, or what it refers to, is wrong."""
-    past = conversation_history or LoadedHistory()
-    current_turn = request.reasoning is not None and request.reasoning.context == "current_turn"
+    """Read the request's input and the history that it follows. `ids` are those of the response;
+    `conversation_history` holds the items of the stored conversation that the request names, if it names one.
+
+    Raises InvalidRequest or NotFound where the input, or an item that it refers to, is wrong.
+    """
+    history = conversation_history or LoadedHistory()
     if request.previous_response_id is not None:
-        past = await history_source.load_history(request.previous_response_id, tenant=tenant)
-    if request.input is None or isinstance(request.input, str):
+        history = await history_source.load_history(request.previous_response_id, tenant=tenant)
+    input_items: list[Item]
+    tool_results, must_compact = history.tool_results, False
+    if isinstance(request.input, list):
+        check_items(request.input)
+        resolved, input_results = await resolve_items(request.input, history_source, tenant=tenant)
+        reject_existing_items(resolved, history)
+        input_items = [
+            item if item.id or item.type not in HOSTED_CALL_TYPES else _assign_id(item, ids) for item in resolved
+        ]
+        find_approved_calls(request, [*history.items, *input_items])
+        tool_results = {**tool_results, **input_results}
+        must_compact = CompactionTrigger in map(type, request.input)
+        if must_compact and not history.items and not input_items:
+            raise InvalidRequest("There is nothing to compact.", param="input", code="invalid_value")
+    else:
         text = request.input
-        given: list[Item] = [] if text is None else [InputMessage(type="message", role="user", content=text)]
-        return Conversation(past, given, dict(past.tool_results), request.instructions, current_turn_only=current_turn)
-    check_items(request.input)
-    given, told = await resolve_items(request.input, history_source, tenant=tenant)
-    reject_existing_items(given, past)
-    given = [item if item.id or item.type not in HOSTED_CALL_TYPES else _assign_id(item, ids) for item in given]
-    find_approved_calls(request, [*past.items, *given])
-    to_compact = CompactionTrigger in map(type, request.input)
-    told = {**past.tool_results, **told}
-    if to_compact and not past.items and not given:
-        raise InvalidRequest("There is nothing to compact.", param="input", code="invalid_value")
+        input_items = [] if text is None else [InputMessage(type="message", role="user", content=text)]
     return Conversation(
-        past, given, told, request.instructions, current_turn_only=current_turn, must_compact=to_compact
+        history,
+        input_items,
+        tool_results,
+        request.instructions,
+        current_turn_only=request.reasoning is not None and request.reasoning.context == "current_turn",
+        must_compact=must_compact,
     )
 
 
 async def resolve_items(
     items: Sequence[Item], history_source: HistorySource, *, tenant: str, field: str = "input"
 ) -> tuple[list[Item], dict[str, ToolResultRecord]]:
-    """The items with references resolved, and what hosted calls among them told. Raises NotFound."""
-    given: list[Item] = []
-    told: dict[str, ToolResultRecord] = {}
+    """Return the items with references resolved, and the stored results of the hosted calls among them, by item id.
+    `field` names the list in errors. Raises NotFound."""
+    resolved: list[Item] = []
+    tool_results: dict[str, ToolResultRecord] = {}
     for index, item in enumerate(items):
         if isinstance(item, CompactionTrigger):
             continue
@@ -171,28 +203,29 @@ async def resolve_items(
                     param=f"{field}[{index}].id",
                 )
             if stored is not None and stored[1] is not None and item.id:
-                told[item.id] = stored[1]
-            given.append(stored[0] if stored is not None and isinstance(item, ItemReference) else item)
+                tool_results[item.id] = stored[1]
+            resolved.append(stored[0] if stored is not None and isinstance(item, ItemReference) else item)
         elif isinstance(item, ReasoningItem) and item.id and _is_id_only(item):
             stored = await history_source.find_item(item.id, tenant=tenant)
-            given.append(stored[0] if stored is not None else item)
+            resolved.append(stored[0] if stored is not None else item)
         else:
-            given.append(item)
-    return given, told
+            resolved.append(item)
+    return resolved, tool_results
 
 
 def _is_id_only(item: ReasoningItem) -> bool:
-    """Whether it says nothing itself: a client that sends the id alone means what is stored."""
+    """Return whether the item is empty but for its id: the client then means the stored item."""
     return not (item.content or item.summary or item.encrypted_content)
 
 
 def _assign_id(item: Item, ids: ResponseIds) -> Item:
-    """A hosted call that its client keeps without an id: what it told is known by one."""
+    """Give a hosted call that its client stored without an id a new one: its result is looked up by id."""
     return item.model_copy(update={"id": ids.new_item_id(id_prefix(item.type or ""))})
 
 
 def stored_item(item: Item, ids: ResponseIds) -> dict[str, Any]:
-    """An item as it is kept and listed: as it came, with an id, a type, and a status where it can have one."""
+    """Return an item as it is stored and listed: as the client sent it, with an id, a type and, where its type has one,
+    a status."""
     fields: dict[str, Any] = orjson.loads(item.model_dump_json(exclude_none=True))
     fields.setdefault("type", "message")
     if "id" not in fields:

@@ -1,4 +1,4 @@
-"""Conversations in a KVStore: made, changed, read, and given to the responses that are turns of them."""
+"""StoredConversations: conversations in a KVStore, with the lock and the history that a response of one needs."""
 
 import secrets
 import time
@@ -17,7 +17,7 @@ from apis.conversations import (
 )
 from apis.errors import ConversationLocked, InvalidRequest, NotFound
 from apis.files import Page
-from apis.responses import CreateResponse
+from apis.responses import CreateResponse, InputItemListParams, ItemList
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.wire.items import Item
 from providers.responses.context.conversation import resolve_items, stored_item
@@ -40,48 +40,51 @@ from providers.responses.store.history import History
 from providers.responses.store.history_cache import LoadedHistory
 
 _DELETE_BATCH_SIZE = 500
+"""Items that are deleted in one write."""
 
 
 class StoredConversations(Conversations):
-    """The conversations of one store. They are kept until they are deleted."""
+    """The conversations of one store, which stay until they are deleted; `history` holds the other responses."""
 
     def __init__(self, kv: KVStore, history: History, *, background_s: float) -> None:
-        """`background_s` is more than a background response can take, waiting included."""
+        """`background_s` is longer than a background response can take in seconds, waiting included."""
         self._kv = kv
-        self._history = history
+        self.history = history
         self._background_s = background_s
 
     async def create(self, request: CreateConversation, *, tenant: str) -> Conversation:
         ref = ConversationKeys(tenant, f"conv_{secrets.token_hex(16)}")
-        given, told = await self._resolve_items(request.items or (), tenant)
-        head = ConversationRecord(int(time.time()), request.metadata or {})
-        _, ops = build_append_ops(ref, None, _items_to_stored(given, ref, 0), told)
-        await self._kv.write([Put(ref.record_key("conversation"), encode_conversation_entry(head), None, ABSENT), *ops])
-        return _head_to_conversation(ref, head)
+        items, tool_results = await self._resolve_items(request.items or (), tenant)
+        record = ConversationRecord(int(time.time()), request.metadata or {})
+        _, ops = build_append_ops(ref, None, _items_to_stored(items, ref, 0), tool_results)
+        await self._kv.write(
+            [Put(ref.record_key("conversation"), encode_conversation_entry(record), None, ABSENT), *ops]
+        )
+        return _record_to_conversation(ref, record)
 
     async def get(self, conversation_id: str, *, tenant: str) -> Conversation:
         ref = ConversationKeys(tenant, conversation_id)
-        return _head_to_conversation(ref, (await load_conversation_state(self._kv, ref)).record)
+        return _record_to_conversation(ref, (await load_conversation_state(self._kv, ref)).record)
 
     async def update(self, conversation_id: str, request: UpdateConversation, *, tenant: str) -> Conversation:
         ref = ConversationKeys(tenant, conversation_id)
         while True:
-            found = await load_conversation_state(self._kv, ref)
-            head = ConversationRecord(found.record.created_at, request.metadata or {})
+            state = await load_conversation_state(self._kv, ref)
+            record = ConversationRecord(state.record.created_at, request.metadata or {})
             if await self._kv.write(
-                [Put(ref.record_key("conversation"), encode_conversation_entry(head), None, found.record_version)]
+                [Put(ref.record_key("conversation"), encode_conversation_entry(record), None, state.record_version)]
             ):
-                return _head_to_conversation(ref, head)
+                return _record_to_conversation(ref, record)
 
     async def delete(self, conversation_id: str, *, tenant: str) -> None:
         ref = ConversationKeys(tenant, conversation_id)
-        while not (found := await load_conversation_state(self._kv, ref, include_deleted=True)).record.is_deleted:
-            # first nobody knows it any more, and no response can end in it; one that asks again goes on from there
-            head = ConversationRecord(found.record.created_at, {}, is_deleted=True)
+        while not (state := await load_conversation_state(self._kv, ref, include_deleted=True)).record.is_deleted:
+            # the mark comes first: no response can add to it any more, and a repeated request continues the deletion
+            record = ConversationRecord(state.record.created_at, {}, is_deleted=True)
             ends = [Delete(ref.record_key("conversation_end")), Delete(ref.record_key("conversation_floor"))]
             await self._kv.write(
                 [
-                    Put(ref.record_key("conversation"), encode_conversation_entry(head), None, found.record_version),
+                    Put(ref.record_key("conversation"), encode_conversation_entry(record), None, state.record_version),
                     *ends,
                 ]
             )
@@ -93,24 +96,24 @@ class StoredConversations(Conversations):
     async def add_items(self, conversation_id: str, request: AddItems, *, tenant: str) -> Sequence[dict[str, Any]]:
         ref = ConversationKeys(tenant, conversation_id)
         await load_conversation_state(self._kv, ref)
-        given, told = await self._resolve_items(request.items, tenant)
-        if not given:
+        items, tool_results = await self._resolve_items(request.items, tenant)
+        if not items:
             return ()
         while True:
-            found = await load_conversation_state(self._kv, ref)
-            if found.lock_entry is not None:
+            state = await load_conversation_state(self._kv, ref)
+            if state.lock_entry is not None:
                 raise ConversationLocked(ref.id)
-            start = int(found.end_entry.value) if found.end_entry is not None else 0
-            added, ops = build_append_ops(ref, found.end_entry, _items_to_stored(given, ref, start), told)
+            start = int(state.end_entry.value) if state.end_entry is not None else 0
+            added, ops = build_append_ops(ref, state.end_entry, _items_to_stored(items, ref, start), tool_results)
             keys = [ref.record_key("conversation_end"), *(ref.position_key(fields["id"]) for fields in added)]
-            end, *places = await self._kv.get_many(keys)
-            if end != found.end_entry:
+            end, *positions = await self._kv.get_many(keys)
+            if end != state.end_entry:
                 continue
-            for index, place in enumerate(places):
-                if place is not None:
+            for index, position in enumerate(positions):
+                if position is not None:
                     raise duplicate_item_error(added[index]["id"], f"items[{index}].id")
-            free = Delete(ref.record_key("conversation_floor"), ABSENT)
-            if await self._kv.write([free, *ops]) is not None:
+            expect_unlocked = Delete(ref.record_key("conversation_floor"), ABSENT)
+            if await self._kv.write([expect_unlocked, *ops]) is not None:
                 return [public_item(fields) for fields in added]
 
     async def list_items(self, conversation_id: str, params: ItemListParams, *, tenant: str) -> Page[dict[str, Any]]:
@@ -119,12 +122,12 @@ class StoredConversations(Conversations):
         reverse = params.order == "desc"
         cursor = ""
         if params.after is not None:
-            place = await self._kv.get(ref.position_key(params.after))
-            if place is None:
+            position = await self._kv.get(ref.position_key(params.after))
+            if position is None:
                 raise InvalidRequest(
                     f"The conversation has no item '{params.after}'.", param="after", code="invalid_value"
                 )
-            cursor = ref.item_key(int(place.value))
+            cursor = ref.item_key(int(position.value))
         after, before = ("", cursor) if reverse else (cursor, "")
         rows = await self._kv.scan(ref.item_prefix, after=after, before=before, limit=params.limit + 1, reverse=reverse)
         items = [_decode_item(entry.value) for _, entry in rows[: params.limit]]
@@ -133,8 +136,8 @@ class StoredConversations(Conversations):
     async def get_item(self, conversation_id: str, item_id: str, *, tenant: str) -> dict[str, Any]:
         ref = ConversationKeys(tenant, conversation_id)
         await load_conversation_state(self._kv, ref)
-        place = await self._kv.get(ref.position_key(item_id))
-        entry = None if place is None else await self._kv.get(ref.item_key(int(place.value)))
+        position = await self._kv.get(ref.position_key(item_id))
+        entry = None if position is None else await self._kv.get(ref.item_key(int(position.value)))
         if entry is None:
             raise _item_not_found(ref, item_id)
         return _decode_item(entry.value)
@@ -142,37 +145,35 @@ class StoredConversations(Conversations):
     async def delete_item(self, conversation_id: str, item_id: str, *, tenant: str) -> Conversation:
         ref = ConversationKeys(tenant, conversation_id)
         while True:
-            found = await load_conversation_state(self._kv, ref)
-            if found.lock_entry is not None:
+            state = await load_conversation_state(self._kv, ref)
+            if state.lock_entry is not None:
                 raise ConversationLocked(ref.id)
-            place = await self._kv.get(ref.position_key(item_id))
-            if place is None:
+            position = await self._kv.get(ref.position_key(item_id))
+            if position is None:
                 raise _item_not_found(ref, item_id)
             ops: list[Op] = [
                 Delete(ref.record_key("conversation_floor"), ABSENT),
-                Delete(ref.position_key(item_id), place.version),
-                Delete(ref.item_key(int(place.value))),
+                Delete(ref.position_key(item_id), position.version),
+                Delete(ref.item_key(int(position.value))),
             ]
             if await self._kv.write(ops) is not None:
-                return _head_to_conversation(ref, found.record)
-
-    # --- for responses ------------------------------------------------------------------------------------------------
+                return _record_to_conversation(ref, state.record)
 
     async def acquire_lock(self, request: CreateResponse, response_id: str, *, tenant: str) -> ConversationLock | None:
-        """The floor of the conversation that a response will add to, if it is to add to one.
+        """Lock the conversation that a response will add to, and return the lock; None where it adds to none.
 
         Raises ConversationLocked and NotFound.
         """
         if request.conversation_id is None or request.store is False:
             return None
-        floor = ConversationLock(
+        lock = ConversationLock(
             self._kv, ConversationKeys(tenant, request.conversation_id), response_id, self._background_s
         )
-        await floor.acquire()
-        return floor
+        await lock.acquire()
+        return lock
 
     async def load_history(self, request: CreateResponse, *, tenant: str) -> LoadedHistory | None:
-        """What the request's conversation, if it has one, holds so far. Raises NotFound."""
+        """Return the items of the request's conversation; None for a request without one. Raises NotFound."""
         if request.conversation_id is None:
             return None
         ref = ConversationKeys(tenant, request.conversation_id)
@@ -183,7 +184,20 @@ class StoredConversations(Conversations):
         self, items: Sequence[Item], tenant: str
     ) -> tuple[Sequence[Item], dict[str, ToolResultRecord]]:
         check_items(items, "items")
-        return await resolve_items(items, self._history, tenant=tenant, field="items")
+        return await resolve_items(items, self.history, tenant=tenant, field="items")
+
+
+def page_input_items(items: Sequence[dict[str, Any]], params: InputItemListParams) -> ItemList:
+    """Return a page of a response's input items, given oldest first, as clients see them."""
+    ordered = [*items] if params.order == "asc" else [*reversed(items)]
+    if params.after is not None:
+        ids = [item["id"] for item in ordered]
+        if params.after not in ids:
+            raise InvalidRequest(f"No input item has the id '{params.after}'.", param="after", code="invalid_value")
+        ordered = ordered[ids.index(params.after) + 1 :]
+    page = [public_item(item) for item in ordered[: params.limit]]
+    first_id, last_id = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return ItemList(data=page, first_id=first_id, last_id=last_id, has_more=len(ordered) > len(page))
 
 
 def _items_to_stored(items: Sequence[Item], ref: ConversationKeys, start: int) -> list[dict[str, Any]]:
@@ -199,5 +213,5 @@ def _item_not_found(ref: ConversationKeys, item_id: str) -> NotFound:
     return NotFound(f"Item with id '{item_id[:256]}' not found in conversation '{ref.id}'.", param="item_id")
 
 
-def _head_to_conversation(ref: ConversationKeys, head: ConversationRecord) -> Conversation:
-    return Conversation(id=ref.id, object="conversation", created_at=head.created_at, metadata=head.metadata)
+def _record_to_conversation(ref: ConversationKeys, record: ConversationRecord) -> Conversation:
+    return Conversation(id=ref.id, object="conversation", created_at=record.created_at, metadata=record.metadata)

@@ -1,7 +1,8 @@
-"""Responses items <-> chat messages. Pure functions.
+"""Responses items -> chat messages. Pure functions.
 
-A model sees a conversation as messages: one assistant message holds the thought, the text and the calls of one answer,
-and each call's answer follows it. Items are finer: this file groups them, and refuses what cannot be grouped.
+A model reads a conversation as messages: one assistant message holds the reasoning, the text and the calls of one
+answer, and the output of each call follows it. Items are finer: they are grouped here, and refused where they do not
+fit together.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,11 +50,10 @@ _NO_ATTACHMENTS: Final[Mapping[InputFile | InputImage, ContentPart]] = {}
 
 
 def check_items(items: Sequence[Item], field: str = "input") -> None:
-    """Refuse, by index, what is legal in the API and not offered here, and ids that come twice. `field`
-    is where the request has them."""
+    """Raise InvalidRequest, naming the index in `field`, for a repeated id, a misplaced trigger or a wrong part."""
     seen: set[str] = set()
     for index, item in enumerate(items):
-        if isinstance(item, ItemReference | LocalShellCallOutput):  # its id is that of its call
+        if isinstance(item, ItemReference | LocalShellCallOutput):  # the id of another item
             continue
         if isinstance(item, CompactionTrigger):
             if field != "input" or index != len(items) - 1:
@@ -80,37 +80,38 @@ def items_to_messages(
     supports_namespaces: bool = False,
     attachments: Mapping[InputFile | InputImage, ContentPart] = _NO_ATTACHMENTS,
 ) -> list[Message]:
-    """The conversation as a model sees it. `told` holds, by item id, what hosted calls gave; one among the items is a
-    call that has no item. `grouped` is for models that know namespaces. `attached` are the items' files, read.
+    """Return the messages of a conversation. `tool_results` are the results of hosted calls, by item id; a
+    ToolResultRecord among the items is a call without an item. `attachments` are the items' files, as the model reads
+    them.
 
     Raises InvalidRequest where a call has no output or an output no call.
     """
-    grouping = _MessageBuilder()
-    typed = _TypedItemReader(grouping, tool_results, supports_namespaces=supports_namespaces)
+    builder = _MessageBuilder()
+    typed_items = _TypedItemReader(builder, tool_results, supports_namespaces=supports_namespaces)
     for item in items:
         match item:
             case ToolResultRecord():
-                grouping.add_tool_result(
+                builder.add_tool_result(
                     item if supports_namespaces else replace(item, name=item.name.replace(".", "__"))
                 )
             case InputMessage(role=role, content=content):
-                grouping.add_message(Message(role=role, content=_content_to_chat(content, attachments)))
+                builder.add_message(Message(role=role, content=_content_to_chat(content, attachments)))
             case AssistantMessage():
-                grouping.add_assistant_message(item)
+                builder.add_assistant_message(item)
             case ReasoningItem():
-                grouping.add_reasoning(item)
+                builder.add_reasoning(item)
             case FunctionCallItem() | CustomToolCallItem():
                 if item.status != "incomplete":
-                    grouping.add_call(_item_to_call(item, supports_namespaces=supports_namespaces))
+                    builder.add_call(_item_to_call(item, supports_namespaces=supports_namespaces))
             case FunctionCallOutput() | CustomToolCallOutput():
-                grouping.add_call_output(item.call_id, _content_to_chat(item.output, attachments))
+                builder.add_call_output(item.call_id, _content_to_chat(item.output, attachments))
             case AdditionalTools() | ConfigurationUpdate() | CompactionTrigger():
                 pass
             case ItemReference():
                 raise InvalidRequest(f"Item with id '{item.id}' not found.", param="input")
             case _:
-                typed.read_item(item)
-    return grouping.finish()
+                typed_items.read_item(item)
+    return builder.finish()
 
 
 def _item_to_call(item: FunctionCallItem | CustomToolCallItem, *, supports_namespaces: bool) -> ChatToolCall:
@@ -122,7 +123,7 @@ def _item_to_call(item: FunctionCallItem | CustomToolCallItem, *, supports_names
 
 
 class _TypedItemReader:
-    """Reads the items of typed tools into a grouping."""
+    """Adds the items of typed tools to the messages."""
 
     def __init__(
         self, builder: "_MessageBuilder", tool_results: Mapping[str, ToolResultRecord], *, supports_namespaces: bool
@@ -138,12 +139,12 @@ class _TypedItemReader:
             self._approval_requests[item.id] = item
         elif isinstance(item, McpApprovalResponse):
             request = self._approval_requests.get(item.approval_request_id)
-            if request is not None and not item.approve:  # one that was approved is told by its call
+            if request is not None and not item.approve:  # an approved call has an item of its own
                 self._builder.add_tool_result(self._refused_call_result(request, item.reason))
         elif (call := item_to_client_call(item)) is not None:
             self._call_ids[item.id or ""] = call.id
-            written = self._tool_results.get(item.id or "")
-            function = CalledFunction(name=written.name, arguments=written.arguments) if written else call.function
+            result = self._tool_results.get(item.id or "")
+            function = CalledFunction(name=result.name, arguments=result.arguments) if result else call.function
             self._builder.add_call(FunctionCall(id=call.id, function=function))
         elif (output := item_to_client_output(item, self._call_ids)) is not None:
             self._builder.add_call_output(*output)
@@ -154,19 +155,21 @@ class _TypedItemReader:
             )
 
     def _refused_call_result(self, request: McpApprovalRequest, reason: str | None) -> ToolResultRecord:
-        before = self._tool_results.get(request.id)
+        result = self._tool_results.get(request.id)
         name = (
-            before.name
-            if before
+            result.name
+            if result
             else qualified_name(request.server_label, request.name, supports_namespaces=self._supports_namespaces)
         )
-        identity = before.call_id if before else request.id
-        why = f" They said: {reason}" if reason else ""
-        return ToolResultRecord(identity, name, request.arguments, f"Not run: the user did not approve this call.{why}")
+        call_id = result.call_id if result else request.id
+        words = f" They said: {reason}" if reason else ""
+        return ToolResultRecord(
+            call_id, name, request.arguments, f"Not run: the user did not approve this call.{words}"
+        )
 
 
 class _MessageBuilder:
-    """The messages so far, and the assistant message being gathered."""
+    """Finished messages, and the assistant message that items are being added to."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -184,7 +187,7 @@ class _MessageBuilder:
         self._turn = 0
 
     def flush(self) -> None:
-        """End the assistant message being gathered; what hosted tools told follows it."""
+        """Finish the assistant message; the results of its hosted calls follow it."""
         if self._reasoning or self._text or self._refusal or self._calls:
             self.messages.append(
                 Message(
@@ -201,9 +204,8 @@ class _MessageBuilder:
 
     def add_message(self, message: Message) -> None:
         if self._unanswered_call_ids:
-            self._deferred_messages.append(
-                message
-            )  # said while a tool ran: nothing may come between a call and its answer
+            # it was sent while a tool ran: no message may stand between a call and its output
+            self._deferred_messages.append(message)
         else:
             self.flush()
             self.messages.append(message)
@@ -225,20 +227,19 @@ class _MessageBuilder:
         if not self._awaits_output() and (self._text or self._refusal or self._calls):
             self.flush()
         parts = item.content or item.summary or ()
-        thought = "".join(part.text for part in parts)
-        if thought:
-            self._reasoning.append(thought)
+        text = "".join(part.text for part in parts)
+        if text:
+            self._reasoning.append(text)
 
     def add_call(self, call: ChatToolCall) -> None:
         self._calls.append(call)
         self._unanswered_call_ids[call.id] = None
 
     def add_tool_result(self, tool_result: ToolResultRecord | None) -> None:
-        # without what it told, the call says nothing to a model: a client sent it along, and the store has it no more
-        if tool_result is None:
+        if tool_result is None:  # a client sent the item, and its result is not stored any more: no model reads it
             return
         if self._tool_messages and tool_result.turn != self._turn and not self._awaits_output():
-            self.flush()  # the model had been told of those before when it made this one
+            self.flush()  # the model had read the earlier results when it made this call
         self._turn = tool_result.turn
         if tool_result.custom:
             custom = CalledCustomTool(name=tool_result.name, input=tool_result.arguments)
@@ -266,8 +267,8 @@ class _MessageBuilder:
         return self.messages
 
     def _awaits_output(self) -> bool:
-        """Whether a call of the message being gathered still wants its answer: then more joins the same message,
-        because nothing may come between a call and its answer."""
+        """Return whether a call of the assistant message has no output yet: then further items join this message,
+        because no message may stand between a call and its output."""
         return any(call.id in self._unanswered_call_ids for call in self._calls)
 
 
@@ -295,26 +296,26 @@ def _part_to_chat(part: InputContentPart, attachments: Mapping[InputFile | Input
 
 def _check_parts(parts: Sequence[InputContentPart], param: str) -> None:
     for index, part in enumerate(parts):
-        where = f"{param}[{index}]"
+        location = f"{param}[{index}]"
         if isinstance(part, InputText):
             continue
         if isinstance(part, InputFile):
-            _check_one_of(part, ("file_data", "file_id", "file_url"), where)
+            _check_one_of(part, ("file_data", "file_id", "file_url"), location)
             continue
-        _check_one_of(part, ("image_url", "file_id"), where)
+        _check_one_of(part, ("image_url", "file_id"), location)
         if part.image_url:
-            _check_image_url(part.image_url, where)
+            _check_image_url(part.image_url, location)
 
 
 def _check_one_of(part: InputFile | InputImage, fields: Sequence[str], param: str) -> None:
-    given = [name for name in fields if getattr(part, name)]
-    if not given:
+    present = [name for name in fields if getattr(part, name)]
+    if not present:
         listed = ", ".join(f"`{name}`" for name in fields[:-1])
         message = f"The part needs {listed} or `{fields[-1]}`."
         raise InvalidRequest(message, param=f"{param}.{fields[0]}", code="missing_required_parameter")
-    if len(given) > 1:
-        message = f"The part has both `{given[0]}` and `{given[1]}`: give one of them."
-        raise InvalidRequest(message, param=f"{param}.{given[1]}", code="mutually_exclusive_parameters")
+    if len(present) > 1:
+        message = f"The part has both `{present[0]}` and `{present[1]}`: give one of them."
+        raise InvalidRequest(message, param=f"{param}.{present[1]}", code="mutually_exclusive_parameters")
 
 
 def _check_image_url(url: str, param: str) -> None:

@@ -4,7 +4,7 @@ The registry knows how each tool reads its own items. A hosted call is read from
 result of it, because its client stores the conversation.
 """
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 
 from apis.chat import CalledFunction, FunctionCall, NativeToolName
 from apis.wire.items import Item
@@ -40,17 +40,19 @@ def item_to_tool_result(item: Item, native_tools: frozenset[NativeToolName]) -> 
 
 
 def rewrite_for_model(
-    items: Iterable[Item], tool_results: MutableMapping[str, ToolResultRecord], native_tools: frozenset[NativeToolName]
-) -> None:
-    """Rewrite the results of hosted calls in `tool_results`, by item id, for a model with these native tools: the model
-    that called may have used other names and arguments. Add the results that only the items themselves show."""
+    items: Iterable[Item], tool_results: Mapping[str, ToolResultRecord], native_tools: frozenset[NativeToolName]
+) -> dict[str, ToolResultRecord]:
+    """Return the results of hosted calls, by item id, as a model with these native tools reads them: the model that
+    called may have used other names and arguments. Results that only the items themselves show are added."""
+    rewritten = {**tool_results}
     for item in items:
         if not item.id:
             continue
-        stored = tool_results.get(item.id)
+        stored = rewritten.get(item.id)
         if stored is None:
             stored = item_to_tool_result(item, native_tools)
         elif (tool_type := TYPES_BY_CALL_ITEM.get(type(item))) is not None and tool_type.call_for_model is not None:
             stored = tool_type.call_for_model(item, stored, native_tools)
         if stored is not None:
-            tool_results[item.id] = stored
+            rewritten[item.id] = stored
+    return rewritten

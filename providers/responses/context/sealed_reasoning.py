@@ -1,4 +1,4 @@
-"""Reasoning on its way to a client that keeps it for us, and back."""
+"""SealedReasoning: encrypted reasoning that clients store for this server and send back."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,18 +15,20 @@ from providers.responses.store.history_cache import LoadedHistory
 
 ENCRYPTED_CONTENT_INCLUDE: Final = "reasoning.encrypted_content"
 _KEY_RECORD: Final = "/reasoning-key"
+"""Key of the store's own sealing key; it belongs to no tenant."""
 
 
 class SealedReasoning:
-    """Seals what leaves and opens what comes back. Without `keys`, with one that all workers on this store share: the
-    first that needs it makes it."""
+    """Seals the reasoning of responses and unseals that of requests. Without `keys`, all workers on one store share a
+    key that the first of them generates and stores there."""
 
     def __init__(self, keys: Sequence[SecretStr], kv: KVStore) -> None:
         self._kv = kv
         self._sealer = Sealer([key.get_secret_value().encode() for key in keys]) if keys else None
 
     async def build_seal(self, request: CreateResponse, tenant: str) -> Callable[[str], str] | None:
-        """What seals the response's reasoning, where the client asks for it or nobody else would keep it."""
+        """Return the function that seals the response's reasoning; None for a stored response, unless the request
+        includes it."""
         if ENCRYPTED_CONTENT_INCLUDE not in (request.include or ()) and request.store is not False:
             return None
         sealer = await self.load_sealer()
@@ -35,25 +37,25 @@ class SealedReasoning:
     async def unseal_request(
         self, request: CreateResponse, tenant: str
     ) -> tuple[CreateResponse, Sequence[InputTransformation]]:
-        """The request with its sealed reasoning opened, and what of it says nothing here, which no model is shown."""
+        """Return the request with its reasoning unsealed, and the items that cannot be, which no model sees."""
         if not isinstance(request.input, list) or not any(map(_is_sealed, request.input)):
             return request, ()
         items, removed = _unseal_items(request.input, await self.load_sealer(), tenant, request.model)
         return request.model_copy(update={"input": items}), removed
 
     async def unseal_history(self, history: LoadedHistory, model: str, tenant: str) -> LoadedHistory:
-        """A conversation with what it was given sealed, opened as far as this model may know it."""
+        """Return the history with the reasoning unsealed that this model may read."""
         if not any(map(_is_sealed, history.items)):
             return history
         return replace(history, items=_unseal_items(history.items, await self.load_sealer(), tenant, model)[0])
 
     async def load_sealer(self) -> Sealer:
-        """What seals and opens here, whatever it is that clients keep."""
+        """Return the Sealer for everything that clients store for this server."""
         if self._sealer is None:
             key = generate_key()
             if await self._kv.write([Put(_KEY_RECORD, key, None, ABSENT)]) is None:
-                found = await self._kv.get(_KEY_RECORD)
-                key = found.value if found is not None else key
+                entry = await self._kv.get(_KEY_RECORD)
+                key = entry.value if entry is not None else key
             self._sealer = Sealer([key])
         return self._sealer
 
@@ -71,7 +73,7 @@ def _unseal_items(
             text = sealer.unseal(item.encrypted_content, tenant=tenant, model=model)
         except UnsealError as exc:
             items.append(item)
-            if not item.content:  # else the client kept the thought itself as well
+            if not item.content:  # else the client also sent the plain text
                 removed.append(
                     InputTransformation(id=item.id or "", action="removed", reason=exc.reason, type="reasoning")
                 )

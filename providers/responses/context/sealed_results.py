@@ -1,14 +1,15 @@
-"""What hosted calls told, on its way to a client that keeps it for us, and back.
+"""SealedToolResults: results of hosted calls that clients store for this server, in the items of the calls.
 
-An item says to a client what was done; what the model was told, it does not say. Where nobody else keeps that, the item
-carries it sealed, in a field of its own (`encrypted_content`, as reasoning has one), so that the item given back means
-the same to the model as it did.
+The item of a hosted call shows the client what was done, not which text the model read. Where this server does not
+store that text, the item carries it sealed in `encrypted_content`, as reasoning items do, and the model reads the same
+text when the client sends the item back.
 """
 
 import base64
 import binascii
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -25,7 +26,7 @@ from providers.responses.tools.models import ModelCatalog
 
 SEALED_FIELD: Final = "encrypted_content"
 _ANY_MODEL_BINDING: Final = "told"
-"""Unlike a thought, it may be told to any model."""
+"""Stored value: it stands where reasoning has its model, because any model may read a tool result."""
 _MAX_BYTES: Final = 16 * 1024 * 1024
 
 _decode = msgspec.json.Decoder(ToolResultRecord).decode
@@ -33,38 +34,41 @@ _encode = msgspec.json.Encoder().encode
 
 
 class SealedToolResults:
-    """Seals what leaves, and finds again what was told, whoever kept it."""
+    """Seals the results of hosted calls, and restores them: from the store, from a sealed item or from its text."""
 
     def __init__(self, sealed_reasoning: SealedReasoning, model_catalog: ModelCatalog) -> None:
         self._sealed_reasoning = sealed_reasoning
         self._model_catalog = model_catalog
 
     async def build_seal(self, request: CreateResponse, tenant: str) -> Callable[[ToolResultRecord], str] | None:
-        """What seals it, where the client asks for it or nobody else would keep it."""
+        """Return the function that seals a result; None for a stored response, unless the request includes it."""
         if ENCRYPTED_CONTENT_INCLUDE not in (request.include or ()) and request.store is not False:
             return None
         sealer = await self._sealed_reasoning.load_sealer()
 
-        def seal(told: ToolResultRecord) -> str:
-            packed = base64.b64encode(zlib.compress(_encode(told))).decode()
+        def seal(tool_result: ToolResultRecord) -> str:
+            packed = base64.b64encode(zlib.compress(_encode(tool_result))).decode()
             return sealer.seal(packed, tenant=tenant, model=_ANY_MODEL_BINDING)
 
         return seal
 
-    async def restore_tool_results(self, conversation: Conversation, model: str, tenant: str) -> None:
-        """Make `conversation.told` all that is known of its hosted calls, in the words of the model. A token that says
-        nothing here is passed over: then the item says what it can."""
-        unknown = (
-            (item.id, item) for item in conversation.items if item.id and item.id not in conversation.tool_results
-        )
-        sealed = {identity: token for identity, item in unknown if (token := _sealed_token(item))}
-        if sealed:
+    async def restore_tool_results(self, conversation: Conversation, model: str, tenant: str) -> Conversation:
+        """Return the conversation with the result of every hosted call that is known, under the names that the model
+        has for them. A token that cannot be opened is ignored: the item's own text is used then."""
+        items, tool_results = conversation.items, conversation.tool_results
+        tokens = {
+            item.id: token
+            for item in items
+            if item.id and item.id not in tool_results and (token := _sealed_token(item))
+        }
+        if tokens:
             sealer = await self._sealed_reasoning.load_sealer()
-            opened = {identity: _unseal_result(sealer, token, tenant) for identity, token in sealed.items()}
-            conversation.tool_results.update({identity: told for identity, told in opened.items() if told is not None})
-        calls = [item for item in conversation.items if item.type in REPLAYED_TYPES]
+            unsealed = {item_id: _unseal_result(sealer, token, tenant) for item_id, token in tokens.items()}
+            tool_results = {**tool_results, **{item_id: result for item_id, result in unsealed.items() if result}}
+        calls = [item for item in items if item.type in REPLAYED_TYPES]
         if calls:
-            rewrite_for_model(calls, conversation.tool_results, await self._model_catalog.native_tools(model))
+            tool_results = rewrite_for_model(calls, tool_results, await self._model_catalog.native_tools(model))
+        return replace(conversation, tool_results=tool_results)
 
 
 def _unseal_result(sealer: Sealer, token: str, tenant: str) -> ToolResultRecord | None:

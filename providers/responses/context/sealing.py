@@ -1,7 +1,7 @@
-"""Reasoning that a client keeps for us: sealed so that only this deployment reads it, and only where it was made.
+"""Sealer: encrypts text that clients store for this server, so that only this deployment can read it.
 
-AES-256-GCM under a key of the server's, bound to the tenant and the model: whoever changes, truncates or swaps a token,
-or sends it elsewhere, has a token that says nothing.
+AES-256-GCM under a key of the server, bound to a tenant and a model: a token that was changed or truncated, or that
+belongs to another tenant or model, cannot be unsealed.
 """
 
 import base64
@@ -28,7 +28,7 @@ RemovalReason = Literal["organization_mismatch", "model_mismatch"]
 
 
 class UnsealError(Exception):
-    """A token that says nothing here; `reason` is one of the API's words for why."""
+    """Raised for a token that cannot be unsealed; `reason` is the API's value for it."""
 
     def __init__(self, reason: RemovalReason) -> None:
         super().__init__(reason)
@@ -36,22 +36,22 @@ class UnsealError(Exception):
 
 
 def generate_key() -> bytes:
-    """A key for a deployment that was given none."""
+    """Return a new random key, for a deployment without one in its config."""
     return secrets.token_bytes(MIN_KEY_BYTES)
 
 
 class Sealer:
-    """Seals under the first key and opens under any: a key is retired by putting a new one before it."""
+    """Seals with the first key and unseals with any: a new key goes first, and old ones stay while tokens use them."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        """Raises ValueError for no key, and for one of less than 32 bytes."""
+        """Raises ValueError without a key, and for a key of less than 32 bytes."""
         if not keys or any(len(key) < MIN_KEY_BYTES for key in keys):
             raise ValueError(f"a key has at least {MIN_KEY_BYTES} bytes")
         self._keys = {_key_id(key): key for key in reversed(keys)}
         self._primary_key_id = _key_id(keys[0])
 
     def seal(self, text: str, *, tenant: str, model: str) -> str:
-        """A token of printable characters. No two are alike, whatever they hold."""
+        """Return a token of printable characters; equal texts get different tokens."""
         salt, nonce = secrets.token_bytes(SALT_BYTES), secrets.token_bytes(NONCE_BYTES)
         sealed = self._derive_cipher(self._primary_key_id, salt).encrypt(
             nonce, _encode_text(text), _associated_data(tenant, model)
@@ -62,8 +62,8 @@ class Sealer:
         )
 
     def unseal(self, token: str, *, tenant: str, model: str) -> str:
-        """What was sealed. Raises CannotOpen for what is foreign, broken, of a retired key, or another tenant's or
-        model's."""
+        """Return the sealed text. Raises UnsealError for a token that is damaged, or of an unknown key, another tenant
+        or another model."""
         try:
             data = base64.b64decode(token.removeprefix(TOKEN_PREFIX), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
@@ -76,13 +76,13 @@ class Sealer:
             raise UnsealError("model_mismatch")
         salt, nonce, sealed = rest[:SALT_BYTES], rest[SALT_BYTES:][:NONCE_BYTES], rest[SALT_BYTES + NONCE_BYTES :]
         try:
-            opened = self._derive_cipher(key_id, salt).decrypt(nonce, sealed, _associated_data(tenant, model))
+            text = self._derive_cipher(key_id, salt).decrypt(nonce, sealed, _associated_data(tenant, model))
         except InvalidTag:
             raise UnsealError("organization_mismatch") from None
-        return opened.decode("utf-8", "surrogatepass")
+        return text.decode("utf-8", "surrogatepass")
 
     def _derive_cipher(self, key_id: bytes, salt: bytes) -> AESGCM:
-        """Of a key for this token alone: random nonces under one key would one day meet."""
+        """Return the cipher of one token, under a key of its own: random nonces under one key would repeat one day."""
         derive = HKDF(algorithm=SHA256(), length=32, salt=salt, info=b"responses-stack reasoning 1")
         return AESGCM(derive.derive(self._keys[key_id]))
 

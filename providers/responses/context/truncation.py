@@ -1,7 +1,7 @@
-"""Truncating: an Inference that leaves out the oldest turns of a chat that is too long for its model.
+"""TruncatingInference: leaves out the oldest turns of a chat that is too long for its model.
 
-A turn is what the user said and all that followed until the user spoke again: a call is never parted from its output,
-nor a thought from what it led to. What the system and the developer said always stays, and so does the last turn.
+A turn is a message of the user with everything up to the user's next message: a call stays together with its output,
+and reasoning with its answer. System and developer messages always stay, and so does the last turn.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -16,12 +16,12 @@ from apis.responses import CreateResponse
 
 _INSTRUCTION_ROLES: Final = ("system", "developer")
 _MAX_RESERVED_TOKENS: Final = 4096
-"""Left for an answer whose length the request does not bound, or an eighth of the context if that is less."""
+"""Tokens reserved for an answer without a limit in the request; an eighth of the context if that is less."""
 
 
 class TruncatingInference(Inference):
-    """Over another Inference, which says what is too long: what fits costs nothing more. Raises as that one does, also
-    ContextLengthExceeded where even the last turn is too long."""
+    """Wraps an Inference, and shortens only those chats that it refuses as too long. Raises like the wrapped one, also
+    ContextLengthExceeded where the last turn alone is too long."""
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
@@ -33,66 +33,68 @@ class TruncatingInference(Inference):
         return await self._inference.count_tokens(request)
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        cuts: Sequence[int] | None = None
-        dropped, more = 0, 1
-        shorter = request
+        offsets: Sequence[int] | None = None
+        dropped_count, step = 0, 1
+        shortened = request
         while True:
             begun = False
             try:
-                async with aclosing(self._inference.chat(shorter)) as steps:
-                    async for step in steps:
+                async with aclosing(self._inference.chat(shortened)) as batches:
+                    async for deltas in batches:
                         begun = True
-                        yield step
+                        yield deltas
                 return
             except ContextLengthExceeded:
-                cuts = find_turn_offsets(request.messages) if cuts is None else cuts
-                if begun or dropped >= len(cuts):
+                offsets = find_turn_offsets(request.messages) if offsets is None else offsets
+                if begun or dropped_count >= len(offsets):
                     raise
-            if dropped == 0:
-                dropped = await self._count_turns_to_drop(request, cuts)
-            else:  # the count was no help: each try drops twice as many more
-                dropped, more = min(len(cuts), dropped + more), 2 * more
-            shorter = drop_messages_before(request, cuts[dropped - 1])
+            if dropped_count == 0:
+                dropped_count = await self._count_turns_to_drop(request, offsets)
+            else:  # the count was too low: each attempt drops twice as many more turns
+                dropped_count, step = min(len(offsets), dropped_count + step), 2 * step
+            shortened = drop_messages_before(request, offsets[dropped_count - 1])
 
     async def _count_turns_to_drop(self, request: ChatRequest, turn_offsets: Sequence[int]) -> int:
-        """How many turns have to go, as far as that can be known beforehand; at least one."""
+        """Return how many turns must be dropped, by a binary search over token counts; 1 where none can be had."""
         try:
-            context = next((each.context_tokens for each in await self.models() if each.id == request.model), None)
+            models = await self.models()
+            context = next((model.context_tokens for model in models if model.id == request.model), None)
             if context is None:
                 return 1
-            room = request.max_completion_tokens or min(_MAX_RESERVED_TOKENS, context // 8)
+            reserved = request.max_completion_tokens or min(_MAX_RESERVED_TOKENS, context // 8)
             low, high = 1, len(turn_offsets)
             while low < high:
                 middle = (low + high) // 2
-                if await self.count_tokens(drop_messages_before(request, turn_offsets[middle - 1])) + room <= context:
+                shortened = drop_messages_before(request, turn_offsets[middle - 1])
+                if await self.count_tokens(shortened) + reserved <= context:
                     high = middle
                 else:
                     low = middle + 1
-        except StackError:  # nobody says, or counts: it is found by trying
+        except StackError:  # the server cannot list its models or count: `chat` tries
             return 1
         return low
 
 
 def with_truncation(inference: Inference, request: CreateResponse) -> Inference:
-    """What makes the request's chats: it truncates where the request says that it may."""
+    """Return the Inference for the request's chats, which truncates them where the request allows it."""
     return TruncatingInference(inference) if request.truncation == "auto" else inference
 
 
 def find_turn_offsets(messages: Sequence[Message]) -> list[int]:
-    """Where a chat may be cut: the beginnings of its turns, but for the first."""
-    cuts: list[int] = []
-    before = None
-    for at, message in enumerate(messages):
+    """Return the indexes of the messages that begin a turn, except the first turn."""
+    offsets: list[int] = []
+    previous_role = None
+    for index, message in enumerate(messages):
         if message.role in _INSTRUCTION_ROLES:
             continue
-        if message.role == "user" and before not in (None, "user"):
-            cuts.append(at)
-        before = message.role
-    return cuts
+        if message.role == "user" and previous_role not in (None, "user"):
+            offsets.append(index)
+        previous_role = message.role
+    return offsets
 
 
 def drop_messages_before(request: ChatRequest, offset: int) -> ChatRequest:
-    """The chat from that message on, and all instructions before it."""
+    """Return the chat from that message on, with all instructions before it."""
     messages = request.messages
-    kept = [message for message in messages[:offset] if message.role in _INSTRUCTION_ROLES]
-    return request.model_copy(update={"messages": [*kept, *messages[offset:]]})
+    instructions = [message for message in messages[:offset] if message.role in _INSTRUCTION_ROLES]
+    return request.model_copy(update={"messages": [*instructions, *messages[offset:]]})

@@ -1,5 +1,5 @@
-"""Files that an input names by URL, kept in the part that names them: a chain goes on with what its first model saw,
-whatever became of the URL since. Clients are shown the part as they sent it.
+"""Files that an input names by URL, stored in the part that names them: later turns read the same file, even if the
+URL has changed since. Clients see the part as they sent it.
 """
 
 import base64
@@ -13,16 +13,17 @@ from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessa
 
 AttachedPart = InputFile | InputImage
 FETCHED_FIELD: Final = "stack_fetched"
+"""Extra field of a stored part that holds the file; clients never see it."""
 
 
 def attach_fetched_file(part: AttachedPart, document: Document) -> AttachedPart:
-    """The part with its file."""
-    kept = {"name": document.name, "data": base64.b64encode(document.data).decode()}
-    return part.model_copy(update={FETCHED_FIELD: kept})
+    """Return the part with its file."""
+    file = {"name": document.name, "data": base64.b64encode(document.data).decode()}
+    return part.model_copy(update={FETCHED_FIELD: file})
 
 
 def decode_fetched_file(part: AttachedPart) -> Document | None:
-    """The file that is kept with the part, if there is one."""
+    """Return the file that is stored in the part; None where there is none."""
     match (part.model_extra or {}).get(FETCHED_FIELD):
         case {"name": str(name), "data": str(data)}:
             try:
@@ -34,7 +35,7 @@ def decode_fetched_file(part: AttachedPart) -> Document | None:
 
 
 def replace_parts(item: Item, replacements: Mapping[AttachedPart, AttachedPart]) -> Item:
-    """The item with parts of it replaced."""
+    """Return the item with its parts replaced."""
     match item:
         case InputMessage(content=list() as content):
             return item.model_copy(update={"content": [_replace_part(part, replacements) for part in content]})
@@ -49,7 +50,7 @@ def _replace_part(part: InputContentPart, replacements: Mapping[AttachedPart, At
 
 
 def public_item(item: dict[str, Any]) -> dict[str, Any]:
-    """A stored item as clients are shown it."""
+    """Remove the stored files from an item, and return it as clients see it."""
     for field in ("content", "output"):
         if isinstance(item.get(field), list):
             parts: list[dict[str, Any]] = item[field]

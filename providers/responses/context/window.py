@@ -1,4 +1,4 @@
-"""What a model is still shown of a conversation: a compaction stands for what came before it. Pure functions."""
+"""ContextWindow: the part of a conversation that a model still reads, after compaction. Pure functions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ from providers.responses.events.tool_result import ToolResultRecord
 
 ToMessages = Callable[[Sequence[Item | ToolResultRecord]], list[Message]]
 SUMMARY_PREFIX: Final = "The conversation so far was shortened here. This is a summary of it; go on from there.\n\n"
-"""What a summary is told under."""
+"""Text before a summary, in a message of the user."""
 
 
 class CompactionContent(Wire):
-    """What a compaction item holds. It stands for all that came before it: `kept` is what was said there, word for
-    word, `summary` is all the rest, and `pending` is what was said last and not answered yet. One that is not `alone`
-    leaves the messages before it as they are."""
+    """Sealed content of a compaction item, which replaces the items before it: `verbatim_messages` are messages of
+    users and developers word for word, `summary` is everything else, and `pending_messages` are the last ones, which
+    have no answer yet. Without `replaces_history`, messages of users and developers before the item stay."""
 
     summary: str
     verbatim_messages: list[Message] = Field(
@@ -40,60 +40,61 @@ class CompactionContent(Wire):
 
 @dataclass(frozen=True, slots=True)
 class ContextWindow:
-    """`after` are the items that follow the newest compaction, `before` the messages that it left as they are. Without
-    one, `after` is all there is."""
+    """The newest compaction, the items after it, and the messages before it that it does not replace. Without a
+    compaction, all items are recent ones."""
 
     recent_items: Sequence[Item | ToolResultRecord]
     earlier_messages: Sequence[InputMessage] = ()
     compaction: CompactionContent | None = field(default=None)
 
     def messages(self, to_messages: ToMessages) -> list[Message]:
-        """All that the model is shown."""
-        after = to_messages(self.recent_items)
+        """Return all messages that the model reads."""
+        recent = to_messages(self.recent_items)
         if self.compaction is None:
-            return after
+            return recent
         summary = Message(role="user", content=SUMMARY_PREFIX + self.compaction.summary)
-        return [*self._render_earlier_messages(to_messages), summary, *self.compaction.pending_messages, *after]
+        return [*self._render_earlier_messages(to_messages), summary, *self.compaction.pending_messages, *recent]
 
     def verbatim_messages(self, to_messages: ToMessages) -> list[Message]:
-        """What of it was said to the model, word for word, in order."""
-        after = to_messages([item for item in self.recent_items if isinstance(item, InputMessage)])
+        """Return the messages of users and developers in the window, word for word, in order."""
+        recent = to_messages([item for item in self.recent_items if isinstance(item, InputMessage)])
         pending = self.compaction.pending_messages if self.compaction is not None else ()
-        return [*self._render_earlier_messages(to_messages), *pending, *after]
+        return [*self._render_earlier_messages(to_messages), *pending, *recent]
 
     def verbatim_items(self) -> list[InputMessage]:
-        """The same, as far as it is items: the rest is in the compaction."""
+        """Return the items of `verbatim_messages`; those that the compaction holds have none."""
         return [*self.earlier_messages, *(item for item in self.recent_items if isinstance(item, InputMessage))]
 
     def _render_earlier_messages(self, to_messages: ToMessages) -> list[Message]:
-        before = to_messages(self.earlier_messages)
-        kept = self.compaction.verbatim_messages if self.compaction is not None else ()
-        # a client may go on sending its own instructions, which the compaction holds too
-        return [*(message for message in kept if message not in before), *before]
+        earlier = to_messages(self.earlier_messages)
+        compacted = self.compaction.verbatim_messages if self.compaction is not None else ()
+        # a client may send its own instructions with each request, although the compaction holds them too
+        return [*(message for message in compacted if message not in earlier), *earlier]
 
 
 def find_window(
     items: Sequence[Item | ToolResultRecord], compactions_by_token: Mapping[str, CompactionContent]
 ) -> ContextWindow:
-    """`compacted` are the compactions that could be opened, by what they are sealed in."""
+    """Return the window of these items; the compactions are those that could be opened, by sealed token."""
     if compactions_by_token:
-        for at in range(len(items) - 1, -1, -1):
-            item = items[at]
-            found = compactions_by_token.get(item.encrypted_content) if isinstance(item, CompactionItem) else None
-            if found is not None:
-                left = () if found.replaces_history else [each for each in items[:at] if isinstance(each, InputMessage)]
-                return ContextWindow(items[at + 1 :], left, found)
+        for index in range(len(items) - 1, -1, -1):
+            item = items[index]
+            content = compactions_by_token.get(item.encrypted_content) if isinstance(item, CompactionItem) else None
+            if content is not None:
+                before = () if content.replaces_history else items[:index]
+                earlier = [message for message in before if isinstance(message, InputMessage)]
+                return ContextWindow(items[index + 1 :], earlier, content)
     return ContextWindow(items)
 
 
 def drop_earlier_reasoning(items: Sequence[Item | ToolResultRecord]) -> list[Item | ToolResultRecord]:
-    """The items without the reasoning of the turns before the last one."""
-    begin = _last_turn_start(items)
-    return [item for at, item in enumerate(items) if at >= begin or not isinstance(item, ReasoningItem)]
+    """Return the items without the reasoning of all turns before the last one."""
+    start = _last_turn_start(items)
+    return [item for index, item in enumerate(items) if index >= start or not isinstance(item, ReasoningItem)]
 
 
 def list_dropped_reasoning(items: Sequence[Item]) -> list[InputTransformation]:
-    """What `without_earlier_thoughts` leaves out, as the API tells it."""
+    """Return the items that `drop_earlier_reasoning` leaves out, as the API lists them."""
     return [
         InputTransformation(id=item.id or "", action="removed", reason="turn_boundary", type="reasoning")
         for item in items[: _last_turn_start(items)]
@@ -102,9 +103,9 @@ def list_dropped_reasoning(items: Sequence[Item]) -> list[InputTransformation]:
 
 
 def _last_turn_start(items: Sequence[Item | ToolResultRecord]) -> int:
-    """Where the last turn begins: with what the user said last."""
-    for at in range(len(items) - 1, -1, -1):
-        item = items[at]
+    """Return the index of the user's last message, with which the last turn begins."""
+    for index in range(len(items) - 1, -1, -1):
+        item = items[index]
         if isinstance(item, InputMessage) and item.role == "user":
-            return at
+            return index
     return 0

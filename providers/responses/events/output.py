@@ -2,24 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from openai.types.responses import ResponseOutputItem
 
 from apis.tool_runtime import Source
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
-
-
-class PlaceableItem(Protocol):
-    """An item that the output gives an id and an index before it opens."""
-
-    id: str
-    index: int
-    output: "ResponseOutput | None"
-
-    @property
-    def id_prefix(self) -> str: ...
 
 
 class ResponseOutput:
@@ -29,32 +17,30 @@ class ResponseOutput:
         self,
         ids: ResponseIds,
         max_tool_output_chars: int = 100_000,
+        *,
         reasoning_sealer: Callable[[str], str] | None = None,
+        tool_result_sealer: Callable[[ToolResultRecord], str] | None = None,
+        is_json: bool = False,
+        items: Sequence[ResponseOutputItem] = (),
     ) -> None:
-        """`reasoning_sealer` encrypts reasoning for a client that stores the conversation; None for other clients.
-        `max_tool_output_chars` bounds the output of each tool call that the model sees."""
+        """The sealers encrypt what the client stores for this server; None where it stores nothing. `is_json` says
+        that the text must be JSON; `items` are those of an earlier attempt, which this one resumes."""
         self.ids = ids
         self.reasoning_sealer = reasoning_sealer
-        self.items: list[ResponseOutputItem | None] = []
+        self.is_json = is_json
+        self.items: list[ResponseOutputItem | None] = [*items]
         self.sources: dict[int, Source] = {}
         self.files: dict[str, ContainerFile] = {}
-        """The files that programs wrote, by the paths that the model may link to."""
-        self.is_json = False
-        """True if the answer's text is JSON."""
+        """Files that programs wrote, by the paths that the model may link to."""
         self.turn = 0
-        self.tool_result_sealer: Callable[[ToolResultRecord], str] | None = None
+        """Number of the model's turn that is running."""
+        self._tool_result_sealer = tool_result_sealer
         self._max_chars = max_tool_output_chars
 
     def reserve_index(self) -> int:
         """Return the `output_index` of a new item. The one place where it is assigned."""
         self.items.append(None)
         return len(self.items) - 1
-
-    def place_item(self, call: PlaceableItem) -> None:
-        """Give the call its id and index; its item opens next."""
-        call.id = self.ids.new_item_id(call.id_prefix)
-        call.index = self.reserve_index()
-        call.output = self
 
     def finished_items(self) -> list[ResponseOutputItem]:
         return [item for item in self.items if item is not None]
@@ -67,10 +53,10 @@ class ResponseOutput:
         return numbered
 
     def seal_tool_result(self, tool_result: ToolResultRecord) -> str | None:
-        """Return the encrypted result for a client that stores the conversation; None if the client needs none."""
-        if self.tool_result_sealer is None:
+        """What a client is given of it to keep for us; None where it is given nothing."""
+        if self._tool_result_sealer is None:
             return None
-        return self.tool_result_sealer(
+        return self._tool_result_sealer(
             replace(tool_result, output=self.truncate_text(tool_result.output), turn=self.turn)
         )
 

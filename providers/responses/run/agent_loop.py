@@ -1,42 +1,42 @@
-"""The inner loop: the model answers, the server runs its own tools, the model goes on, until it wants no more here."""
+"""AgentLoop: the turns of one response. The model answers, the server runs its own tools, the model continues with
+their results, until it ends its answer or calls a tool of the client."""
 
-import asyncio
-import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Final
 
+import msgspec
 from openai.types.responses import ResponseOutputItemDoneEvent, ResponseStreamEvent
 from openai.types.responses.response_output_item import McpListTools
 
 from apis.chat import ChatRequest, Message
 from apis.deltas import Finish, Usage
-from apis.errors import StackError, ToolFailed, UpstreamError
+from apis.errors import ToolFailed, UpstreamError
 from apis.events import EventBatch
 from apis.inference import Inference
 from apis.wire.items import ITEM_LIST_ADAPTER, Item, items_to_json
 from providers.responses.context.compaction import ResponseCompaction
-from providers.responses.context.conversation import Conversation
+from providers.responses.context.conversation import Conversation, ResponseProgress
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import IncompleteReason, add_usage
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.run.checkpoint import Checkpoint, ResumePoint, lost_call_result
-from providers.responses.run.concurrency import EmitEvents, run_concurrently
+from providers.responses.run.checkpoint import Checkpoint, lost_call_result
+from providers.responses.run.hosted_calls import HostedCallRunner, ToolCallLimits
 from providers.responses.run.turn import TurnStream, join_deltas
 from providers.responses.tools.call import HostedCall
 from providers.responses.tools.choice_policy import ToolChoicePolicy
 from providers.responses.tools.offered import OfferedTools
 
-_log = logging.getLogger(__name__)
-
 _MAX_REPEATS: Final = 5
+"""Number of equal hosted calls in a row after which the next one is refused."""
 _MAX_REJECTED_TURNS: Final = 3
+"""Number of turns without a valid call after which the model gets one last turn without tools."""
 _MAX_UNMET_DEMANDS: Final = 2
-"""How often a model is asked for a call that is demanded."""
+"""Number of turns in a row without the call that `tool_choice` requires after which the response fails."""
 _MAX_CALLS_PER_TURN: Final = 64
+"""Number of hosted calls of one turn; further ones are refused."""
 _INCOMPLETE_REASONS: Final[Mapping[str, IncompleteReason]] = {
     "length": "max_output_tokens",
     "content_filter": "content_filter",
@@ -44,155 +44,143 @@ _INCOMPLETE_REASONS: Final[Mapping[str, IncompleteReason]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCallLimits:
-    """Of one response: hosted calls in all, how many of them at a time, and seconds for each."""
+class LoopPlan:
+    """Everything that the turns of one response run on. `chat` is the first turn's; `compaction` keeps the chat within
+    its threshold, or is the whole response."""
 
-    max_calls: int
-    parallel_calls: int
-    tool_timeout_s: float
+    inference: Inference
+    chat: ChatRequest
+    conversation: Conversation
+    toolbox: OfferedTools
+    limits: ToolCallLimits
+    compaction: ResponseCompaction | None = None
 
 
 class AgentLoop:
-    """The turns of one response. `usage`, `told` and `reason` are right whenever `run` is not running; `on_step` is
-    given each step at which somebody else could go on, when all events before it have been taken."""
+    """The turns of one response. `state`, `chat` (the current turn's) and `incomplete_reason` are valid whenever `run`
+    is suspended or has ended."""
 
-    def __init__(
-        self,
-        inference: Inference,
-        chat: ChatRequest,
-        conversation: Conversation,
-        output: ResponseOutput,
-        toolbox: OfferedTools,
-        limits: ToolCallLimits,
-    ) -> None:
-        self.usage = Usage()
-        self.tool_results: dict[str, ToolResultRecord] = conversation.input_tool_results()
+    def __init__(self, plan: LoopPlan, output: ResponseOutput, checkpoint: Checkpoint | None = None) -> None:
+        """Start with the first turn, or resume from `checkpoint`, whose items are in `output`."""
+        self.state = checkpoint or Checkpoint(
+            turn=0,
+            usage=Usage(),
+            token_budget=plan.chat.max_completion_tokens,
+            tool_results=plan.conversation.input_tool_results(),
+            running_indexes=[],
+            calls_left=plan.limits.max_calls,
+            requested_calls=[],
+            rejected_calls=[],
+            rejected_turn_count=0,
+        )
         self.incomplete_reason: IncompleteReason | None = None
-        self._inference = inference
-        self.chat = chat
-        self._conversation = conversation
+        self._plan = plan
+        self._conversation = plan.conversation
+        self._toolbox = plan.toolbox
+        self._compaction = plan.compaction
         self._output = output
-        self._toolbox = toolbox
-        self._limits = limits
-        self._token_budget = chat.max_completion_tokens
-        self._calls_left = limits.max_calls
-        self._requested_calls: list[tuple[str, str]] = []
-        self._turn_number = 0
+        self._call_runner = HostedCallRunner(output, plan.limits, self._record_tool_result)
         self._turn: TurnStream | None = None
-        self.on_checkpoint: Callable[[Checkpoint], None] | None = None
-        self._checkpointed_result_count = 0
+        self._on_checkpoint: Callable[[Checkpoint], None] | None = None
+        self._checkpointed_result_count = len(checkpoint.tool_results) if checkpoint is not None else 0
         self._running_calls: Sequence[HostedCall] = ()
         self._server_initiated_calls: list[HostedCall] = []
-        self._rejected_calls: list[tuple[int, ToolResultRecord]] = []
-        self._rejected_turn_count = 0
-        self._unmet_demands = 0
         self._executed_call_count = 0
-        self.compaction: ResponseCompaction | None = None
+        self.chat = plan.chat if checkpoint is None else self._next_chat()
 
-    def resume(self, resume_point: ResumePoint) -> None:
-        """Go on from there instead of from the beginning."""
-        step = resume_point.checkpoint
-        self._output.items[:] = resume_point.output_items
-        self.usage, self.tool_results, self._checkpointed_result_count = (
-            step.usage,
-            {**resume_point.tool_results},
-            len(resume_point.tool_results),
-        )
-        self._turn_number, self._calls_left, self._requested_calls = step.turn, step.calls_left, [*step.requested_calls]
-        self._output.turn = self._turn_number
-        self._rejected_calls, self._rejected_turn_count = [*step.rejected_calls], step.rejected_turn_count
-        self._unmet_demands = step.unmet_demands
-        self._token_budget = step.token_budget
-        self.chat = self._next_chat()
-
-    def run(self, *, stream_deltas: bool = True) -> AsyncGenerator[EventBatch]:
-        """The events of all turns, as batches that became ready together. Not `piecemeal`, one delta tells what many
-        would have: for those who are shown the outcome only."""
-        for told in self._conversation.tool_results.values():
-            self._output.sources.update(told.sources)
-            self._output.files.update(told.files)
-        if self.compaction is not None and self.compaction.is_whole_response:
-            return self._compact(self.compaction)
+    def run(
+        self, *, stream_deltas: bool = True, on_checkpoint: Callable[[Checkpoint], None] | None = None
+    ) -> AsyncGenerator[EventBatch]:
+        """Yield the events of all turns, as batches that became ready together. Without `stream_deltas`, deltas of one
+        batch are joined: for clients that get the final response only. `on_checkpoint` is called with each state from
+        which another worker can resume, once all events before it have been taken."""
+        self._on_checkpoint = on_checkpoint
+        for result in (*self._conversation.tool_results.values(), *self.state.tool_results.values()):
+            self._output.sources.update(result.sources)
+            self._output.files.update(result.files)
+        if self._compaction is not None and self._compaction.is_whole_response:
+            return self._compact(self._compaction)
         return self._run_turns(stream_deltas=stream_deltas)
 
     async def _run_turns(self, *, stream_deltas: bool) -> AsyncGenerator[EventBatch]:
+        state = self.state
         while True:
-            async with aclosing(self._run_before_turn()) as batches:
+            self._output.turn = state.turn
+            async with aclosing(self._run_calls_before_turn()) as batches:
                 async for events in batches:
                     yield events
-            if self.compaction is not None:
-                async with aclosing(self._compact(self.compaction)) as batches:
+            if self._compaction is not None:
+                async with aclosing(self._compact(self._compaction)) as batches:
                     async for events in batches:
                         yield events
-            demand = (
+            policy = (
                 ToolChoicePolicy(frozenset())
                 if self._is_last_turn
                 else self._toolbox.choice_policy(self.chat.tool_choice)
             )
-            self._turn = turn = TurnStream(self._output, self._toolbox, demand)
-            async with aclosing(self._inference.chat(self.chat)) as steps:
-                async for step in steps:
-                    turn.delta_count += len(step)
-                    if events := turn.feed(step if stream_deltas else join_deltas(step)):
+            self._turn = turn = TurnStream(self._output, self._toolbox, policy)
+            async with aclosing(self._plan.inference.chat(self.chat)) as delta_batches:
+                async for deltas in delta_batches:
+                    turn.delta_count += len(deltas)
+                    if events := turn.feed(deltas if stream_deltas else join_deltas(deltas)):
                         yield events
             if turn.finish is None:
                 raise UpstreamError("The inference server ended its answer without saying why.")
-            self.usage = add_usage(self.usage, turn.finish.usage)
+            state.usage = add_usage(state.usage, turn.finish.usage)
             if turn.hosted_calls:
                 async with aclosing(self._run_requested_calls([*turn.hosted_calls.values()])) as batches:
                     async for events in batches:
                         yield events
             if self._finish_turn(turn, turn.finish):
                 return
-            self._turn_number += 1
-            self._output.turn = self._turn_number
-            self._emit_checkpoint(self._turn_number)
+            state.turn += 1
+            self._emit_checkpoint(state.turn)
             self.chat = self._next_chat()
 
-    async def _run_before_turn(self) -> AsyncGenerator[EventBatch]:
-        """What tools do before the turn. `chat` is then what the model is to be asked."""
-        waiting = [iter(tool.calls_before_turn(self._turn_number)) for tool in self._toolbox.typed_tools]
+    async def _run_calls_before_turn(self) -> AsyncGenerator[EventBatch]:
+        """Run the calls that tools make themselves before the model's turn; `chat` then has their results."""
+        iterators = [iter(tool.calls_before_turn(self.state.turn)) for tool in self._toolbox.typed_tools]
         ran = False
-        while calls := [call for each in waiting if (call := next(each, None)) is not None]:
+        while calls := [call for iterator in iterators if (call := next(iterator, None)) is not None]:
             ran = True
             self._server_initiated_calls += calls
             for call in calls:
-                self._output.place_item(call)
+                call.place(self._output)
                 yield call.open()
-            for some in (
+            for streams in (
                 self._run_calls([call for call in calls if not call.counts_toward_limit]),
                 self._run_requested_calls([call for call in calls if call.counts_toward_limit]),
             ):
-                async with aclosing(some) as batches:
+                async with aclosing(streams) as batches:
                     async for events in batches:
                         yield events
         if ran:
-            self._emit_checkpoint(self._turn_number)
+            self._emit_checkpoint(self.state.turn)
             self._toolbox.refresh_names()
             self.chat = self._next_chat()
 
     async def _compact(self, compaction: ResponseCompaction) -> AsyncGenerator[EventBatch]:
-        """Make the chat shorter where it has grown too long."""
+        """Compact the conversation if its chat is longer than the threshold."""
         async with aclosing(compaction.run(self.chat)) as batches:
             async for events in batches:
                 yield events
         if compaction.last_usage is not None:
-            self.usage = add_usage(self.usage, compaction.last_usage)
-            if self._token_budget is not None:  # that is for what the client asked for
-                self._token_budget += compaction.last_usage.output_tokens
-            self._emit_checkpoint(self._turn_number)
+            self.state.usage = add_usage(self.state.usage, compaction.last_usage)
+            if self.state.token_budget is not None:  # the client's limit is for the answer, not for the summary
+                self.state.token_budget += compaction.last_usage.output_tokens
+            self._emit_checkpoint(self.state.turn)
             self.chat = self._next_chat()
 
     def close_open_items(self) -> EventBatch:
-        """The events that close what is open when the response ends before its end. What the model has used of a turn
-        that has no finish nobody tells: each of its deltas counts as a token."""
+        """Return the events that close the open items of a response that ends early. The model's usage is unknown for
+        a turn without a finish: each of its deltas counts as a token."""
         events: list[ResponseStreamEvent] = []
         if self._turn is not None:
             if self._turn.finish is None:
-                self.usage = add_usage(self.usage, Usage(output_tokens=self._turn.delta_count))
+                self.state.usage = add_usage(self.state.usage, Usage(output_tokens=self._turn.delta_count))
                 self._turn.delta_count = 0
             events += self._turn.close_open_items()
-        events += self.compaction.close_open_items() if self.compaction is not None else ()
+        events += self._compaction.close_open_items() if self._compaction is not None else ()
         for call in self._server_initiated_calls:
             if self._output.items[call.index] is None:
                 events += call.close("incomplete")
@@ -200,128 +188,99 @@ class AgentLoop:
         return events
 
     async def _run_requested_calls(self, calls: Sequence[HostedCall]) -> AsyncGenerator[EventBatch]:
-        """Run what the model asked for, as far as it may be run. It is told of all in the order of the calls."""
-        refusals = self._refusal_reasons(calls)
-        run = [call for call, why in zip(calls, refusals, strict=True) if not why]
-        self._executed_call_count = len(run)
-        self._calls_left -= len(run)
-        self._requested_calls = [*self._requested_calls, *map(_call_signature, calls)][-_MAX_REPEATS:]
+        """Run the model's calls as far as the limits allow; the others fail with the reason. The model reads the
+        results in the order of the calls."""
+        state = self.state
+        reasons = self._refusal_reasons(calls)
+        allowed_calls = [call for call, reason in zip(calls, reasons, strict=True) if not reason]
+        self._executed_call_count = len(allowed_calls)
+        state.calls_left -= len(allowed_calls)
+        state.requested_calls = [*state.requested_calls, *map(_call_signature, calls)][-_MAX_REPEATS:]
         if self._turn is not None and self._turn.continues and self._remaining_tokens() != 0:
             self._running_calls = calls
-            self._emit_checkpoint(self._turn_number + 1)
-        async with aclosing(self._run_calls(run)) as batches:
+            self._emit_checkpoint(state.turn + 1)
+        async with aclosing(self._run_calls(allowed_calls)) as batches:
             async for events in batches:
                 yield events
-        for call, why in zip(calls, refusals, strict=True):
-            if why:
-                events = call.fail(ToolFailed(f"Not run: {why}"))
+        for call, reason in zip(calls, reasons, strict=True):
+            if reason:
+                events = call.fail(ToolFailed(f"Not run: {reason}"))
                 self._record_done_items(events)
                 self._record_tool_result(call)
                 yield events
         self._running_calls = ()
 
     def _refusal_reasons(self, calls: Sequence[HostedCall]) -> Sequence[str]:
-        """Why each may not be run; empty where it may."""
-        asked, whys, ran = [*self._requested_calls], list[str](), 0
+        """Return for each call why it may not run; an empty text where it may."""
+        signatures, reasons, allowed_count = [*self.state.requested_calls], list[str](), 0
         for call in calls:
-            if self._turn is not None and asked[-_MAX_REPEATS:] == [_call_signature(call)] * _MAX_REPEATS:
-                whys.append(f"this very call was made {_MAX_REPEATS} times. Answer with what it gave.")
-            elif ran >= self._calls_left:
-                whys.append("no more tool calls are allowed in this response. Answer with what you have.")
-            elif ran >= _MAX_CALLS_PER_TURN:
-                whys.append(f"only {_MAX_CALLS_PER_TURN} tools can be called at a time.")
+            if self._turn is not None and signatures[-_MAX_REPEATS:] == [_call_signature(call)] * _MAX_REPEATS:
+                reasons.append(f"this very call was made {_MAX_REPEATS} times. Answer with what it gave.")
+            elif allowed_count >= self.state.calls_left:
+                reasons.append("no more tool calls are allowed in this response. Answer with what you have.")
+            elif allowed_count >= _MAX_CALLS_PER_TURN:
+                reasons.append(f"only {_MAX_CALLS_PER_TURN} tools can be called at a time.")
             else:
-                whys.append("")
-                ran += 1
-            asked.append(_call_signature(call))
-        return whys
+                reasons.append("")
+                allowed_count += 1
+            signatures.append(_call_signature(call))
+        return reasons
 
     async def _run_calls(self, calls: Sequence[HostedCall]) -> AsyncGenerator[EventBatch]:
-        jobs = [partial(self._run_call, call) for call in calls]
-        async with aclosing(run_concurrently(jobs, self._limits.parallel_calls)) as batches:
+        async with aclosing(self._call_runner.run(calls)) as batches:
             async for events in batches:
-                ended = self._record_done_items(events)
+                is_done = self._record_done_items(events)
                 yield events
-                if ended and self._running_calls:
-                    self._emit_checkpoint(self._turn_number + 1)
-
-    async def _run_call(self, call: HostedCall, emit: EmitEvents) -> None:
-        """Run one call to its end, whatever becomes of it: a tool that fails is an outcome that the model is told."""
-        limit_s = self._limits.tool_timeout_s
-        done = False
-        try:
-            async with asyncio.timeout(limit_s), aclosing(call.run(self._output)) as batches:
-                async for events in batches:
-                    if not done and any(isinstance(event, ResponseOutputItemDoneEvent) for event in events):
-                        done = True
-                        self._record_tool_result(call)  # first: a step that is noted after these events must know
-                    emit(events)
-            failure = ToolFailed("The tool ended without a result.")
-        except StackError as exc:
-            failure = exc if isinstance(exc, ToolFailed) else ToolFailed(exc.message)
-        except TimeoutError:
-            failure = ToolFailed(f"The tool took longer than {limit_s:g} s and was stopped.")
-        except Exception:  # noqa: BLE001 - around a tool call: the model is told, though not the bug's own text
-            _log.exception("the tool %s failed on a bug", call.name)
-            failure = ToolFailed("The tool failed on an error of its own.")
-        if not done:
-            events = call.fail(failure)
-            self._record_tool_result(call)
-            emit(events)
+                if is_done and self._running_calls:
+                    self._emit_checkpoint(self.state.turn + 1)
 
     def _record_tool_result(self, call: HostedCall) -> None:
         if call.tool_result is not None:
-            told = replace(
-                call.tool_result, output=self._output.truncate_text(call.tool_result.output), turn=self._turn_number
-            )
-            self.tool_results[call.id] = self._conversation.tool_results[call.id] = told
+            text = self._output.truncate_text(call.tool_result.output)
+            self.state.tool_results[call.id] = replace(call.tool_result, output=text, turn=self.state.turn)
 
     def _record_done_items(self, events: EventBatch) -> bool:
-        """Whether an item ended."""
-        ended = [event for event in events if isinstance(event, ResponseOutputItemDoneEvent)]
-        for event in ended:
+        """Put the items that ended into the output; return whether there was one."""
+        done_events = [event for event in events if isinstance(event, ResponseOutputItemDoneEvent)]
+        for event in done_events:
             self._output.items[event.output_index] = event.item
-        return bool(ended)
+        return bool(done_events)
 
     def _emit_checkpoint(self, turn: int) -> None:
-        if self.on_checkpoint is None:
+        """Hand out the state to resume from with this turn, and with the results since the checkpoint before it."""
+        if self._on_checkpoint is None:
             return
-        running = [call for call in self._running_calls if self._output.items[call.index] is None]
-        told = dict(islice(self.tool_results.items(), self._checkpointed_result_count, None))
-        self._checkpointed_result_count = len(self.tool_results)
-        self.on_checkpoint(
-            Checkpoint(
-                turn,
-                self.usage,
-                self._token_budget,
-                told | {call.id: lost_call_result(call, self._turn_number) for call in running},
-                [call.index for call in running],
-                self._calls_left,
-                self._requested_calls,
-                self._rejected_calls,
-                self._rejected_turn_count,
-                self._unmet_demands,
+        state = self.state
+        running_calls = [call for call in self._running_calls if self._output.items[call.index] is None]
+        results = dict(islice(state.tool_results.items(), self._checkpointed_result_count, None))
+        results |= {call.id: lost_call_result(call, state.turn) for call in running_calls}
+        self._checkpointed_result_count = len(state.tool_results)
+        self._on_checkpoint(
+            msgspec.structs.replace(
+                state, turn=turn, tool_results=results, running_indexes=[call.index for call in running_calls]
             )
         )
 
     def _finish_turn(self, turn: TurnStream, finish: Finish) -> bool:
-        """Whether the response is at its end. Raises UpstreamError where the model will not do what is demanded."""
-        self.tool_results |= {call.id: call.tool_result for call in turn.client_calls if call.tool_result is not None}
+        """Return whether the response has ended with this turn. Raises UpstreamError for a model that does not make
+        the call that is required."""
+        state = self.state
+        state.tool_results |= {call.id: call.tool_result for call in turn.client_calls if call.tool_result is not None}
         self.incomplete_reason = _INCOMPLETE_REASONS.get(finish.reason)
         if self.incomplete_reason or turn.function_calls or turn.client_calls:
             return True
-        self._unmet_demands = (
-            self._unmet_demands + 1 if turn.tool_choice_policy.requires_call and not turn.hosted_calls else 0
-        )
-        if self._unmet_demands >= _MAX_UNMET_DEMANDS:
+        is_unmet = turn.tool_choice_policy.requires_call and not turn.hosted_calls
+        state.unmet_demands = state.unmet_demands + 1 if is_unmet else 0
+        if state.unmet_demands >= _MAX_UNMET_DEMANDS:
             raise UpstreamError(turn.tool_choice_policy.failure_message())
-        if not (turn.hosted_calls or turn.rejected_calls or self._unmet_demands):
+        if not (turn.hosted_calls or turn.rejected_calls or state.unmet_demands):
             return True
         position = len(self._output.items)
-        self._rejected_calls += [(position, replace(told, turn=self._turn_number)) for told in turn.rejected_calls]
+        rejected = [(position, replace(result, turn=state.turn)) for result in turn.rejected_calls]
+        state.rejected_calls = [*state.rejected_calls, *rejected]
         if turn.rejected_calls or (turn.hosted_calls and not self._executed_call_count):
-            self._rejected_turn_count += 1
-        if self._rejected_turn_count > _MAX_REJECTED_TURNS:  # it would go on like this for ever
+            state.rejected_turn_count += 1
+        if state.rejected_turn_count > _MAX_REJECTED_TURNS:  # the model repeats its mistake and would never end
             self.incomplete_reason = None if turn.has_message else "max_messages"
             return True
         if self._remaining_tokens() == 0:
@@ -329,34 +288,34 @@ class AgentLoop:
         return self.incomplete_reason is not None
 
     def _remaining_tokens(self) -> int | None:
-        """How many tokens the model may still generate; None where there is no limit."""
-        return None if self._token_budget is None else max(0, self._token_budget - self.usage.output_tokens)
+        """Return how many tokens the model may still generate; None where there is no limit."""
+        budget = self.state.token_budget
+        return None if budget is None else max(0, budget - self.state.usage.output_tokens)
 
     @property
     def _is_last_turn(self) -> bool:
-        """Whether the model has made calls that cannot be made so often that it is given no tools any more."""
-        return self._rejected_turn_count >= _MAX_REJECTED_TURNS
+        """The model made invalid calls so often that it gets no tools any more."""
+        return self.state.rejected_turn_count >= _MAX_REJECTED_TURNS
 
     def _next_chat(self) -> ChatRequest:
-        """The chat of the turn that comes."""
-        forced = self._turn_number == 0 or self._unmet_demands > 0
+        """Return the chat of the next turn."""
+        state = self.state
+        is_forced = state.turn == 0 or state.unmet_demands > 0
         tools = self._toolbox.offered_tools(
-            include_hosted=self._calls_left > 0 and (forced or not self._is_repeating())
+            include_hosted=state.calls_left > 0 and (is_forced or not self._is_repeating())
         )
         if self._is_last_turn:
             tools = []
         choice = (
             self._toolbox.tool_choice(listing_errors=self._listing_errors())
-            if forced
+            if is_forced
             else self._toolbox.tool_choice_after_call(tools)
         )
         messages = self._messages()
-        if self._unmet_demands and not (
-            self._rejected_calls and self._rejected_calls[-1][1].turn == self._turn_number - 1
-        ):
-            # said by the user, because many models' templates take no system message here
+        if state.unmet_demands and not (state.rejected_calls and state.rejected_calls[-1][1].turn == state.turn - 1):
+            # as the user, because the templates of many models take no system message here
             messages.append(Message(role="user", content=self._toolbox.choice_policy(choice).reminder_message()))
-        return self.chat.model_copy(
+        return self._plan.chat.model_copy(
             update={
                 "messages": messages,
                 "tools": tools or None,
@@ -367,24 +326,28 @@ class AgentLoop:
         )
 
     def _listing_errors(self) -> Mapping[str, str]:
-        """Why the tools of servers could not be listed, by label."""
+        """Return the errors of servers whose tools could not be listed, by server label."""
         items = [item for item in self._output.items if isinstance(item, McpListTools)]
         return {item.server_label: item.error for item in items if item.error}
 
     def _messages(self) -> list[Message]:
-        made: list[Item | ToolResultRecord] = [
+        items: list[Item | ToolResultRecord] = [
             *ITEM_LIST_ADAPTER.validate_json(items_to_json(self._output.finished_items()))
         ]
-        for position, told in reversed(self._rejected_calls):
-            made.insert(position, told)
-        return self._conversation.messages(made, supports_namespaces=self._toolbox.supports_namespaces)
+        for position, result in reversed(self.state.rejected_calls):
+            items.insert(position, result)
+        compactions = self._compaction.contents if self._compaction is not None else {}
+        return self._conversation.messages(
+            ResponseProgress(items, self.state.tool_results, compactions),
+            supports_namespaces=self._toolbox.supports_namespaces,
+        )
 
     def _is_repeating(self) -> bool:
-        """Whether the model has made one and the same call over and over."""
-        last = self._requested_calls[-_MAX_REPEATS:]
-        return len(last) == _MAX_REPEATS and len(set(last)) == 1
+        """Return whether the model has made one call over and over."""
+        newest = self.state.requested_calls[-_MAX_REPEATS:]
+        return len(newest) == _MAX_REPEATS and len(set(newest)) == 1
 
 
 def _call_signature(call: HostedCall) -> tuple[str, str]:
-    """Equal where one and the same call is made again."""
+    """Return the name and the arguments, which are equal for repeated calls."""
     return call.name, call.text

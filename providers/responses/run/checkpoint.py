@@ -1,16 +1,16 @@
-"""Steps: where the turns of a background response can be gone on from by another worker. They are kept beside its log.
+"""Checkpoints of a background response: the states from which another worker can resume it, stored next to its log.
 
-    TENANT/step/ID/NUMBER        how things stood after so many events; the next one tells what came after it
+    TENANT/step/ID/NUMBER        the state after some number of events; NUMBER counts checkpoints from 0
 
-A step is noted before each turn of the model, and before and between the calls that run here. A worker that dies while
-calls run leaves them broken off: their items fail, and the model is told that nobody knows what became of them. They
-are not made again, for they may have done what they do. A turn of the model's that has told anything is neither made
-again nor gone on with: what was told is not taken back, and only an item that fails can stand unfinished before others.
+A checkpoint is stored before each turn of the model, and before and between hosted calls. Calls that were running when
+their worker died are not repeated, because they may have had their effect: their items fail, and the model reads that
+the outcome is unknown. A turn of the model with events in the log is neither repeated nor continued, because clients
+have read these events.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +22,6 @@ from apis.deltas import Usage
 from apis.events import LoggedEvent
 from apis.storage.kv_store import KVStore
 from apis.wire.items import ITEM_LIST_ADAPTER, Item, items_to_json
-from providers.responses.context.conversation import Conversation
 from providers.responses.events.ids import item_number
 from providers.responses.events.response_object import add_usage
 from providers.responses.events.tool_result import ToolResultRecord
@@ -49,9 +48,15 @@ class Checkpoint(
         "event_count": "events",
     },
 ):
-    """How things stand before the model's turn `turn`. `told` is what hosted calls gave since the step before; those
-    at the indexes `running` had not ended, and will not. `unmet`, the model was asked in vain for a call that is
-    demanded. `events` are those before it."""
+    """State of a running response before the model's turn `turn`: the one that AgentLoop holds, and the one that is
+    stored.
+
+    A stored one holds only the `tool_results` since the checkpoint before it, and in `running_indexes` the output
+    indexes of calls that were running. `calls_left` and `token_budget` are what hosted calls and the model may still
+    use in all; `requested_calls` are the newest hosted calls, as name and arguments; `rejected_calls` were not run,
+    each with the length of the output at that time. `unmet_demands` counts turns in a row without a call that
+    `tool_choice` requires. `event_count` is how many events came before it.
+    """
 
     turn: int
     usage: Usage
@@ -68,21 +73,16 @@ class Checkpoint(
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """What a response has put out, finished by `closing`, and where it goes on: the number of the next event, and how
-    many item ids there are."""
+    """Point at which another worker resumes a response. `checkpoint` is the state to start from, with all results of
+    hosted calls; `input_items` are the `output_items` in their incoming form; `closing_events` end the items that were
+    open; the next event has `next_sequence_number`, and `item_id_count` item ids are in use."""
 
     checkpoint: Checkpoint
-    tool_results: Mapping[str, ToolResultRecord]
     output_items: Sequence[ResponseOutputItem]
+    input_items: Sequence[Item]
     closing_events: Sequence[dict[str, Any]]
     next_sequence_number: int
     item_id_count: int
-
-    def extend_conversation(self, conversation: Conversation) -> Conversation:
-        """The conversation as its tools are to see it: with all this in it. What they told becomes part of it."""
-        conversation.tool_results.update(self.tool_results)
-        made: list[Item] = ITEM_LIST_ADAPTER.validate_json(items_to_json(self.output_items))
-        return replace(conversation, input_items=[*conversation.input_items, *made])
 
 
 _encode = msgspec.json.Encoder().encode
@@ -90,7 +90,7 @@ _decode = msgspec.json.Decoder(Checkpoint).decode
 
 
 def checkpoint_key(tenant: str, response_id: str, index: int) -> str:
-    """Of the step that was noted after so many others."""
+    """Return the key of a checkpoint; `index` counts the checkpoints of the response from 0."""
     return f"{tenant}/step/{response_id}/{index:08d}"
 
 
@@ -99,51 +99,55 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 async def load_checkpoints(kv: KVStore, tenant: str, response_id: str) -> list[Checkpoint]:
-    """All steps of a response. Raises ValueError where they cannot be read."""
-    steps: list[Checkpoint] = []
+    """Return all checkpoints of a response, oldest first. Raises ValueError where one cannot be decoded."""
+    checkpoints: list[Checkpoint] = []
     prefix, after = checkpoint_key(tenant, response_id, 0)[:-8], ""
     while rows := await kv.scan(prefix, after=after, limit=_PAGE_SIZE):
         after = rows[-1][0]
         try:
-            steps += [_decode(entry.value) for _, entry in rows]
+            checkpoints += [_decode(entry.value) for _, entry in rows]
         except msgspec.MsgspecError as exc:
             raise ValueError(f"the steps up to {after} cannot be read") from exc
-    return steps
+    return checkpoints
 
 
 def collect_tool_results(checkpoints: Sequence[Checkpoint]) -> dict[str, ToolResultRecord]:
-    """What all hosted calls gave."""
-    return {identity: told for step in checkpoints for identity, told in step.tool_results.items()}
+    """Return the results of all hosted calls, by item id."""
+    return {item_id: result for checkpoint in checkpoints for item_id, result in checkpoint.tool_results.items()}
 
 
 def usage_from_log(log: Sequence[LoggedEvent], checkpoints: Sequence[Checkpoint]) -> Usage:
-    """What a response had used up to its last step; each delta that it told after that counts as a token."""
+    """Return the usage of a response up to its last checkpoint; each delta in the log after that counts as a token."""
     usage, events = (checkpoints[-1].usage, checkpoints[-1].event_count) if checkpoints else (Usage(), 0)
     deltas = sum(event.type.endswith(".delta") for event in log[events:])
     return add_usage(usage, Usage(output_tokens=deltas))
 
 
 def find_resume_point(log: Sequence[LoggedEvent], checkpoints: Sequence[Checkpoint]) -> ResumePoint | None:
-    """Where to go on from; None where the log tells of a turn that was not done."""
+    """Return the point to resume from; None where the log holds events of a turn that did not end."""
     if not checkpoints:
         return None
     last = checkpoints[-1]
-    told_of = {orjson.loads(event.data).get("output_index") for event in log[last.event_count :]}
-    if not told_of <= {*last.running_indexes}:
+    later_indexes = {orjson.loads(event.data).get("output_index") for event in log[last.event_count :]}
+    if not later_indexes <= {*last.running_indexes}:
         return None
-    broken = close_log(log, "failed", LOST_CALL_MESSAGE)
-    items = _output_items_adapter().validate_python(broken.items)
-    minted = 1 + max((item_number(item["id"]) for item in broken.items), default=-1)
+    closed = close_log(log, "failed", LOST_CALL_MESSAGE)
+    output_items = _output_items_adapter().validate_python(closed.items)
     return ResumePoint(
-        last, collect_tool_results(checkpoints), items, broken.closing_events, broken.next_sequence_number, minted
+        msgspec.structs.replace(last, tool_results=collect_tool_results(checkpoints), running_indexes=[]),
+        output_items,
+        ITEM_LIST_ADAPTER.validate_json(items_to_json(output_items)),
+        closed.closing_events,
+        closed.next_sequence_number,
+        item_id_count=1 + max((item_number(item["id"]) for item in closed.items), default=-1),
     )
 
 
 @functools.cache
 def _output_items_adapter() -> TypeAdapter[list[ResponseOutputItem]]:
-    return TypeAdapter(list[ResponseOutputItem])  # takes its time, and most workers never need it
+    return TypeAdapter(list[ResponseOutputItem])  # slow to build, and most workers never need it
 
 
 def lost_call_result(call: HostedCall, turn: int) -> ToolResultRecord:
-    """What the model is to be told of a call of which nobody knows the end."""
+    """Return the result that the model reads of a call that was running when its worker stopped."""
     return ToolResultRecord(call.call_id, call.name, call.text, LOST_CALL_MESSAGE, custom=call.is_custom, turn=turn)

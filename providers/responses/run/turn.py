@@ -7,12 +7,12 @@ What a delta does depends only on its type and on what is open:
     message        grow it *        close, open one   grow it          close, open     grow that call
     reasoning      close, open one  grow it           close, open one  close, open     grow that call
 
-    * a change of phase closes it and opens another
+    * a delta of another phase closes the message and opens another
 
-Calls stay open beside the rest until the turn ends, because parallel calls may interleave; they are found by call id.
-Calls of typed tools that the client runs open only then, because the item needs its arguments whole and good.
-`output` grows exactly when an item opens, and an item's output_index is its position there. Opening and closing are one
-method each, so that no kind of item can miss its `added` or its `done`.
+Calls stay open until the turn ends, because parallel calls may interleave; deltas name them by call id. Calls of typed
+tools that the client runs open only at the end, because the item needs complete, valid arguments. The output grows
+exactly when an item opens, and an item's output_index is its position there. Opening and closing are one method each,
+so that no kind of item can miss its `added` or its `done` event.
 """
 
 from collections.abc import Hashable
@@ -51,9 +51,10 @@ from providers.responses.tools.offered import ClientToolName, OfferedTools
 
 
 class TurnStream:
-    """Feed it one chat's steps; then `finish` is how it ended, and what the model wants done is told apart: `calls` and
-    `typed` by the client, `hosted` here. `rejected` are calls that cannot be made, or are not what is demanded: the
-    model is to be told why. `spoke` is whether there was a message; `deltas` is for whoever feeds it to count them."""
+    """Turns the delta batches of one chat into events. After the last batch, `finish` says how the turn ended, and the
+    calls are sorted by who acts on them: the client runs `function_calls` and `client_calls`, this server
+    `hosted_calls`, and the model reads why its `rejected_calls` were not run. `has_message` is true once a message
+    opened; the caller counts deltas in `delta_count`."""
 
     def __init__(
         self, output: ResponseOutput, toolbox: OfferedTools, tool_choice_policy: ToolChoicePolicy | None = None
@@ -74,12 +75,12 @@ class TurnStream:
 
     @property
     def continues(self) -> bool:
-        """Whether another turn follows once the hosted calls have been run: nothing ends the response, and nothing is
-        left to be said of this turn."""
+        """Another turn follows as soon as the hosted calls have run: no call of the client's ends the response, and no
+        rejected call is still to be recorded."""
         return not (self.function_calls or self.client_calls or self.rejected_calls)
 
     def feed(self, batch: DeltaBatch) -> EventList:
-        """The events of one step, in order."""
+        """Return the events of one batch of deltas, in order."""
         events: EventList = []
         for delta in batch:
             match delta:
@@ -101,7 +102,7 @@ class TurnStream:
         return events
 
     def close_open_items(self) -> EventList:
-        """The turn ended before its finish: everything that is open becomes incomplete, whole as far as it got."""
+        """Return the events that close the open items of a turn without a finish, as incomplete."""
         events: EventList = []
         self._close_open_item(events, "incomplete")
         for call in (*self.function_calls.values(), *self.hosted_calls.values()):
@@ -114,14 +115,14 @@ class TurnStream:
         last = len(self._output.items) - 1
         if self._open_item is not None:
             self._close_open_item(events, "incomplete" if cut and self._open_item.index == last else "completed")
-        # a cut leaves the last item incomplete, and every call that had grown beside it: a client would run them
-        for identity, call in self.function_calls.items():
-            broken = cut and (
-                call.index == last or (len(self._growing_call_ids) > 1 and identity in self._growing_call_ids)
+        # a cut leaves the last item incomplete and the calls that grew in parallel with it: a client would run them
+        for call_id, call in self.function_calls.items():
+            incomplete = cut and (
+                call.index == last or (len(self._growing_call_ids) > 1 and call_id in self._growing_call_ids)
             )
-            self._finish_item(call, "incomplete" if broken else "completed", events)
+            self._finish_item(call, "incomplete" if incomplete else "completed", events)
         if cut:
-            for call in self.hosted_calls.values():  # none is run
+            for call in self.hosted_calls.values():  # none of them runs
                 status = "incomplete" if call.index == last else "failed"
                 events += call.close(status)
                 self._output.items[call.index] = call.item(status)
@@ -137,11 +138,10 @@ class TurnStream:
         if isinstance(current, OpenMessage) and (current.phase == phase or isinstance(delta, RefusalDelta)):
             return current
         self._close_open_item(events)
-        shown = (self._output.sources, self._output.files)
-        citations = CitationScanner(*shown, is_json=self._output.is_json) if any(shown) else None
-        message = OpenMessage(
-            self._output.ids.new_item_id(id_prefix("message")), self._output.reserve_index(), phase, citations
-        )
+        citable = (self._output.sources, self._output.files)
+        citations = CitationScanner(*citable, is_json=self._output.is_json) if any(citable) else None
+        item_id = self._output.ids.new_item_id(id_prefix("message"))
+        message = OpenMessage(item_id, self._output.reserve_index(), phase, citations)
         self._open_item, self.has_message = message, True
         events += message.open()
         return message
@@ -158,34 +158,34 @@ class TurnStream:
         return self._open_item
 
     def _open_call(self, start: ToolCallStart, events: EventList) -> None:
-        identity = start.id or generate_call_id()
-        self._growing_call_ids = {identity}
-        if identity in self.function_calls or identity in self.hosted_calls or identity in self._pending_client_calls:
+        call_id = start.id or generate_call_id()
+        self._growing_call_ids = {call_id}
+        if call_id in self.function_calls or call_id in self.hosted_calls or call_id in self._pending_client_calls:
             raise UpstreamError("The inference server began two tool calls with one id.")
-        typed = self._resolve_call(replace(start, id=identity))
-        if isinstance(typed, ClientCall):
-            self._pending_client_calls[identity] = typed
+        resolved = self._resolve_call(replace(start, id=call_id))
+        if isinstance(resolved, ClientCall):
+            self._pending_client_calls[call_id] = resolved
             return
-        if isinstance(typed, HostedCall):
-            call = self.hosted_calls[identity] = typed
-            self._output.place_item(call)
+        if isinstance(resolved, HostedCall):
+            call = self.hosted_calls[call_id] = resolved
+            call.place(self._output)
         else:
-            kind = OpenCustomCall if start.custom else OpenFunctionCall
-            item_id = self._output.ids.new_item_id(id_prefix(kind.item_type))
+            call_type = OpenCustomCall if start.custom else OpenFunctionCall
             index = self._output.reserve_index()
-            call = self.function_calls[identity] = kind(item_id, index, identity, typed.name, typed.namespace)
+            item_id = self._output.ids.new_item_id(id_prefix(call_type.item_type))
+            call = self.function_calls[call_id] = call_type(item_id, index, call_id, resolved.name, resolved.namespace)
         events += call.open()
 
     def _resolve_call(self, start: ToolCallStart) -> HostedCall | ClientCall | ClientToolName:
-        found = self._toolbox.find_tool(start.name)
-        if found is None:
+        tool = self._toolbox.find_tool(start.name)
+        if tool is None:
             return RejectedCall(start)
         if not self.tool_choice_policy.allows(start.name):
             return RejectedCall(start, self.tool_choice_policy.refusal_message(start.name))
-        return found if isinstance(found, ClientToolName) else found.create_call(start)
+        return tool if isinstance(tool, ClientToolName) else tool.create_call(start)
 
     def _place_client_call(self, call: ClientCall, events: EventList) -> None:
-        """A typed call of the client's is whole: it becomes an item, or the model is told why it cannot."""
+        """Open and close the item of a client's typed call that is complete; reject one with invalid arguments."""
         try:
             call.validate_arguments()
         except ToolFailed as exc:
@@ -193,7 +193,7 @@ class TurnStream:
                 ToolResultRecord(call.call_id, call.name, call.text, exc.message, custom=call.is_custom)
             )
             return
-        self._output.place_item(call)
+        call.place(self._output)
         self.client_calls.append(call)
         events += call.open()
         self._finish_item(call, "completed", events)
@@ -221,20 +221,20 @@ class TurnStream:
 
 
 def join_deltas(batch: DeltaBatch) -> DeltaBatch:
-    """The step with each run of deltas of one text, or of one thought, as one delta."""
+    """Return the batch with adjacent deltas of one text, or of one reasoning, joined to one delta."""
     deltas: list[Delta] = []
     for kind, run in groupby(batch, _join_key):
-        same = [*run]
-        if len(same) == 1 or kind is None:
-            deltas += same
+        group = [*run]
+        if len(group) == 1 or kind is None:
+            deltas += group
         else:
-            text = "".join([delta.text for delta in same if isinstance(delta, TextDelta | ReasoningDelta)])
-            deltas.append(replace(same[0], text=text) if isinstance(same[0], TextDelta) else ReasoningDelta(text))
+            text = "".join([delta.text for delta in group if isinstance(delta, TextDelta | ReasoningDelta)])
+            deltas.append(replace(group[0], text=text) if isinstance(group[0], TextDelta) else ReasoningDelta(text))
     return deltas
 
 
 def _join_key(delta: Delta) -> Hashable:
-    """The same for deltas that may be joined; None for those that may not."""
+    """Return a key that is equal for deltas that may be joined; None for a delta that may not."""
     if isinstance(delta, TextDelta):
         return None if delta.logprobs else ("text", delta.phase)
     return "reasoning" if isinstance(delta, ReasoningDelta) else None

@@ -1,6 +1,6 @@
-"""What a log that breaks off has told: its items, and the events that close those still open. Pure functions on JSON.
+"""Closes the log of a response whose worker stopped: its items, and the events that end those still open.
 
-The same closing as open_items.py does, for an owner that is no more.
+Pure functions on JSON; `events/open_items.py` closes the items of a worker that runs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ _TEXT_FIELDS: Final = {
     "response.reasoning_summary_text": "text",
     **{row.text_event: row.streamed_field for row in ITEM_TYPES.values() if row.streamed_field},
 }
-"""Streamed texts, and the field of the part or the item that holds the whole."""
+"""Streamed texts, by the beginning of their event types, and the field of the part or item that holds the whole."""
 _PART_EVENT_FIELDS: Final = {
     "response.content_part": ("content_index", "content"),
     "response.reasoning_summary_part": ("summary_index", "summary"),
@@ -36,11 +36,13 @@ _MCP_ERROR_CODE: Final = -32000
 
 @dataclass
 class _LoggedItem:
+    """An item of the log; `part` is its open content part, `chunks` are the deltas of its open text."""
+
     item: JsonObject
     index: int
     part: JsonObject | None = None
     text: str | None = None
-    pieces: list[str] = field(default_factory=list[str])
+    chunks: list[str] = field(default_factory=list[str])
     logprobs: list[Any] = field(default_factory=list[Any])
     last_event_suffix: str = ""
     is_done: bool = False
@@ -48,7 +50,7 @@ class _LoggedItem:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLog:
-    """`items` in their order, all of them finished once `closing` is told; `number` is that of the next event."""
+    """Items of a log in their order, finished by `closing_events`, which have their sequence numbers."""
 
     items: Sequence[JsonObject]
     closing_events: Sequence[JsonObject]
@@ -58,49 +60,49 @@ class ClosedLog:
 def close_log(
     events: Iterable[LoggedEvent], status: Literal["incomplete", "failed"] = "incomplete", error_message: str = ""
 ) -> ClosedLog:
-    """Read a log whose writer is gone; what is open ends with `status`, and `why` where it can say so. `closing` is
-    numbered."""
+    """Read a log that nobody writes any more; open items end with `status`, and those that can hold an error have
+    `error_message`."""
     items: list[_LoggedItem] = []
     number = 0
-    for each in events:
-        event: JsonObject = orjson.loads(each.data)
+    for logged_event in events:
+        event: JsonObject = orjson.loads(logged_event.data)
         number = event["sequence_number"] + 1
-        if each.type == "response.output_item.added":
+        if logged_event.type == "response.output_item.added":
             items.append(_LoggedItem(event["item"], event["output_index"]))
         elif "output_index" in event:
             index: int = event["output_index"]
-            _apply_event(items[index], each.type, event)
-    closing: list[JsonObject] = []
+            _apply_event(items[index], logged_event.type, event)
+    closing_events: list[JsonObject] = []
     for item in items:
         if not item.is_done:
-            _close_item(item, closing, status)
+            _close_item(item, closing_events, status)
             if error_message and item.item["type"] == "mcp_call":
                 item.item["error"] = {"type": "mcp_protocol_error", "code": _MCP_ERROR_CODE, "message": error_message}
-    for event in closing:
+    for event in closing_events:
         event["sequence_number"] = number
         number += 1
-    return ClosedLog([item.item for item in items], closing, number)
+    return ClosedLog([item.item for item in items], closing_events, number)
 
 
 def _apply_event(item: _LoggedItem, event_type: str, event: JsonObject) -> None:
-    what, _, item.last_event_suffix = event_type.rpartition(".")
-    step = item.last_event_suffix
+    stem, _, suffix = event_type.rpartition(".")
+    item.last_event_suffix = suffix
     if event_type == "response.output_item.done":
         item.item, item.is_done = event["item"], True
-    elif what in _PART_EVENT_FIELDS and step == "added":
-        item.part, item.text, item.pieces, item.logprobs = event["part"], None, [], []
-    elif what in _PART_EVENT_FIELDS:
-        item.item[_PART_EVENT_FIELDS[what][1]].append(event["part"])
+    elif stem in _PART_EVENT_FIELDS and suffix == "added":
+        item.part, item.text, item.chunks, item.logprobs = event["part"], None, [], []
+    elif stem in _PART_EVENT_FIELDS:
+        item.item[_PART_EVENT_FIELDS[stem][1]].append(event["part"])
         item.part = None
     elif event_type == "response.output_text.annotation.added" and item.part is not None:
         item.part["annotations"].append(event["annotation"])
-    elif what in _TEXT_FIELDS and step == "delta":
-        item.pieces.append(event["delta"])
+    elif stem in _TEXT_FIELDS and suffix == "delta":
+        item.chunks.append(event["delta"])
         item.logprobs += event.get("logprobs") or ()
-    elif what in _TEXT_FIELDS and step == "done":
-        item.text = event[_TEXT_FIELDS[what]]
-        if what not in _PART_TEXT_EVENTS.values():
-            item.item[_TEXT_FIELDS[what]], item.pieces = item.text, []
+    elif stem in _TEXT_FIELDS and suffix == "done":
+        item.text = event[_TEXT_FIELDS[stem]]
+        if stem not in _PART_TEXT_EVENTS.values():
+            item.item[_TEXT_FIELDS[stem]], item.chunks = item.text, []
 
 
 def _close_item(open_item: _LoggedItem, closing_events: list[JsonObject], status: str) -> None:
@@ -113,8 +115,8 @@ def _close_item(open_item: _LoggedItem, closing_events: list[JsonObject], status
         open_item.part = dict(part)
     if open_item.part is not None:
         _close_part(open_item, place, closing_events)
-    elif row.streamed_field and (open_item.pieces or row.call == "client") and open_item.text is None:
-        item[row.streamed_field] = "".join(open_item.pieces)
+    elif row.streamed_field and (open_item.chunks or row.call == "client") and open_item.text is None:
+        item[row.streamed_field] = "".join(open_item.chunks)
         named = {"name": item["name"]} if item["type"] == "function_call" else {}
         text = {row.streamed_field: item[row.streamed_field]}
         closing_events.append({"type": f"{row.text_event}.done", **place, **named, **text})
@@ -130,15 +132,15 @@ def _close_item(open_item: _LoggedItem, closing_events: list[JsonObject], status
 def _close_part(open_item: _LoggedItem, event_fields: JsonObject, closing_events: list[JsonObject]) -> None:
     part = open_item.part
     assert part is not None
-    what = _PART_TEXT_EVENTS[part["type"]]
+    stem = _PART_TEXT_EVENTS[part["type"]]
     holder = "response.reasoning_summary_part" if part["type"] == "summary_text" else "response.content_part"
     index_key, list_key = _PART_EVENT_FIELDS[holder]
     event_fields = {**event_fields, index_key: len(open_item.item[list_key])}
-    key = _TEXT_FIELDS[what]
+    key = _TEXT_FIELDS[stem]
     if open_item.text is None:
-        open_item.text = "".join(open_item.pieces)
-        logprobs = {"logprobs": open_item.logprobs} if what == "response.output_text" else {}
-        closing_events.append({"type": f"{what}.done", **event_fields, key: open_item.text, **logprobs})
+        open_item.text = "".join(open_item.chunks)
+        logprobs = {"logprobs": open_item.logprobs} if stem == "response.output_text" else {}
+        closing_events.append({"type": f"{stem}.done", **event_fields, key: open_item.text, **logprobs})
     part[key] = open_item.text
     if open_item.logprobs:
         part["logprobs"] = open_item.logprobs

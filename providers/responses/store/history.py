@@ -76,7 +76,7 @@ class History:
         self._kv = kv
         self._find_conversation_item = find_conversation_item
         self._cache = HistoryCache(cache_bytes, max_age_s=min(3600, retention_s / 4))
-        self._retention_s = retention_s
+        self.retention_s = retention_s
         self.max_turns = max_turns
 
     async def load_history(self, response_id: str, *, tenant: str) -> LoadedHistory:
@@ -205,7 +205,7 @@ class History:
         self, position: TurnPosition, turn: StoredTurn, response_json: bytes, tenant: str, extra_ops: Sequence[Op]
     ) -> bool:
         head = ResponseRecord(position.line, position.depth, msgspec.Raw(response_json))
-        ttl = self._retention_s
+        ttl = self.retention_s
         ops: list[Op] = [
             Put(_turn_key(tenant, position), _encode(turn), ttl, ABSENT),
             Put(_record_key(tenant, "response", turn.id), _encode(head), ttl),
@@ -253,16 +253,16 @@ class History:
         """Keep a chain that is in use: turns past half their time are written again, so each but rarely."""
         now = time.time()
         stale = [
-            (key, turn) for key, turn in zip(keys, turns, strict=True) if now - turn.stored_at > self._retention_s / 2
+            (key, turn) for key, turn in zip(keys, turns, strict=True) if now - turn.stored_at > self.retention_s / 2
         ]
         if stale:
             ops: list[Op] = []
             for key, turn in stale:
                 turn.stored_at = now
-                ops.append(Put(key, _encode(turn), self._retention_s))
+                ops.append(Put(key, _encode(turn), self.retention_s))
                 if turn.fork_point is not None:
                     line = key.split("/")[2]
-                    ops.append(Put(_branch_key(tenant, TurnPosition(*turn.fork_point), line), b"", self._retention_s))
+                    ops.append(Put(_branch_key(tenant, TurnPosition(*turn.fork_point), line), b"", self.retention_s))
             await self._kv.write(ops, durable=False)
 
     async def _has_children(self, position: TurnPosition, tenant: str) -> bool:

@@ -43,6 +43,7 @@ class TypedCall(ABC):
     index: int = -1
     tool_result: ToolResultRecord | None = None
     output: ResponseOutput | None = None
+    """The output that it is placed in."""
 
     def __init__(self, start: ToolCallStart) -> None:
         self.call_id = start.id
@@ -58,6 +59,12 @@ class TypedCall(ABC):
     def text(self) -> str:
         """The arguments that the model has written so far."""
         return "".join(self._argument_chunks)
+
+    def place(self, output: ResponseOutput) -> None:
+        """Take the item's id and its index in the output; the item opens next."""
+        self.id = output.ids.new_item_id(self.id_prefix)
+        self.index = output.reserve_index()
+        self.output = output
 
     def open(self) -> EventList:
         """Return the events that add the placed item to the output."""

@@ -20,8 +20,9 @@ from providers.responses.context.chat_request import build_chat
 from providers.responses.context.conversation import Conversation
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
-from providers.responses.run.agent_loop import AgentLoop, ToolCallLimits
-from providers.responses.run.checkpoint import Checkpoint, ResumePoint, collect_tool_results
+from providers.responses.run.agent_loop import AgentLoop, LoopPlan
+from providers.responses.run.checkpoint import Checkpoint, collect_tool_results
+from providers.responses.run.hosted_calls import ToolCallLimits
 from providers.responses.store.history_cache import LoadedHistory
 from providers.responses.tools.call import ClientCall, HostedCall, TypedTool
 from providers.responses.tools.offered import OfferedTools
@@ -107,20 +108,25 @@ class Server(TypedTool):
 
 
 def turns_of(
-    server: Server, *script: list[dict[str, Any]], **fields: Any
+    server: Server,
+    *script: list[dict[str, Any]],
+    checkpoint: Checkpoint | None = None,
+    output_items: Sequence[ResponseOutputItem] = (),
+    **fields: Any,
 ) -> tuple[AgentLoop, Scripted, ResponseOutput]:
     scripted = Scripted(Scripted.Config.model_validate({"turns": list(script)}))
     request = CreateResponse.model_validate({"model": "scripted", "input": "hi", **fields})
     conversation = Conversation(LoadedHistory(), [InputMessage(role="user", content="hi")], {}, None)
-    output = ResponseOutput(ResponseIds())
+    output = ResponseOutput(ResponseIds(), items=output_items)
     toolbox = OfferedTools(request, [ToolBinding(DECLARED, server)])
     chat = build_chat(request, [Message(role="user", content="hi")], toolbox)
-    return AgentLoop(scripted, chat, conversation, output, toolbox, ToolCallLimits(9, 8, 5)), scripted, output
+    plan = LoopPlan(scripted, chat, conversation, toolbox, ToolCallLimits(9, 8, 5))
+    return AgentLoop(plan, output, checkpoint), scripted, output
 
 
-async def played(turns: AgentLoop) -> list[str]:
-    """The types of all events."""
-    async with aclosing(turns.run()) as batches:
+async def played(turns: AgentLoop, checkpoints: list[Checkpoint] | None = None) -> list[str]:
+    """The types of all events; the checkpoints are added to the list."""
+    async with aclosing(turns.run(on_checkpoint=None if checkpoints is None else checkpoints.append)) as batches:
         return [event.type.removeprefix("response.") async for events in batches for event in events]
 
 
@@ -139,7 +145,7 @@ async def test_what_was_approved_is_run_before_the_model_is_asked() -> None:
     await played(turns)
     assert [item.type for item in output.finished_items()] == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
     assert [message.tool_call_id for message in scripted.requests[0].messages][2:] == ["c1", "c2"]
-    assert [told.output for told in turns.tool_results.values()] == ["3", "3"]
+    assert [result.output for result in turns.state.tool_results.values()] == ["3", "3"]
 
 
 async def test_a_call_that_needs_approval_ends_the_response() -> None:
@@ -147,7 +153,7 @@ async def test_a_call_that_needs_approval_ends_the_response() -> None:
     await played(turns)
     assert [item.type for item in output.finished_items()] == ["mcp_list_tools", "mcp_approval_request"]
     assert len(scripted.requests) == 1
-    assert [(told.call_id, told.name) for told in turns.tool_results.values()] == [("c1", "add")]
+    assert [(result.call_id, result.name) for result in turns.state.tool_results.values()] == [("c1", "add")]
 
 
 async def test_a_listing_that_fails_is_an_item_and_the_model_answers_all_the_same() -> None:
@@ -181,14 +187,16 @@ async def test_required_holds_once_the_tools_are_listed() -> None:
 async def test_what_was_demanded_in_vain_is_demanded_by_whoever_goes_on() -> None:
     turns, _, output = turns_of(Server(), [{"text": "No."}], [{"text": "No!"}], tool_choice="required")
     steps: list[Checkpoint] = []
-    turns.on_checkpoint = steps.append
     with pytest.raises(UpstreamError):
-        await played(turns)
+        await played(turns, steps)
     (step,) = [step for step in steps if step.turn == 1]
     listed = Server()
     listed.names_listed.append("add")
-    later, scripted, _ = turns_of(listed, [{"text": "No!"}], tool_choice="required")
-    later.resume(ResumePoint(step, {}, output.finished_items()[:2], (), 0, 0))
+    step.tool_results = {}
+    items = output.finished_items()[:2]
+    later, scripted, _ = turns_of(
+        listed, [{"text": "No!"}], checkpoint=step, output_items=items, tool_choice="required"
+    )
     with pytest.raises(UpstreamError, match="asked twice"):
         await played(later)
     (chat,) = scripted.requests
@@ -199,14 +207,13 @@ async def test_what_was_demanded_in_vain_is_demanded_by_whoever_goes_on() -> Non
 async def test_a_model_whose_calls_were_refused_is_given_no_tools_by_whoever_goes_on() -> None:
     turns, _, output = turns_of(Server(), [{"call": "add"}])
     steps: list[Checkpoint] = []
-    turns.on_checkpoint = steps.append
-    await played(turns)
+    await played(turns, steps)
     last = steps[-1]
     assert (turns.incomplete_reason, last.turn, last.rejected_turn_count) == ("max_messages", 8, 3)
     listed = Server()
     listed.names_listed.append("add")
-    later, scripted, _ = turns_of(listed, [{"call": "add"}])
-    later.resume(ResumePoint(last, collect_tool_results(steps), output.finished_items(), (), 0, 0))
+    last.tool_results = collect_tool_results(steps)
+    later, scripted, _ = turns_of(listed, [{"call": "add"}], checkpoint=last, output_items=output.finished_items())
     await played(later)
     assert [chat.tools for chat in scripted.requests] == [None]
     assert later.incomplete_reason == "max_messages"

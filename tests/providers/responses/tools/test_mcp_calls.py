@@ -32,7 +32,7 @@ class Silent:
 
 def ended(call: HostedCall, pieces: Sequence[str], status: Ending) -> tuple[EventList, ResponseOutput]:
     output = ResponseOutput(ResponseIds())
-    output.place_item(call)
+    call.place(output)
     events = call.open()
     for piece in pieces:
         call.append(piece, events)

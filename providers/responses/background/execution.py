@@ -1,0 +1,326 @@
+"""RunExecutor: the part of a background response that a worker does, from its claim to its stored end.
+
+All events go into the log of the response; clients read the log. The final response, the end of the log and the end of
+the lease are one write, so none is visible without the others.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, Final
+
+import orjson
+from openai.types.responses import Response, ResponseError
+
+from apis.deltas import Usage
+from apis.errors import InvalidRequest, RateLimited, StackError, StoreUnavailable, UpstreamTimeout, error_to_failure
+from apis.responses import CreateResponse
+from apis.storage.kv_store import Delete, KVStore, Op
+from providers.responses.background.event_log import EventLog, encode_event_line
+from providers.responses.background.journal import Journal
+from providers.responses.background.runs import ClaimedRun, LeaseLost, ResponseRef, StoredRequest
+from providers.responses.background.webhook_queue import WebhookQueue
+from providers.responses.background.workers import BackgroundConfig
+from providers.responses.events.ids import ResponseIds
+from providers.responses.events.response_object import ResponseStatus, begin_response, end_response
+from providers.responses.run.checkpoint import (
+    Checkpoint,
+    ResumePoint,
+    checkpoint_key,
+    collect_tool_results,
+    find_resume_point,
+    load_checkpoints,
+    usage_from_log,
+)
+from providers.responses.run.pending_response import PendingResponse, PrepareResponse, bug_to_error
+from providers.responses.run.response_stream import assign_sequence_numbers, in_progress_event, terminal_event
+from providers.responses.run.unfinished_log import ClosedLog, close_log
+from providers.responses.store.conversation_lock import release_lock
+from providers.responses.store.history import FinishedResponse, History, sdk_model_to_json
+from providers.responses.store.history_cache import LoadedHistory
+
+_log = logging.getLogger(__name__)
+
+_INITIAL_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
+_QUEUED_EVENT_COUNT: Final = 2
+"""Events in the log of a response that waits for a worker."""
+_INITIAL_EVENT_COUNT: Final = len(_INITIAL_EVENTS)
+_MAX_ATTEMPTS: Final = 3
+"""Workers that may lose one response before it fails."""
+_RETRY_INTERVAL_S: Final = 0.2
+"""Seconds between attempts to store a final response during an outage of the store."""
+_WORKER_STOPPED_MESSAGE: Final = "The server that made this response stopped before it was done."
+_QUEUE_TIMEOUT_MESSAGE: Final = "No worker was free for this response in time (`responses.background.queue_timeout_s`)."
+
+
+class RunExecutor:
+    """Executes claimed runs in this process. Once `is_draining`, each run stops at its next checkpoint, for another
+    worker to resume."""
+
+    def __init__(
+        self,
+        kv: KVStore,
+        history: History,
+        prepare: PrepareResponse,
+        config: BackgroundConfig,
+        event_log: EventLog,
+        webhook_queue: WebhookQueue,
+    ) -> None:
+        self._kv = kv
+        self._history = history
+        self._prepare = prepare
+        self._config = config
+        self._event_log = event_log
+        self._wakeups = event_log.wakeups
+        self._webhook_queue = webhook_queue
+        self._local_responses: dict[ResponseRef, PendingResponse] = {}
+        self._journals: dict[ResponseRef, Journal] = {}
+        self.is_draining = False
+
+    def add_local(self, ref: ResponseRef, pending: PendingResponse) -> None:
+        """Take a response that this process has prepared, so that its run need not prepare it again."""
+        self._local_responses[ref] = pending
+
+    def list_resumable(self) -> list[ResponseRef]:
+        """Return the runs that another worker can resume now without a loss."""
+        return [
+            ref
+            for ref, journal in self._journals.items()
+            if journal.next_number <= _INITIAL_EVENT_COUNT
+            or (journal.is_at_checkpoint and not journal.is_running_calls)
+        ]
+
+    async def execute(self, claimed_run: ClaimedRun) -> None:
+        """Bring a run to its end, or release it for another worker: when cancelled, and when the store is
+        unavailable, which is raised."""
+        try:
+            error = await self._attempt(claimed_run)
+            if error is not None:
+                await self.end_from_log(claimed_run, "failed", error)
+        except LeaseLost:
+            _log.info("response %s is another worker's now", claimed_run.ref.id)
+        except (asyncio.CancelledError, StoreUnavailable):
+            journal = self._journals.get(claimed_run.ref)
+            with suppress(StackError):
+                await claimed_run.lease.release(
+                    claimed_run.run, journal.remaining_ops() if journal and journal.is_at_checkpoint else ()
+                )
+            raise
+        finally:
+            self._local_responses.pop(claimed_run.ref, None)
+            self._journals.pop(claimed_run.ref, None)
+
+    async def end_from_log(
+        self, claimed_run: ClaimedRun, status: ResponseStatus, error: StackError | None = None
+    ) -> None:
+        """End a run that nobody continues with what its log holds. Raises LeaseLost."""
+        ref, stored_request = claimed_run.ref, claimed_run.stored_request
+        failure = error_to_failure(error) if error else None
+        initial = build_stored_response(ref.id, stored_request, "in_progress")
+        try:
+            checkpoints = await load_checkpoints(self._kv, ref.tenant, ref.id)
+            log = await self._event_log.read_all(ref.id, tenant=ref.tenant)
+            closed = close_log(log)
+            final = _build_final_response(initial, status, closed.items, failure, usage_from_log(log, checkpoints))
+        except (ValueError, LookupError) as exc:  # damaged: the response ends without the log
+            _log.error("the log of response %s cannot be read", ref.id, exc_info=exc)
+            checkpoints, closed = [], ClosedLog((), (), 0)
+            final = _build_final_response(initial, status, (), failure)
+        lines = _encode_event_lines(closed.closing_events)
+        if status == "failed" and closed.next_sequence_number:
+            last = terminal_event(final)
+            assign_sequence_numbers([last], closed.next_sequence_number)
+            lines.append(encode_event_line(last))
+        ops: list[Op] = [*claimed_run.lease.end_ops(), *self._webhook_queue.delivery_ops(final, ref.tenant)]
+        ops += [Delete(checkpoint_key(ref.tenant, ref.id, number)) for number in range(len(checkpoints))]
+        if lines:
+            number = closed.next_sequence_number - len(closed.closing_events)
+            ops.append(self._event_log.batch_op(ref.tenant, ref.id, number, lines))
+        if final.conversation is not None:
+            await release_lock(self._kv, ref.tenant, final.conversation.id, ref.id)
+        history = LoadedHistory()
+        if final.previous_response_id is not None:
+            with suppress(InvalidRequest):  # the previous response was deleted: this one begins a chain
+                history = await self._history.load_history(final.previous_response_id, tenant=ref.tenant)
+        await self._store_final(
+            claimed_run,
+            FinishedResponse(final, bytes(stored_request.input_items), collect_tool_results(checkpoints), ops),
+            history,
+        )
+
+    async def _attempt(self, claimed_run: ClaimedRun) -> StackError | None:
+        """Run the response up to its stored end; return the error for which it has none yet."""
+        try:
+            if claimed_run.is_late:
+                return RateLimited(_QUEUE_TIMEOUT_MESSAGE)
+            if claimed_run.run.attempts == 1:
+                return await self._generate(claimed_run, _QUEUED_EVENT_COUNT)
+            return await self._resume(claimed_run)
+        except (LeaseLost, StoreUnavailable, asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except StackError as exc:
+            return exc
+        except BaseException as exc:  # noqa: BLE001 - else it would be claimed and fail again and again
+            return bug_to_error(exc, claimed_run.ref.id)
+
+    async def _resume(self, claimed_run: ClaimedRun) -> StackError | None:
+        """Continue a response of another worker, from its newest checkpoint or from the beginning."""
+        ref, run = claimed_run.ref, claimed_run.run
+        log = await self._event_log.read_all(ref.id, tenant=ref.tenant)
+        checkpoints = await load_checkpoints(self._kv, ref.tenant, ref.id)
+        resume_point = find_resume_point(log, checkpoints)
+        has_output = any(event.type not in _INITIAL_EVENTS for event in log)
+        lost_count = run.attempts - run.handover_count
+        if (has_output and resume_point is None) or not run.is_portable or lost_count > _MAX_ATTEMPTS:
+            return StackError(_WORKER_STOPPED_MESSAGE)
+        if resume_point is None:
+            return await self._generate(claimed_run, len(log), checkpoint_count=len(checkpoints))
+        if resume_point.closing_events:
+            number = resume_point.next_sequence_number - len(resume_point.closing_events)
+            lines = _encode_event_lines(resume_point.closing_events)
+            await claimed_run.lease.write([self._event_log.batch_op(ref.tenant, ref.id, number, lines)])
+            self._wakeups.wake(ref.id)
+        return await self._generate(claimed_run, resume_point.next_sequence_number, resume_point, len(checkpoints))
+
+    async def _generate(
+        self,
+        claimed_run: ClaimedRun,
+        next_number: int,
+        resume_point: ResumePoint | None = None,
+        checkpoint_count: int = 0,
+    ) -> StackError | None:
+        """Run the response up to its stored end, with events from `next_number` on. Raises the StackError for which it
+        cannot begin; returns the error of a lost conversation lock."""
+        pending = await self._take_or_prepare(claimed_run, resume_point)
+        journal = Journal(claimed_run.lease, next_number, self._event_log, checkpoint_count)
+        on_checkpoint = None
+        if claimed_run.run.is_portable:
+            self._journals[claimed_run.ref] = journal
+            on_checkpoint = partial(self._add_checkpoint, journal)
+        writing = asyncio.create_task(journal.run())
+        working = asyncio.create_task(self._write_events(pending, journal, on_checkpoint))
+        try:
+            await asyncio.wait({writing, working}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                writing.result()
+            error = await working
+        finally:
+            journal.stop()
+            working.cancel()
+            await asyncio.wait({writing, working})
+        writing.result()
+        return await self._end(claimed_run, pending, journal, error)
+
+    async def _take_or_prepare(self, claimed_run: ClaimedRun, resume_point: ResumePoint | None) -> PendingResponse:
+        ref, stored_request = claimed_run.ref, claimed_run.stored_request
+        pending = self._local_responses.pop(ref, None)
+        if pending is not None:
+            return pending
+        item_id_count = max(stored_request.item_id_count, resume_point.item_id_count if resume_point else 0)
+        return await self._prepare(
+            parse_stored_request(stored_request),
+            ref.tenant,
+            ResponseIds(ref.id, item_id_count),
+            resume_point=resume_point,
+            created_at=stored_request.created_at,
+        )
+
+    async def _end(
+        self, claimed_run: ClaimedRun, pending: PendingResponse, journal: Journal, error: StackError | None
+    ) -> StackError | None:
+        """Store the end of a response whose turns have ended, or were ended by `error`."""
+        events = pending.agent_loop.close_open_items() if error is not None else ()
+        final = pending.build_final_response() if error is None else pending.build_failed_response(error)
+        input_json = bytes(claimed_run.stored_request.input_items)
+        ops = [
+            *journal.final_ops([*events, terminal_event(final)]),
+            *await pending.build_conversation_ops(final, input_json),
+            *self._webhook_queue.delivery_ops(final, claimed_run.ref.tenant),
+        ]
+        finished = FinishedResponse(final, input_json, pending.agent_loop.state.tool_results, ops)
+        try:
+            await self._store_final(claimed_run, finished, pending.previous_history)
+        except LeaseLost:
+            if pending.lock is None or await pending.lock.is_held():
+                raise
+            return pending.lock.lost_error()
+        return None
+
+    async def _write_events(
+        self, pending: PendingResponse, journal: Journal, on_checkpoint: "partial[None] | None"
+    ) -> StackError | None:
+        """Write the events of all turns into the journal; return the error that ended them."""
+        limit_s = self._config.timeout_s
+        limit = asyncio.timeout(limit_s)
+        try:
+            if journal.next_number < _INITIAL_EVENT_COUNT:
+                await journal.append([in_progress_event(pending.build_initial_response())])
+            async with limit, aclosing(pending.agent_loop.run(on_checkpoint=on_checkpoint)) as batches:
+                async for events in batches:
+                    await journal.append(events)
+        except StackError as exc:
+            return exc
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:  # noqa: BLE001 - the stream's outer edge; a native panic is no Exception
+            if isinstance(exc, TimeoutError) and limit.expired():
+                return UpstreamTimeout(
+                    f"The response took longer than {limit_s:g} s (`responses.background.timeout_s`)."
+                )
+            return bug_to_error(exc, pending.ids.response_id)
+        return None
+
+    def _add_checkpoint(self, journal: Journal, checkpoint: Checkpoint) -> None:
+        journal.add_checkpoint(checkpoint)
+        if self.is_draining and not checkpoint.running_indexes:
+            raise asyncio.CancelledError  # another worker resumes from here
+
+    async def _store_final(
+        self, claimed_run: ClaimedRun, finished_response: FinishedResponse, history: LoadedHistory
+    ) -> None:
+        """Store the final response together with the end of its run. Raises LeaseLost. An outage of the store is
+        waited out for as long as the lease can live."""
+        deadline = time.monotonic() + self._config.lease_s
+        while True:
+            try:
+                stored = await self._history.save(finished_response, tenant=claimed_run.ref.tenant, history=history)
+                break
+            except StoreUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_RETRY_INTERVAL_S)
+        self._wakeups.wake(claimed_run.ref.id)
+        if not stored:
+            raise LeaseLost
+        self._webhook_queue.wake()
+
+
+def parse_stored_request(stored_request: StoredRequest) -> CreateResponse:
+    """Return the request as the client sent it."""
+    return CreateResponse.model_validate_json(bytes(stored_request.request))
+
+
+def build_stored_response(response_id: str, stored_request: StoredRequest, status: ResponseStatus) -> Response:
+    """Return the response of a stored request as it began."""
+    return begin_response(parse_stored_request(stored_request), response_id, stored_request.created_at, status)
+
+
+def _encode_event_lines(events: Sequence[dict[str, Any]]) -> list[bytes]:
+    return [b"%b %b\n" % (event["type"].encode(), orjson.dumps(event)) for event in events]
+
+
+def _build_final_response(
+    response: Response,
+    status: ResponseStatus,
+    items: Sequence[dict[str, Any]],
+    failure: ResponseError | None,
+    usage: Usage | None = None,
+) -> Response:
+    """Return the final response with output items that are JSON objects of a log."""
+    fields: dict[str, Any] = orjson.loads(
+        sdk_model_to_json(end_response(response, status, (), usage or Usage(), error=failure))
+    )
+    return Response.model_validate({**fields, "output": items})

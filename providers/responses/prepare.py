@@ -1,0 +1,184 @@
+"""ResponsePreparer: from a request to a PendingResponse, in one pass; every refusal of a request is raised here.
+
+    request -> unsealed request -> conversation -> tools -> chat -> output -> plan -> AgentLoop -> PendingResponse
+
+Each stage takes the complete result of the one before and returns a complete value.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from openai.types.responses.response import InputTransformation
+from pydantic import SecretStr
+
+from apis.inference import Inference
+from apis.reader import Reader
+from apis.responses import CreateResponse
+from apis.storage.kv_store import KVStore
+from providers.responses.context.attachments import Attachments
+from providers.responses.context.chat_request import apply_configuration_updates, build_chat, refuse_unsupported
+from providers.responses.context.compaction import Compactor
+from providers.responses.context.conversation import Conversation, HistorySource, read_conversation
+from providers.responses.context.conversations import StoredConversations
+from providers.responses.context.sealed_reasoning import SealedReasoning
+from providers.responses.context.sealed_results import SealedToolResults
+from providers.responses.context.truncation import with_truncation
+from providers.responses.events.ids import ResponseIds
+from providers.responses.events.output import ResponseOutput
+from providers.responses.run.agent_loop import AgentLoop, LoopPlan
+from providers.responses.run.checkpoint import ResumePoint
+from providers.responses.run.hosted_calls import ToolCallLimits
+from providers.responses.run.pending_response import PendingResponse
+from providers.responses.store.conversation_lock import ConversationLock
+from providers.responses.tools.request_tools import RequestTools
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareOptions:
+    """Options of a deployment: the largest number of hosted calls of a response and how many of them run at a time,
+    seconds for each call, characters of a result that the model reads, and the keys that seal reasoning."""
+
+    max_tool_calls: int
+    parallel_tool_calls: int
+    tool_timeout_s: float
+    max_tool_output_chars: int
+    reasoning_keys: Sequence[SecretStr]
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Identity of the response that a request is prepared for, and the point at which it is resumed."""
+
+    tenant: str
+    ids: ResponseIds
+    created_at: int
+    history_source: HistorySource
+    resume_point: ResumePoint | None = None
+    lock: ConversationLock | None = None
+
+
+class ResponsePreparer:
+    """Prepares responses over one stack. `compactor` also serves the compaction of whole conversations."""
+
+    def __init__(
+        self,
+        options: PrepareOptions,
+        inference: Inference,
+        kv_store: KVStore,
+        reader: Reader,
+        request_tools: RequestTools,
+        conversations: StoredConversations,
+    ) -> None:
+        self._options = options
+        self._inference = inference
+        self._request_tools = request_tools
+        self._conversations = conversations
+        self._attachments = Attachments(reader, request_tools.model_catalog)
+        self._sealed_reasoning = SealedReasoning(options.reasoning_keys, kv_store)
+        self._sealed_tool_results = SealedToolResults(self._sealed_reasoning, request_tools.model_catalog)
+        self.compactor = Compactor(inference, self._sealed_reasoning)
+
+    async def prepare(
+        self,
+        request: CreateResponse,
+        tenant: str,
+        ids: ResponseIds,
+        *,
+        history_source: HistorySource | None = None,
+        resume_point: ResumePoint | None = None,
+        created_at: int | None = None,
+    ) -> PendingResponse:
+        """Return the response, which holds the lock of its conversation, if it adds to one. Raises StackError for a
+        request that cannot be served."""
+        refuse_unsupported(request)
+        lock = await self._conversations.acquire_lock(request, ids.response_id, tenant=tenant)
+        async with AsyncExitStack() as on_error:
+            if lock is not None:
+                on_error.push_async_callback(lock.release)
+            pending = await self._prepare(
+                request,
+                _Origin(
+                    tenant,
+                    ids,
+                    int(time.time()) if created_at is None else created_at,
+                    history_source or self._conversations.history,
+                    resume_point,
+                    lock,
+                ),
+            )
+            on_error.pop_all()
+        return pending
+
+    async def prepare_unlocked(self, request: CreateResponse, tenant: str) -> PendingResponse:
+        """Return a response that will not run: to count its tokens, or to compact its conversation."""
+        refuse_unsupported(request)
+        return await self._prepare(
+            request, _Origin(tenant, ResponseIds(), int(time.time()), self._conversations.history)
+        )
+
+    async def _prepare(self, request: CreateResponse, origin: _Origin) -> PendingResponse:
+        tenant, resume_point = origin.tenant, origin.resume_point
+        output_items = resume_point.input_items if resume_point is not None else ()
+        output_results = resume_point.checkpoint.tool_results if resume_point is not None else {}
+        request, conversation, transformations = await self._read_input(request, origin)
+        toolbox = await self._request_tools.build(
+            request,
+            [*conversation.items, *output_items],
+            {**conversation.tool_results, **output_results},
+            tenant=tenant,
+            response_id=origin.ids.response_id,
+        )
+        chat = build_chat(request, conversation.messages(supports_namespaces=toolbox.supports_namespaces), toolbox)
+        output = ResponseOutput(
+            origin.ids,
+            self._options.max_tool_output_chars,
+            reasoning_sealer=await self._sealed_reasoning.build_seal(request, tenant),
+            tool_result_sealer=await self._sealed_tool_results.build_seal(request, tenant),
+            is_json=chat.response_format is not None,
+            items=resume_point.output_items if resume_point is not None else (),
+        )
+        plan = LoopPlan(
+            with_truncation(self._inference, request),
+            chat,
+            conversation,
+            toolbox,
+            ToolCallLimits(
+                request.max_tool_calls or self._options.max_tool_calls,
+                self._options.parallel_tool_calls,
+                self._options.tool_timeout_s,
+            ),
+            await self.compactor.create_response_compaction(request, conversation, output, tenant),
+        )
+        return PendingResponse(
+            request,
+            tenant,
+            conversation,
+            origin.ids,
+            output,
+            AgentLoop(plan, output, resume_point.checkpoint if resume_point is not None else None),
+            origin.created_at,
+            transformations,
+            origin.lock,
+        )
+
+    async def _read_input(
+        self, request: CreateResponse, origin: _Origin
+    ) -> tuple[CreateResponse, Conversation, Sequence[InputTransformation]]:
+        """Return the request with the options that its conversation sets, the conversation with everything that the
+        model reads, and the items that no model sees."""
+        tenant = origin.tenant
+        output_items = origin.resume_point.input_items if origin.resume_point is not None else ()
+        request, unreadable = await self._sealed_reasoning.unseal_request(request, tenant)
+        history = await self._conversations.load_history(request, tenant=tenant)
+        if history is not None:
+            history = await self._sealed_reasoning.unseal_history(history, request.model, tenant)
+        conversation = await read_conversation(
+            request, origin.history_source, origin.ids, tenant=tenant, conversation_history=history
+        )
+        request = apply_configuration_updates(request, conversation.items)
+        conversation = await self._sealed_tool_results.restore_tool_results(conversation, request.model, tenant)
+        conversation, unopened = await self.compactor.open_latest_compaction(conversation, output_items, tenant)
+        transformations = [*unreadable, *conversation.input_transformations(), *unopened]
+        return request, await self._attachments.read_files(conversation, request.model, tenant=tenant), transformations

@@ -1,0 +1,94 @@
+"""Hosted tool calls of one response, run concurrently: their limits, their time-outs and what a failure becomes."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from openai.types.responses import ResponseOutputItemDoneEvent
+
+from apis.errors import StackError, ToolFailed
+from apis.events import EventBatch
+from providers.responses.events.output import ResponseOutput
+from providers.responses.tools.call import HostedCall
+
+_log = logging.getLogger(__name__)
+
+_CANCEL_TIMEOUT_S: Final = 5
+"""Seconds that cancelled calls have to stop; the stream ends without those that take longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallLimits:
+    """Limits of one response: hosted calls in all, calls that run at the same time, and seconds for each call."""
+
+    max_calls: int
+    parallel_calls: int
+    tool_timeout_s: float
+
+
+class HostedCallRunner:
+    """Runs hosted calls. `record_result` is called with each call that has its result, before its last events leave:
+    a checkpoint after these events must hold the result."""
+
+    def __init__(
+        self, output: ResponseOutput, limits: ToolCallLimits, record_result: Callable[[HostedCall], None]
+    ) -> None:
+        self._output = output
+        self._limits = limits
+        self._record_result = record_result
+
+    async def run(self, calls: Sequence[HostedCall]) -> AsyncGenerator[EventBatch]:
+        """Yield the events of all calls as they happen. Closing the generator cancels the calls and waits until they
+        have stopped."""
+        queue: asyncio.Queue[EventBatch | None] = asyncio.Queue()
+        slots = asyncio.Semaphore(self._limits.parallel_calls)
+
+        async def run_in_slot(call: HostedCall) -> None:
+            async with slots:
+                await self._run_call(call, queue.put_nowait)
+
+        tasks = [asyncio.create_task(run_in_slot(call)) for call in calls]
+        for task in tasks:
+            task.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            running = len(tasks)
+            while running:
+                events = await queue.get()
+                if events is None:
+                    running -= 1
+                else:
+                    yield events
+            for task in tasks:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)
+
+    async def _run_call(self, call: HostedCall, emit: Callable[[EventBatch], None]) -> None:
+        """Run one call to its end. A failed tool raises nothing: its error is the result that the model reads."""
+        limit_s = self._limits.tool_timeout_s
+        done = False
+        try:
+            async with asyncio.timeout(limit_s), aclosing(call.run(self._output)) as batches:
+                async for events in batches:
+                    if not done and any(isinstance(event, ResponseOutputItemDoneEvent) for event in events):
+                        done = True
+                        self._record_result(call)
+                    emit(events)
+            failure = ToolFailed("The tool ended without a result.")
+        except StackError as exc:
+            failure = exc if isinstance(exc, ToolFailed) else ToolFailed(exc.message)
+        except TimeoutError:
+            failure = ToolFailed(f"The tool took longer than {limit_s:g} s and was stopped.")
+        except Exception:  # noqa: BLE001 - around a tool call: the model reads that it failed, not the bug's own text
+            _log.exception("the tool %s failed on a bug", call.name)
+            failure = ToolFailed("The tool failed on an error of its own.")
+        if not done:
+            events = call.fail(failure)
+            self._record_result(call)
+            emit(events)

@@ -1,0 +1,69 @@
+"""RequestTools: from the tools that a request and its conversation declare to the OfferedTools of the response."""
+
+from collections.abc import Mapping, Sequence
+
+from apis.inference import Inference
+from apis.responses import CreateResponse
+from apis.tool_runtime import ToolRuntime
+from apis.tool_servers import ToolServers
+from apis.vector_stores import VectorStores
+from apis.wire.items import Item
+from apis.wire.tools import CustomTool, FunctionTool
+from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.tools.input_tools import add_typed_tools, attribute_errors_to_input, collect_additional_tools
+from providers.responses.tools.models import ModelCatalog
+from providers.responses.tools.offered import OfferedTools
+from providers.responses.tools.registry import MODEL_DEPENDENT_TOOLS, build_checked_tools
+from providers.responses.tools.tool_context import ToolContext
+
+
+class RequestTools:
+    """Builds the tools of each request over the stack's tool providers; `model_catalog` caches what the models of
+    `inference` offer themselves."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        tool_runtime: ToolRuntime | None,
+        tool_servers: ToolServers | None,
+        vector_stores: VectorStores | None,
+    ) -> None:
+        self.model_catalog = ModelCatalog(inference)
+        self._tool_runtime = tool_runtime
+        self._tool_servers = tool_servers
+        self._vector_stores = vector_stores
+
+    async def build(
+        self,
+        request: CreateResponse,
+        items: Sequence[Item],
+        tool_results: Mapping[str, ToolResultRecord],
+        *,
+        tenant: str,
+        response_id: str,
+    ) -> OfferedTools:
+        """Return the tools of a request. `items` are the whole conversation, `tool_results` the results of its hosted
+        calls by item id, oldest first.
+
+        Raises InvalidRequest, NotFound or Unsupported, naming the tool, for a declaration that cannot be served.
+        """
+        additional = collect_additional_tools(items)
+        declared = [*(request.tools or ()), *additional]
+        if not additional and all(isinstance(tool, FunctionTool | CustomTool) for tool in declared):
+            return OfferedTools(request)
+        depends_on_model = any(isinstance(tool, MODEL_DEPENDENT_TOOLS) for tool in declared)
+        extended = add_typed_tools(request, additional)
+        context = ToolContext(
+            extended,
+            tenant,
+            response_id,
+            self._tool_runtime,
+            tool_results,
+            items,
+            await self.model_catalog.native_tools(request.model) if depends_on_model else frozenset(),
+            vector_stores=self._vector_stores,
+            tool_servers=self._tool_servers,
+        )
+        with attribute_errors_to_input(request):
+            bindings = await build_checked_tools(extended, context)
+            return OfferedTools(extended, bindings, items, supports_namespaces=context.supports_namespaces)
