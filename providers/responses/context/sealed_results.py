@@ -66,6 +66,8 @@ class SealedToolResults:
             unsealed = {item_id: _unseal_result(sealer, token, tenant) for item_id, token in tokens.items()}
             tool_results = {**tool_results, **{item_id: result for item_id, result in unsealed.items() if result}}
         calls = [item for item in items if item.type in REPLAYED_TYPES]
+        if not (tokens or calls):
+            return conversation
         if calls:
             tool_results = rewrite_for_model(calls, tool_results, await self._model_catalog.native_tools(model))
         return replace(conversation, tool_results=tool_results)

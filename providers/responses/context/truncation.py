@@ -55,7 +55,7 @@ class TruncatingInference(Inference):
             shortened = drop_messages_before(request, offsets[dropped_count - 1])
 
     async def _count_turns_to_drop(self, request: ChatRequest, turn_offsets: Sequence[int]) -> int:
-        """Return how many turns must be dropped, by a binary search over token counts; 1 where none can be had."""
+        """Return how many turns must be dropped, by binary search; 1 where tokens cannot be counted."""
         try:
             models = await self.models()
             context = next((model.context_tokens for model in models if model.id == request.model), None)

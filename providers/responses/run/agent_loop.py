@@ -79,7 +79,6 @@ class AgentLoop:
         self._toolbox = plan.toolbox
         self._compaction = plan.compaction
         self._output = output
-        self._call_runner = HostedCallRunner(output, plan.limits, self._record_tool_result)
         self._turn: TurnStream | None = None
         self._on_checkpoint: Callable[[Checkpoint], None] | None = None
         self._checkpointed_result_count = len(checkpoint.tool_results) if checkpoint is not None else 0
@@ -227,7 +226,9 @@ class AgentLoop:
         return reasons
 
     async def _run_calls(self, calls: Sequence[HostedCall]) -> AsyncGenerator[EventBatch]:
-        async with aclosing(self._call_runner.run(calls)) as batches:
+        # for these calls only: held here, the runner would close a reference cycle around the whole response
+        runner = HostedCallRunner(self._output, self._plan.limits, self._record_tool_result)
+        async with aclosing(runner.run(calls)) as batches:
             async for events in batches:
                 is_done = self._record_done_items(events)
                 yield events
