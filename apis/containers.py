@@ -1,4 +1,4 @@
-"""Containers: where a model's programs keep their variables and files from call to call."""
+"""Containers, in which the variables and files of a model's programs live from call to call."""
 
 from abc import ABC, abstractmethod
 from typing import Literal
@@ -15,14 +15,14 @@ MemoryLimit = Literal["1g", "4g", "16g", "64g"]
 
 
 class ContainerExpiry(Wire):
-    """The container is gone when it was not used for `minutes`."""
+    """Expiry of a container that was not used for `minutes`."""
 
     anchor: Literal["last_active_at"]
     minutes: int = Field(ge=1, le=1440)
 
 
 class CreateContainer(Wire):
-    """What is asked of a container that is to be made. `name` is a label: many may have the same."""
+    """Request for a new container. `name` is a label: many containers may have the same."""
 
     name: str = Field(min_length=1, max_length=256)
     expires_after: ContainerExpiry | None = None
@@ -33,13 +33,13 @@ class CreateContainer(Wire):
 
 
 class CopyFile(Wire):
-    """An uploaded file that is to be put into a container."""
+    """Request to copy an uploaded file into a container."""
 
     file_id: Id
 
 
 class ContainerListParams(Wire):
-    """Which of a tenant's containers, or of a container's files, to list; `after` is the id of the last one seen."""
+    """Parameters of a list of containers or of a container's files; `after` is the last id of the page before."""
 
     after: str | None = Field(default=None, max_length=256)
     limit: int = Field(default=20, ge=1, le=100)
@@ -48,70 +48,69 @@ class ContainerListParams(Wire):
 
 
 class Containers(ABC):
-    """The containers of a ToolRuntime, by id, which is also the `session` of its calls. One tenant's id is unknown to
-    another.
+    """Containers of a ToolRuntime by id, which is also the `session` of its calls. A tenant's id is unknown to others.
 
-    A container lives in the memory of one server process, and every process of the same machine, user and store can
-    use it. It ends with the process that keeps it (when workers are restarted one by one, each one's containers end
-    with it), or earlier: by expiry, or where its place is needed for others. A program that goes past a limit takes the
-    container's variables and files along, but not the container.
+    A container lives in the memory of its machine, where every process of the same user, store and settings can use it.
+    It outlives the process that created it and ends with the last of those processes, or earlier: by expiry, or when
+    its place is needed for others. A program that exceeds a limit ends with the container's variables and files, but
+    the container stays.
 
-    All that name a container raise Unsupported (`container_elsewhere`) for one that another machine keeps, and
+    All methods that take a container's id raise Unsupported (`container_elsewhere`) for one of another machine, and
     Overloaded where its process does not answer or ends meanwhile.
     """
 
     max_file_bytes: int
-    """The largest file that is taken and given out."""
+    """Largest size of a file that can be added and read."""
 
     @abstractmethod
     async def check(self, request: CreateContainer, *, tenant: str) -> None:
-        """Raises Unsupported, naming the field, for what no container here can have, NotFound for a file that does not
-        exist, and InvalidRequest for one that is too large."""
+        """Raise Unsupported, naming the field, for a setting that no container here can have, NotFound for a file that
+        does not exist, and InvalidRequest for one that is too large."""
 
     @abstractmethod
     async def create(self, request: CreateContainer, *, tenant: str, container_id: str | None = None) -> Container:
-        """Make a container, under an id that was told before or a new one; one that there is already is found.
+        """Create a container with this id or a new one; one that exists already is returned.
 
-        Raises as `check` does, Overloaded where there is no room now, and StoreUnavailable where the other processes
-        cannot be told.
+        Raise as `check` does, Overloaded where there is no room now, and StoreUnavailable where it cannot be recorded.
         """
 
     @abstractmethod
     async def get(self, container_id: str, *, tenant: str) -> Container:
-        """The container as it stands, without waiting. Raises NotFound."""
+        """Return the state of the container, without waiting. Raise NotFound."""
 
     @abstractmethod
     async def list(self, params: ContainerListParams, *, tenant: str) -> Page[Container]:
-        """The tenant's containers on this machine, by the time they were made. Raises InvalidRequest for an `after`
-        that is gone."""
+        """Return the tenant's containers on this machine by their creation time. Raise InvalidRequest for an `after`
+        that does not exist."""
 
     @abstractmethod
     async def delete(self, container_id: str, *, tenant: str) -> None:
-        """End the container and all that runs in it. Raises NotFound."""
+        """End the container and all that runs in it. Raise NotFound."""
 
     @abstractmethod
     async def add_file(self, container_id: str, filename: str, data: bytes, *, tenant: str) -> ContainerFile:
-        """Put a file where programs find it, named by the last step of `filename`; one of that name is replaced.
+        """Write a file into the work folder, named by the last part of `filename`; one of that name is replaced.
 
-        Raises NotFound, and InvalidRequest for an impossible name or where the container is full.
+        Raise NotFound, and InvalidRequest for an impossible name or when the container is full.
         """
 
     @abstractmethod
     async def copy_file(self, container_id: str, file_id: str, *, tenant: str) -> ContainerFile:
-        """Put an uploaded file there likewise. Raises NotFound, and Unsupported where no files can be uploaded."""
+        """Write an uploaded file into the work folder, as `add_file` does. Raise NotFound, and Unsupported where no
+        files can be uploaded."""
 
     @abstractmethod
     async def list_files(self, container_id: str, params: ContainerListParams, *, tenant: str) -> Page[ContainerFile]:
-        """The container's files by the time they were written last. Raises as `list` does."""
+        """Return the container's files by the time of their last write. Raise NotFound, or as `list` does."""
 
     @abstractmethod
     async def get_file(self, container_id: str, file_id: str, *, tenant: str) -> ContainerFile:
-        """Raises NotFound when there is no such container or file."""
+        """Return a file's metadata. Raise NotFound when there is no such container or file."""
 
     @abstractmethod
     async def content(self, container_id: str, file_id: str, *, tenant: str) -> bytes:
-        """The file's bytes. Raises NotFound, and InvalidRequest where it is too large to be read."""
+        """Return the file's bytes. Raise NotFound, and InvalidRequest where it is too large to be read."""
 
     @abstractmethod
     async def delete_file(self, container_id: str, file_id: str, *, tenant: str) -> None:
-        """Raises NotFound when there is no such container or file."""
+        """Delete a file. Raise NotFound when there is no such container or file."""

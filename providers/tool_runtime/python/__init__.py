@@ -1,1 +1,1 @@
-"""Programs of a model in a sandbox on this machine."""
+"""The tool `python`: programs of a model in a sandbox on this machine."""

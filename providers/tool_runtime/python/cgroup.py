@@ -1,4 +1,4 @@
-"""A control group for one sandbox, below the group that the server itself runs in, where one can be made."""
+"""Control group for one sandbox, below the group that the session server runs in."""
 
 import contextlib
 import itertools
@@ -15,14 +15,14 @@ _group_numbers: Final = itertools.count(1)
 
 
 class Cgroup:
-    """Bounds memory and processes exactly, where rlimits bound them per process and sampling only after the fact."""
+    """Exact bound on memory and processes: rlimits bound them per process, and sampling only afterwards."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
 
     @classmethod
     def create(cls, memory_bytes: int, processes: int) -> "Cgroup | None":
-        """None where groups cannot be made: not root, nothing delegated, or a read-only /sys."""
+        """Return a new group, or None where none can be created: not root, nothing delegated, or a read-only /sys."""
         name = f"{_NAME_PREFIX}-{os.getpid()}-{next(_group_numbers)}"
         for settings in (
             {
@@ -36,10 +36,10 @@ class Cgroup:
             },
         ):
             optional = settings.pop("?")
-            made = cls([parent / name for parent in _find_own_groups(settings)])
-            if len(made._folders) == len(settings) and made._apply_limits(list(settings.values()), optional):
-                return made
-            made.remove()
+            cgroup = cls([parent / name for parent in _find_own_groups(settings)])
+            if len(cgroup._folders) == len(settings) and cgroup._apply_limits(list(settings.values()), optional):
+                return cgroup
+            cgroup.remove()
         return None
 
     def _apply_limits(self, settings: Sequence[Mapping[str, int]], optional_settings: Mapping[str, int]) -> bool:
@@ -57,7 +57,7 @@ class Cgroup:
         return True
 
     def add_processes(self, pids: Sequence[int]) -> bool:
-        """Move processes in, and with them all that they will start."""
+        """Move processes in, and with them all that they start later. Return False when that fails."""
         try:
             for folder, pid in itertools.product(self._folders, pids):
                 _write_value(folder / "cgroup.procs", pid)
@@ -66,15 +66,15 @@ class Cgroup:
         return True
 
     def ran_out_of_memory(self) -> bool:
-        """Whether the kernel ended a process of this group for want of memory."""
+        """Return True when the kernel has killed a process of this group because the memory was used up."""
         for file in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError):
-                found = re.search(r"^oom_kill ([0-9]+)$", (self._folders[0] / file).read_text(), re.MULTILINE)
-                return found is not None and found[1] != "0"
+                match = re.search(r"^oom_kill ([0-9]+)$", (self._folders[0] / file).read_text(), re.MULTILINE)
+                return match is not None and match[1] != "0"
         return False
 
     def remove(self) -> None:
-        """Take the group away once its processes have ended. Blocks up to 0.5 s while they are ending."""
+        """Remove the group after its processes have ended. Blocks up to 0.5 s while they are ending."""
         until = time.monotonic() + 0.5
         for folder in self._folders:
             while folder.exists():
@@ -87,7 +87,7 @@ class Cgroup:
 
 
 def remove_stale_groups() -> None:
-    """Take away the groups of servers that were killed before they could."""
+    """Remove the groups of servers that were killed before they could."""
     for parent in {*_find_own_groups([""]), *_find_own_groups(["memory", "pids"])}:
         for folder in parent.glob(f"{_NAME_PREFIX}-*-*"):
             if not Path("/proc", folder.name.split("-")[2]).exists():
@@ -96,7 +96,7 @@ def remove_stale_groups() -> None:
 
 
 def _find_own_groups(controllers: Mapping[str, object] | Sequence[str]) -> list[Path]:
-    """The folder of this process's group for each controller; the unified hierarchy is the controller ''."""
+    """Return the folder of this process's group for each controller; the unified hierarchy is the controller ''."""
     paths: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Proof, before any program of others runs, that a sandbox holds: asked of the kernel, and tried from inside."""
+"""Check that a sandbox isolates, by the kernel's own account and by attempts from inside, before any program runs."""
 
 import json
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ written = open("written", "w").write("x")
 
 
 async def find_isolation_faults(session: PythonSession) -> list[str]:
-    """What does not hold of a fresh session in a sandbox that should isolate it; empty when all does."""
+    """Return the isolation faults of a new session in a sandbox; none when it is isolated."""
     faults = _find_outside_faults(process_tree(session.pid))
     names = json.dumps(dict.fromkeys([*ENVIRONMENT, "PWD", "LC_CTYPE", "OLDPWD"]))
     outcome = await session.run(f"ENVIRONMENT = {names.replace('null', 'None')}\n{_PROBE_PROGRAM}")
@@ -71,5 +71,7 @@ def _find_outside_faults(pids: Sequence[int]) -> list[str]:
             if Path(f"/proc/{pid}/ns/{name}").readlink() == Path(f"/proc/self/ns/{name}").readlink()
         ]
         fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        faults += [f"{name} {fields[name]}" for name, held in _EXPECTED_STATUS.items() if fields[name].strip() != held]
+        faults += [
+            f"{name} {fields[name]}" for name, value in _EXPECTED_STATUS.items() if fields[name].strip() != value
+        ]
     return faults

@@ -1,4 +1,4 @@
-"""What a guest says of its files, checked: everything it sends was written by the program it runs."""
+"""Validation of a guest's replies about its files: the program that it runs may have written them."""
 
 from collections.abc import Mapping
 from mimetypes import MimeTypes
@@ -9,12 +9,12 @@ MAX_FILES_BYTES: Final = 16 * 1024 * 1024
 MAX_NAME_BYTES: Final = 255
 _MAX_NUMBER: Final = 2**53
 
-# Without the system's own tables, so that a name means the same type everywhere.
+# Without the tables of the system, so that a name has the same type everywhere.
 _MIME_TYPES: Final = MimeTypes()
 
 
 def is_file_name(name: object) -> bool:
-    """Whether it is a relative path of printable characters that stays below where it begins."""
+    """Return True for a relative path of printable characters that stays within its folder."""
     return (
         isinstance(name, str)
         and name.isprintable()
@@ -25,25 +25,25 @@ def is_file_name(name: object) -> bool:
 
 
 def guess_media_type(name: str) -> str:
-    """By the name's ending; what is not known is bytes."""
+    """Return the media type of a file by its extension, `application/octet-stream` for others."""
     return _MIME_TYPES.guess_type(name)[0] or "application/octet-stream"
 
 
 def parse_file_list(reply: Mapping[str, Any]) -> list[tuple[str, int, int]]:
-    """The files of a reply: name, bytes, and seconds since 1970 when it was written last, 0 where that is not told."""
-    found: list[tuple[str, int, int]] = []
+    """Return the files of a reply: name, bytes, and last write in seconds since 1970 (0 when absent)."""
+    files: list[tuple[str, int, int]] = []
     for entry in _get_list(reply, "files"):
         match entry:
             case {"name": str(name), "size": int(size), **rest} if 0 <= size < _MAX_NUMBER:
                 at: Any = rest.get("at")
-                found.append((name, size, at if isinstance(at, int) and 0 <= at < _MAX_NUMBER else 0))
+                files.append((name, size, at if isinstance(at, int) and 0 <= at < _MAX_NUMBER else 0))
             case _:
                 pass
-    return found
+    return files
 
 
 def parse_returned_files(reply: Mapping[str, Any], data: bytes) -> tuple[list[tuple[str, bytes]], list[str]]:
-    """The files whose contents stand in `data` one after the other; and the names of those that were left out."""
+    """Return the files whose contents are concatenated in `data`, and the names of the files that were skipped."""
     files: list[tuple[str, bytes]] = []
     start = 0
     for name, size, _ in parse_file_list(reply)[:MAX_FILES]:

@@ -1,7 +1,7 @@
-"""The interpreter loop that runs inside the sandbox: takes requests from a socket, runs code as a notebook does.
+"""Interpreter loop inside the sandbox: reads requests from a socket and runs code as a notebook does.
 
-Runs on its own, with the standard library of whatever Python 3.9 or later the sandbox has. All it sends is untrusted
-to the other side: the code it runs shares its process.
+It needs only the standard library of Python 3.9 or later. The other side must not trust its messages, since the code
+that it runs shares its process.
 
 A message is four bytes of length, that many bytes of a JSON object, and then `size` bytes of payload.
 """
@@ -27,16 +27,16 @@ FileStamps = dict[str, tuple[int, int, int]]
 
 
 class WorkFolder:
-    """The files of the work folder, links and devices and hidden ones left out."""
+    """Regular files in the work folder, without hidden ones."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def scan(self) -> FileStamps:
-        """Name -> what changes when the file does. The first 2,000."""
-        seen: FileStamps = {}
+        """Return a stamp that changes with the file, by name, for the first 2,000 files."""
+        stamps: FileStamps = {}
         folders = [""]
-        while folders and len(seen) < MAX_SCANNED_FILES:
+        while folders and len(stamps) < MAX_SCANNED_FILES:
             inner = folders.pop()
             try:
                 entries = sorted(os.scandir(os.path.join(self.path, inner)), key=lambda entry: entry.name)
@@ -49,35 +49,35 @@ class WorkFolder:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(name)
                 elif entry.is_file(follow_symlinks=False):
-                    about = entry.stat(follow_symlinks=False)
-                    seen[name] = (about.st_size, about.st_mtime_ns, about.st_ino)
-        return dict(list(seen.items())[:MAX_SCANNED_FILES])
+                    status = entry.stat(follow_symlinks=False)
+                    stamps[name] = (status.st_size, status.st_mtime_ns, status.st_ino)
+        return dict(list(stamps.items())[:MAX_SCANNED_FILES])
 
     def read_changed(
         self, previous_stamps: FileStamps, max_files: int, max_bytes: int
     ) -> "tuple[list[GuestMessage], list[str], bytes]":
-        """The files that are new or other than before, the names of those that are too many or too large, the data."""
-        kept: list[GuestMessage] = []
+        """Return the new and changed files, the names of those that are too many or too large, and the data."""
+        files: list[GuestMessage] = []
         skipped: list[str] = []
         data = b""
-        for name, about in self.scan().items():
-            if previous_stamps.get(name) == about:
+        for name, stamp in self.scan().items():
+            if previous_stamps.get(name) == stamp:
                 continue
-            if len(kept) == max_files or about[0] > max_bytes - len(data):
+            if len(files) == max_files or stamp[0] > max_bytes - len(data):
                 skipped.append(name)
                 continue
             content = self.read(name, max_bytes - len(data))
-            kept.append({"name": name, "size": len(content)})
+            files.append({"name": name, "size": len(content)})
             data += content
-        return kept, skipped[:max_files], data
+        return files, skipped[:max_files], data
 
     def read(self, name: str, max_bytes: int) -> bytes:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with open(os.open(os.path.join(self.path, name), flags), "rb") as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise IsADirectoryError("no regular file")
-            if about.st_size > max_bytes:
+            if status.st_size > max_bytes:
                 raise OSError("too large")
             return file.read(max_bytes)
 
@@ -93,7 +93,7 @@ class WorkFolder:
 
 
 class Notebook:
-    """Runs cells in one namespace that lives on between them."""
+    """Namespace in which cells run one after the other."""
 
     def __init__(self) -> None:
         main = types.ModuleType("__main__")
@@ -102,7 +102,7 @@ class Notebook:
         self.cell_number = 0
 
     def run(self, code: str) -> str:
-        """`ok`, or `exception` when one was printed."""
+        """Run a cell; return `ok`, or `exception` when one was printed."""
         self.cell_number += 1
         file = f"<cell {self.cell_number}>"
         linecache.cache[file] = (len(code), None, [f"{line}\n" for line in code.splitlines()], file)
@@ -110,10 +110,10 @@ class Notebook:
         try:
             self._run_cell(code, file)
             self._show_figures()
-            done = "ok"
-        except BaseException as exc:  # noqa: BLE001 - whatever a program raises is its output, and told to the model
+            exit_status = "ok"
+        except BaseException as exc:  # noqa: BLE001 - an exception of a program is its output, which the model reads
             self._print_exception(exc, file)
-            done = "exception"
+            exit_status = "exception"
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             try:
                 if stream is not None:
@@ -122,7 +122,7 @@ class Notebook:
                 continue
         if os.getpid() != pid:
             os._exit(0)
-        return done
+        return exit_status
 
     def _run_cell(self, code: str, file: str) -> None:
         parsed = ast.parse(code, file)
@@ -144,14 +144,14 @@ class Notebook:
         return asyncio.run(value)
 
     def _show_figures(self) -> None:
-        """What plt.show() would show in a notebook becomes files."""
+        """Save the figures that plt.show() would show in a notebook as files."""
         pyplot: Any = sys.modules.get("matplotlib.pyplot")
         for number in pyplot.get_fignums() if pyplot else ():
             pyplot.figure(number).savefig(f"figure-{self.cell_number}-{number}.png")
             pyplot.close(number)
 
     def _print_exception(self, exc: BaseException, file: str) -> None:
-        """The traceback from the cell on: the frames above it are this file's."""
+        """Print the traceback from the cell on, without the frames of this file above it."""
         frames = exc.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename != file:
             frames = frames.tb_next
@@ -188,9 +188,9 @@ def handle_request(
     try:
         if request["do"] == "run":
             before = files.scan()
-            done = notebook.run(request["code"])
-            kept, skipped, data = files.read_changed(before, request["max_files"], request["max_bytes"])
-            return {"exit": done, "files": kept, "skipped": skipped}, data
+            exit_status = notebook.run(request["code"])
+            changed, skipped, data = files.read_changed(before, request["max_files"], request["max_bytes"])
+            return {"exit": exit_status, "files": changed, "skipped": skipped}, data
         if request["do"] == "read":
             return {}, files.read(request["name"], request["max_bytes"])
         if request["do"] == "write":
@@ -206,7 +206,7 @@ def handle_request(
 
 
 def receive_message(stream: io.BufferedRWPair) -> "tuple[GuestMessage, bytes]":
-    """Ends the process when the other side is gone."""
+    """Return a message and its payload. Ends the process when the other side has disconnected."""
     size = stream.read(4)
     if len(size) < 4:
         os._exit(0)

@@ -19,7 +19,8 @@ import msgspec
 
 from apis.errors import StackError, StoreUnavailable, Unsupported
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Put
-from providers.tool_runtime.python.operations import RunResult, SessionInfo, SessionOperations
+from providers.tool_runtime.python.operations import SessionInfo, SessionOperations
+from providers.tool_runtime.python.session import RunOutcome
 from providers.tool_runtime.python.session_client import Operation, P, R, SessionClient, SessionNotFound
 from providers.tool_runtime.python.sessions import SessionSettings
 
@@ -73,19 +74,19 @@ class MachineSessions:
             raise
         return True
 
-    async def run(self, tenant: str, name: str, code: str, settings: SessionSettings) -> RunResult:
+    async def run(self, tenant: str, name: str, code: str, settings: SessionSettings) -> RunOutcome:
         """Run code in a session, which is created with the settings where there is none."""
         try:
-            result = await self.call(SessionOperations.run, tenant, name, code)
+            outcome = await self.call(SessionOperations.run, tenant, name, code)
         except SessionNotFound:
             await self.create(tenant, name, settings)
-            result = await self.call(SessionOperations.run, tenant, name, code)
-        if result.due_record_idle_s:
+            outcome = await self.call(SessionOperations.run, tenant, name, code)
+        if outcome.due_record_idle_s:
             with suppress(StoreUnavailable):  # a record that is too old does no harm
-                await self._write_record(tenant, name, result.due_record_idle_s)
-        return result
+                await self._write_record(tenant, name, outcome.due_record_idle_s)
+        return outcome
 
-    async def run_once(self, tenant: str, code: str, settings: SessionSettings) -> RunResult:
+    async def run_once(self, tenant: str, code: str, settings: SessionSettings) -> RunOutcome:
         """Run code in a session of its own, which no one else can use."""
         return await self._client.call(SessionOperations.run_once, tenant, settings, code)
 

@@ -54,19 +54,6 @@ class SessionFile:
     is_uploaded: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """Outcome of a program, and the reason why an earlier session of this name is gone, or "".
-
-    `due_record_idle_s` is the time that the session may be idle when its record in the KVStore is to be written again,
-    else 0.
-    """
-
-    outcome: RunOutcome
-    loss_reason: str
-    due_record_idle_s: float = 0.0
-
-
 class SessionOperations:
     """Operations on the sessions of one server, called by name with positional arguments. All raise SessionFailure."""
 
@@ -96,13 +83,12 @@ class SessionOperations:
         self._pool.create_session(tenant, name, settings, loss_reason)
         return True
 
-    async def run(self, tenant: str, name: str, code: str) -> RunResult:
+    async def run(self, tenant: str, name: str, code: str) -> RunOutcome:
         """Run code in a session."""
         due_record_idle_s = self._get_entry(tenant, name).claim_record_renewal()
-        result = await self._run((tenant, name, 0), code)
-        return replace(result, due_record_idle_s=due_record_idle_s)
+        return replace(await self._run((tenant, name, 0), code), due_record_idle_s=due_record_idle_s)
 
-    async def run_once(self, tenant: str, settings: SessionSettings, code: str) -> RunResult:
+    async def run_once(self, tenant: str, settings: SessionSettings, code: str) -> RunOutcome:
         """Run code in a session of its own, which ends with it."""
         key = self._pool.create_session(tenant, None, settings)
         try:
@@ -168,10 +154,10 @@ class SessionOperations:
         except SessionEnded as exc:
             raise SessionFailure("unavailable", f"The container's programs ended: {exc}. Try again.") from exc
 
-    async def _run(self, key: SessionKey, code: str) -> RunResult:
+    async def _run(self, key: SessionKey, code: str) -> RunOutcome:
         async with self._pool.use_session(key) as (session, loss_reason):
             _log.debug("a program begins to run")
-            return RunResult(await session.run(code), loss_reason)
+            return replace(await session.run(code), loss_reason=loss_reason)
 
     async def _start_session(self, settings: SessionSettings) -> PythonSession:
         limits = replace(self._config.limits, memory_bytes=settings.memory_bytes)

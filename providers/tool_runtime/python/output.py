@@ -1,4 +1,4 @@
-"""What a program prints, kept within bounds (its head and its tail) and made into text that can be stored."""
+"""Output of a program, bounded to its head and its tail, as text that can be stored."""
 
 import re
 from typing import Final
@@ -8,7 +8,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class ProgramOutput:
-    """Bytes in, text out. Keeps `max_bytes`: half of them from the beginning, half from the end."""
+    """Buffer of at most `max_bytes`: half of them from the beginning of the output, half from its end."""
 
     def __init__(self, max_bytes: int) -> None:
         self._half_bytes = max_bytes // 2
@@ -26,7 +26,7 @@ class ProgramOutput:
             del self._tail[: -self._half_bytes]
 
     def text(self) -> str:
-        """Everything printed, or its two ends around a line that says how many bytes are left out between them."""
+        """Return the whole output, or its two ends around a line that says how many bytes are missing between them."""
         tail = self._tail[-self._half_bytes :]
         left_out = self._total_bytes - len(self._head) - len(tail)
         if not left_out:
@@ -36,8 +36,8 @@ class ProgramOutput:
 
 
 def render_terminal_text(data: bytes) -> str:
-    """Text as a terminal would leave it on the screen: no colours, of overwritten lines the last state, and U+FFFD
-    for what is neither UTF-8 nor printable."""
+    """Return the text that a terminal would show: without colours, of overwritten lines the last state, and U+FFFD
+    for bytes that are neither UTF-8 nor printable."""
     text = _ESCAPE.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return _CONTROL.sub("\ufffd", "\n".join(lines))

@@ -1,4 +1,4 @@
-"""The processes of a sandbox, seen from outside through /proc: what they use, stopping and continuing them all."""
+"""Processes of a sandbox, measured, stopped and resumed from outside through /proc."""
 
 import contextlib
 import os
@@ -11,13 +11,13 @@ from typing import Final
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _STOP_TIMEOUT_S: Final = 5.0
-"""On a busy machine a process takes its time even to be stopped."""
+"""Seconds; on a busy machine even stopping a process takes time."""
 _STOPPED_STATES: Final = "TtZX"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """What a process and all its descendants use at one moment. `cpu_s` counts ended ones too."""
+    """Resources of a process and all its descendants at one moment; `cpu_s` includes ended descendants."""
 
     process_count: int
     cpu_s: float
@@ -25,17 +25,18 @@ class ProcessUsage:
 
 
 def process_tree(root: int) -> list[int]:
-    """`root` and its living descendants, parents first. Those that end meanwhile may be missing."""
-    found = [root]
-    for pid in found:
+    """Return `root` and its living descendants, parents first; those that end meanwhile may be missing."""
+    pids = [root]
+    for pid in pids:
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{pid}/task"):
-                found += map(int, _read_text(f"/proc/{pid}/task/{task}/children").split())
-    return found
+                pids += map(int, _read_text(f"/proc/{pid}/task/{task}/children").split())
+    return pids
 
 
 def measure_usage(root: int, exact_above_bytes: int) -> ProcessUsage:
-    """Memory is counted twice where processes share it, unless that makes more than `enough_bytes`; then exactly."""
+    """Measure a process and its descendants. Memory that they share is counted for each of them, unless the sum exceeds
+    `exact_above_bytes`: then it is measured exactly, which takes longer."""
     pids = process_tree(root)
     ticks = sum(sum(map(int, _read_stat(pid)[11:15])) for pid in pids)
     memory_bytes = sum(_count_private_pages(pid) for pid in pids) * _PAGE_BYTES
@@ -45,13 +46,13 @@ def measure_usage(root: int, exact_above_bytes: int) -> ProcessUsage:
 
 
 def stop_descendants(root: int) -> bool:
-    """Stop all descendants of `root`. False when they multiply faster than they can be stopped. Blocks up to 5 s."""
+    """Stop all descendants of `root`; return False when they fork faster than they are stopped. Blocks up to 5 s."""
     quiet_rounds = 0
     for _ in _poll_rounds():
         running = [pid for pid in process_tree(root)[1:] if _read_state(pid) not in _STOPPED_STATES]
         for pid in running:
             send_signal(pid, root, signal.SIGSTOP)
-        # What a process forked just before it stopped is found only by looking again.
+        # A process may have forked just before it stopped: only a second look finds the child.
         quiet_rounds = 0 if running else quiet_rounds + 1
         if quiet_rounds == 2:
             return True
@@ -59,13 +60,13 @@ def stop_descendants(root: int) -> bool:
 
 
 def resume_descendants(root: int) -> None:
-    """Continue all descendants of `root`."""
+    """Resume all descendants of `root`."""
     for pid in process_tree(root)[1:]:
         send_signal(pid, root, signal.SIGCONT)
 
 
 def send_signal(pid: int, root: int, signal_number: signal.Signals) -> None:
-    """Signal a descendant of `root`; whoever else may have got its number by now is left alone."""
+    """Signal a descendant of `root`, and not another process that has got its number meanwhile."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
@@ -97,7 +98,7 @@ def _read_text(path: str) -> str:
 
 
 def _read_stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on; empty for a process that ended."""
+    """Return the fields of /proc/PID/stat from the third on; none for a process that ended."""
     try:
         return _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
@@ -109,7 +110,7 @@ def _read_state(pid: int) -> str:
 
 
 def _count_private_pages(pid: int) -> int:
-    """Resident pages that are no file's."""
+    """Return the number of resident pages that belong to no file."""
     try:
         fields = _read_text(f"/proc/{pid}/statm").split()
     except OSError:
@@ -118,7 +119,7 @@ def _count_private_pages(pid: int) -> int:
 
 
 def _measure_exact_bytes(pid: int) -> int:
-    """Anonymous and shared memory, of the shared the process's part."""
+    """Return the anonymous memory and the process's part of the shared memory."""
     try:
         lines = [line.split() for line in _read_text(f"/proc/{pid}/smaps_rollup").splitlines()[1:]]
     except OSError:

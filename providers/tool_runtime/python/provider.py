@@ -1,4 +1,4 @@
-"""Python: runs programs of a model in a sandbox on this machine, as one tool named `python`."""
+"""The tool `python`, which runs programs of a model in a sandbox on this machine."""
 
 import logging
 from collections.abc import Sequence
@@ -21,8 +21,9 @@ from providers.tool_runtime.python.containers import (
 )
 from providers.tool_runtime.python.files import guess_media_type
 from providers.tool_runtime.python.machine_sessions import MachineSessions
-from providers.tool_runtime.python.operations import RunResult, SessionServerConfig
+from providers.tool_runtime.python.operations import SessionServerConfig
 from providers.tool_runtime.python.sandbox import MIB, SandboxLimits
+from providers.tool_runtime.python.session import RunOutcome
 from providers.tool_runtime.python.session_client import SessionClient
 from providers.tool_runtime.python.sessions import SessionSettings
 
@@ -129,24 +130,23 @@ class Python(ToolRuntime):
             raise ToolFailed(f"Wrong arguments: they must be one text, `code`, of at most 1 MiB ({fault}).") from None
         try:
             if call.session is None:
-                result = await self._sessions.run_once(call.tenant, code, self._default_settings)
+                outcome = await self._sessions.run_once(call.tenant, code, self._default_settings)
             else:
-                result = await self._sessions.run(call.tenant, call.session, code, self._default_settings)
+                outcome = await self._sessions.run(call.tenant, call.session, code, self._default_settings)
         except ToolFailed:
             raise
         except StackError as exc:
             raise ToolFailed(exc.message) from exc
-        return _build_result(result, call.session)
+        return _build_result(outcome, call.session)
 
     def containers(self) -> Containers:
         return self._containers
 
 
-def _build_result(result: RunResult, container_id: str | None) -> ToolResult:
-    outcome = result.outcome
+def _build_result(outcome: RunOutcome, container_id: str | None) -> ToolResult:
     parts: list[str] = []
-    if result.loss_reason:
-        parts.append(f"[this is a new Python session, the earlier one is gone: {result.loss_reason}]\n")
+    if outcome.loss_reason:
+        parts.append(f"[this is a new Python session, the earlier one is gone: {outcome.loss_reason}]\n")
     parts.append(outcome.output or ("" if outcome.reason else "[no output]"))
     if outcome.reason:
         parts.append(

@@ -1,4 +1,4 @@
-"""The command that starts a Python of its own for untrusted programs: inside bubblewrap, or (never by default) bare."""
+"""Commands that start a Python process for untrusted programs: in bubblewrap, or (never by default) unsandboxed."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ class SandboxUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What one session may use. `wall_s`, `cpu_s` and `output_bytes` are per call, the rest is for the session."""
+    """Limits of one session. `wall_s`, `cpu_s` and `output_bytes` are per call, the others for the whole session."""
 
     wall_s: float
     cpu_s: float
@@ -54,8 +54,8 @@ class SandboxLimits:
     output_bytes: int
 
     def rlimits(self) -> dict[str, int]:
-        """What the kernel holds for each process by itself. The address space is wider than the memory, because
-        libraries reserve much that they never touch."""
+        """Return the limits that the kernel enforces for each process. The address space is wider than the memory,
+        because libraries reserve much that they never touch."""
         return {
             "RLIMIT_DATA": self.memory_bytes,
             "RLIMIT_AS": 3 * self.memory_bytes,
@@ -71,7 +71,7 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class GuestLaunch:
-    """How to start one guest, and what it is told first: the folder it works in, and the limits it puts on itself."""
+    """Command to start one guest, and its first message: its work folder, and the limits that it sets on itself."""
 
     argv: Sequence[str]
     pass_fds: Sequence[int]
@@ -80,17 +80,17 @@ class GuestLaunch:
 
 
 class Sandbox(Protocol):
-    """A way of starting guests. One that is not isolated leaves its work folder behind, for the session to remove."""
+    """Way of starting guests. The work folder of one that is not isolated is for the session to remove."""
 
     is_isolated: bool
 
     def launch(self, channel_fd: int, limits: SandboxLimits) -> AbstractContextManager[GuestLaunch]:
-        """A start of a guest that talks on the descriptor `channel`. What was opened for it is closed on leaving."""
+        """Open what a guest needs that communicates on the descriptor `channel_fd`, and close it on exit."""
         ...
 
 
 class Bubblewrap:
-    """Namespaces of its own for everything, no capabilities, no network, a read-only /usr, and one small tmpfs.
+    """Sandbox with namespaces of its own, no capabilities, no network, a read-only /usr, and one small tmpfs.
 
     The interpreter is `python`, or else one below /usr: bound are only /usr, the linker's cache and, for a `python`
     elsewhere, its prefixes. A server that runs as root starts the sandbox as uid 65534, since root is exempt from
@@ -134,7 +134,7 @@ class Bubblewrap:
 
 
 class DangerouslyUnsandboxed:
-    """A plain child process with the server's own rights and network, in a temporary folder. Nothing is contained."""
+    """Child process with the server's own rights and network, in a temporary folder. Nothing is contained."""
 
     is_isolated = False
 
@@ -154,7 +154,7 @@ class DangerouslyUnsandboxed:
 
 @contextmanager
 def _open_data_pipe(data: bytes) -> Generator[int]:
-    """A descriptor that `data` can be read from. It must fit into a pipe: 64 KiB."""
+    """Open a descriptor from which `data` can be read; it must fit into a pipe: 64 KiB."""
     reading, writing = os.pipe()
     try:
         with open(writing, "wb") as stream:
@@ -183,7 +183,7 @@ def _build_isolation_options() -> list[str]:
 
 
 def _build_system_folder_options() -> list[str]:
-    """/usr, and what stands beside it on this system: links into it, or folders of their own."""
+    """Bind /usr and the system's folders next to it, which are links into it or folders of their own."""
     options = ["--ro-bind", "/usr", "/usr"]
     for name in ("lib", "lib32", "lib64", "bin", "sbin"):
         folder = Path("/", name)
@@ -197,7 +197,7 @@ def _build_system_folder_options() -> list[str]:
 
 
 def _build_scratch_options(limits: SandboxLimits) -> list[str]:
-    """All that can be written: one tmpfs for work and temporary files, and a fourth as much for shared memory."""
+    """Mount all that can be written: one tmpfs for files, and one of a fourth of its size for shared memory."""
     return [
         *("--proc", "/proc", "--dev", "/dev"),
         *("--size", str(limits.scratch_bytes // 4), "--tmpfs", "/dev/shm"),  # noqa: S108 - the sandbox's own
@@ -225,12 +225,12 @@ def _find_system_python() -> Path:
 
 
 def _find_prefixes(python: Path) -> list[str]:
-    """The folders that an interpreter lives from: an environment's own, and that of the Python it was made of."""
+    """Return the prefixes of an interpreter: that of its virtual environment, and that of the Python below it."""
     program = "import sys; print(sys.prefix); print(sys.base_prefix)"
     try:
-        told = subprocess.run(  # noqa: S603 - the operator's own choice of interpreter, from the run config
+        output = subprocess.run(  # noqa: S603 - the operator's own choice of interpreter, from the run config
             [python, "-I", "-c", program], capture_output=True, check=True, env={}, text=True, timeout=_PROBE_TIMEOUT_S
         )
     except (OSError, subprocess.SubprocessError) as exc:
         raise SandboxUnavailable(f"tool_runtime.python: {python} does not run: {exc}") from exc
-    return list(dict.fromkeys(told.stdout.split("\n")[:2]))
+    return list(dict.fromkeys(output.stdout.split("\n")[:2]))

@@ -1,8 +1,8 @@
-"""The system calls that a sandboxed program may not make, as a classic BPF filter for `bwrap --seccomp`.
+"""Filter of system calls for sandboxed programs, as classic BPF for `bwrap --seccomp`.
 
-It denies what a program in namespaces of its own could still use against the kernel or past the limits; everything
-else stays allowed, so that CPython and the libraries made for it run. Assembled here by hand: forty lines, and no
-binding to a C library that would have to be installed first.
+It denies the calls that a program in namespaces of its own could still use against the kernel or past the limits, and
+allows all others, so that CPython and its libraries run. It is assembled here in forty lines, instead of by a binding
+to a C library that would have to be installed.
 """
 
 import platform
@@ -21,7 +21,7 @@ _KILL: Final = 0x80000000
 _EPERM: Final = 0x00050001
 _ENOSYS: Final = 0x00050026
 
-# Offsets into struct seccomp_data; of an argument its low half.
+# Offsets into struct seccomp_data; for an argument, that of its low half.
 _NUMBER_OFFSET: Final = 0
 _ARCHITECTURE_OFFSET: Final = 4
 _ARGUMENT_OFFSETS: Final = (16, 24)
@@ -32,7 +32,7 @@ _NAMESPACE_FLAGS: Final = 0x7E020080
 _SOCKET_FAMILIES: Final = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6: the network namespace empties these, and not AF_VSOCK, which reaches a hypervisor."""
 _TERMINAL_INPUT_IOCTLS: Final = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX, which type into the terminal of whoever started the server."""
+"""TIOCSTI and TIOCLINUX, which type into the terminal from which the server was started."""
 
 # name -> (x86_64, aarch64); None where an architecture has no such call.
 _DENIED_SYSCALLS: Final[Mapping[str, tuple[int | None, int | None]]] = {
@@ -119,10 +119,10 @@ _Instruction = tuple[int, int, int, int]
 
 
 def seccomp_filter(machine: str | None = None) -> bytes:
-    """The filter for this machine's architecture (or `machine`) as an array of `struct sock_filter`.
+    """Return the filter for this machine's architecture (or `machine`) as an array of `struct sock_filter`.
 
-    A denied call gives EPERM; a call of another architecture ends the process. Raises LookupError for a machine
-    whose system calls are not known here.
+    A denied call fails with EPERM; a call of another architecture ends the process. Raise LookupError for a machine
+    whose system calls are not listed here.
     """
     machine = platform.machine() if machine is None else machine
     clone, clone3, socket, socketpair, ioctl = _ARGUMENT_CHECKED_SYSCALLS[machine]

@@ -1,4 +1,4 @@
-"""One Python process in a sandbox, from its start to its end: runs code within limits, and is stopped between calls."""
+"""Python process in a sandbox that runs code within limits and is stopped between calls."""
 
 import asyncio
 import contextlib
@@ -45,17 +45,24 @@ _SANDBOX_PROCESSES: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What running code gave. Unless `exit` is `ok` or `exception` the session is over, and `reason` says why."""
+    """Outcome of running code. Unless `exit_status` is `ok` or `exception` the session has ended, and `reason` says
+    why.
+
+    The server adds why an earlier session of this name is gone, or "", and the time that this one may be idle when its
+    record in the KVStore is due to be written again, else 0.
+    """
 
     output: str
     exit_status: ExitStatus
     reason: str = ""
     files: Sequence[tuple[str, bytes]] = ()
     skipped_names: Sequence[str] = ()
+    loss_reason: str = ""
+    due_record_idle_s: float = 0.0
 
 
 class SessionEnded(Exception):
-    """The process has ended, or was ended because it went past a limit. The text is a clause that says how."""
+    """The process has ended by itself or because it exceeded a limit. The text is a clause that says how."""
 
     def __init__(self, reason: str, exit_status: ExitStatus = "crashed") -> None:
         super().__init__(reason)
@@ -63,7 +70,7 @@ class SessionEnded(Exception):
 
 
 class FileRefused(Exception):
-    """The sandbox did not read, write or delete a file. `missing`: because there is none."""
+    """The sandbox did not read, write or delete a file; `is_missing` when there is no such file."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -71,7 +78,7 @@ class FileRefused(Exception):
 
 
 class PythonSession:
-    """A running guest. Not for use by two tasks at once, except `kill`; of no more use once SessionOver was raised."""
+    """Running guest, for one task at a time (except `kill`). It has ended once SessionEnded was raised."""
 
     def __init__(self, process: asyncio.subprocess.Process, sandbox: Sandbox, limits: SandboxLimits) -> None:
         self._process = process
@@ -90,7 +97,7 @@ class PythonSession:
 
     @classmethod
     async def start(cls, sandbox: Sandbox, limits: SandboxLimits) -> "PythonSession":
-        """Raises SessionOver, with what the sandbox printed, when no guest answers within 10 s."""
+        """Start a guest. Raise SessionEnded, with the sandbox's output, when none answers within 10 s."""
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
         try:
@@ -129,43 +136,43 @@ class PythonSession:
 
     @property
     def pid(self) -> int:
-        """The outermost process of this session."""
+        """Number of the outermost process."""
         return self._process.pid
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended, or is ending."""
+        """True when the process has ended or is ending."""
         return self._was_killed or self._end_task.done()
 
     async def run(self, code: str) -> RunOutcome:
-        """Run code and wait for its end; what it printed and the files it left or changed come back."""
+        """Run code to its end and return its output and the files that it created or changed."""
         self._output = ProgramOutput(self._limits.output_bytes)
         request = {"do": "run", "code": code, "max_files": MAX_FILES, "max_bytes": MAX_FILES_BYTES}
         try:
             reply, data = await self._exchange_messages(request, b"", self._limits.wall_s)
             self._drain_output()
-            done: ExitStatus = "exception" if reply.get("exit") == "exception" else "ok"
+            exit_status: ExitStatus = "exception" if reply.get("exit") == "exception" else "ok"
             files, skipped = parse_returned_files(reply, data)
         except SessionEnded as exc:
             return RunOutcome(self._output.text(), exc.exit_status, str(exc))
-        return RunOutcome(self._output.text(), done, files=files, skipped_names=skipped)
+        return RunOutcome(self._output.text(), exit_status, files=files, skipped_names=skipped)
 
     async def files(self) -> list[tuple[str, int, int]]:
-        """The files in the work folder, at most 2,000: name, bytes, and seconds since 1970 when it was written last."""
+        """Return the files in the work folder, at most 2,000: name, bytes, last write in seconds since 1970."""
         reply, _ = await self._request_files({"do": "list"})
-        return [each for each in parse_file_list(reply) if is_file_name(each[0])]
+        return [file for file in parse_file_list(reply) if is_file_name(file[0])]
 
     async def read(self, name: str) -> bytes:
-        """A file's content. Raises FileRefused when it is none, or holds more than 16 MiB."""
+        """Return a file's content. Raise FileRefused when it is not a regular file or larger than 16 MiB."""
         _, data = await self._request_files({"do": "read", "name": name, "max_bytes": MAX_FILES_BYTES})
         return data
 
     async def write(self, name: str, data: bytes) -> None:
-        """Write a whole file, and the folders above it. Raises FileRefused when there is no room."""
+        """Write a whole file and create the folders above it. Raise FileRefused when there is no room."""
         await self._request_files({"do": "write", "name": name}, data)
 
     async def delete(self, name: str) -> None:
-        """Raises FileRefused when there is none."""
+        """Delete a file. Raise FileRefused when there is none."""
         await self._request_files({"do": "delete", "name": name})
 
     async def kill(self) -> None:
@@ -185,20 +192,20 @@ class PythonSession:
     async def _exchange_messages(
         self, request: Mapping[str, Any], payload: bytes, wall_s: float
     ) -> tuple[dict[str, Any], bytes]:
-        """One request and its reply. Whatever else comes of it, the session is over and all its processes ended."""
+        """Send one request and return its reply; in every other outcome all processes of the session are ended."""
         try:
             cpu_s = await asyncio.to_thread(self._resume_processes)
-            talk = asyncio.ensure_future(self._send_and_receive(request, payload))
+            exchange = asyncio.ensure_future(self._send_and_receive(request, payload))
             watch = asyncio.ensure_future(self._watch_limits(cpu_s, wall_s))
             try:
-                await asyncio.wait([talk, watch], return_when=asyncio.FIRST_COMPLETED)
-                if not talk.done():
+                await asyncio.wait([exchange, watch], return_when=asyncio.FIRST_COMPLETED)
+                if not exchange.done():
                     raise watch.result()
-                reply = talk.result()
+                reply = exchange.result()
             finally:
-                talk.cancel()
+                exchange.cancel()
                 watch.cancel()
-                await asyncio.wait([talk, watch])
+                await asyncio.wait([exchange, watch])
             if not await asyncio.to_thread(stop_descendants, self.pid):
                 raise SessionEnded("its processes could not be stopped")
         except (EOFError, OSError):
@@ -210,8 +217,8 @@ class PythonSession:
         return reply
 
     async def _send_and_receive(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        # What a program wrote ahead of time does not know this call's token.
-        assert self._channel is not None, "connected before it is talked to"
+        # A reply that a program wrote ahead of time does not have this call's token.
+        assert self._channel is not None, "connected before it is used"
         reader, writer = self._channel
         token = secrets.token_hex(8)
         head = json.dumps({**request, "token": token, "size": len(payload)}).encode()
@@ -222,8 +229,8 @@ class PythonSession:
             raise SessionEnded("it answered something else than was asked")
         try:
             match json.loads(await reader.readexactly(size)):
-                case {"token": str(told), "size": int(length)} as reply if (
-                    told == token and 0 <= length <= MAX_FILES_BYTES
+                case {"token": str(reply_token), "size": int(length)} as reply if (
+                    reply_token == token and 0 <= length <= MAX_FILES_BYTES
                 ):
                     return reply, await reader.readexactly(length)
                 case _:
@@ -233,20 +240,20 @@ class PythonSession:
         raise SessionEnded("it answered something else than was asked")
 
     async def _watch_limits(self, initial_cpu_s: float, wall_s: float) -> SessionEnded:
-        """Returns when a limit is passed, saying which, or when the process has ended."""
+        """Return which limit was exceeded as soon as one is, or how the process has ended."""
         until = asyncio.get_running_loop().time() + wall_s
         limits = self._limits
         while True:
-            left_s = until - asyncio.get_running_loop().time()
-            if left_s <= 0:
+            remaining_s = until - asyncio.get_running_loop().time()
+            if remaining_s <= 0:
                 return SessionEnded(f"it ran for more than {wall_s:g} s", "timed_out")
-            await asyncio.wait([self._end_task], timeout=min(_WATCH_INTERVAL_S, left_s))
+            await asyncio.wait([self._end_task], timeout=min(_WATCH_INTERVAL_S, remaining_s))
             if self._end_task.done():
                 return await self._diagnose_end()
-            used, inodes = await asyncio.to_thread(self._measure_usage)
-            if used.cpu_s - initial_cpu_s > limits.cpu_s:
+            usage, inodes = await asyncio.to_thread(self._measure_usage)
+            if usage.cpu_s - initial_cpu_s > limits.cpu_s:
                 return SessionEnded(f"it used more than {limits.cpu_s:g} s of processor time", "cpu_limit")
-            if used.memory_bytes > limits.memory_bytes:
+            if usage.memory_bytes > limits.memory_bytes:
                 return self._memory_limit_error()
             if inodes > MAX_INODES:
                 return SessionEnded(f"it made more than {MAX_INODES} files", "files_limit")
@@ -255,7 +262,7 @@ class PythonSession:
         return SessionEnded(f"it used more than {self._limits.memory_bytes // MIB} MiB of memory", "memory_limit")
 
     async def _diagnose_end(self) -> SessionEnded:
-        """How a process ended that was not ended by us. One that only broke its connection is ended now."""
+        """Return how a process ended by itself. One that only closed its connection is ended now."""
         await asyncio.wait([self._end_task], timeout=1)
         status = self._process.returncode
         await self.kill()
@@ -264,9 +271,9 @@ class PythonSession:
             return SessionEnded("it closed its connection to the tool")
         if self._ran_out_of_memory:
             return self._memory_limit_error()
-        number = -status if status < 0 else status - 128
-        if number in set(signal.Signals):
-            return SessionEnded(f"it was ended by {signal.Signals(number).name}")
+        signal_number = -status if status < 0 else status - 128
+        if signal_number in set(signal.Signals):
+            return SessionEnded(f"it was ended by {signal.Signals(signal_number).name}")
         return SessionEnded(f"it exited with status {status}")
 
     def _start_reading(self, pipe: int) -> None:
@@ -275,7 +282,7 @@ class PythonSession:
         asyncio.get_running_loop().add_reader(pipe, self._read_output)
 
     def _read_output(self) -> bool:
-        """Whether there was something to read."""
+        """Read once; return False when there was nothing to read."""
         if self._output_pipe == -1:
             return False
         try:
@@ -288,13 +295,13 @@ class PythonSession:
         return bool(data)
 
     def _drain_output(self) -> None:
-        """Take in what was printed before the reply; not for ever, if something still prints."""
+        """Read the output from before the reply; bounded, since a process may go on printing."""
         for _ in range(_MAX_DRAIN_READS):
             if not self._read_output():
                 return
 
     def _move_into_cgroup(self) -> None:
-        """Put the guest, which has run nothing of others yet, into a control group, and remember whom to kill."""
+        """Put the guest, which has not run any program yet, into a control group, and open what `kill` needs."""
         pids = process_tree(self.pid)
         if self._is_isolated:
             self._inner_pid = pids[1]
@@ -305,21 +312,21 @@ class PythonSession:
                 self._cgroup = None
 
     def _resume_processes(self) -> float:
-        """Continue what was stopped after the last call; the processor seconds used so far."""
+        """Resume the processes, which were stopped after the last call; return the CPU seconds used so far."""
         resume_descendants(self.pid)
         return measure_usage(self.pid, self._limits.memory_bytes).cpu_s
 
     def _measure_usage(self) -> tuple[ProcessUsage, int]:
-        """What the processes use, and how many files there are in the scratch folder."""
+        """Return the usage of the processes and the number of files in the scratch folder."""
         inodes = 0
         with contextlib.suppress(OSError):
             if self._inner_pid:
-                room = os.statvfs(f"/proc/{self._inner_pid}/root/mnt")
-                inodes = room.f_files - room.f_ffree
+                status = os.statvfs(f"/proc/{self._inner_pid}/root/mnt")
+                inodes = status.f_files - status.f_ffree
         return measure_usage(self.pid, self._limits.memory_bytes), inodes
 
     def _begin_kill(self) -> None:
-        """Begin to end all processes. The first one of the namespace takes all others in it along."""
+        """Signal all processes to end. With the first one of a namespace, the kernel ends all others in it."""
         if self.has_ended:
             return
         self._was_killed = True
@@ -332,7 +339,7 @@ class PythonSession:
                 os.killpg(self.pid, signal.SIGKILL)
 
     async def _wait_for_end(self) -> None:
-        """Wait for the process to end and give back all it held."""
+        """Wait for the process to end and release its resources."""
         await self._process.wait()
         self._drain_output()
         if self._output_pipe != -1:
@@ -342,11 +349,11 @@ class PythonSession:
         if self._channel is not None:
             self._channel[1].close()
         if self._inner_pidfd is not None:
-            # Outlives the outermost process for a moment where that one was killed.
+            # It outlives the outermost process for a moment when that one was killed.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._inner_pidfd, signal.SIGKILL)
             await _wait_for_exit(self._inner_pidfd)
-            # Ours to bury where this server is the first process of its container.
+            # Its zombie is reparented to this process when that is the first process of its container.
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PIDFD, self._inner_pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not wait
             os.close(self._inner_pidfd)

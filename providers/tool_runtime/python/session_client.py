@@ -110,7 +110,6 @@ class SessionClient:
         """Join the server of a deployment. Raise ConfigError when there can be none, or its sandbox does not hold."""
         try:
             self._path = await asyncio.to_thread(socket_path, deployment_id, self._config)
-            await asyncio.to_thread(prepare_folder, self._path)
             await self._join(None)
         except OSError as exc:
             raise ConfigError(
@@ -133,9 +132,10 @@ class SessionClient:
         does not acknowledge the request at once, does not answer in time, or ends before it has.
         """
         assert not kwargs, "arguments are sent by position"
-        lease = self._lease
-        if lease is None or lease.has_ended():
-            await self._rejoin(lease)
+        if self._lease is None:
+            raise Overloaded("The Python sandbox is not running; try again later.")
+        if self._lease.has_ended():
+            await self._rejoin(self._lease)
         lease = self._lease
         try:
             return await self._exchange(operation, *args)
@@ -148,7 +148,7 @@ class SessionClient:
         except _ServerDisconnected:
             raise _state_lost() from None
 
-    async def _rejoin(self, lease: _Lease | None) -> None:
+    async def _rejoin(self, lease: _Lease) -> None:
         _log.warning("the Python session server has ended, and all sessions with it; another one is used")
         try:
             await self._join(lease)
@@ -160,18 +160,19 @@ class SessionClient:
         """Connect to the server instead of `old_lease`, unless another task has done so."""
         async with self._join_lock:
             if self._lease is not old_lease:
-                return None
+                return
             if old_lease is not None:
                 old_lease.abort()
             for _ in range(_MAX_STARTS):
                 connection = await asyncio.to_thread(_connect_or_start_server, self._path, self._config)
                 self._lease = _Lease(*await asyncio.open_unix_connection(sock=connection))
                 try:
-                    return await self._exchange(SessionOperations.wait_until_ready)
+                    await self._exchange(SessionOperations.wait_until_ready)
+                    return
                 except _ServerDisconnected:
                     self._lease.abort()
                 except BaseException:
-                    await self.close()
+                    await self._lease.release()
                     raise
         raise Overloaded("The Python session server ends as soon as it starts; the log says why.")
 
@@ -227,6 +228,7 @@ def _connect_or_start_server(path: Path, config: bytes) -> socket.socket:
 
     The first connection waits in the listener's queue before the server runs, so that there is one to end with.
     """
+    prepare_folder(path)
     with locked_folder(path.parent):
         with suppress(FileNotFoundError, ConnectionRefusedError):
             return connect(path)
