@@ -98,6 +98,10 @@ class FileRef(msgspec.Struct, frozen=True):
         return f"{self.tenant}/vs_file/{self.store_id}/{self.file_id}"
 
     @property
+    def job_key(self) -> str:
+        return f"{JOB_PREFIX}{self}"
+
+    @property
     def index_namespace(self) -> str:
         """What the index calls the store."""
         return f"{self.tenant}/{self.store_id}"
@@ -200,13 +204,13 @@ def build_add_ops(file_ref: FileRef, record: FileRecord) -> Sequence[Op]:
     return (
         Put(file_ref.record_key, encode_record(record)),
         Put(file_ref.reverse_key, b""),
-        Put(f"{JOB_PREFIX}{file_ref}", encode_record(JobRecord())),
+        Put(file_ref.job_key, encode_record(JobRecord())),
     )
 
 
 def build_remove_ops(file_ref: FileRef) -> Sequence[Op]:
     """Take the file out."""
-    return Delete(file_ref.record_key), Delete(file_ref.reverse_key), Delete(f"{JOB_PREFIX}{file_ref}")
+    return Delete(file_ref.record_key), Delete(file_ref.reverse_key), Delete(file_ref.job_key)
 
 
 def build_outcome(record: FileRecord, status: FileStatus, **changes: Any) -> FileRecord:

@@ -208,3 +208,28 @@ async def test_several_stores_are_searched_together(setting: Setting) -> None:
     hits = await stores.search(ids, SearchStores(query="whales", max_num_results=2), tenant=T)
     assert len(hits) == 2
     assert hits[0].content[0].text == "blue whales"
+
+
+async def test_a_worker_that_stalled_past_its_lease_neither_renews_nor_deletes_the_claim_of_another(
+    setting: Setting,
+) -> None:
+    model = gated()
+    stalled = await setting.open(model)
+    file_id = await setting.upload("claimed twice")
+    store = await stalled.create(CreateVectorStore(file_ids=[file_id]), tenant=T)
+    await begun(model)
+    claim = f"{LEASE_PREFIX}{shelves.FileRef(T, store.id, file_id)}"
+    version = await setting.kv.put(claim, b"another worker", ttl_s=BOUND_S)
+    await asyncio.sleep(LEASE_S)  # several renewals are due in this time
+    entry = await setting.kv.get(claim)
+    assert entry is not None, "the stalled worker deleted the claim"
+    assert (entry.value, entry.version) == (b"another worker", version), "the stalled worker renewed the claim"
+    assert model.gate is not None
+    model.gate.set()
+    async with asyncio.timeout(BOUND_S):
+        while stalled._ingest._running_tasks:  # noqa: ASYNC110  # pyright: ignore[reportPrivateUsage] - no event says that a task ended
+            await asyncio.sleep(0.005)
+    entry = await setting.kv.get(claim)
+    assert entry is not None, "the stalled worker deleted the claim"
+    assert entry.version == version
+    assert (await stalled.get_file(store.id, file_id, tenant=T)).status == "in_progress"
