@@ -231,10 +231,14 @@ async def test_a_renewal_finds_out_that_the_lease_is_lost(holders: Holders) -> N
         holders.first.check()
         await holders.second.acquire([Put("x", b"second")], expect=None)
         with pytest.raises(LeaseLost):
-            while True:
-                holders.first.check()
-                await asyncio.sleep(0.01)
+            await _check_until_lost(holders.first)
     assert await holders.second.write()
+
+
+async def _check_until_lost(lease: Lease) -> None:
+    while True:
+        lease.check()
+        await asyncio.sleep(0.01)
 
 
 async def test_a_lease_of_a_named_holder_is_acquired_again_under_that_name(holders: Holders) -> None:

@@ -36,9 +36,10 @@ from apis.errors import (
 from apis.events import LoggedEvent
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Delete, KVStore, Op, Put
+from apis.storage.lease import LeaseLost
 from providers.responses.background.event_log import EventLog, LogWakeups, encode_event_line, event_key
 from providers.responses.background.journal import Journal
-from providers.responses.background.runs import ClaimedRun, LeaseLost, ResponseRef, Runs, StoredRequest, run_key
+from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs, StoredRequest, run_key
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.workers import BackgroundConfig, BackgroundWorkers
 from providers.responses.events.ids import ResponseIds
@@ -214,7 +215,7 @@ class BackgroundResponses:
         except (asyncio.CancelledError, StoreUnavailable):
             journal = self._journals.get(claimed_run.ref)
             with suppress(StackError):
-                await claimed_run.lease.release(
+                await claimed_run.lease.hand_back(
                     claimed_run.run, journal.remaining_ops() if journal and journal.is_at_checkpoint else ()
                 )
             raise

@@ -9,7 +9,7 @@ from openai.types.responses import ResponseStreamEvent
 
 from apis.storage.kv_store import Delete, Op, Put
 from providers.responses.background.event_log import LogWakeups, encode_event_line, event_key
-from providers.responses.background.runs import Lease
+from providers.responses.background.runs import RunLease
 from providers.responses.run.checkpoint import Checkpoint, checkpoint_key, encode_checkpoint
 from providers.responses.run.pending_response import assign_sequence_numbers
 
@@ -25,7 +25,7 @@ class Journal:
     run's steps, so many have been noted before."""
 
     def __init__(
-        self, lease: Lease, next_number: int, events_ttl_s: float, wakeups: LogWakeups, checkpoint_count: int = 0
+        self, lease: RunLease, next_number: int, events_ttl_s: float, wakeups: LogWakeups, checkpoint_count: int = 0
     ) -> None:
         self._lease = lease
         self._ref = lease.ref
