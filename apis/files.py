@@ -1,19 +1,18 @@
 """Files: what clients upload, kept whole and handed back unchanged."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterable
+from typing import Literal
 
 from openai.types import FileObject
 from pydantic import Field
 
 from apis.provider import Provider
+from apis.storage.pages import Page
 from apis.wire.base import Wire
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data"]
 Order = Literal["asc", "desc"]
-_PageItem = TypeVar("_PageItem")
 
 
 class FileExpiry(Wire):
@@ -38,14 +37,6 @@ class FileListParams(Wire):
     limit: int = Field(default=10_000, ge=1, le=10_000)
     order: Order = "desc"
     purpose: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Generic[_PageItem]):
-    """Some of a list, in the order asked for, and whether there is more behind it."""
-
-    data: Sequence[_PageItem]
-    has_more: bool = False
 
 
 class Files(Provider, ABC):

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Annotated
 
 from openai.types.responses import Response, ResponseStreamEvent
@@ -34,6 +35,7 @@ from apis.responses import (
     Session,
 )
 from apis.storage.kv_store import KVStore
+from apis.storage.pages import page_after
 from apis.tool_runtime import ToolRuntime
 from apis.vector_stores import VectorStores
 from apis.wire.tools import CustomTool, FunctionTool
@@ -208,14 +210,10 @@ class Loop(Responses):
             items = await self._history.load_input_items(response_id, tenant=tenant)
         if params.order == "desc":
             items.reverse()
-        if params.after is not None:
-            ids = [item["id"] for item in items]
-            if params.after not in ids:
-                raise InvalidRequest(f"No input item has the id '{params.after}'.", param="after", code="invalid_value")
-            items = items[ids.index(params.after) + 1 :]
-        shown = [public_item(item) for item in items[: params.limit]]
+        page = page_after(items, params, itemgetter("id"), f"No input item has the id '{params.after}'.")
+        shown = [public_item(item) for item in page.data]
         first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
-        return ItemList(data=shown, first_id=first, last_id=last, has_more=len(items) > len(shown))
+        return ItemList(data=shown, first_id=first, last_id=last, has_more=page.has_more)
 
     async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
         refuse_unsupported(request)

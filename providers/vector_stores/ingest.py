@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -13,6 +13,7 @@ from apis.inference import Inference
 from apis.reader import Reader, UnreadableFile
 from apis.storage.kv_store import Delete, KVStore, Put
 from apis.storage.lease import Lease, LeaseLost
+from apis.storage.records import decode_record, encode_record, scan_all
 from apis.vector_index import Chunk, VectorIndex
 from providers.vector_stores import records
 from providers.vector_stores.chunks import text_to_chunks
@@ -82,19 +83,20 @@ class IngestWorker:
 
     async def _claim_jobs(self) -> None:
         """Start jobs up to the limit. The rest is looked at when one of these ends, or a lease later."""
-        async for key, entry in records.scan(self._kv, JOB_PREFIX):
-            name = key.removeprefix(JOB_PREFIX)
-            if len(self._running_tasks) >= _MAX_PARALLEL_JOBS:
-                return
-            if name in self._running_tasks:
-                continue
-            job = JobRecord(records.decode_record(entry, JobRecord).attempts + 1)
-            lease = Lease(self._kv, LEASE_PREFIX + name, self._lease_s)
-            claim = [Put(key, records.encode_record(job), expect=entry.version)]
-            if await lease.acquire(claim, durable=True) is not None:
-                task = asyncio.create_task(self._run_job(FileRef(*name.split("/")), job, lease))
-                self._running_tasks[name] = task
-                task.add_done_callback(lambda ended, name=name: self._on_task_done(name, ended))
+        async with aclosing(scan_all(self._kv, JOB_PREFIX)) as rows:
+            async for key, entry in rows:
+                name = key.removeprefix(JOB_PREFIX)
+                if len(self._running_tasks) >= _MAX_PARALLEL_JOBS:
+                    return
+                if name in self._running_tasks:
+                    continue
+                job = JobRecord(decode_record(entry, JobRecord).attempts + 1)
+                lease = Lease(self._kv, LEASE_PREFIX + name, self._lease_s)
+                claim = [Put(key, encode_record(job), expect=entry.version)]
+                if await lease.acquire(claim, durable=True) is not None:
+                    task = asyncio.create_task(self._run_job(FileRef(*name.split("/")), job, lease))
+                    self._running_tasks[name] = task
+                    task.add_done_callback(lambda ended, name=name: self._on_task_done(name, ended))
 
     def _on_task_done(self, name: str, task: asyncio.Task[None]) -> None:
         del self._running_tasks[name]
@@ -121,7 +123,7 @@ class IngestWorker:
         with suppress(StackError, LeaseLost, TimeoutError):
             async with asyncio.timeout(_STOP_TIMEOUT_S / 2):
                 entry = await self._kv.get(file_ref.job_key)
-                ops = [] if entry is None else [Put(file_ref.job_key, records.encode_record(job), expect=entry.version)]
+                ops = [] if entry is None else [Put(file_ref.job_key, encode_record(job), expect=entry.version)]
                 if not await lease.release(ops):
                     await lease.release()
 
@@ -130,14 +132,14 @@ class IngestWorker:
         store, entry = entries
         if store is None or entry is None:
             return await self._delete_file(file_ref, lease)
-        record = records.decode_record(entry, FileRecord)
+        record = decode_record(entry, FileRecord)
         if record.status != "in_progress":
             await lease.release([Delete(file_ref.job_key)])
             return None
         try:
             if job.attempts > _MAX_ATTEMPTS:
                 raise UnreadableFile("server_error", "The file could not be processed. Add it again.")
-            usage_bytes = await self._index_file(file_ref, records.decode_record(store, StoreRecord), record, lease)
+            usage_bytes = await self._index_file(file_ref, decode_record(store, StoreRecord), record, lease)
             outcome = records.build_outcome(record, "completed", usage_bytes=usage_bytes)
         except UnreadableFile as exc:
             lease.check()
@@ -186,7 +188,7 @@ class IngestWorker:
             entry = await self._kv.get(file_ref.record_key)
             if entry is None:
                 return await self._delete_file(file_ref, lease)
-            stored = records.decode_record(entry, FileRecord)
+            stored = decode_record(entry, FileRecord)
             if stored.generation != record.generation or stored.status != "in_progress":
                 if stored.status == "cancelled":
                     await self._index.delete(file_ref.index_namespace, file_ref.file_id)
@@ -199,7 +201,7 @@ class IngestWorker:
                 outcome = records.build_outcome(
                     stored, outcome.status, error=outcome.error, usage_bytes=outcome.usage_bytes
                 )
-            put = Put(file_ref.record_key, records.encode_record(outcome), expect=entry.version)
+            put = Put(file_ref.record_key, encode_record(outcome), expect=entry.version)
             if await lease.release([put, Delete(file_ref.job_key)]):
                 return None
 

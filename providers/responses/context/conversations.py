@@ -16,9 +16,10 @@ from apis.conversations import (
     UpdateConversation,
 )
 from apis.errors import ConversationLocked, InvalidRequest, NotFound
-from apis.files import Page
 from apis.responses import CreateResponse
-from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
+from apis.storage.pages import Page, first_page
+from apis.storage.records import decode_record, delete_all, encode_record
 from apis.wire.items import Item
 from providers.responses.context.conversation import resolve_items, stored_item
 from providers.responses.context.messages import check_items
@@ -28,10 +29,9 @@ from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.conversation_items import (
     ConversationKeys,
     ConversationRecord,
+    StoredItem,
     build_append_ops,
-    decode_stored_item,
     duplicate_item_error,
-    encode_conversation_entry,
     load_conversation_history,
     load_conversation_state,
 )
@@ -56,7 +56,7 @@ class StoredConversations(Conversations):
         given, told = await self._resolve_items(request.items or (), tenant)
         head = ConversationRecord(int(time.time()), request.metadata or {})
         _, ops = build_append_ops(ref, None, _items_to_stored(given, ref, 0), told)
-        await self._kv.write([Put(ref.record_key("conversation"), encode_conversation_entry(head), None, ABSENT), *ops])
+        await self._kv.write([Put(ref.record_key("conversation"), encode_record(head), None, ABSENT), *ops])
         return _head_to_conversation(ref, head)
 
     async def get(self, conversation_id: str, *, tenant: str) -> Conversation:
@@ -69,7 +69,7 @@ class StoredConversations(Conversations):
             found = await load_conversation_state(self._kv, ref)
             head = ConversationRecord(found.record.created_at, request.metadata or {})
             if await self._kv.write(
-                [Put(ref.record_key("conversation"), encode_conversation_entry(head), None, found.record_version)]
+                [Put(ref.record_key("conversation"), encode_record(head), None, found.record_version)]
             ):
                 return _head_to_conversation(ref, head)
 
@@ -81,13 +81,12 @@ class StoredConversations(Conversations):
             ends = [Delete(ref.record_key("conversation_end")), Delete(ref.record_key("conversation_floor"))]
             await self._kv.write(
                 [
-                    Put(ref.record_key("conversation"), encode_conversation_entry(head), None, found.record_version),
+                    Put(ref.record_key("conversation"), encode_record(head), None, found.record_version),
                     *ends,
                 ]
             )
         for prefix in (ref.item_prefix, ref.position_prefix):
-            while rows := await self._kv.scan(prefix, limit=_DELETE_BATCH_SIZE):
-                await self._kv.write([Delete(key) for key, _ in rows])
+            await delete_all(self._kv, prefix, page_size=_DELETE_BATCH_SIZE, durable=True)
         await self._kv.write([Delete(ref.record_key("conversation"))])
 
     async def add_items(self, conversation_id: str, request: AddItems, *, tenant: str) -> Sequence[dict[str, Any]]:
@@ -127,8 +126,7 @@ class StoredConversations(Conversations):
             cursor = ref.item_key(int(place.value))
         after, before = ("", cursor) if reverse else (cursor, "")
         rows = await self._kv.scan(ref.item_prefix, after=after, before=before, limit=params.limit + 1, reverse=reverse)
-        items = [_decode_item(entry.value) for _, entry in rows[: params.limit]]
-        return Page(items, len(rows) > params.limit)
+        return first_page([_decode_item(entry) for _, entry in rows], params.limit)
 
     async def get_item(self, conversation_id: str, item_id: str, *, tenant: str) -> dict[str, Any]:
         ref = ConversationKeys(tenant, conversation_id)
@@ -137,7 +135,7 @@ class StoredConversations(Conversations):
         entry = None if place is None else await self._kv.get(ref.item_key(int(place.value)))
         if entry is None:
             raise _item_not_found(ref, item_id)
-        return _decode_item(entry.value)
+        return _decode_item(entry)
 
     async def delete_item(self, conversation_id: str, item_id: str, *, tenant: str) -> Conversation:
         ref = ConversationKeys(tenant, conversation_id)
@@ -191,8 +189,8 @@ def _items_to_stored(items: Sequence[Item], ref: ConversationKeys, start: int) -
     return [stored_item(item, ids) for item in items]
 
 
-def _decode_item(value: bytes) -> dict[str, Any]:
-    return public_item(orjson.loads(bytes(decode_stored_item(value).item)))
+def _decode_item(entry: Entry) -> dict[str, Any]:
+    return public_item(orjson.loads(bytes(decode_record(entry, StoredItem).item)))
 
 
 def _item_not_found(ref: ConversationKeys, item_id: str) -> NotFound:

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 from apis.deltas import Usage
 from apis.events import LoggedEvent
 from apis.storage.kv_store import KVStore
+from apis.storage.records import scan_all
 from apis.wire.items import Item
 from providers.responses.context.conversation import Conversation
 from providers.responses.events.ids import item_number
@@ -101,15 +102,11 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 async def load_checkpoints(kv: KVStore, tenant: str, response_id: str) -> list[Checkpoint]:
     """All steps of a response. Raises ValueError where they cannot be read."""
-    steps: list[Checkpoint] = []
-    prefix, after = checkpoint_key(tenant, response_id, 0)[:-8], ""
-    while rows := await kv.scan(prefix, after=after, limit=_PAGE_SIZE):
-        after = rows[-1][0]
-        try:
-            steps += [_decode(entry.value) for _, entry in rows]
-        except msgspec.MsgspecError as exc:
-            raise ValueError(f"the steps up to {after} cannot be read") from exc
-    return steps
+    rows = scan_all(kv, checkpoint_key(tenant, response_id, 0)[:-8], page_size=_PAGE_SIZE)
+    try:
+        return [_decode(entry.value) async for _, entry in rows]
+    except msgspec.MsgspecError as exc:
+        raise ValueError(f"the steps of {response_id} cannot be read") from exc
 
 
 def collect_tool_results(checkpoints: Sequence[Checkpoint]) -> dict[str, ToolResultRecord]:

@@ -10,7 +10,8 @@ from openai.types import FileObject
 
 from apis.containers import Container, ContainerFile, ContainerListParams, Containers, CreateContainer
 from apis.errors import InvalidRequest, NotFound, Overloaded, ToolFailed, Unsupported
-from apis.files import Files, Page
+from apis.files import Files
+from apis.storage.pages import Page
 from apis.wire.tools import NetworkAllowlist
 from providers.tool_runtime.python.files import MAX_FILES_BYTES, is_file_name
 from providers.tool_runtime.python.local_containers import MEMORY_LIMITS_BYTES, LocalContainers, paginate_items

@@ -4,13 +4,14 @@ import hashlib
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from typing import Final, TypeVar
 
 from openai.types.container_retrieve_response import ExpiresAfter, NetworkPolicy
 
 from apis.containers import Container, ContainerFile, ContainerListParams, MemoryLimit
 from apis.errors import InvalidRequest, NotFound, Overloaded, ToolFailed
-from apis.files import Page
+from apis.storage.pages import Page, page_after
 from providers.tool_runtime.python.sandbox import WORK_FOLDER
 from providers.tool_runtime.python.session import FileRefused, PythonSession, SessionEnded
 from providers.tool_runtime.python.session_router import container_not_found
@@ -109,13 +110,8 @@ class LocalContainers:
 
 def paginate_items(items: Sequence[ContainerItemT], page: ContainerListParams) -> Page[ContainerItemT]:
     """The part of a list, oldest first, that was asked for."""
-    ordered = [*items] if page.order == "asc" else [*reversed(items)]
-    if page.after is not None:
-        ids = [each.id for each in ordered]
-        if page.after not in ids:
-            raise InvalidRequest("There is nothing with this id.", param="after", code="invalid_value")
-        ordered = ordered[ids.index(page.after) + 1 :]
-    return Page(ordered[: page.limit], has_more=len(ordered) > page.limit)
+    ordered = items if page.order == "asc" else items[::-1]
+    return page_after(ordered, page, attrgetter("id"), "There is nothing with this id.")
 
 
 async def _list_files(session: PythonSession, entry: SessionEntry, container_id: str) -> Sequence[ContainerFile]:
