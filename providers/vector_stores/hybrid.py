@@ -253,15 +253,9 @@ class Hybrid(VectorStores):
         for file_id, _ in await self._load_batch_files(store_id, batch, tenant):
             file_ref, record, version = await self._load_file(store_id, file_id, tenant)
             if record.status == "in_progress":
-                ops = [
-                    Put(
-                        file_ref.record_key,
-                        encode_record(records.build_outcome(record, "cancelled")),
-                        expect=version,
-                    ),
-                    Delete(file_ref.job_key),
-                ]
-                if await self._kv.write(ops) is not None:
+                cancelled = encode_record(records.build_outcome(record, "cancelled"))
+                put = Put(file_ref.record_key, cancelled, expect=version)
+                if await self._kv.write([put, Delete(file_ref.job_key)]) is not None:
                     stopped.append(file_ref)
         if stopped:
             batch = msgspec.structs.replace(batch, was_cancelled=True)
