@@ -8,8 +8,8 @@ from apis.errors import ConfigError
 
 SCHEMA_VERSION: Final = 1
 
-# Two writers never change one key at the same time: each takes, in one order, the locks of the stripes of its keys, even
-# of absent ones, and only then reads. So it reads committed rows, and writers cannot deadlock.
+# Two writers never change one key at the same time: each takes, in one order, the locks of the stripes of its keys,
+# even of absent ones, and only then reads. So it reads committed rows, and writers cannot deadlock.
 # `round` orders the calls of a batch that name the same key: a round sees the earlier ones. All rows of a round have
 # one version, because no key is in it twice. A sequence never returns a number twice, even after a rollback.
 CREATE_SQL: Final = """
