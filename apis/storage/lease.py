@@ -29,7 +29,7 @@ class Lease:
     """The right named by `key`, for `lease_s` seconds from each write.
 
     The stored value is `HOLDER TOKEN NUMBER`: the holder's name, which may be empty; a token of this object; and the
-    number of its write, by which a write whose outcome is unknown is found in the store.
+    number of its write, by which the outcome of a write that raised is read from the store.
     """
 
     def __init__(self, kv: KVStore, key: str, lease_s: float, *, holder: str = "") -> None:
@@ -154,7 +154,7 @@ class Lease:
 
     async def _write_as_holder(self, op: Put | Delete, ops: Sequence[Op], *, durable: bool) -> bool:
         """Write `op`, which is of the lease, and `ops`, unless that has happened already. The version is unknown after
-        any exception, and found out by the next write."""
+        any exception, and read by the next write."""
         refused_version = None
         while True:
             entry = await self._load_version()

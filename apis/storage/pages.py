@@ -11,7 +11,7 @@ _ItemT = TypeVar("_ItemT")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_ItemT]):
-    """A part of a list, in the order asked for; `has_more` if entries follow it."""
+    """A part of a list, in the requested order; `has_more` if entries follow it."""
 
     data: Sequence[_ItemT]
     has_more: bool = False

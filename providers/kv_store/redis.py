@@ -68,9 +68,9 @@ return version
 
 # KEYS: keys. ARGV: the entries' prefix, low, high, limit, 'reverse' or ''. Returns keys and stored values alternating.
 SCAN_SCRIPT = """
-local found, low, high, left = {}, '[' .. ARGV[2], '(' .. ARGV[3], tonumber(ARGV[4])
-while left > 0 do
-  local step = math.min(left, 500)
+local rows, low, high, remaining = {}, '[' .. ARGV[2], '(' .. ARGV[3], tonumber(ARGV[4])
+while remaining > 0 do
+  local step = math.min(remaining, 500)
   local keys
   if ARGV[5] == 'reverse' then
     keys = redis.call('ZREVRANGEBYLEX', KEYS[1], high, low, 'LIMIT', 0, step)
@@ -84,13 +84,13 @@ while left > 0 do
   for i, key in ipairs(keys) do names[i] = ARGV[1] .. key end
   for i, stored in ipairs(redis.call('MGET', unpack(names))) do
     if stored then
-      found[#found + 1] = keys[i]
-      found[#found + 1] = stored
-      left = left - 1
+      rows[#rows + 1] = keys[i]
+      rows[#rows + 1] = stored
+      remaining = remaining - 1
     end
   end
 end
-return found
+return rows
 """
 
 # KEYS: keys, expiry. ARGV: the entries' prefix, the limit. Returns the number of expired entries.

@@ -116,7 +116,7 @@ class Idempotency:
             try:
                 await _delete_stored_response(_get_stack(scope).kv_store, scope["tenant"], match[2])
             except StackError as exc:
-                _log.warning("the stored answer that shows a deleted object is kept until it expires: %s", exc.message)
+                _log.warning("the stored answer that shows a deleted object remains until it expires: %s", exc.message)
             return
         await self._app(scope, receive, send)
 
