@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from openai.types.conversations import Conversation
 from pydantic import Field
 
-from apis.files import Page
+from apis.storage.pages import Page
 from apis.wire.base import Includable, Metadata, Wire
 from apis.wire.items import Item
 

@@ -4,19 +4,18 @@ Files has one provider. It is an API because an API is also the only way to shar
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterable
+from typing import Literal
 
 from openai.types import FileObject
 from pydantic import Field
 
 from apis.provider import Provider
+from apis.storage.pages import Page
 from apis.wire.base import Wire
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data"]
 Order = Literal["asc", "desc"]
-_PageItem = TypeVar("_PageItem")
 
 
 class FileExpiry(Wire):
@@ -41,14 +40,6 @@ class FileListParams(Wire):
     limit: int = Field(default=10_000, ge=1, le=10_000)
     order: Order = "desc"
     purpose: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Generic[_PageItem]):
-    """One page of a listing, in the requested order; `has_more` when entries follow."""
-
-    data: Sequence[_PageItem]
-    has_more: bool = False
 
 
 class Files(Provider, ABC):

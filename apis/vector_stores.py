@@ -8,8 +8,9 @@ from openai.types import VectorStore, VectorStoreSearchResponse
 from openai.types.vector_stores import FileContentResponse, VectorStoreFile, VectorStoreFileBatch
 from pydantic import Field, model_validator
 
-from apis.files import Order, Page
+from apis.files import Order
 from apis.provider import Provider
+from apis.storage.pages import Page
 from apis.wire.base import Wire
 from apis.wire.tools import FileFilter, HybridWeights, Id
 

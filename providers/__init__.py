@@ -44,10 +44,17 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     },
     "vector_index": {
         "pgvector": "providers.vector_index.pgvector:PgVector",
-        "redis": "providers.vector_index.redis:Redis",
         "sqlite_vec": "providers.vector_index.sqlite_vec:SQLiteVec",
     },
     "vector_stores": {
         "hybrid": "providers.vector_stores.hybrid:Hybrid",
     },
 }
+
+REMOVED_PROVIDERS: Final[dict[tuple[str, str], str]] = {
+    (
+        "vector_index",
+        "redis",
+    ): " The index in plain Redis was removed: use pgvector, for any number of machines.",
+}
+"""What to use instead of a provider that an old run config may name, by API and name."""

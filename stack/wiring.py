@@ -26,7 +26,7 @@ from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from apis.vector_index import VectorIndex
 from apis.vector_stores import VectorStores
-from providers import PROVIDERS
+from providers import PROVIDERS, REMOVED_PROVIDERS
 from stack.config import ProviderSection, StackConfig, to_config_error
 
 APIS: Final[dict[str, type[Provider]]] = {
@@ -53,7 +53,6 @@ PACKAGE_EXTRAS: Final = {
     "openai_harmony": "harmony",
     "redis": "redis",
     "safetensors": "gpt-oss",
-    "snowballstemmer": "files",
     "sqlite_vec": "files",
     "torch": "gpt-oss",
     "xllamacpp": "local",
@@ -120,7 +119,7 @@ def load_provider_class(api: str, name: str) -> type[Provider]:
     if ":" not in target:
         raise ConfigError(
             f"there is no {api} provider '{name}'. Known ones: {', '.join(sorted(known))}; a class of your own is "
-            'named "package.module:Class".'
+            'named "package.module:Class".' + REMOVED_PROVIDERS.get((api, name), "")
         )
     try:
         found = import_from_string(target)

@@ -1,1 +1,1 @@
-"""What every shared state is built from: the KVStore interface and what is written over it once for all."""
+"""The shared state of all workers: the KVStore interface, and leases, records, keys and pages over it."""

@@ -1,9 +1,9 @@
-"""KV: files in the stack's own KVStore, in pieces that any store holds."""
+"""KV: files in the stack's own KVStore, in chunks that every store can hold."""
 
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Final
@@ -13,15 +13,17 @@ from openai.types import FileObject
 from pydantic import Field
 
 from apis.errors import InvalidRequest, NotFound, Overloaded, PayloadTooLarge, StackError, StoreUnavailable
-from apis.files import CreateFile, FileListParams, Files, Page
+from apis.files import CreateFile, FileListParams, Files
 from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
+from apis.storage.pages import Page, first_page
+from apis.storage.records import decode_record, delete_all, encode_record, scan_all
 
 CHUNK_BYTES: Final = 256 * 1024
 MAX_UPLOAD_S: Final = 3600.0
-"""No upload takes longer; what one has left behind for longer than that may be swept."""
+"""Seconds that an upload may take; chunks of unfinished uploads older than twice that are swept."""
 PENDING_PREFIX: Final = "~file_loose/"
-"""No tenant has such a name."""
+"""No tenant's name begins with a tilde, so these keys are no tenant's."""
 
 _DELETE_BATCH: Final = 16
 _SCAN_LIMIT: Final = 1000
@@ -35,7 +37,7 @@ _UNSAFE_CHARS: Final = re.compile(
 
 
 class UploadRecord(msgspec.Struct, omit_defaults=True, rename={"created_at": "at"}):
-    """What is known of a file; `at` and `expires_at` are seconds since the epoch."""
+    """The metadata of a file; `created_at` and `expires_at` are seconds since the epoch."""
 
     name: str
     purpose: str
@@ -45,26 +47,21 @@ class UploadRecord(msgspec.Struct, omit_defaults=True, rename={"created_at": "at
 
 
 class TenantUsage(msgspec.Struct):
-    """A tenant's share, as the sum of its records."""
+    """The number of a tenant's files and the sum of their sizes in bytes."""
 
     files: int = 0
     size: int = 0
 
 
-_decode_record = msgspec.json.Decoder(UploadRecord).decode
-_decode_usage = msgspec.json.Decoder(TenantUsage).decode
-_encode = msgspec.json.encode
-
-
 class KV(Files):
     """Files up to tens of megabytes, shared by all workers that share the store, and gone from it when deleted.
 
-    Ids hold the time they were made, so that the order of the keys is that of the list. Bytes are written before
-    their record and deleted after it; a loose key remembers them in between, whoever dies then.
+    An id begins with its creation time, so the order of the keys is that of the listing. Chunks are written before
+    their record and deleted after it; in between a pending key marks them for the sweep, in case the process dies.
     """
 
     class Config(Provider.Config):
-        """`max_tenant_bytes` and `max_tenant_files` bound what each tenant may keep at a time."""
+        """`max_tenant_bytes` and `max_tenant_files` bound what each tenant can store at a time."""
 
         max_file_bytes: int = Field(default=32 * 1024 * 1024, ge=1, le=512 * 1024 * 1024)
         max_tenant_bytes: int = Field(default=1024 * 1024 * 1024, ge=1)
@@ -77,7 +74,7 @@ class KV(Files):
         self._kv = kv_store
 
     async def start(self) -> None:
-        # A store that cannot be reached yet is no reason not to start: the next start sweeps.
+        # an unreachable store must not prevent the start: the next start sweeps
         with suppress(StoreUnavailable):
             await self._sweep_pending()
 
@@ -87,15 +84,14 @@ class KV(Files):
         life_s = request.expires_after.seconds if request.expires_after else None
         if life_s is None and request.purpose == "batch":
             life_s = _BATCH_FILE_TTL_S
-        loose = _pending_key(tenant, file_id)
-        await self._kv.write([Put(loose, _encode(now))])
+        await self._kv.write([Put(_pending_key(tenant, file_id), encode_record(now))])
         try:
             size = await self._store_chunks(data, tenant, file_id, life_s)
             expires_at = None if life_s is None else now + life_s
             record = UploadRecord(_clean_filename(request.filename), request.purpose, size, now, expires_at)
             await self._publish(record, tenant, file_id, life_s)
         except BaseException:
-            # Where this fails too, or is cancelled, the loose key stays for a later sweep.
+            # if this fails too, or is cancelled, the pending key remains for a later sweep
             with suppress(StackError):
                 await self._delete_chunks(tenant, file_id)
             raise
@@ -109,40 +105,40 @@ class KV(Files):
         if after and not _FILE_ID.fullmatch(after):
             raise InvalidRequest("There is no file with this id.", param="after", code="invalid_value")
         last = f"{tenant}/file/{after}" if after else ""
-        found: list[FileObject] = []
+        files: list[FileObject] = []
         while True:
             bounds = {"before" if params.order == "desc" else "after": last}
             entries = await self._kv.scan(
                 f"{tenant}/file/", limit=_SCAN_LIMIT, reverse=params.order == "desc", **bounds
             )
             for key, entry in entries:
-                record = _entry_to_record(entry)
+                record = decode_record(entry, UploadRecord)
                 if params.purpose is None or record.purpose == params.purpose:
-                    found.append(_record_to_file(key.rpartition("/")[2], record))
-            if len(found) > params.limit or len(entries) < _SCAN_LIMIT:
-                return Page(found[: params.limit], has_more=len(found) > params.limit)
+                    files.append(_record_to_file(key.rpartition("/")[2], record))
+            if len(files) > params.limit or len(entries) < _SCAN_LIMIT:
+                return first_page(files, params.limit)
             last = entries[-1][0]
 
     async def content(self, file_id: str, *, tenant: str) -> AsyncGenerator[bytes]:
         record, _ = await self._load_record(file_id, tenant)
-        left = record.size
+        remaining_bytes = record.size
         for number in range(_chunk_count(record.size)):
             entry = await self._kv.get(_chunk_key(tenant, file_id, number))
             if entry is None:
                 raise _file_not_found(file_id)
-            left -= len(entry.value)
+            remaining_bytes -= len(entry.value)
             yield entry.value
-        assert left == 0  # the record is written after all pieces, with their sum
+        assert remaining_bytes == 0  # the record is written after all chunks, with the sum of their sizes
 
     async def delete(self, file_id: str, *, tenant: str) -> None:
         for _ in range(_MAX_ATTEMPTS):
             record, entry = await self._load_record(file_id, tenant)
-            used, usage = await self._load_usage(tenant)
-            left = TenantUsage(max(0, used.files - 1), max(0, used.size - record.size))
+            usage, usage_version = await self._load_usage(tenant)
+            new_usage = TenantUsage(max(0, usage.files - 1), max(0, usage.size - record.size))
             ops: list[Op] = [
                 Delete(_record_key(tenant, file_id), entry.version),
-                Put(_usage_key(tenant), _encode(left), expect=usage),
-                Put(_pending_key(tenant, file_id), _encode(0.0)),
+                Put(_usage_key(tenant), encode_record(new_usage), expect=usage_version),
+                Put(_pending_key(tenant, file_id), encode_record(0.0)),
             ]
             if await self._kv.write(ops) is not None:
                 return await self._delete_chunks(tenant, file_id)
@@ -151,18 +147,18 @@ class KV(Files):
     async def _store_chunks(
         self, data: AsyncIterable[bytes], tenant: str, file_id: str, lifetime_s: float | None
     ) -> int:
-        """Write the pieces; returns the sum of their bytes."""
+        """Store the chunks; returns the sum of their sizes in bytes."""
         ttl_s = None if lifetime_s is None else lifetime_s + MAX_UPLOAD_S
-        until = time.monotonic() + MAX_UPLOAD_S
+        deadline = time.monotonic() + MAX_UPLOAD_S
         pending = bytearray()
         size = number = 0
-        async for some in data:
-            size += len(some)
+        async for received in data:
+            size += len(received)
             if size > self.max_file_bytes:
                 raise PayloadTooLarge(f"The file is larger than {self.max_file_bytes} bytes.", param="file")
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise InvalidRequest("The upload took too long.", param="file")
-            pending += some
+            pending += received
             while len(pending) >= CHUNK_BYTES:
                 await self._kv.write([_put_chunk(tenant, file_id, number, bytes(pending[:CHUNK_BYTES]), ttl_s)])
                 del pending[:CHUNK_BYTES]
@@ -172,23 +168,23 @@ class KV(Files):
         return size
 
     async def _publish(self, record: UploadRecord, tenant: str, file_id: str, lifetime_s: float | None) -> None:
-        """In one step: the file is there, counts, and its bytes are no longer loose."""
+        """Write the record, count the file and remove its pending key, in one atomic write."""
         for _ in range(_MAX_ATTEMPTS):
-            used, usage = await self._load_usage(tenant)
-            if self._exceeds_quota(used, record):
-                # Files that have expired still count: count anew before refusing.
-                used = await self._count_usage(tenant)
-                if self._exceeds_quota(used, record):
+            usage, usage_version = await self._load_usage(tenant)
+            if self._exceeds_quota(usage, record):
+                # the stored usage includes expired files: count before refusing
+                usage = await self._count_usage(tenant)
+                if self._exceeds_quota(usage, record):
                     raise InvalidRequest(
                         f"Your files would exceed {self._config.max_tenant_bytes} bytes or "
                         f"{self._config.max_tenant_files} files. Delete some first.",
                         param="file",
                         code="storage_quota_exceeded",
                     )
-            total = TenantUsage(used.files + 1, used.size + record.size)
+            new_usage = TenantUsage(usage.files + 1, usage.size + record.size)
             ops: list[Op] = [
-                Put(_record_key(tenant, file_id), _encode(record), lifetime_s, ABSENT),
-                Put(_usage_key(tenant), _encode(total), expect=usage),
+                Put(_record_key(tenant, file_id), encode_record(record), lifetime_s, ABSENT),
+                Put(_usage_key(tenant), encode_record(new_usage), expect=usage_version),
                 Delete(_pending_key(tenant, file_id)),
             ]
             if await self._kv.write(ops) is not None:
@@ -201,42 +197,29 @@ class KV(Files):
 
     async def _load_usage(self, tenant: str) -> tuple[TenantUsage, int]:
         entry = await self._kv.get(_usage_key(tenant))
-        return (TenantUsage(), ABSENT) if entry is None else (_decode_usage(entry.value), entry.version)
+        return (TenantUsage(), ABSENT) if entry is None else (decode_record(entry, TenantUsage), entry.version)
 
     async def _count_usage(self, tenant: str) -> TenantUsage:
-        used = TenantUsage()
-        last = ""
-        while True:
-            entries = await self._kv.scan(f"{tenant}/file/", after=last, limit=_SCAN_LIMIT)
-            used = TenantUsage(
-                used.files + len(entries), used.size + sum(_entry_to_record(entry).size for _, entry in entries)
-            )
-            if len(entries) < _SCAN_LIMIT:
-                return used
-            last = entries[-1][0]
+        sizes = [decode_record(entry, UploadRecord).size async for _, entry in scan_all(self._kv, f"{tenant}/file/")]
+        return TenantUsage(len(sizes), sum(sizes))
 
     async def _load_record(self, file_id: str, tenant: str) -> tuple[UploadRecord, Entry]:
         entry = await self._kv.get(_record_key(tenant, file_id)) if _FILE_ID.fullmatch(file_id) else None
         if entry is None:
             raise _file_not_found(file_id)
-        return _entry_to_record(entry), entry
+        return decode_record(entry, UploadRecord), entry
 
     async def _delete_chunks(self, tenant: str, file_id: str) -> None:
-        """Delete the pieces of a file that has no record, and then what remembers them."""
-        prefix = f"{tenant}/file_piece/{file_id}/"
-        while found := await self._kv.scan(prefix, limit=_DELETE_BATCH):
-            await self._kv.write([Delete(key) for key, _ in found], durable=False)
+        """Delete the chunks of a file that has no record, and then its pending key."""
+        await delete_all(self._kv, f"{tenant}/file_piece/{file_id}/", page_size=_DELETE_BATCH)
         await self._kv.write([Delete(_pending_key(tenant, file_id))])
 
     async def _sweep_pending(self) -> None:
-        """Delete the bytes of uploads and deletions that ended with their process."""
-        last = ""
-        while found := await self._kv.scan(PENDING_PREFIX, after=last, limit=_SCAN_LIMIT):
-            for key, entry in found:
-                _, tenant, file_id = key.split("/")
-                if self.now() - msgspec.json.decode(entry.value, type=float) > 2 * MAX_UPLOAD_S:
-                    await self._delete_chunks(tenant, file_id)
-            last = found[-1][0]
+        """Delete the chunks of uploads and deletions whose process died."""
+        async for key, entry in scan_all(self._kv, PENDING_PREFIX):
+            _, tenant, file_id = key.split("/")
+            if self.now() - decode_record(entry, float) > 2 * MAX_UPLOAD_S:
+                await self._delete_chunks(tenant, file_id)
 
 
 def _clean_filename(filename: str) -> str:
@@ -257,13 +240,6 @@ def _record_to_file(file_id: str, record: UploadRecord) -> FileObject:
         "status_details": None,
     }
     return FileObject.model_validate(fields)
-
-
-def _entry_to_record(entry: Entry) -> UploadRecord:
-    try:
-        return _decode_record(entry.value)
-    except msgspec.MsgspecError as exc:
-        raise StackError("A stored record cannot be read.", code="storage_corrupt") from exc
 
 
 def _chunk_count(size: int) -> int:
@@ -291,8 +267,8 @@ def _pending_key(tenant: str, file_id: str) -> str:
 
 
 def _file_not_found(file_id: str) -> NotFound:
-    shown: Sequence[str] = _FILE_ID.findall(file_id)[:1]
-    return NotFound(f"No such File object: {shown[0] if shown else 'the id is not one of a file'}.", param="id")
+    match = _FILE_ID.search(file_id)
+    return NotFound(f"No such File object: {match[0] if match else 'the id is not one of a file'}.", param="id")
 
 
 def _too_many_changes() -> Overloaded:

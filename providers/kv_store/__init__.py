@@ -1,1 +1,1 @@
-"""Where state is kept."""
+"""Providers of KVStore."""

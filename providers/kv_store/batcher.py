@@ -1,4 +1,4 @@
-"""Lane: gathers the calls that arrive while a store is busy, and hands all of them over as one batch."""
+"""Batcher: gathers the calls that arrive while a store is busy, and sends them as one batch."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,9 +15,9 @@ _ResultT = TypeVar("_ResultT")
 class Batcher(Generic[_RequestT, _ResultT]):
     """Many callers, one batch at a time.
 
-    `run` gets up to `most` requests and returns an answer or an error for each, in their order; what it raises as
-    StoreUnavailable is the answer to all of them. A caller that is cancelled or out of time leaves the queue; a batch
-    that has begun is finished without it, so no connection is ever left in the middle of an answer.
+    `run_batch` gets up to `max_batch` requests and returns a result or an error for each, in their order; a
+    StoreUnavailable that it raises is the result of all of them. A caller that is cancelled or out of time leaves the
+    queue; a batch that has begun is finished without it, so no connection is abandoned in the middle of a result.
     """
 
     def __init__(
@@ -34,25 +34,25 @@ class Batcher(Generic[_RequestT, _ResultT]):
         self._drain_task: asyncio.Task[None] | None = None
 
     async def submit(self, request: _RequestT) -> _ResultT:
-        """The request's own answer. Raises StoreUnavailable when it is an error, or `timeout_s` after the call."""
+        """Return the result of the request. Raises StoreUnavailable for an error, or after `timeout_s`."""
         future = asyncio.get_running_loop().create_future()
         self._pending_requests[future] = request
         if self._drain_task is None or self._drain_task.done():
             self._drain_task = asyncio.create_task(self._run_batches())
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await future
+                result = await future
         except TimeoutError as exc:
             raise StoreUnavailable(f"The store did not answer within {self._timeout_s:g} seconds.") from exc
         finally:
             self._pending_requests.pop(future, None)
-        if isinstance(answer, StoreUnavailable):
-            # One error may be the answer to many callers, and a raised exception carries its own traceback.
-            raise StoreUnavailable(answer.message) from answer
-        return answer
+        if isinstance(result, StoreUnavailable):
+            # many callers may share one error, and a raised exception carries its own traceback
+            raise StoreUnavailable(result.message) from result
+        return result
 
     async def drain(self) -> None:
-        """Wait until nothing is waiting or running, at most `timeout_s`."""
+        """Wait until no request is waiting or running, at most `timeout_s`."""
         if self._drain_task is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timeout_s):
@@ -63,12 +63,12 @@ class Batcher(Generic[_RequestT, _ResultT]):
             batch = dict(islice(self._pending_requests.items(), self._max_batch))
             for future in batch:
                 del self._pending_requests[future]
-            answers: Sequence[_ResultT | StoreUnavailable] = [StoreUnavailable("The store failed.")] * len(batch)
+            results: Sequence[_ResultT | StoreUnavailable] = [StoreUnavailable("The store failed.")] * len(batch)
             try:
-                answers = await self._run_batch(list(batch.values()))
+                results = await self._run_batch(list(batch.values()))
             except StoreUnavailable as exc:
-                answers = [exc] * len(batch)
+                results = [exc] * len(batch)
             finally:
-                for future, answer in zip(batch, answers, strict=True):
+                for future, result in zip(batch, results, strict=True):
                     if not future.done():
-                        future.set_result(answer)
+                        future.set_result(result)

@@ -1,4 +1,4 @@
-"""What every store checks before it acts, and how the bounds of a scan become one range of bytes."""
+"""Checks of the arguments that every store makes, and the range of encoded keys of a scan."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ MAX_TTL_S = 1e10
 
 
 def encode_key(key: str) -> bytes:
-    """The key as UTF-8, whose byte order is the order of code points. Raises ValueError for what is not a key."""
+    """Return the key as UTF-8, whose byte order is the order of code points. Raises ValueError for an invalid key."""
     encoded = key.encode()
     if not 0 < len(encoded) <= MAX_KEY_BYTES or b"\0" in encoded:
         raise ValueError(f"A key is 1 to {MAX_KEY_BYTES} bytes of UTF-8 without NUL, not {key[:80]!r}.")
@@ -17,7 +17,7 @@ def encode_key(key: str) -> bytes:
 
 
 def encode_ops(ops: Sequence[Op]) -> dict[bytes, Op]:
-    """`ops` by encoded key, in their order. Raises ValueError for a bad key, a key given twice, or a bad `ttl_s`."""
+    """Return `ops` by encoded key, in their order. Raises ValueError for an invalid or repeated key or `ttl_s`."""
     encoded = {encode_key(op.key): op for op in ops}
     if len(encoded) != len(ops):
         raise ValueError("A write may name each key only once.")
@@ -28,7 +28,7 @@ def encode_ops(ops: Sequence[Op]) -> dict[bytes, Op]:
 
 
 def scan_range(prefix: str, after: str, before: str, limit: int) -> tuple[bytes, bytes]:
-    """The encoded keys a scan may see: from the first value, which is within, up to the second, which is not."""
+    """Return the range of encoded keys of a scan: the inclusive lower and the exclusive upper bound."""
     if limit < 0:
         raise ValueError(f"limit must not be negative, not {limit}.")
     # No key holds NUL, so nothing lies between `after` and `after` NUL; no UTF-8 holds 0xFF, so it ends every prefix.

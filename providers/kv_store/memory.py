@@ -1,4 +1,4 @@
-"""Memory: a KVStore inside this process, for tests, demos and stacks that need not remember."""
+"""Memory: a KVStore inside this process, for tests, demos and stacks without lasting state."""
 
 import time
 from bisect import bisect_left, insort
@@ -13,7 +13,7 @@ from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
 from providers.kv_store.checks import encode_key, encode_ops, scan_range
 
 ROW_OVERHEAD_BYTES = 300
-"""What Python keeps for a row beside the bytes of its key and value: 272 when measured."""
+"""Bytes that Python uses for a row in addition to its key and value: 272 when measured."""
 
 
 class _Row(NamedTuple):
@@ -22,7 +22,7 @@ class _Row(NamedTuple):
 
 
 class Memory(KVStore):
-    """Lives as long as the object, seen by one process. Full means refused: nothing is evicted to make room."""
+    """A store that lives as long as the object, in one process. When full it refuses writes and evicts nothing."""
 
     class Config(Provider.Config):
         """`max_bytes` bounds keys, values and their bookkeeping together."""
@@ -59,13 +59,13 @@ class Memory(KVStore):
         low, high = scan_range(prefix, after, before, limit)
         keys = self._sorted_keys[bisect_left(self._sorted_keys, low) : bisect_left(self._sorted_keys, high)]
         now = self.now()
-        found: list[tuple[str, Entry]] = []
+        rows: list[tuple[str, Entry]] = []
         for key in reversed(keys) if reverse else keys:
-            if len(found) == limit:
+            if len(rows) == limit:
                 break
             if (entry := self._live_entry(key, now)) is not None:
-                found.append((key.decode(), entry))
-        return found
+                rows.append((key.decode(), entry))
+        return rows
 
     async def sweep(self) -> int:
         now = self.now()

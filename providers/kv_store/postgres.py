@@ -1,4 +1,4 @@
-"""Postgres: a KVStore for several machines, kept by a database. Calls that wait together travel together."""
+"""Postgres: a KVStore for several machines, in a PostgreSQL database. Waiting calls are sent as one batch."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ from providers.kv_store.postgres_session import PostgresRow, PostgresSession
 SWEEP_ROWS: Final = 500
 
 PostgresWrite = tuple[dict[bytes, Op], bool]
-"""One call's changes, by encoded key, and whether they are to be durable."""
+"""The changes of one call by encoded key, and True if they are to be durable."""
 
 Statement = tuple[str, *tuple[object, ...]]
 
 
 class Postgres(KVStore):
-    """One PostgreSQL database of version 12 or later; where the url names several hosts, the one that is primary.
+    """A store in one PostgreSQL database of version 12 or later; of several hosts in the url, the primary one.
 
-    Each process holds up to three connections: for reads, for writes, and for scans and sweeps, which may take longer.
-    A pooler in between must lend whole sessions. Keys expire by the server's clock.
+    Each process has up to three connections: for reads, for writes, and for scans and sweeps, which may take longer.
+    A pooler in between must use session mode. Keys expire by the server's clock.
     """
 
     class Config(Provider.Config):
-        """`url` is postgresql:// and may hold a password. `namespace` is the database's schema that holds everything;
-        it is made where it is absent.
+        """`url` is postgresql:// and may hold a password. `namespace` is the database schema that holds all
+        tables; it is created if it is absent.
 
-        A call gives up `timeout_s` + `connect_timeout_s` after it was made.
+        A call fails `timeout_s` + `connect_timeout_s` after it began.
         """
 
         url: SecretStr
@@ -72,7 +72,9 @@ class Postgres(KVStore):
         self._is_open = True
 
     async def close(self) -> None:
-        await asyncio.gather(*[lane.drain() for lane in (self._read_batcher, self._write_batcher, self._scan_batcher)])
+        await asyncio.gather(
+            *[batcher.drain() for batcher in (self._read_batcher, self._write_batcher, self._scan_batcher)]
+        )
         self._is_open = False
         await asyncio.gather(
             *[session.close() for session in (self._read_session, self._write_session, self._scan_session)]
@@ -97,9 +99,9 @@ class Postgres(KVStore):
 
     async def sweep(self) -> int:
         swept = 0
-        while (some := (await self._scan_batcher.submit((self._sweep_sql, SWEEP_ROWS)))[0][0]) == SWEEP_ROWS:
-            swept += some
-        return swept + some
+        while (count := (await self._scan_batcher.submit((self._sweep_sql, SWEEP_ROWS)))[0][0]) == SWEEP_ROWS:
+            swept += count
+        return swept + count
 
     async def _read_batch(self, requests: Sequence[list[bytes]]) -> list[list[Entry | None]]:
         keys = list({key: None for request in requests for key in request})
@@ -115,8 +117,8 @@ class Postgres(KVStore):
             for key, op in ops.items()
         ]
         durable = any(durable for _, durable in writes)
-        answers = await self._fetch(self._write_session, self._write_sql, *zip(*cells, strict=True), durable)
-        return [_row_to_versions(call, ops, answers[rounds[call] - 1]) for call, (ops, _) in enumerate(writes)]
+        rows = await self._fetch(self._write_session, self._write_sql, *zip(*cells, strict=True), durable)
+        return [_row_to_versions(call, ops, rows[rounds[call] - 1]) for call, (ops, _) in enumerate(writes)]
 
     async def _scan_batch(self, statements: Sequence[Statement]) -> list[list[PostgresRow]]:
         return [await self._fetch(self._scan_session, *statement) for statement in statements]
@@ -128,7 +130,7 @@ class Postgres(KVStore):
 
 
 def _assign_rounds(calls: Sequence[dict[bytes, Op]]) -> list[int]:
-    """The round of each call, from 1: after the rounds of all calls before it that name one of its keys."""
+    """Return the round of each call, from 1: after the rounds of all earlier calls that name one of its keys."""
     last: dict[bytes, int] = {}
     rounds: list[int] = []
     for ops in calls:

@@ -1,4 +1,4 @@
-"""What the `Postgres` store keeps in its database: the tables, the function that writes, and how both are made."""
+"""The schema of the `Postgres` store: its tables, the function that writes, and their creation."""
 
 from typing import Final
 
@@ -8,10 +8,10 @@ from apis.errors import ConfigError
 
 SCHEMA_VERSION: Final = 1
 
-# Two writers never change one key at a time: each takes, in one order, the locks of the stripes that its keys fall
-# into, whether the keys are there or not, and only then looks. What it sees is committed, and none wait in a circle.
-# `round` orders the calls of a batch that name the same key: a round sees those before it. One version serves a round,
-# because no key is in it twice. A sequence never gives a number twice, whatever becomes of the transaction.
+# Two writers never change one key at the same time: each takes, in one order, the locks of the stripes of its keys,
+# even of absent ones, and only then reads. So it reads committed rows, and writers cannot deadlock.
+# `round` orders the calls of a batch that name the same key: a round sees the earlier ones. All rows of a round have
+# one version, because no key is in it twice. A sequence never returns a number twice, even after a rollback.
 CREATE_SQL: Final = """
 DO $create$ BEGIN
   PERFORM pg_advisory_xact_lock(1381192801);
@@ -69,7 +69,7 @@ SELECT key, value, version FROM "{schema}".entries
 WHERE key >= $1 AND key < $2 AND (expires IS NULL OR expires > now()) ORDER BY key {order} LIMIT $3
 """
 
-# A row that a writer holds is passed over: it may be about to live again.
+# rows locked by a writer are skipped: the writer may be renewing them
 SWEEP_SQL: Final = """
 WITH expired AS MATERIALIZED (
   SELECT key FROM "{schema}".entries WHERE expires <= now() ORDER BY expires LIMIT $1 FOR UPDATE SKIP LOCKED
@@ -83,21 +83,21 @@ SESSION_SETTINGS: Final = {
     "application_name": "responses-stack",
     "default_transaction_isolation": "read committed",
     "synchronous_commit": "on",
-    # A plan is kept while the table grows from nothing to millions of rows, so it must never be one for a small table.
+    # a plan is cached while the table grows to millions of rows, so it must never be one for a small table
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "enable_sort": "off",
-    "jit": "off",  # it would be set off by what the above add to a plan's cost, and take 100 ms
+    "jit": "off",  # the settings above raise the cost of a plan enough to start it, which takes 100 ms
 }
-"""What every connection asks for when it is opened."""
+"""Server settings of every connection."""
 
 
 async def prepare_schema(connection: "asyncpg.Connection[asyncpg.Record]", schema: str) -> None:
-    """Make an absent schema ours, or see that it is; processes starting together meet on a lock.
+    """Create the schema if it is absent, or check its version; processes that start together wait for a lock.
 
-    Raises ConfigError where it cannot be used, and changes nothing then.
+    Raises ConfigError if the schema cannot be used, and changes nothing then.
     """
     try:
         version = await _read_version(connection, schema)

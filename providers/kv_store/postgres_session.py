@@ -1,4 +1,4 @@
-"""Session: one connection to PostgreSQL that opens itself when it is needed and ends itself when it is late."""
+"""Session: one connection to PostgreSQL, opened when it is needed and terminated when a call is late."""
 
 import asyncio
 import logging
@@ -27,10 +27,10 @@ PostgresRow = asyncpg.Record
 
 
 class PostgresSession:
-    """For one call at a time. Nothing is tried twice: what fails is answered, and the next call connects anew.
+    """A connection for one call at a time. A failed call is not repeated, and the next one opens a new connection.
 
-    A call that is late or cancelled ends the connection. It does not ask the server to stop, which one that hangs
-    would not hear: the server stops a statement by itself after `timeout_s`, and whether it happened is unknown.
+    A late or cancelled call terminates the connection without a cancel request, which a server that hangs would not
+    process: the server ends a statement by itself after `timeout_s`, and the outcome is unknown.
     """
 
     def __init__(self, url: str, schema: str, *, timeout_s: float, connect_timeout_s: float) -> None:
@@ -42,11 +42,11 @@ class PostgresSession:
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
 
     async def open(self) -> None:
-        """Connect. Where the server cannot be reached now, a later call connects. Raises ConfigError where none can."""
+        """Connect, unless the server is unreachable now: then a later call does. Raises ConfigError."""
         try:
             await self._ensure_connection(self._deadline())
         except ValueError:
-            # The error quotes pieces of the url, and they may be pieces of its password.
+            # the error may quote parts of the password in the url
             raise ConfigError(
                 "The PostgreSQL url must be postgresql://, with a host and a port that are such."
             ) from None
@@ -55,10 +55,10 @@ class PostgresSession:
                 f"PostgreSQL refuses the url's user, password or database: {type(exc).__name__}."
             ) from exc
         except CONNECTION_ERRORS as exc:
-            log.warning("PostgreSQL cannot be reached yet (%s); what needs it fails until it can.", type(exc).__name__)
+            log.warning("PostgreSQL cannot be reached yet (%s); calls fail until it can.", type(exc).__name__)
 
     async def close(self) -> None:
-        """End the connection, within `connect_timeout_s`. A later call would open it again."""
+        """Close the connection, within `connect_timeout_s`. A later call opens it again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             try:
@@ -67,7 +67,7 @@ class PostgresSession:
                 connection.terminate()
 
     async def fetch(self, statement: str, *arguments: object) -> list[PostgresRow]:
-        """The rows that `statement` returns, in a transaction of its own.
+        """Return the rows of `statement`, executed in a transaction of its own.
 
         Raises StoreUnavailable, at most `timeout_s` + `connect_timeout_s` after the call.
         """
@@ -79,7 +79,7 @@ class PostgresSession:
         except ConfigError as exc:
             raise StoreUnavailable(str(exc)) from exc
         except CONNECTION_ERRORS as exc:
-            # By its kind alone: PostgreSQL's sentences may quote what was written.
+            # only the type: PostgreSQL's messages may quote stored values
             raise StoreUnavailable(f"PostgreSQL cannot do that now ({type(exc).__name__}).") from exc
 
     async def _ensure_connection(self, deadline: float) -> "asyncpg.Connection[asyncpg.Record]":
@@ -101,7 +101,7 @@ class PostgresSession:
 
 @contextmanager
 def _terminate_at(deadline: float, connection: "asyncpg.Connection[asyncpg.Record]") -> Generator[None]:
-    """End the connection at `deadline` if what is done with it is not done by then, and where it fails."""
+    """Terminate the connection if the context does not end by `deadline`, or ends with an exception."""
     timer = asyncio.get_running_loop().call_at(deadline, connection.terminate)
     try:
         yield

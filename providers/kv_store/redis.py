@@ -1,4 +1,4 @@
-"""Redis: a KVStore for several machines. Calls that wait together travel together, on one connection."""
+"""Redis: a KVStore for several machines. Waiting calls are sent as one pipeline, on one connection."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from providers.kv_store.checks import encode_key, encode_ops, scan_range
 
 log = logging.getLogger(__name__)
 
-# How it lies in Redis, after the prefix: `version` counts writes; `e:<key>` is eight bytes of version, big-endian, and
+# The layout in Redis, after the prefix: `version` counts writes; `e:<key>` is eight bytes of version, big-endian, and
 # then the value, and expires by itself; `keys` is a sorted set of all keys with equal scores, which sorts them by their
 # bytes; `expiry` is a sorted set of the keys that expire, by the moment, in milliseconds of Redis's own clock.
 VERSION_BYTES = 8
@@ -32,8 +32,8 @@ ANY_VERSION = b"-"
 SWEEP_ROWS = 500
 
 # KEYS: version, keys, expiry. ARGV: the entries' prefix, then of each op: put or delete, key, expected version's bytes
-# ('' for ABSENT, '-' for any), ttl in ms or '', value. What can be refused is refused before the first change: INCR is
-# denied when memory is out, and after one change Redis lets a script finish.
+# ('' for ABSENT, '-' for any), ttl in ms or '', value. All refusals come before the first change: INCR is denied when
+# memory is full, and after one change Redis lets a script finish.
 WRITE_SCRIPT = """
 local counts = false
 for i = 2, #ARGV, 5 do
@@ -66,11 +66,11 @@ end
 return version
 """
 
-# KEYS: keys. ARGV: the entries' prefix, low, high, limit, 'reverse' or ''. Returns keys and stored values in turn.
+# KEYS: keys. ARGV: the entries' prefix, low, high, limit, 'reverse' or ''. Returns keys and stored values alternating.
 SCAN_SCRIPT = """
-local found, low, high, left = {}, '[' .. ARGV[2], '(' .. ARGV[3], tonumber(ARGV[4])
-while left > 0 do
-  local step = math.min(left, 500)
+local rows, low, high, remaining = {}, '[' .. ARGV[2], '(' .. ARGV[3], tonumber(ARGV[4])
+while remaining > 0 do
+  local step = math.min(remaining, 500)
   local keys
   if ARGV[5] == 'reverse' then
     keys = redis.call('ZREVRANGEBYLEX', KEYS[1], high, low, 'LIMIT', 0, step)
@@ -84,16 +84,16 @@ while left > 0 do
   for i, key in ipairs(keys) do names[i] = ARGV[1] .. key end
   for i, stored in ipairs(redis.call('MGET', unpack(names))) do
     if stored then
-      found[#found + 1] = keys[i]
-      found[#found + 1] = stored
-      left = left - 1
+      rows[#rows + 1] = keys[i]
+      rows[#rows + 1] = stored
+      remaining = remaining - 1
     end
   end
 end
-return found
+return rows
 """
 
-# KEYS: keys, expiry. ARGV: the entries' prefix, how many at most. Returns how many were expired.
+# KEYS: keys, expiry. ARGV: the entries' prefix, the limit. Returns the number of expired entries.
 SWEEP_SCRIPT = """
 local time = redis.call('TIME')
 local now = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
@@ -110,15 +110,15 @@ Command = tuple[str | bytes | int, ...]
 
 
 class Redis(KVStore):
-    """One Redis server of version 6.2 or later, not a cluster. Durable is what its own persistence is set to.
+    """A store in one Redis server of version 6.2 or later, not a cluster, as durable as its own persistence setting.
 
-    Redis must not evict (`maxmemory-policy noeviction`, its default): a store that forgets breaks its promises.
+    Redis must not evict (`maxmemory-policy noeviction`, its default): eviction would break the promises of the store.
     """
 
     class Config(Provider.Config):
         """`url` is redis://, rediss:// or unix://, and may hold a password; all keys begin with `prefix`.
 
-        A call gives up `timeout_s` + `connect_timeout_s` after it was made.
+        A call fails `timeout_s` + `connect_timeout_s` after it began.
         """
 
         url: SecretStr
@@ -144,8 +144,8 @@ class Redis(KVStore):
                 socket_connect_timeout=self._config.connect_timeout_s,
                 health_check_interval=15,
                 retry=Retry(NoBackoff(), 0),
-                # With them on, redis-py neither replaces a connection that the server has closed or that holds an
-                # answer nobody read, nor keeps to the time-outs above.
+                # if enabled, redis-py does not replace a connection that the server has closed or that has an unread
+                # answer, and ignores the time-outs above
                 maint_notifications_config=MaintNotificationsConfig(enabled=False),
             )
         except ValueError as exc:
@@ -158,7 +158,7 @@ class Redis(KVStore):
             await self.close()
             raise ConfigError(f"Redis refuses the url's user, password or database: {type(exc).__name__}.") from exc
         except (RedisError, OSError, TimeoutError) as exc:
-            log.warning("Redis cannot be reached yet (%s); what needs it fails until it can.", type(exc).__name__)
+            log.warning("Redis cannot be reached yet (%s); calls fail until it can.", type(exc).__name__)
         except BaseException:
             await self.close()
             raise
@@ -175,7 +175,7 @@ class Redis(KVStore):
         if not names:
             return []
         stored = await self._batcher.submit(("MGET", *names))
-        return [None if one is None else _stored_to_entry(one) for one in stored]
+        return [None if value is None else _stored_to_entry(value) for value in stored]
 
     async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
         cells = [cell for key, op in encode_ops(ops).items() for cell in _op_to_cells(key, op)]
@@ -206,9 +206,9 @@ class Redis(KVStore):
             self._entry_prefix,
             SWEEP_ROWS,
         )
-        while (some := await self._batcher.submit(command)) == SWEEP_ROWS:
-            swept += some
-        return swept + some
+        while (count := await self._batcher.submit(command)) == SWEEP_ROWS:
+            swept += count
+        return swept + count
 
     async def _run_pipeline(self, commands: Sequence[Command]) -> list[Any]:
         if self._client is None:
@@ -235,7 +235,7 @@ def _stored_to_entry(stored: bytes) -> Entry:
 
 
 def _answer_to_unavailable(answer: Exception) -> StoreUnavailable:
-    """Redis's own refusal by its code alone (MISCONF, OutOfMemoryError, ...): the rest may quote the command."""
+    """Return the refusal with only Redis's code (MISCONF, OutOfMemoryError, ...): its message may quote the command."""
     code = str(answer).split(" ", 1)[0]
     error = StoreUnavailable(f"Redis cannot do that now: {code if code.isupper() else type(answer).__name__}.")
     error.__cause__ = answer

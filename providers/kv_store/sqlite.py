@@ -1,4 +1,4 @@
-"""SQLite: a KVStore in one file, for one machine. Writes that wait together are committed together."""
+"""SQLite: a KVStore in one file, for one machine. Waiting writes are committed together."""
 
 import asyncio
 import sqlite3
@@ -22,12 +22,12 @@ T = TypeVar("T")
 
 
 class SQLite(KVStore):
-    """Several processes of one machine may share the file (WAL); a network file system may not hold it."""
+    """A store that the processes of one machine can share (WAL); its file must not be on a network file system."""
 
     class Config(Provider.Config):
-        """`busy_timeout_s` is how long another process may hold the file; a call gives up after twice that.
+        """`busy_timeout_s` is the longest wait for the lock of another process; a call fails after twice that.
 
-        `max_bytes` bounds the file, its write-ahead log aside: a full store refuses writes and goes on reading.
+        `max_bytes` bounds the file without its write-ahead log: a full store refuses writes and can still be read.
         """
 
         path: str = Field(min_length=1)
@@ -49,7 +49,7 @@ class SQLite(KVStore):
             config.path, timeout=config.busy_timeout_s, isolation_level=None, cached_statements=256
         )
         try:
-            # Where this fails aiosqlite would too, and leave its thread to answer a loop that may be closed by then.
+            # if this fails, so would aiosqlite, whose thread would then call into a loop that may be closed
             await asyncio.to_thread(lambda: sqlite3.connect(config.path).close())
             self._connection = await connection
             self._database = Database(connection._conn, self.now)  # pyright: ignore[reportPrivateUsage] - see _run
@@ -84,9 +84,9 @@ class SQLite(KVStore):
 
     async def sweep(self) -> int:
         swept = 0
-        while (some := await self._call(Database.sweep)) == SWEEP_ROWS:
-            swept += some
-        return swept + some
+        while (count := await self._call(Database.sweep)) == SWEEP_ROWS:
+            swept += count
+        return swept + count
 
     async def _write_batch(self, writes: Sequence[SqliteWrite]) -> list[list[int] | StoreUnavailable | None]:
         return await self._run(Database.write, writes)

@@ -1,4 +1,4 @@
-"""The SQLite file behind the `SQLite` store: its schema, and what runs on the thread that owns the connection.
+"""The SQLite file of the `SQLite` store: its schema, and the work of the thread that owns the connection.
 
 Every statement gives up the interpreter lock several times, and while the event loop is busy each return of it may
 cost milliseconds. So a batch is a handful of statements however many calls it holds: one for the versions that its
@@ -25,7 +25,7 @@ MAX_PUT_ROWS = 64
 SWEEP_ROWS = 500
 
 COUNTER_KEY = b""
-"""The row whose version is the last one given out: beside the others, so that reading and writing it costs nothing."""
+"""The key of the row with the last version: in the same table, so that it is read and written with the other rows."""
 
 SCHEMA = (
     "CREATE TABLE entries (key BLOB NOT NULL UNIQUE, value BLOB NOT NULL, version INTEGER NOT NULL, expires REAL)",
@@ -43,14 +43,14 @@ _ResultT = TypeVar("_ResultT")
 
 @dataclass(frozen=True, slots=True)
 class SqliteWrite:
-    """One call's changes, by encoded key: all or none."""
+    """The changes of one call, by encoded key: all or none are applied."""
 
     ops: dict[bytes, Op]
     durable: bool
 
 
 class Database:
-    """The open file. Everything here blocks, belongs to one thread, and raises sqlite3.Error."""
+    """The open file. All methods block, run on one thread, and raise sqlite3.Error."""
 
     def __init__(self, connection: sqlite3.Connection, now: Callable[[], float]) -> None:
         self._db = connection
@@ -58,34 +58,34 @@ class Database:
         self._synchronous = ""
 
     def prepare(self, max_bytes: int | None, busy_timeout_s: float) -> None:
-        """Make an empty file ours, or see that it is. Raises ConfigError and changes nothing when it is not."""
-        give_up = time.monotonic() + busy_timeout_s
+        """Create the schema in an empty file, or check it. Raises ConfigError, and changes nothing then."""
+        deadline = time.monotonic() + busy_timeout_s
         while True:
             try:
                 return self._prepare(max_bytes)
             except sqlite3.OperationalError as exc:
-                # The switch to WAL does not wait for a lock as other statements do: processes starting together meet.
-                if not _is_busy(exc) or time.monotonic() > give_up:
+                # the switch to WAL does not wait for locks as other statements do, and processes may start together
+                if not _is_busy(exc) or time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
 
     def write(self, writes: Sequence[SqliteWrite]) -> list[list[int] | StoreUnavailable | None]:
-        """Apply each write or none of it, all in one transaction; one that fails takes no other with it."""
+        """Apply each write or none of it, all in one transaction; one that fails does not affect the others."""
         return self._run_each(self._write, writes)
 
     def get(self, requests: Sequence[Sequence[bytes]]) -> list[list[Entry | None] | StoreUnavailable]:
-        """The entries of each request's keys; a damaged row fails only the requests that want it."""
+        """Return the entries of each request's keys; a damaged row fails only the requests that read it."""
         return self._run_each(self._get, requests)
 
     def scan(self, low: bytes, high: bytes, limit: int, *, reverse: bool) -> list[tuple[str, Entry]]:
-        """Entries from `low` up to, but without, `high`."""
-        chosen = "SELECT key, value, version FROM entries WHERE key >= ? AND key < ? AND " + LIVE_CONDITION  # noqa: S608 - no input in it
-        ordered = f"{chosen} ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?"
-        rows = self._db.execute(ordered, (low, high, self._now(), limit))
+        """Return the entries from `low`, inclusive, to `high`, exclusive."""
+        selection = "SELECT key, value, version FROM entries WHERE key >= ? AND key < ? AND " + LIVE_CONDITION  # noqa: S608 - no input in it
+        statement = f"{selection} ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?"
+        rows = self._db.execute(statement, (low, high, self._now(), limit))
         return [(key.decode(), Entry(value, version)) for key, value, version in rows]
 
     def sweep(self) -> int:
-        """Delete up to SWEEP_ROWS expired rows; returns how many."""
+        """Delete up to SWEEP_ROWS expired rows; returns their number."""
         self._set_synchronous("NORMAL")
         return self._db.execute(
             "DELETE FROM entries WHERE rowid IN (SELECT rowid FROM entries WHERE expires <= ? LIMIT ?)",
@@ -127,7 +127,7 @@ class Database:
             self._end_transaction()
 
     def _check_damage(self) -> None:
-        """Read what can be read in DAMAGE_CHECK_S: a small file whole, of a large one its beginning."""
+        """Check as much of the file as DAMAGE_CHECK_S allows: all of a small one, the beginning of a large one."""
         alarm = threading.Timer(DAMAGE_CHECK_S, self._db.interrupt)
         alarm.start()
         try:
@@ -192,28 +192,28 @@ class Database:
         return [[entries.get(key) for key in request] for request in requests]
 
     def _select(self, columns: str, keys: Sequence[bytes], now: float) -> Iterator[tuple[bytes, bytes, int]]:
-        for some in _chunks(keys, MAX_SELECT_KEYS):
-            # Filled up to a power of two with NULL, which equals no key: few statements, so they stay prepared.
-            marks = 1 << (len(some) - 1).bit_length()
+        for batch in _chunks(keys, MAX_SELECT_KEYS):
+            # padded to a power of two with NULL, which equals no key: few different statements stay prepared
+            marks = 1 << (len(batch) - 1).bit_length()
             statement = f"SELECT {columns} FROM entries WHERE key IN ({_placeholders('?', marks)}) AND {LIVE_CONDITION}"  # noqa: S608 - no input in it
-            yield from self._db.execute(statement, (*some, *[None] * (marks - len(some)), now))
+            yield from self._db.execute(statement, (*batch, *[None] * (marks - len(batch)), now))
 
     def _put(self, rows: Sequence[SqliteRow]) -> None:
-        for some in _chunks(rows, MAX_PUT_ROWS):
+        for batch in _chunks(rows, MAX_PUT_ROWS):
             self._db.execute(
-                f"INSERT INTO entries (key, value, version, expires) VALUES {_placeholders('(?, ?, ?, ?)', len(some))}"  # noqa: S608 - no input in it
+                f"INSERT INTO entries (key, value, version, expires) VALUES {_placeholders('(?, ?, ?, ?)', len(batch))}"  # noqa: S608 - no input in it
                 " ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version,"
                 " expires = excluded.expires",
-                [cell for row in some for cell in row],
+                [cell for row in batch for cell in row],
             )
 
     def _delete(self, keys: set[bytes]) -> None:
-        for some in _chunks(list(keys), MAX_SELECT_KEYS):
-            self._db.execute(f"DELETE FROM entries WHERE key IN ({_placeholders('?', len(some))})", some)  # noqa: S608 - no input in it
+        for batch in _chunks(list(keys), MAX_SELECT_KEYS):
+            self._db.execute(f"DELETE FROM entries WHERE key IN ({_placeholders('?', len(batch))})", batch)  # noqa: S608 - no input in it
 
 
 class BatchChanges:
-    """What a batch of writes comes to: each sees those before it. `deletes` first, then `puts`."""
+    """The combined changes of a batch of writes, each of which sees the earlier ones: `deletes` first, then `puts`."""
 
     def __init__(self, versions: dict[bytes, int], now: float) -> None:
         self._versions = versions
@@ -223,7 +223,7 @@ class BatchChanges:
         self.deletes: set[bytes] = set()
 
     def add(self, ops: dict[bytes, Op]) -> list[int] | None:
-        """The new versions, or None and no change when an `expect` does not hold."""
+        """Return the new versions, or None without a change if an `expect` does not hold."""
         for key, op in ops.items():
             if op.expect is not None and op.expect != self._versions.get(key, ABSENT):
                 return None
@@ -243,14 +243,14 @@ class BatchChanges:
 
 
 def sqlite_error_to_unavailable(exc: sqlite3.Error) -> StoreUnavailable:
-    """The error as a client may see it: SQLite's own sentences name no path and no data."""
+    """Return the error for a client: SQLite's own messages contain no path and no data."""
     error = StoreUnavailable(f"The store cannot do that now: {exc}.")
     error.__cause__ = exc
     return error
 
 
 def _is_busy(exc: sqlite3.Error) -> bool:
-    # Errors that Python's module makes itself have no code, and the low byte is the kind of error.
+    # errors of Python's own module have no code; the low byte is the primary result code
     return getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
@@ -263,5 +263,5 @@ _ItemT = TypeVar("_ItemT")
 
 def _chunks(items: Sequence[_ItemT], size: int) -> Iterator[Sequence[_ItemT]]:
     rest = iter(items)
-    while some := list(islice(rest, size)):
-        yield some
+    while batch := list(islice(rest, size)):
+        yield batch

@@ -1,4 +1,4 @@
-"""PgVector: a VectorIndex in a PostgreSQL database that has the extension pgvector."""
+"""PgVector: a VectorIndex in a PostgreSQL database with the extension pgvector."""
 
 import asyncio
 import logging
@@ -47,24 +47,24 @@ VALUES ($1, $2, $3, $4, $5::text::jsonb, $6::text::vector)
 ON CONFLICT (store, file, number)
 DO UPDATE SET text = excluded.text, attributes = excluded.attributes, vector = excluded.vector
 """
-# The length is looked at first, because vectors of different lengths cannot be compared; a vector of zeros has the
-# cosine NaN, and 0 is meant.
+# The length is compared first, because vectors of different lengths have no cosine; that of a vector of zeros is NaN,
+# and 0 is returned.
 _VECTOR_SEARCH_SQL: Final = """
 SELECT file, number, text, attributes::text, CASE WHEN vector_dims(vector) = vector_dims($2::text::vector)
   THEN coalesce(nullif(1 - (vector <=> $2::text::vector), 'NaN'), 0)::float4 END AS score
 FROM {chunks} AS c WHERE store = $1 AND vector_dims(vector) = vector_dims($2::text::vector){where}
 ORDER BY score DESC, file, number LIMIT {limit}
 """
-# PostgreSQL's own rank knows how often a chunk has a word, not how rare the word is in its store.
+# PostgreSQL's rank counts how often a word is in a chunk, but not how rare it is in the store.
 _KEYWORD_SEARCH_SQL: Final = """
-WITH asked AS (
+WITH terms AS (
   SELECT DISTINCT to_tsquery('english', word) AS query FROM unnest($2::text[]) AS word
 ), weighed AS MATERIALIZED (
   SELECT query, ln(1 + (
-    (SELECT count(*) FROM {chunks} WHERE store = $1) - found.chunks + 0.5
-  ) / (found.chunks + 0.5)) AS weight
-  FROM asked, LATERAL (SELECT count(*) AS chunks FROM {chunks} WHERE store = $1 AND words @@ query) AS found
-  WHERE numnode(query) > 0 AND found.chunks > 0
+    (SELECT count(*) FROM {chunks} WHERE store = $1) - matches.chunks + 0.5
+  ) / (matches.chunks + 0.5)) AS weight
+  FROM terms, LATERAL (SELECT count(*) AS chunks FROM {chunks} WHERE store = $1 AND words @@ query) AS matches
+  WHERE numnode(query) > 0 AND matches.chunks > 0
 )
 SELECT file, number, text, attributes::text, sum(weight * ts_rank(words, query, 1))::float8 AS score
 FROM {chunks} AS c JOIN weighed ON words @@ query WHERE store = $1{where}
@@ -73,15 +73,15 @@ GROUP BY store, file, number ORDER BY score DESC, file, number LIMIT {limit}
 
 
 class PgVector(VectorIndex):
-    """For any number of machines. Every search looks at all chunks of its store; English endings do not count.
+    """An index for any number of machines. Searches are exact scans of the store; English words match by their stems.
 
-    The database's user must be allowed to create the extension, or find it created.
+    The extension must exist, or the database's user must have the right to create it.
     """
 
     class Config(Provider.Config):
-        """`url` is postgresql:// and may hold a password; `namespace` is the schema that holds everything.
+        """`url` is postgresql:// and may hold a password; `namespace` is the schema that holds all tables.
 
-        `timeout_s` bounds the wait for a connection, and once more what is done with it.
+        `timeout_s` bounds the wait for a connection, and then its use.
         """
 
         url: SecretStr
@@ -92,7 +92,7 @@ class PgVector(VectorIndex):
         self._config = config
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._has_schema = False
-        # In full: sessions that open while the schema is made may go on without it in their search path.
+        # qualified: sessions opened while the schema is created may lack it in their search path
         self._chunks_table = f'"{config.namespace}".chunks'
 
     async def start(self) -> None:
@@ -108,7 +108,7 @@ class PgVector(VectorIndex):
             async with self._acquire_connection(self._pool) as connection:
                 await self._create_schema(connection)
         except (ValueError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError):
-            # The error may quote pieces of the url, and they may be pieces of its password.
+            # the error may quote parts of the password in the url
             await self.close()
             raise ConfigError("PostgreSQL refuses the url, or it is none: postgresql://user@host/database.") from None
         except (
@@ -122,7 +122,7 @@ class PgVector(VectorIndex):
                 f"{config.namespace}. Install pgvector and run CREATE EXTENSION vector."
             ) from exc
         except _DATABASE_ERRORS as exc:
-            log.warning("PostgreSQL cannot be reached yet (%s); what needs it fails until it can.", type(exc).__name__)
+            log.warning("PostgreSQL cannot be reached yet (%s); calls fail until it can.", type(exc).__name__)
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None
@@ -159,7 +159,8 @@ class PgVector(VectorIndex):
         query = statement.format(chunks=self._chunks_table, where=where, limit=int(search.limit))
         rows = await self._run_transaction(lambda connection: connection.fetch(query, *dialect.bound_values))
         return [
-            ScoredChunk(file, number, text, orjson.loads(given), score) for file, number, text, given, score in rows
+            ScoredChunk(file, number, text, orjson.loads(attributes), score)
+            for file, number, text, attributes, score in rows
         ]
 
     async def _run_transaction(self, work: Callable[[Any], Awaitable[T]]) -> T:
@@ -172,12 +173,13 @@ class PgVector(VectorIndex):
                 async with connection.transaction():
                     return await work(connection)
         except _DATABASE_ERRORS as exc:
-            # By its kind alone: PostgreSQL's sentences may quote what was written.
+            # only the type: PostgreSQL's messages may quote stored values
             raise StoreUnavailable(f"The vector index cannot do that now ({type(exc).__name__}).") from exc
 
     @asynccontextmanager
     async def _acquire_connection(self, pool: "asyncpg.Pool[asyncpg.Record]") -> AsyncGenerator[Any]:
-        """A connection that ends itself when it is late or left: asking a server that hangs to stop would hang too."""
+        """Yield a connection that is terminated when it is late or the context fails: a cancel request to a server that
+        hangs would hang too."""
         connection: Any = await pool.acquire(timeout=self._config.timeout_s)
         timer = asyncio.get_running_loop().call_later(self._config.timeout_s, connection.terminate)
         try:
@@ -195,26 +197,26 @@ class PgVector(VectorIndex):
 
 
 class _PostgresDialect:
-    """PostgreSQL's way to compare attributes; `values` are those bound so far, in their order."""
+    """Comparisons of attributes in PostgreSQL; `bound_values` are the parameters so far, in their order."""
 
     def __init__(self, bound_values: list[Any]) -> None:
         self.bound_values = bound_values
 
     def render_equality(self, key: str, value: AttributeValue) -> str:
-        given, wanted = self._bind(key, orjson.dumps(value).decode())
-        return f"coalesce({given} = {wanted}::text::jsonb, FALSE)"
+        attribute, parameter = self._bind(key, orjson.dumps(value).decode())
+        return f"coalesce({attribute} = {parameter}::text::jsonb, FALSE)"
 
     def render_order(self, key: str, operator: str, value: str | float) -> str:
-        """A CASE, because only it says what is looked at first."""
-        given, wanted = self._bind(key, value)
+        """Return a CASE, because only it guarantees the order of evaluation."""
+        attribute, parameter = self._bind(key, value)
         kind = "string" if isinstance(value, str) else "number"
-        text = given.replace("->", "->>")
+        text = attribute.replace("->", "->>")
         compared = (
-            f'{text} COLLATE "C" {operator} {wanted}::text'
+            f'{text} COLLATE "C" {operator} {parameter}::text'
             if kind == "string"
-            else f"({text})::float8 {operator} {wanted}::float8"
+            else f"({text})::float8 {operator} {parameter}::float8"
         )
-        return f"(CASE WHEN jsonb_typeof({given}) = '{kind}' THEN {compared} ELSE FALSE END)"
+        return f"(CASE WHEN jsonb_typeof({attribute}) = '{kind}' THEN {compared} ELSE FALSE END)"
 
     def _bind(self, key: str, value: object) -> tuple[str, str]:
         self.bound_values += [key, value]

@@ -1,4 +1,4 @@
-"""SQLiteVec: a VectorIndex in one SQLite file: cosines by sqlite-vec, words by FTS5."""
+"""SQLiteVec: a VectorIndex in one SQLite file, with cosines by sqlite-vec and keywords by FTS5."""
 
 import asyncio
 import time
@@ -20,20 +20,20 @@ _CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class SQLiteVec(VectorIndex):
-    """For one machine, whose processes may share the file. Every search looks at all chunks of its store.
+    """An index for one machine, whose processes can share the file. Searches are exact scans of the store.
 
-    Words are those of languages that put spaces between them; English endings do not count.
+    Keywords are words separated by spaces; English words match by their stems.
     """
 
     class Config(Provider.Config):
-        """`timeout_s` bounds every call, whatever waits before it or holds the file."""
+        """`timeout_s` bounds every call, including its wait for other calls and for the lock of the file."""
 
         path: str = Field(default="vectors.db", min_length=1)
         timeout_s: float = Field(default=30.0, gt=0, le=600)
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        # Two connections, each of one thread: a long search does not hold up what is written, nor the reverse.
+        # two connections, each with its thread: a long search does not delay writes, nor the reverse
         self._reader = _FileThread(config, is_writer=False)
         self._writer = _FileThread(config, is_writer=True)
 
@@ -97,15 +97,15 @@ class _FileThread:
         thread.shutdown(wait=False, cancel_futures=True)
 
     async def call(self, work: Callable[Concatenate[IndexFile, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `work` returns. What is not done within the time-out is rolled back."""
+        """Return the result of `work`, a transaction that is rolled back after the time-out."""
         thread, file = self._executor, self._index_file
         if thread is None or file is None:
             raise StoreUnavailable("The vector index is closed.")
-        until = time.monotonic() + self._config.timeout_s
+        deadline = time.monotonic() + self._config.timeout_s
         try:
             async with asyncio.timeout(self._config.timeout_s):
                 return await asyncio.get_running_loop().run_in_executor(
-                    thread, lambda: file.run_transaction(until, work, *args, **kwargs)
+                    thread, lambda: file.run_transaction(deadline, work, *args, **kwargs)
                 )
         except TimeoutError as exc:
             raise StoreUnavailable(f"The vector index did not answer in {self._config.timeout_s:g} s.") from exc

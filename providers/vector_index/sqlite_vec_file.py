@@ -1,7 +1,7 @@
-"""The SQLite file behind `SQLiteVec`: its schema, and what runs on the thread that owns the connection.
+"""The SQLite file of `SQLiteVec`: its schema, and the work of the thread that owns the connection.
 
 Python's own sqlite3 is often built without extensions, so apsw brings an SQLite of its own. Each store has its own
-table of words: what is rare in it is not for other stores to say.
+keyword table, so that the rarity of a word does not depend on other stores.
 """
 
 import math
@@ -24,7 +24,7 @@ T = TypeVar("T")
 APPLICATION_ID: Final = 0x52537476
 SCHEMA_VERSION: Final = 1
 _PROGRESS_INSTRUCTIONS: Final = 10_000
-"""Instructions of SQLite's machine between two looks at the clock."""
+"""Instructions of SQLite's virtual machine between two checks of the deadline."""
 _SCHEMA_SQL: Final = f"""
 CREATE TABLE stores (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE chunks (
@@ -39,11 +39,11 @@ _SELECT_SQL: Final = "SELECT c.file, c.number, t.text, c.attributes"
 
 
 class IndexFile:
-    """The open file. Everything here blocks, belongs to one thread, and raises apsw.Error."""
+    """The open file. All methods block, run on one thread, and raise apsw.Error."""
 
     def __init__(self, path: str, busy_timeout_s: float, *, is_writer: bool) -> None:
-        """Open the file, made where it is absent. Raises ConfigError for what is not ours."""
-        # Its types say what Python 3.11 cannot: buffers. Rows are of any type anyhow.
+        """Open the file, and create it if it is absent. Raises ConfigError for a file of another program."""
+        # its type annotations need a newer Python (buffers), and rows are of any type
         self._db: Any = apsw.Connection(path)
         try:
             self._db.set_busy_timeout(round(busy_timeout_s * 1000))
@@ -63,20 +63,20 @@ class IndexFile:
         self._db.close()
 
     def interrupt(self) -> None:
-        """End what runs. The one thing here that any thread may do."""
+        """Interrupt the running statement. Any thread may call this method, unlike the others."""
         self._db.interrupt()
 
     def run_transaction(
         self, deadline: float, work: Callable[Concatenate["IndexFile", P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Do it in one transaction, or nothing: what is not done at `until` (monotonic) is interrupted."""
+        """Run `work` in one transaction, which is interrupted and rolled back at `deadline` (monotonic)."""
         self._deadline = deadline
-        # Never from reading to writing: what another process wrote in between would make that fail.
+        # an upgrade from reading to writing would fail after a write of another process
         self._db.execute("BEGIN IMMEDIATE" if self._is_writer else "BEGIN")
         try:
-            answer = work(self, *args, **kwargs)
+            result = work(self, *args, **kwargs)
             self._db.execute("COMMIT")
-            return answer
+            return result
         finally:
             if self._db.in_transaction:
                 self._deadline = math.inf
@@ -91,18 +91,18 @@ class IndexFile:
                 "tokenize='porter unicode61 remove_diacritics 2')"
             )
         for chunk in chunks:
-            same = (store_id, chunk.file, chunk.number)
-            self._delete_chunks(store_id, "SELECT id FROM chunks WHERE store = ? AND file = ? AND number = ?", *same)
+            key = (store_id, chunk.file, chunk.number)
+            self._delete_chunks(store_id, "SELECT id FROM chunks WHERE store = ? AND file = ? AND number = ?", *key)
             chunk_id = self._query_int(
                 "INSERT INTO chunks (store, file, number, attributes, vector) VALUES (?, ?, ?, ?, ?) RETURNING id",
-                *(*same, _attributes_to_json(chunk.attributes), _vector_to_blob(chunk.vector)),
+                *(*key, _attributes_to_json(chunk.attributes), _vector_to_blob(chunk.vector)),
             )
             self._db.execute("INSERT INTO texts VALUES (?, ?)", (chunk_id, chunk.text))
             self._db.execute(f"INSERT INTO words_{store_id} (rowid, text) VALUES (?, ?)", (chunk_id, chunk.text))  # noqa: S608 - a number of ours
 
     def set_attributes(self, store: str, file: str, attributes: Mapping[str, AttributeValue]) -> None:
-        bound = (_attributes_to_json(attributes), self._find_store_id(store), file)
-        self._db.execute("UPDATE chunks SET attributes = ? WHERE store = ? AND file = ?", bound)
+        parameters = (_attributes_to_json(attributes), self._find_store_id(store), file)
+        self._db.execute("UPDATE chunks SET attributes = ? WHERE store = ? AND file = ?", parameters)
 
     def delete(self, store: str, file: str | None) -> None:
         store_id = self._find_store_id(store)
@@ -117,7 +117,7 @@ class IndexFile:
         self._db.execute(f"DROP TABLE words_{store_id}")
 
     def search_vector(self, search: Search, vector: Sequence[float]) -> list[ScoredChunk]:
-        """A vector of zeros has no cosine: SQLite says NULL, and 0 is meant."""
+        # SQLite returns NULL as the cosine of a vector of zeros, and 0 is returned
         blob = _vector_to_blob(vector)
         dialect = _SqliteDialect([blob, self._find_store_id(search.store), len(blob)])
         where = _render_where(search, dialect)
@@ -133,7 +133,7 @@ class IndexFile:
 
     def search_keywords(self, search: Search, text: str) -> list[ScoredChunk]:
         store_id = self._find_store_id(search.store)
-        # Quoted words without signs in them are no syntax.
+        # quoted words without punctuation contain no query syntax
         query = " OR ".join(f'"{word}"' for word in text_to_words(text))
         if store_id is None or not query:
             return []
@@ -152,7 +152,7 @@ class IndexFile:
             try:
                 return self._prepare()
             except apsw.BusyError:
-                # The switch to WAL does not wait for a lock as other statements do: processes starting together meet.
+                # the switch to WAL does not wait for locks as other statements do, and processes may start together
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 if time.monotonic() > deadline:
@@ -172,7 +172,7 @@ class IndexFile:
         self._db.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA secure_delete = ON")
         if not schema:
             self._db.execute("BEGIN IMMEDIATE")
-            # Another process may have been faster.
+            # another process may have been faster
             if not self._query_int("PRAGMA user_version"):
                 self._db.execute(_SCHEMA_SQL)
             self._db.execute("COMMIT")
@@ -194,7 +194,7 @@ class IndexFile:
 
 
 class _SqliteDialect:
-    """SQLite's way to compare attributes; `values` are those bound so far, in their order."""
+    """Comparisons of attributes in SQLite; `bound_values` are the parameters so far, in their order."""
 
     def __init__(self, bound_values: list[Any]) -> None:
         self.bound_values = bound_values

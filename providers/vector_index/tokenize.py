@@ -1,4 +1,4 @@
-"""The words of a query: all that is left of it in a search for words."""
+"""The words of a query, for a keyword search."""
 
 import re
 from typing import Final
@@ -17,8 +17,8 @@ _STOP_WORDS: Final = frozenset(_STOP_WORDS_TEXT.split())
 
 
 def text_to_words(text: str) -> list[str]:
-    """The first MAX_WORDS different words of `text`, in lower case, without signs. Words that say nothing are left
-    out, unless there are no others."""
-    found = dict.fromkeys(match[0] for match in _WORD.finditer(text[:_MAX_CHARS].lower()))
-    telling = [word for word in found if word not in _STOP_WORDS]
-    return (telling or list(found))[:MAX_WORDS]
+    """Return the first MAX_WORDS different words of `text`, in lower case. Stop words are omitted, unless there are no
+    others."""
+    words = dict.fromkeys(match[0] for match in _WORD.finditer(text[:_MAX_CHARS].lower()))
+    content_words = [word for word in words if word not in _STOP_WORDS]
+    return (content_words or list(words))[:MAX_WORDS]

@@ -1,8 +1,9 @@
-"""Text into overlapping chunks of a bounded number of tokens.
+"""Split text into overlapping chunks of a bounded number of tokens.
 
-Tokens are estimated, because no tokenizer is at hand that fits every embedding model: a word of up to eight letters is
-one, longer ones one more per six letters, three digits and a few signs one each, and every letter of a script without
-spaces. Beside o200k this gives 95-97 % for English prose and code, 82-125 % for German, Russian, Chinese and JSON.
+Tokens are estimated, because no tokenizer fits every embedding model: a word of up to eight letters is one token, with
+one more per six further letters; three digits or a few punctuation marks are one, and so is each letter of a script
+without spaces. Compared with o200k the estimate is 95-97 % for English prose and code, 82-125 % for German, Russian,
+Chinese and JSON.
 """
 
 import re
@@ -18,9 +19,8 @@ _BACKTRACK_DIVISOR: Final = 4
 
 
 def text_to_chunks(text: str, max_tokens: int, overlap_tokens: int) -> Iterator[str]:
-    """Chunks of at most `max_tokens`, each beginning `overlap_tokens` before the last one ended, at most half of it.
-
-    Together they hold all of `text`, white space at their ends aside.
+    """Yield chunks of at most `max_tokens`, each starting `overlap_tokens` before the end of the last one, at most half
+    of it. Together they contain all of `text` except white space at their ends.
     """
     ends = array("I")
     costs = array("I")
@@ -32,10 +32,10 @@ def text_to_chunks(text: str, max_tokens: int, overlap_tokens: int) -> Iterator[
     start = spent = 0
     while start < len(ends):
         stop = max(start + 1, bisect_left(costs, spent + max_tokens + 1))
-        begins = ends[start - 1] if start else 0
+        start_char = ends[start - 1] if start else 0
         if stop < len(ends):
             stop = _find_natural_break(text, ends, start, stop)
-        if chunk := text[begins : ends[stop - 1]].strip():
+        if chunk := text[start_char : ends[stop - 1]].strip():
             yield chunk
         if stop == len(ends):
             return
@@ -45,17 +45,17 @@ def text_to_chunks(text: str, max_tokens: int, overlap_tokens: int) -> Iterator[
 
 
 def count_tokens(text: str) -> int:
-    """The estimate for the whole of `text`."""
+    """Return the estimated number of tokens of `text`."""
     return sum(_estimate_tokens(match[0]) for match in _TOKEN_PATTERN.finditer(text))
 
 
 def _find_natural_break(text: str, ends: "array[int]", start: int, stop: int) -> int:
-    """The piece before which the chunk had better end: `stop`, or a little earlier."""
+    """Return the token before which the chunk should end: `stop`, or a little earlier."""
     earliest = ends[stop - 1 - (stop - start) // _BACKTRACK_DIVISOR]
     for mark in _BREAK_MARKS:
-        found = text.rfind(mark, earliest, ends[stop - 1])
-        if found >= 0:
-            return max(start + 1, bisect_left(ends, found + 1, start, stop) + 1)
+        break_at = text.rfind(mark, earliest, ends[stop - 1])
+        if break_at >= 0:
+            return max(start + 1, bisect_left(ends, break_at + 1, start, stop) + 1)
     return stop
 
 

@@ -1,4 +1,4 @@
-"""Hybrid: vector stores searched by likeness and by words together, over a VectorIndex and the stack's KVStore."""
+"""Hybrid: vector stores with semantic and keyword search combined, over a VectorIndex and the stack's KVStore."""
 
 import asyncio
 import secrets
@@ -13,11 +13,13 @@ from openai.types.vector_stores import FileContentResponse, VectorStoreFile, Vec
 from pydantic import Field
 
 from apis.errors import InvalidRequest, NotFound, Overloaded, StackError
-from apis.files import Files, Page
+from apis.files import Files
 from apis.inference import Inference
 from apis.provider import Provider
 from apis.reader import Reader
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.pages import Page
+from apis.storage.records import decode_record, delete_all, encode_record, scan_all
 from apis.vector_index import VectorIndex
 from apis.vector_stores import (
     AddFile,
@@ -33,7 +35,7 @@ from apis.vector_stores import (
     VectorStoreListParams,
     VectorStores,
 )
-from providers.vector_stores import records as shelves
+from providers.vector_stores import records
 from providers.vector_stores.ingest import IngestWorker
 from providers.vector_stores.objects import (
     build_batch_object,
@@ -47,18 +49,17 @@ from providers.vector_stores.search import search_stores
 
 _MAX_WRITE_ATTEMPTS: Final = 50
 _TOUCH_INTERVAL_S: Final = 60.0
-"""How exact the time of the last use is."""
+"""Seconds between updates of a store's time of last use: its precision."""
 _SWEEP_INTERVAL_S: Final = 3600.0
 
 
 class Hybrid(VectorStores):
-    """Files are read, cut and embedded in the background; a search ranks by vectors and by words and fuses both."""
+    """Files are read, chunked and embedded in the background; a search fuses rankings by vectors and by keywords."""
 
     class Config(Provider.Config):
-        """`embedding_model` is one that the stack's inference serves; a store keeps the one it was made with.
+        """`embedding_model` is a model of the stack's inference; a store always uses the one it was created with.
 
-        `max_text_chars` bounds the text of a file. `lease_s` is how long after its process died a file's work is
-        taken up by another.
+        `max_text_chars` bounds the text of a file. `lease_s` after a process died, another one takes over its files.
         """
 
         embedding_model: str = Field(min_length=1)
@@ -101,10 +102,12 @@ class Hybrid(VectorStores):
 
     async def create(self, request: CreateVectorStore, *, tenant: str) -> VectorStore:
         now = self.now()
-        others = [key async for key, _ in shelves.scan(self._kv, shelves.store_key(tenant, ""))]
-        if len(others) >= self._config.max_stores:
-            raise InvalidRequest(f"You have {len(others)} vector stores. Delete some first.", code="too_many_stores")
-        store_id = shelves.new_id("vs", now)
+        store_keys = [key async for key, _ in scan_all(self._kv, records.store_key(tenant, ""))]
+        if len(store_keys) >= self._config.max_stores:
+            raise InvalidRequest(
+                f"You have {len(store_keys)} vector stores. Delete some first.", code="too_many_stores"
+            )
+        store_id = records.new_id("vs", now)
         store = StoreRecord(
             created_at=now,
             last_active_at=now,
@@ -115,11 +118,11 @@ class Hybrid(VectorStores):
             metadata=request.metadata,
             expires_days=request.expires_after.days if request.expires_after else None,
         )
-        added = [AddFile(file_id=each, chunking_strategy=request.chunking_strategy) for each in request.file_ids or ()]
-        records = await self._build_records(store_id, added, tenant)
-        await self._kv.write(shelves.build_store_ops(tenant, store_id, store, ABSENT))
-        await self._add_records(records)
-        return build_store_object(store_id, store, [record for _, record in records], now)
+        added = [AddFile(file_id=name, chunking_strategy=request.chunking_strategy) for name in request.file_ids or ()]
+        file_records = await self._build_records(store_id, added, tenant)
+        await self._kv.write(records.build_store_ops(tenant, store_id, store, ABSENT))
+        await self._add_records(file_records)
+        return build_store_object(store_id, store, [record for _, record in file_records], now)
 
     async def get(self, store_id: str, *, tenant: str) -> VectorStore:
         return await self._build_object(store_id, await self._load_store(store_id, tenant), tenant)
@@ -130,33 +133,32 @@ class Hybrid(VectorStores):
             "metadata": request.metadata,
             "expires_days": request.expires_after.days if request.expires_after else None,
         }
-        given = {name: value for name, value in changes.items() if value is not None}
+        set_fields = {name: value for name, value in changes.items() if value is not None}
         for _ in range(_MAX_WRITE_ATTEMPTS):
-            store, version = await shelves.load_record(
-                self._kv, shelves.store_key(tenant, store_id), StoreRecord, "vector store"
+            store, version = await records.load_record(
+                self._kv, records.store_key(tenant, store_id), StoreRecord, "vector store"
             )
             if self._is_expired(store):
                 raise _expired_error(store_id)
-            store = msgspec.structs.replace(store, **given)
-            if await self._kv.write(shelves.build_store_ops(tenant, store_id, store, version)):
+            store = msgspec.structs.replace(store, **set_fields)
+            if await self._kv.write(records.build_store_ops(tenant, store_id, store, version)):
                 return await self._build_object(store_id, store, tenant)
         raise _conflict_error()
 
     async def list(self, params: VectorStoreListParams, *, tenant: str) -> Page[VectorStore]:
-        prefix = shelves.store_key(tenant, "")
-        found = [
-            (key[len(prefix) :], shelves.decode_record(entry, StoreRecord))
-            async for key, entry in shelves.scan(self._kv, prefix)
+        prefix = records.store_key(tenant, "")
+        stores = [
+            (key[len(prefix) :], decode_record(entry, StoreRecord)) async for key, entry in scan_all(self._kv, prefix)
         ]
-        chosen = paginate_records(found, params)
-        data = [await self._build_object(store_id, store, tenant) for store_id, store in chosen.data]
-        return Page(data, has_more=chosen.has_more)
+        page = paginate_records(stores, params)
+        data = [await self._build_object(store_id, store, tenant) for store_id, store in page.data]
+        return Page(data, has_more=page.has_more)
 
     async def delete(self, store_id: str, *, tenant: str) -> None:
-        await shelves.load_record(self._kv, shelves.store_key(tenant, store_id), StoreRecord, "vector store")
-        await self._kv.write([Delete(shelves.store_key(tenant, store_id))])
+        await records.load_record(self._kv, records.store_key(tenant, store_id), StoreRecord, "vector store")
+        await self._kv.write([Delete(records.store_key(tenant, store_id))])
         await self._remove_all_files(store_id, tenant)
-        await shelves.delete_prefixes(self._kv, shelves.batch_key(tenant, store_id, ""))
+        await delete_all(self._kv, records.batch_key(tenant, store_id, ""), durable=True)
 
     async def check(self, store_id: str, *, tenant: str) -> None:
         await self._load_active_store(store_id, tenant)
@@ -164,79 +166,81 @@ class Hybrid(VectorStores):
     async def search(
         self, store_ids: Sequence[str], request: SearchStores, *, tenant: str
     ) -> Sequence[VectorStoreSearchResponse]:
-        stores = {each: await self._load_active_store(each, tenant) for each in dict.fromkeys(store_ids)}
-        found = await search_stores(self._index, self._inference, tenant, stores, request)
+        stores = {store_id: await self._load_active_store(store_id, tenant) for store_id in dict.fromkeys(store_ids)}
+        ranked_hits = await search_stores(self._index, self._inference, tenant, stores, request)
         for store_id, store in stores.items():
             await self._mark_active(store_id, store, tenant)
-        places = [FileRef(tenant, store_id, each.file) for (store_id, each), _ in found]
-        known = dict(zip(places, await self._kv.get_many([place.record_key for place in places]), strict=True))
+        file_refs = [FileRef(tenant, store_id, hit.file) for (store_id, hit), _ in ranked_hits]
+        entries = dict(
+            zip(file_refs, await self._kv.get_many([file_ref.record_key for file_ref in file_refs]), strict=True)
+        )
         results: list[VectorStoreSearchResponse] = []
-        for place, ((_, hit), score) in zip(places, found, strict=True):
-            # What was taken out while the search ran is not shown.
-            if (entry := known[place]) is not None:
-                results.append(build_search_result(hit, shelves.decode_record(entry, FileRecord), score))
+        for file_ref, ((_, hit), score) in zip(file_refs, ranked_hits, strict=True):
+            # a file that was removed while the search ran is not shown
+            if (entry := entries[file_ref]) is not None:
+                results.append(build_search_result(hit, decode_record(entry, FileRecord), score))
         return results
 
     async def add_file(self, store_id: str, request: AddFile, *, tenant: str) -> VectorStoreFile:
         store = await self._load_active_store(store_id, tenant)
-        ((place, record),) = await self._build_records(store_id, [request], tenant)
-        await self._add_records([(place, record)])
+        ((file_ref, record),) = await self._build_records(store_id, [request], tenant)
+        await self._add_records([(file_ref, record)])
         await self._mark_active(store_id, store, tenant)
-        return build_file_object(place, record)
+        return build_file_object(file_ref, record)
 
     async def get_file(self, store_id: str, file_id: str, *, tenant: str) -> VectorStoreFile:
-        place, record, _ = await self._load_file(store_id, file_id, tenant)
-        return build_file_object(place, record)
+        file_ref, record, _ = await self._load_file(store_id, file_id, tenant)
+        return build_file_object(file_ref, record)
 
     async def list_files(
         self, store_id: str, params: VectorStoreFileListParams, *, batch_id: str | None = None, tenant: str
     ) -> Page[VectorStoreFile]:
         await self._load_store(store_id, tenant)
         if batch_id is None:
-            known = await shelves.list_file_records(self._kv, tenant, store_id)
+            files = await records.list_file_records(self._kv, tenant, store_id)
         else:
-            known = await self._load_batch_files(
+            files = await self._load_batch_files(
                 store_id, (await self._load_batch(store_id, batch_id, tenant))[0], tenant
             )
-        chosen = paginate_records([each for each in known if params.filter in (None, each[1].status)], params)
-        data = [build_file_object(FileRef(tenant, store_id, file_id), record) for file_id, record in chosen.data]
-        return Page(data, has_more=chosen.has_more)
+        page = paginate_records([file for file in files if params.filter in (None, file[1].status)], params)
+        data = [build_file_object(FileRef(tenant, store_id, file_id), record) for file_id, record in page.data]
+        return Page(data, has_more=page.has_more)
 
     async def update_file(self, store_id: str, file_id: str, request: UpdateFile, *, tenant: str) -> VectorStoreFile:
         for _ in range(_MAX_WRITE_ATTEMPTS):
-            place, record, version = await self._load_file(store_id, file_id, tenant)
+            file_ref, record, version = await self._load_file(store_id, file_id, tenant)
             record = msgspec.structs.replace(record, attributes=request.attributes or {})
-            if await self._kv.write([Put(place.record_key, shelves.encode_record(record), expect=version)]):
-                await self._index.set_attributes(place.index_namespace, file_id, record.attributes)
-                return build_file_object(place, record)
+            if await self._kv.write([Put(file_ref.record_key, encode_record(record), expect=version)]):
+                await self._index.set_attributes(file_ref.index_namespace, file_id, record.attributes)
+                return build_file_object(file_ref, record)
         raise _conflict_error()
 
     async def delete_file(self, store_id: str, file_id: str, *, tenant: str) -> None:
-        place, _, _ = await self._load_file(store_id, file_id, tenant)
-        await self._remove_files([place])
+        file_ref, _, _ = await self._load_file(store_id, file_id, tenant)
+        await self._remove_files([file_ref])
 
     async def file_content(self, store_id: str, file_id: str, *, tenant: str) -> Sequence[FileContentResponse]:
-        place, _, _ = await self._load_file(store_id, file_id, tenant)
-        text = await shelves.load_text(self._kv, place)
+        file_ref, _, _ = await self._load_file(store_id, file_id, tenant)
+        text = await records.load_text(self._kv, file_ref)
         return [FileContentResponse(type="text", text=text)] if text else []
 
     async def forget_file(self, file_id: str, *, tenant: str) -> None:
         prefix = f"{tenant}/vs_of/{file_id}/"
         await self._remove_files(
-            [FileRef(tenant, key[len(prefix) :], file_id) async for key, _ in shelves.scan(self._kv, prefix)]
+            [FileRef(tenant, key[len(prefix) :], file_id) async for key, _ in scan_all(self._kv, prefix)]
         )
 
     async def add_files(self, store_id: str, request: AddFiles, *, tenant: str) -> VectorStoreFileBatch:
         store = await self._load_active_store(store_id, tenant)
-        same = {"attributes": request.attributes, "chunking_strategy": request.chunking_strategy}
-        added = request.files or [AddFile(file_id=each).model_copy(update=same) for each in request.file_ids or ()]
-        records = await self._build_records(store_id, added, tenant)
-        batch_id = shelves.new_id("vsfb", self.now())
-        batch = BatchRecord(created_at=self.now(), file_ids=[place.file_id for place, _ in records])
-        await self._kv.write([Put(shelves.batch_key(tenant, store_id, batch_id), shelves.encode_record(batch))])
-        await self._add_records(records)
+        shared = {"attributes": request.attributes, "chunking_strategy": request.chunking_strategy}
+        added = request.files or [AddFile(file_id=name).model_copy(update=shared) for name in request.file_ids or ()]
+        file_records = await self._build_records(store_id, added, tenant)
+        batch_id = records.new_id("vsfb", self.now())
+        batch = BatchRecord(created_at=self.now(), file_ids=[file_ref.file_id for file_ref, _ in file_records])
+        await self._kv.write([Put(records.batch_key(tenant, store_id, batch_id), encode_record(batch))])
+        await self._add_records(file_records)
         await self._mark_active(store_id, store, tenant)
-        return build_batch_object(batch_id, store_id, batch, [record for _, record in records])
+        return build_batch_object(batch_id, store_id, batch, [record for _, record in file_records])
 
     async def get_batch(self, store_id: str, batch_id: str, *, tenant: str) -> VectorStoreFileBatch:
         batch, _ = await self._load_batch(store_id, batch_id, tenant)
@@ -247,30 +251,24 @@ class Hybrid(VectorStores):
         batch, _ = await self._load_batch(store_id, batch_id, tenant)
         stopped: list[FileRef] = []
         for file_id, _ in await self._load_batch_files(store_id, batch, tenant):
-            place, record, version = await self._load_file(store_id, file_id, tenant)
+            file_ref, record, version = await self._load_file(store_id, file_id, tenant)
             if record.status == "in_progress":
-                ops = [
-                    Put(
-                        place.record_key,
-                        shelves.encode_record(shelves.build_outcome(record, "cancelled")),
-                        expect=version,
-                    ),
-                    Delete(f"{shelves.JOB_PREFIX}{place}"),
-                ]
-                if await self._kv.write(ops) is not None:
-                    stopped.append(place)
+                cancelled = encode_record(records.build_outcome(record, "cancelled"))
+                put = Put(file_ref.record_key, cancelled, expect=version)
+                if await self._kv.write([put, Delete(file_ref.job_key)]) is not None:
+                    stopped.append(file_ref)
         if stopped:
             batch = msgspec.structs.replace(batch, was_cancelled=True)
-            await self._kv.write([Put(shelves.batch_key(tenant, store_id, batch_id), shelves.encode_record(batch))])
+            await self._kv.write([Put(records.batch_key(tenant, store_id, batch_id), encode_record(batch))])
         await self._delete_contents(stopped)
         return await self.get_batch(store_id, batch_id, tenant=tenant)
 
     async def _load_store(self, store_id: str, tenant: str) -> StoreRecord:
-        store, _ = await shelves.load_record(self._kv, shelves.store_key(tenant, store_id), StoreRecord, "vector store")
+        store, _ = await records.load_record(self._kv, records.store_key(tenant, store_id), StoreRecord, "vector store")
         if self._is_expired(store) and not store.is_emptied:
             await self._remove_all_files(store_id, tenant)
             store = msgspec.structs.replace(store, is_emptied=True)
-            await self._kv.write([Put(shelves.store_key(tenant, store_id), shelves.encode_record(store))])
+            await self._kv.write([Put(records.store_key(tenant, store_id), encode_record(store))])
         return store
 
     async def _load_active_store(self, store_id: str, tenant: str) -> StoreRecord:
@@ -283,85 +281,87 @@ class Hybrid(VectorStores):
         return store.expires_at is not None and self.now() >= store.expires_at
 
     async def _build_object(self, store_id: str, store: StoreRecord, tenant: str) -> VectorStore:
-        files = [] if self._is_expired(store) else await shelves.list_file_records(self._kv, tenant, store_id)
+        files = [] if self._is_expired(store) else await records.list_file_records(self._kv, tenant, store_id)
         return build_store_object(store_id, store, [record for _, record in files], self.now())
 
     async def _mark_active(self, store_id: str, store: StoreRecord, tenant: str) -> None:
         if self.now() - store.last_active_at > _TOUCH_INTERVAL_S:
-            key = shelves.store_key(tenant, store_id)
+            key = records.store_key(tenant, store_id)
             entry = await self._kv.get(key)
             if entry is not None:
-                fresh = msgspec.structs.replace(shelves.decode_record(entry, StoreRecord), last_active_at=self.now())
-                await self._kv.write([Put(key, shelves.encode_record(fresh), expect=entry.version)], durable=False)
+                fresh = msgspec.structs.replace(decode_record(entry, StoreRecord), last_active_at=self.now())
+                await self._kv.write([Put(key, encode_record(fresh), expect=entry.version)], durable=False)
 
     async def _load_file(self, store_id: str, file_id: str, tenant: str) -> tuple[FileRef, FileRecord, int]:
         await self._load_store(store_id, tenant)
-        place = FileRef(tenant, store_id, file_id)
-        record, version = await shelves.load_record(self._kv, place.record_key, FileRecord, "file in this vector store")
-        return place, record, version
+        file_ref = FileRef(tenant, store_id, file_id)
+        record, version = await records.load_record(
+            self._kv, file_ref.record_key, FileRecord, "file in this vector store"
+        )
+        return file_ref, record, version
 
     async def _load_batch(self, store_id: str, batch_id: str, tenant: str) -> tuple[BatchRecord, int]:
         await self._load_store(store_id, tenant)
-        return await shelves.load_record(
-            self._kv, shelves.batch_key(tenant, store_id, batch_id), BatchRecord, "file batch"
+        return await records.load_record(
+            self._kv, records.batch_key(tenant, store_id, batch_id), BatchRecord, "file batch"
         )
 
     async def _load_batch_files(self, store_id: str, batch: BatchRecord, tenant: str) -> "list[tuple[str, FileRecord]]":
         keys = [FileRef(tenant, store_id, file_id).record_key for file_id in batch.file_ids]
         entries = zip(batch.file_ids, await self._kv.get_many(keys), strict=True)
-        return [(file_id, shelves.decode_record(entry, FileRecord)) for file_id, entry in entries if entry is not None]
+        return [(file_id, decode_record(entry, FileRecord)) for file_id, entry in entries if entry is not None]
 
     async def _build_records(
         self, store_id: str, requests: Sequence[AddFile], tenant: str
     ) -> "list[tuple[FileRef, FileRecord]]":
-        """A record for each file. Raises NotFound for one that is not there, and where there would be too many."""
-        requests = list({each.file_id: each for each in requests}.values())
-        found = await asyncio.gather(*[self._files.get(each.file_id, tenant=tenant) for each in requests])
+        """Return a record for each file. Raises NotFound for an unknown file, InvalidRequest for too many files."""
+        requests = list({request.file_id: request for request in requests}.values())
+        files = await asyncio.gather(*[self._files.get(request.file_id, tenant=tenant) for request in requests])
         if requests:
-            there = {file_id for file_id, _ in await shelves.list_file_records(self._kv, tenant, store_id)}
-            if len(there | {each.file_id for each in requests}) > self._config.max_files_per_store:
+            present_ids = {file_id for file_id, _ in await records.list_file_records(self._kv, tenant, store_id)}
+            if len(present_ids | {request.file_id for request in requests}) > self._config.max_files_per_store:
                 raise InvalidRequest(f"A vector store holds at most {self._config.max_files_per_store} files.")
         now = self.now()
-        records: list[tuple[FileRef, FileRecord]] = []
-        for position, (each, file) in enumerate(zip(requests, found, strict=True)):
-            sizes = _chunk_sizes(each.chunking_strategy)
+        file_records: list[tuple[FileRef, FileRecord]] = []
+        for position, (request, file) in enumerate(zip(requests, files, strict=True)):
+            sizes = _chunk_sizes(request.chunking_strategy)
             record = FileRecord(
                 created_at=now + position * 1e-6,
                 generation=secrets.token_hex(8),
                 filename=file.filename,
                 max_tokens=sizes.max_chunk_size_tokens,
                 overlap_tokens=sizes.chunk_overlap_tokens,
-                attributes=each.attributes or {},
+                attributes=request.attributes or {},
             )
-            records.append((FileRef(tenant, store_id, each.file_id), record))
-        return records
+            file_records.append((FileRef(tenant, store_id, request.file_id), record))
+        return file_records
 
-    async def _add_records(self, records: "Sequence[tuple[FileRef, FileRecord]]") -> None:
-        await self._ingest.stop_files([place for place, _ in records])
-        ops = [op for place, record in records for op in shelves.build_add_ops(place, record)]
+    async def _add_records(self, file_records: "Sequence[tuple[FileRef, FileRecord]]") -> None:
+        await self._ingest.stop_files([file_ref for file_ref, _ in file_records])
+        ops = [op for file_ref, record in file_records for op in records.build_add_ops(file_ref, record)]
         if ops:
             await self._kv.write(ops)
             self._ingest.wake()
 
     async def _remove_files(self, file_refs: Sequence[FileRef]) -> None:
-        """Take files out: first for every reader, then what was made of them."""
-        ops: list[Op] = [op for place in file_refs for op in shelves.build_remove_ops(place)]
+        """Remove files: first their records, so that no reader sees them, then their contents."""
+        ops: list[Op] = [op for file_ref in file_refs for op in records.build_remove_ops(file_ref)]
         if ops:
             await self._kv.write(ops)
         await self._delete_contents(file_refs)
 
     async def _delete_contents(self, file_refs: Sequence[FileRef]) -> None:
         await self._ingest.stop_files(file_refs)
-        for place in file_refs:
-            await self._index.delete(place.index_namespace, place.file_id)
-            await shelves.delete_text(self._kv, place)
+        for file_ref in file_refs:
+            await self._index.delete(file_ref.index_namespace, file_ref.file_id)
+            await records.delete_text(self._kv, file_ref)
 
     async def _sweep_expired(self) -> None:
-        """What nobody asks for any more has to go too."""
+        """Empty expired stores that no client asks for."""
         while True:
             with suppress(StackError):
-                async for key, _ in shelves.scan(self._kv, shelves.EXPIRING_PREFIX):
-                    tenant, store_id = key.removeprefix(shelves.EXPIRING_PREFIX).split("/")
+                async for key, _ in scan_all(self._kv, records.EXPIRING_PREFIX):
+                    tenant, store_id = key.removeprefix(records.EXPIRING_PREFIX).split("/")
                     try:
                         emptied = (await self._load_store(store_id, tenant)).is_emptied
                     except NotFound:
@@ -371,15 +371,16 @@ class Hybrid(VectorStores):
             await asyncio.sleep(_SWEEP_INTERVAL_S)
 
     async def _remove_all_files(self, store_id: str, tenant: str) -> None:
-        places = [
-            FileRef(tenant, store_id, each) for each, _ in await shelves.list_file_records(self._kv, tenant, store_id)
+        file_refs = [
+            FileRef(tenant, store_id, file_id)
+            for file_id, _ in await records.list_file_records(self._kv, tenant, store_id)
         ]
-        ops: list[Op] = [op for place in places for op in shelves.build_remove_ops(place)]
+        ops: list[Op] = [op for file_ref in file_refs for op in records.build_remove_ops(file_ref)]
         if ops:
             await self._kv.write(ops)
-        await self._ingest.stop_files(places)
+        await self._ingest.stop_files(file_refs)
         await self._index.delete(f"{tenant}/{store_id}")
-        await shelves.delete_prefixes(self._kv, f"{tenant}/vs_text/{store_id}/")
+        await records.delete_store_texts(self._kv, tenant, store_id)
 
 
 def _chunk_sizes(chunking: Chunking | None) -> ChunkSizes:

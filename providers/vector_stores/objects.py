@@ -1,13 +1,14 @@
-"""The API's objects out of what is kept of vector stores, and pages of them."""
+"""The API's objects, built from the records of vector stores, and pages of them."""
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
 from openai.types import VectorStore, VectorStoreSearchResponse
 from openai.types.vector_stores import VectorStoreFile, VectorStoreFileBatch
 
-from apis.files import Page
+from apis.storage.pages import Page, page_between
 from apis.vector_index import ScoredChunk
 from apis.vector_stores import VectorStoreListParams
 from providers.vector_stores.records import BatchRecord, FileRecord, FileRef, StoreRecord
@@ -23,14 +24,9 @@ DatedRecordT = TypeVar("DatedRecordT", bound=_HasCreatedAt)
 def paginate_records(
     records: Sequence[tuple[str, DatedRecordT]], page: VectorStoreListParams
 ) -> Page[tuple[str, DatedRecordT]]:
-    """The page of these, by the time they were made. An id that is no longer there marks no place."""
-    ordered = sorted(records, key=lambda each: (each[1].created_at, each[0]), reverse=page.order == "desc")
-    places = {name: position for position, (name, _) in enumerate(ordered)}
-    first = places[page.after] + 1 if page.after in places else 0
-    last = places[page.before] if page.before in places else len(ordered)
-    if page.before in places and page.after is None:
-        return Page(ordered[max(0, last - page.limit) : last], has_more=last > page.limit)
-    return Page(ordered[first:last][: page.limit], has_more=last - first > page.limit)
+    """Return the page of the records, ordered by their creation."""
+    ordered = sorted(records, key=lambda row: (row[1].created_at, row[0]), reverse=page.order == "desc")
+    return page_between(ordered, page, page.before, itemgetter(0))
 
 
 def build_store_object(store_id: str, store: StoreRecord, files: Sequence[FileRecord], now: float) -> VectorStore:

@@ -1,22 +1,24 @@
-"""What is known of vector stores, their files and batches, as records in a KVStore."""
+"""The records of vector stores, their files and batches, in a KVStore."""
 
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from apis.errors import NotFound, StackError
-from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
+from apis.errors import NotFound
+from apis.storage.keys import is_safe_id
+from apis.storage.kv_store import Delete, KVStore, Op, Put
+from apis.storage.records import decode_record, delete_all, encode_record, scan_all
 
 JOB_PREFIX: Final = "~vs_work/"
 LEASE_PREFIX: Final = "~vs_claim/"
 EXPIRING_PREFIX: Final = "~vs_expiring/"
-"""No tenant has such a name."""
+"""No tenant's name begins with a tilde, so these keys are no tenant's."""
 
 _TEXT_CHUNK_BYTES: Final = 256 * 1024
-_SCAN_PAGE_SIZE: Final = 1000
-_SMALL_PAGE_SIZE: Final = 16
+_TEXT_PAGE_SIZE: Final = 16
+_MAX_ID_CHARS: Final = 128
 
 FileStatus = Literal["in_progress", "completed", "cancelled", "failed"]
 RecordT = TypeVar("RecordT", bound=msgspec.Struct)
@@ -28,7 +30,7 @@ class StoreRecord(
     kw_only=True,
     rename={"created_at": "at", "last_active_at": "active_at", "is_emptied": "emptied"},
 ):
-    """A vector store. `model` is what its vectors come from, as long as it lives; times are seconds since the epoch."""
+    """A vector store. `model` is the embedding model of all its vectors; times are seconds since the epoch."""
 
     created_at: float
     last_active_at: float
@@ -51,7 +53,7 @@ class FileRecord(
     kw_only=True,
     rename={"created_at": "at", "generation": "round", "filename": "name"},
 ):
-    """A file in a store. `round` tells one adding of it from the next."""
+    """A file in a store. Each time the file is added it gets another `generation`."""
 
     created_at: float
     generation: str
@@ -70,7 +72,7 @@ class BatchRecord(
     kw_only=True,
     rename={"created_at": "at", "file_ids": "files", "was_cancelled": "cancelled"},
 ):
-    """Files that were added together."""
+    """A batch of files that were added together."""
 
     created_at: float
     file_ids: list[str]
@@ -78,13 +80,13 @@ class BatchRecord(
 
 
 class JobRecord(msgspec.Struct):
-    """A file that is to be made searchable, and how often that was begun."""
+    """A file that is to be made searchable, and the number of attempts so far."""
 
     attempts: int = 0
 
 
 class FileRef(msgspec.Struct, frozen=True):
-    """A file in a store of a tenant."""
+    """A file in a vector store of a tenant, and the keys of its records."""
 
     tenant: str
     store_id: str
@@ -98,8 +100,12 @@ class FileRef(msgspec.Struct, frozen=True):
         return f"{self.tenant}/vs_file/{self.store_id}/{self.file_id}"
 
     @property
+    def job_key(self) -> str:
+        return f"{JOB_PREFIX}{self}"
+
+    @property
     def index_namespace(self) -> str:
-        """What the index calls the store."""
+        """The name of the vector store in the index."""
         return f"{self.tenant}/{self.store_id}"
 
     @property
@@ -112,20 +118,8 @@ class FileRef(msgspec.Struct, frozen=True):
 
 
 def new_id(prefix: str, now: float) -> str:
-    """An id that sorts by the time it was made, and cannot be guessed."""
+    """Return a random id that sorts by its creation time."""
     return f"{prefix}_{int(now * 1000):012x}{secrets.token_hex(16)}"
-
-
-def encode_record(record: msgspec.Struct) -> bytes:
-    return msgspec.json.encode(record)
-
-
-def decode_record(entry: Entry, record_type: type[RecordT]) -> RecordT:
-    """The record. Raises StackError for one that is none."""
-    try:
-        return msgspec.json.decode(entry.value, type=record_type)
-    except msgspec.MsgspecError as exc:
-        raise StackError("A stored record cannot be read.", code="storage_corrupt") from exc
 
 
 def store_key(tenant: str, store_id: str) -> str:
@@ -137,33 +131,24 @@ def batch_key(tenant: str, store_id: str, batch_id: str) -> str:
 
 
 async def load_record(kv: KVStore, key: str, record_type: type[RecordT], kind_name: str) -> tuple[RecordT, int]:
-    """The record and its version. Raises NotFound, in the API's words for `what`."""
+    """Return the record and its version. Raises NotFound, which names the kind of object."""
     name = key.rpartition("/")[2]
-    # An id of a client's may be anything, also what is no key.
-    plain = name.isascii() and name.isprintable() and 0 < len(name) <= 128
-    entry = await kv.get(key) if plain and key.count("/") == (3 if record_type is not StoreRecord else 2) else None
+    is_safe = is_safe_id(name, _MAX_ID_CHARS)
+    # an id with a slash in it would name a record of another kind or store
+    entry = await kv.get(key) if is_safe and key.count("/") == (3 if record_type is not StoreRecord else 2) else None
     if entry is None:
-        raise NotFound(f"No {kind_name} found with id '{name[:64]}'." if plain else f"No {kind_name} has such an id.")
+        raise NotFound(f"No {kind_name} found with id '{name[:64]}'." if is_safe else f"No {kind_name} has such an id.")
     return decode_record(entry, record_type), entry.version
 
 
-async def scan(kv: KVStore, prefix: str, *, page_size: int = _SCAN_PAGE_SIZE) -> AsyncGenerator[tuple[str, Entry]]:
-    """All entries below `prefix`, in the order of their keys."""
-    last = ""
-    while found := await kv.scan(prefix, after=last, limit=page_size):
-        for each in found:
-            yield each
-        last = found[-1][0]
-
-
 async def list_file_records(kv: KVStore, tenant: str, store_id: str) -> list[tuple[str, FileRecord]]:
-    """The files of a store, with their ids."""
+    """Return the files of a store, with their ids."""
     prefix = f"{tenant}/vs_file/{store_id}/"
-    return [(key[len(prefix) :], decode_record(entry, FileRecord)) async for key, entry in scan(kv, prefix)]
+    return [(key[len(prefix) :], decode_record(entry, FileRecord)) async for key, entry in scan_all(kv, prefix)]
 
 
 async def store_text(kv: KVStore, file_ref: FileRef, text: str) -> None:
-    """Keep what was read out of a file, instead of what was kept before."""
+    """Store the extracted text of a file, in place of an earlier one."""
     await delete_text(kv, file_ref)
     data = text.encode()
     for number, start in enumerate(range(0, len(data), _TEXT_CHUNK_BYTES)):
@@ -171,44 +156,42 @@ async def store_text(kv: KVStore, file_ref: FileRef, text: str) -> None:
 
 
 async def load_text(kv: KVStore, file_ref: FileRef) -> str:
-    """What was read out of a file; empty where nothing was yet."""
-    return b"".join(
-        [entry.value async for _, entry in scan(kv, file_ref.text_prefix, page_size=_SMALL_PAGE_SIZE)]
-    ).decode()
+    """Return the extracted text of a file; empty if there is none yet."""
+    chunks = [entry.value async for _, entry in scan_all(kv, file_ref.text_prefix, page_size=_TEXT_PAGE_SIZE)]
+    return b"".join(chunks).decode()
 
 
 async def delete_text(kv: KVStore, file_ref: FileRef) -> None:
-    """Forget what was read out of a file."""
-    await delete_prefixes(kv, file_ref.text_prefix)
+    """Delete the extracted text of a file."""
+    await delete_all(kv, file_ref.text_prefix, page_size=_TEXT_PAGE_SIZE, durable=True)
 
 
-async def delete_prefixes(kv: KVStore, *prefixes: str) -> None:
-    """Delete every key that begins with one of these."""
-    for prefix in prefixes:
-        while found := await kv.scan(prefix, limit=_SMALL_PAGE_SIZE if "/vs_text/" in prefix else _SCAN_PAGE_SIZE):
-            await kv.write([Delete(key) for key, _ in found], durable=len(found) < _SMALL_PAGE_SIZE)
+async def delete_store_texts(kv: KVStore, tenant: str, store_id: str) -> None:
+    """Delete the extracted texts of all files of a store."""
+    await delete_all(kv, f"{tenant}/vs_text/{store_id}/", page_size=_TEXT_PAGE_SIZE, durable=True)
 
 
 def build_store_ops(tenant: str, store_id: str, store: StoreRecord, version: int) -> Sequence[Op]:
-    """Write the store's record, where it still has this version; one that may expire is noted to be looked at."""
+    """Return the operations that write the store's record on the condition of its version; one that can expire is
+    marked for the sweep."""
     ops: list[Op] = [Put(store_key(tenant, store_id), encode_record(store), expect=version)]
     return ops if store.expires_days is None else [*ops, Put(f"{EXPIRING_PREFIX}{tenant}/{store_id}", b"")]
 
 
 def build_add_ops(file_ref: FileRef, record: FileRecord) -> Sequence[Op]:
-    """Add the file, to be made searchable by whoever gets to it first."""
+    """Return the operations that add the file, with the job that makes it searchable."""
     return (
         Put(file_ref.record_key, encode_record(record)),
         Put(file_ref.reverse_key, b""),
-        Put(f"{JOB_PREFIX}{file_ref}", encode_record(JobRecord())),
+        Put(file_ref.job_key, encode_record(JobRecord())),
     )
 
 
 def build_remove_ops(file_ref: FileRef) -> Sequence[Op]:
-    """Take the file out."""
-    return Delete(file_ref.record_key), Delete(file_ref.reverse_key), Delete(f"{JOB_PREFIX}{file_ref}")
+    """Return the operations that remove the file from its store."""
+    return Delete(file_ref.record_key), Delete(file_ref.reverse_key), Delete(file_ref.job_key)
 
 
 def build_outcome(record: FileRecord, status: FileStatus, **changes: Any) -> FileRecord:
-    """The record with the outcome of its work."""
+    """Return the record with the outcome of its job."""
     return msgspec.structs.replace(record, status=status, **changes)

@@ -1,9 +1,10 @@
-"""Finds chunks by likeness and by words, and makes one ranking of both."""
+"""Search in vector stores: rankings by vectors and by keywords, fused into one by reciprocal rank fusion
+(Cormack, Clarke, Büttcher 2009), scaled to 0..1."""
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Final, TypeVar
 
 from apis.embeddings import EmbeddingRequest
 from apis.errors import InvalidRequest
@@ -11,39 +12,43 @@ from apis.inference import Inference
 from apis.vector_index import ScoredChunk, Search, VectorIndex
 from apis.vector_stores import SearchStores
 from apis.wire.tools import ComparisonFilter, FileFilter, HybridWeights
-from providers.vector_stores.fusion import fuse_rankings
 from providers.vector_stores.records import StoreRecord
 
 StoreHit = tuple[str, ScoredChunk]
-"""The store's id, and a chunk of it."""
+"""The id of a store, and one of its chunks."""
 
 _HitKey = tuple[str, str, int]
 _WORD: Final = re.compile(r"[^\W_]+")
 _MIN_WORD_CHARS: Final = 4
 _MAX_ENDING_CHARS: Final = 3
 _DEFAULT_WEIGHTS: Final = HybridWeights(embedding_weight=1.0, text_weight=0.5)
-"""Words find what is called by its name, vectors what is put in other words: tests/bench/test_retrieval.py measures."""
+"""Keywords match exact names, vectors paraphrases: tests/bench/test_retrieval.py measures the weights."""
+_RANK_CONSTANT: Final = 60
+"""Dampens the weight of the first ranks against the next ones: 60, as in the paper."""
+KeyT = TypeVar("KeyT", bound=Hashable)
+ScoredRanking = Sequence[tuple[KeyT, float]]
+"""Keys, best first, each with its relevance from 0, chance, to 1."""
 _MAX_COMPARISONS: Final = 256
 _MAX_DEPTH: Final = 16
 _DEPTH_FACTOR: Final = 4
-"""How many times the results asked for are ranked each way: fusion lifts what is far down in both."""
+"""Ranking depth as a multiple of the requested results: fusion can lift hits that are far down in both rankings."""
 
 
 async def search_stores(
     index: VectorIndex, inference: Inference, tenant: str, stores: Mapping[str, StoreRecord], request: SearchStores
 ) -> list[tuple[StoreHit, float]]:
-    """The hits of all stores, best first, with their scores. Raises InvalidRequest for filters that are too much."""
+    """Return the hits of all stores, best first, with their scores. Raises InvalidRequest for too complex filters."""
     _check_filters(request.filters)
     ranking = request.ranking_options
-    alone = ranking is not None and ranking.ranker == "none"
+    vectors_only = ranking is not None and ranking.ranker == "none"
     weights = (ranking and ranking.hybrid_search) or _DEFAULT_WEIGHTS
     depth = max(50, _DEPTH_FACTOR * request.limit)
     by_vector = by_words = list[list[StoreHit]]()
-    if alone or weights.embedding_weight > 0:
+    if vectors_only or weights.embedding_weight > 0:
         by_vector = await _rank_by_vector(index, inference, tenant, stores, request, depth)
-    if not alone and weights.text_weight > 0:
+    if not vectors_only and weights.text_weight > 0:
         by_words = await _rank_by_keywords(index, tenant, stores, request, depth)
-    if alone:
+    if vectors_only:
         scores = _best_cosines(by_vector)
     else:
         scores = fuse_rankings(
@@ -55,12 +60,11 @@ async def search_stores(
         )
     hits = {_hit_key(hit): hit for ranked in (*by_words, *by_vector) for hit in ranked}
     threshold = (ranking.score_threshold if ranking else None) or 0.0
-    found = [(hits[key], score) for key, score in scores.items() if score >= threshold]
-    return found[: request.limit]
+    return [(hits[key], score) for key, score in scores.items() if score >= threshold][: request.limit]
 
 
 def _best_cosines(rankings: Sequence[Sequence[StoreHit]]) -> Mapping[_HitKey, float]:
-    """The best cosine of each hit, best first."""
+    """Return the best cosine of each hit, best first."""
     scores: dict[_HitKey, float] = {}
     for hit in sorted((hit for hits in rankings for hit in hits), key=lambda hit: -hit[1].score):
         scores.setdefault(_hit_key(hit), max(0.0, min(1.0, hit[1].score)))
@@ -75,7 +79,7 @@ async def _rank_by_vector(
     request: SearchStores,
     depth: int,
 ) -> list[list[StoreHit]]:
-    """A ranking for each query, over all stores; each store's own model says what the query means there."""
+    """Return a ranking for each query over all stores; each store's own model embeds the query."""
     models = {(store.model, store.dimensions) for store in stores.values()}
     vectors: dict[tuple[str, int | None], Sequence[Sequence[float]]] = {}
     for model, dimensions in sorted(models, key=str):
@@ -83,7 +87,7 @@ async def _rank_by_vector(
         vectors[model, dimensions] = (await inference.embed(embedding)).vectors
     rankings: list[list[StoreHit]] = []
     for position in range(len(request.queries)):
-        found = await asyncio.gather(
+        hits_by_store = await asyncio.gather(
             *[
                 index.search_vector(
                     Search(f"{tenant}/{store_id}", depth, request.filters),
@@ -92,7 +96,7 @@ async def _rank_by_vector(
                 for store_id, store in stores.items()
             ]
         )
-        rankings.append(_merge_by_score(stores, found))
+        rankings.append(_merge_by_score(stores, hits_by_store))
     return rankings
 
 
@@ -103,24 +107,24 @@ async def _rank_by_keywords(
     for query in request.queries:
         text = query.replace("\0", " ")
         searches = [Search(f"{tenant}/{store_id}", depth, request.filters) for store_id in stores]
-        found = await asyncio.gather(*[index.search_keywords(search, text) for search in searches])
-        rankings.append(_merge_by_score(stores, found))
+        hits_by_store = await asyncio.gather(*[index.search_keywords(search, text) for search in searches])
+        rankings.append(_merge_by_score(stores, hits_by_store))
     return rankings
 
 
 def _merge_by_score(stores: Mapping[str, StoreRecord], hits_by_store: Sequence[list[ScoredChunk]]) -> list[StoreHit]:
-    hits = [(store_id, each) for store_id, some in zip(stores, hits_by_store, strict=True) for each in some]
+    hits = [(store_id, hit) for store_id, hits in zip(stores, hits_by_store, strict=True) for hit in hits]
     return sorted(hits, key=lambda hit: -hit[1].score)
 
 
 def _query_word_share(query: str, text: str) -> float:
-    """The share of the query's longer words that the text has, whatever their endings: what the words of a question
-    that is put in other words have in common with a text, they may have by chance."""
-    asked = [word for word in dict.fromkeys(_WORD.findall(query.lower())) if len(word) >= _MIN_WORD_CHARS]
-    there = text.lower()
+    """Return the share of the query's longer words whose stems are in the text: it discounts chance matches of a
+    question that paraphrases the text."""
+    words = [word for word in dict.fromkeys(_WORD.findall(query.lower())) if len(word) >= _MIN_WORD_CHARS]
+    lower_text = text.lower()
     return (
-        sum(word[: max(_MIN_WORD_CHARS, len(word) - _MAX_ENDING_CHARS)] in there for word in asked) / len(asked)
-        if asked
+        sum(word[: max(_MIN_WORD_CHARS, len(word) - _MAX_ENDING_CHARS)] in lower_text for word in words) / len(words)
+        if words
         else 1.0
     )
 
@@ -130,19 +134,19 @@ def _hit_key(hit: StoreHit) -> _HitKey:
 
 
 def _check_filters(filters: FileFilter | None) -> None:
-    """Bounds what a database is made to compare, and keeps from it what some cannot hold: NUL, and huge numbers."""
+    """Raise InvalidRequest for filters with too many comparisons, or with values that some database cannot hold."""
     layer = [] if filters is None else [filters]
     comparisons = depth = 0
     while layer:
         depth += 1
         inner: list[FileFilter] = []
-        for each in layer:
-            if not isinstance(each, ComparisonFilter):
-                inner += each.filters
+        for node in layer:
+            if not isinstance(node, ComparisonFilter):
+                inner += node.filters
                 continue
-            values = each.value if isinstance(each.value, list) else [each.value]
+            values = node.value if isinstance(node.value, list) else [node.value]
             comparisons += max(1, len(values))
-            if any("\0" in text for text in (each.key, *values) if isinstance(text, str)):
+            if any("\0" in text for text in (node.key, *values) if isinstance(text, str)):
                 raise InvalidRequest("A filter holds a NUL character.", param="filters", code="invalid_value")
             if any(isinstance(number, int) and abs(number) > 2**53 for number in values):
                 raise InvalidRequest("A filter holds a number beyond 2^53.", param="filters", code="invalid_value")
@@ -153,3 +157,14 @@ def _check_filters(filters: FileFilter | None) -> None:
             param="filters",
             code="invalid_value",
         )
+
+
+def fuse_rankings(rankings: Sequence[tuple[float, ScoredRanking[KeyT]]]) -> Mapping[KeyT, float]:
+    """Return the score of each key in these weighted rankings, best first: a key that is first in all of them has 1."""
+    scores: dict[KeyT, float] = {}
+    max_score = sum(weight for weight, _ in rankings) / (_RANK_CONSTANT + 1)
+    for weight, ranking in rankings:
+        for rank, (key, relevance) in enumerate(ranking, start=1):
+            scores[key] = scores.get(key, 0.0) + weight * relevance / (_RANK_CONSTANT + rank)
+    ranked = sorted(scores.items(), key=lambda row: -row[1])
+    return {key: min(1.0, score / max_score) if max_score else 0.0 for key, score in ranked}

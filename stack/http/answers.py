@@ -7,7 +7,7 @@ import orjson
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from apis.files import Page
+from apis.storage.pages import Page
 from stack.http.edge import json_response
 
 

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from apis.errors import InvalidRequest, ModelNotFound, NotFound
 from apis.inference import Model
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
+from apis.storage.keys import is_safe_id
 from stack import __version__
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
@@ -266,7 +267,7 @@ async def _read_final_response(batches: AsyncGenerator[Any], request_record: Req
 
 def _parse_response_id(http: Request) -> str:
     response_id: str = http.path_params["response_id"]
-    if not (response_id.isascii() and response_id.isprintable() and len(response_id) <= 256 and "/" not in response_id):
+    if not is_safe_id(response_id) or "/" in response_id:
         raise NotFound("No response has such an id.")
     return response_id
 

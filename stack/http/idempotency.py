@@ -1,14 +1,14 @@
-"""Idempotency keys: a create that is sent again, because its answer was lost, is answered and not done again.
+"""Idempotency keys: a create that a client sends again, because the answer was lost, gets the first answer.
 
-    TENANT/idempotency/NAME            which body the key stands for, and what came of it; NAME is made of route and key
-    TENANT/idempotent/NAME/NUMBER      the pieces of an answer that can be had in no other way
-    TENANT/idempotent_of/ID            the NAME under which the answer is kept that tells of the object ID
-    /idempotency_lease/TENANT/NAME     that a process is at it; gone when the process is
+    TENANT/idempotency/NAME            the request body and the outcome; NAME is a hash of route and key
+    TENANT/idempotent/NAME/NUMBER      the chunks of an answer that cannot be built again
+    TENANT/idempotent_of/ID            the NAME under which the answer that shows the object ID is stored
+    /idempotency_lease/TENANT/NAME     held by the process that handles the request
 
-Of all who bring a key one makes the answer, and goes on when its client leaves, which may come back; the others wait
-for it. A response is answered again from where it is stored, so one that is deleted is gone here too; the events of a
-stream that has no log are kept as they were sent. An error is no answer: its key is free again, and so is the key of
-a process that died, unless the response that it was making is there.
+Of all requests with one key, one is handled, also after its client has disconnected, because the client may return;
+the others wait for its answer. A response is replayed from where it is stored, so a deleted one is gone here too; the
+events of a stream without a log are stored as they were sent. After an error the key is free again, and so is the key
+of a process that died, unless the response that it generated is stored.
 """
 
 import asyncio
@@ -27,7 +27,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apis.errors import IdempotencyKeyInUse, InvalidRequest, NotFound, StackError
+from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
+from apis.storage.lease import Lease, LeaseLost
+from apis.storage.records import decode_record, delete_all, encode_record
 from stack.build import Stack
 from stack.http.edge import client_disconnected_response
 from stack.http.parsing import BLOCKING_BYTES, read_object
@@ -54,8 +57,8 @@ _ID_IN_BODY: Final = re.compile(rb'"id":"([A-Za-z0-9_-]{1,256})"')
 
 
 class IdempotencyRecord(msgspec.Struct, omit_defaults=True, rename={"body_digest": "body", "chunk_count": "pieces"}):
-    """What a key stands for. `outcome` is empty while the answer is made; then the answer is the `stored` response,
-    or `kept` in so many pieces, or `unkept` because nothing of it was to be stored."""
+    """The request that a key stands for. `outcome` is empty while it is handled; then the answer is the `stored`
+    response, or `kept` as `chunk_count` chunks, or `unkept` because the request had `store: false`."""
 
     body_digest: str
     response_id: str = ""
@@ -67,7 +70,7 @@ class IdempotencyRecord(msgspec.Struct, omit_defaults=True, rename={"body_digest
 
 @dataclass(frozen=True, slots=True)
 class _KeyedRequest:
-    """A create with a key."""
+    """A create request with an idempotency key."""
 
     tenant: str
     route: str
@@ -91,16 +94,12 @@ class _KeyedRequest:
 
     @property
     def is_retrievable(self) -> bool:
-        """Whether the answer can be had again by asking for the response."""
+        """True if the answer can be built again from the stored response."""
         return self.route == _RESPONSES_PATH and (self.background or not self.stream)
 
 
-_decode = msgspec.json.Decoder(IdempotencyRecord).decode
-_encode = msgspec.json.Encoder().encode
-
-
 class Idempotency:
-    """ASGI middleware, within the edge. A request without the header passes untouched."""
+    """ASGI middleware inside the edge. A request without the header passes unchanged."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -112,12 +111,12 @@ class Idempotency:
             if keys:
                 await self._create(route[1], _parse_key(keys), (scope, receive, send))
                 return
-        elif method == "DELETE" and (found := _OBJECT_PATH.fullmatch(scope["path"])):
+        elif method == "DELETE" and (match := _OBJECT_PATH.fullmatch(scope["path"])):
             await self._app(scope, receive, send)
             try:
-                await _delete_stored_response(_get_stack(scope).kv_store, scope["tenant"], found[2])
+                await _delete_stored_response(_get_stack(scope).kv_store, scope["tenant"], match[2])
             except StackError as exc:
-                _log.warning("an answer that told of what was deleted is kept until its time is up: %s", exc.message)
+                _log.warning("the stored answer that shows a deleted object remains until it expires: %s", exc.message)
             return
         await self._app(scope, receive, send)
 
@@ -125,23 +124,23 @@ class Idempotency:
         scope, receive, send = asgi
         stack = _get_stack(scope)
         http = Request(scope, receive)
-        asked = await _read_keyed_request(http, route, key, await read_body(http, stack.config.server.max_body_bytes))
+        request = await _read_keyed_request(http, route, key, await read_body(http, stack.config.server.max_body_bytes))
         try:
-            found = await run_while_connected(receive, _claim_or_wait(stack, asked))
+            result = await run_while_connected(receive, _claim_or_wait(stack, request))
         except ClientDisconnected:
             await client_disconnected_response()(scope, receive, send)
             return
-        if isinstance(found, _Attempt):
-            await found.execute(self._app, asgi)
-        elif found.outcome == "stored":
-            await self._replay_response(asked, found.response_id, asgi)
+        if isinstance(result, _Attempt):
+            await result.execute(self._app, asgi)
+        elif result.outcome == "stored":
+            await self._replay_response(request, result.response_id, asgi)
         else:
-            await (await _load_stored_response(stack.kv_store, asked, found))(scope, receive, send)
+            await (await _load_stored_response(stack.kv_store, request, result))(scope, receive, send)
 
     async def _replay_response(
         self, request: _KeyedRequest, response_id: str, asgi: tuple[Scope, Receive, Send]
     ) -> None:
-        """Answer by the response as it is now, or by its stream from the first event on."""
+        """Answer with the response as it is now, or with its stream from the first event on."""
         scope, receive, send = asgi
         if not request.is_retrievable:
             raise InvalidRequest(
@@ -152,37 +151,40 @@ class Idempotency:
             )
         path = f"{_RESPONSES_PATH}/{response_id}"
         query = b"stream=true" if request.stream else b""
-        there = {**scope, "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query}
+        get_scope: Scope = {**scope, "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query}
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message["headers"], REPLAYED_HEADER]}
             await send(message)
 
-        await self._app(there, receive, answer)
+        await self._app(get_scope, receive, answer)
 
 
 class _Attempt:
-    """The right to make the answer of a key, renewed while it is made."""
+    """The handling of a request by the holder of its key's lease, which is renewed meanwhile."""
 
-    def __init__(self, kv: KVStore, request: _KeyedRequest, record: IdempotencyRecord, versions: Sequence[int]) -> None:
+    def __init__(
+        self, kv: KVStore, request: _KeyedRequest, record: IdempotencyRecord, record_version: int, lease: Lease
+    ) -> None:
         self._kv = kv
         self._request = request
         self._record = record
-        self._version, self._lease_version = versions
+        self._record_version = record_version
+        self._lease = lease
         self._settled_event = asyncio.Event()
         self._request_body_sent = False
         self._response_body: bytearray | None = bytearray()
 
     async def execute(self, app: ASGIApp, asgi: tuple[Scope, Receive, Send]) -> None:
-        """Have it made, keep it or the place where it is, and send it."""
+        """Have the app answer, store the answer or its place, and send it."""
         scope, receive, send = asgi
 
-        async def told() -> Message:
+        async def receive_request() -> Message:
             if not self._request_body_sent:
                 self._request_body_sent = True
                 return {"type": "http.request", "body": self._request.body, "more_body": False}
-            # until there is something to come back for, the client's leaving stops nothing
+            # a disconnect must not stop the work before the outcome is stored: the client may return
             await self._settled_event.wait()
             return await receive()
 
@@ -190,27 +192,26 @@ class _Attempt:
             await self._observe_message(message)
             await send(message)
 
-        renewing = asyncio.create_task(self._renew_lease())
         try:
-            await app({**scope, "response_id": self._record.response_id}, told, answer)
+            async with self._lease.renew_in_background():
+                await app({**scope, "response_id": self._record.response_id}, receive_request, answer)
         finally:
-            renewing.cancel()
             if not self._settled_event.is_set():
                 await self._release_key()
 
     async def _observe_message(self, message: Message) -> None:
-        """What is sent, before it is sent."""
-        record, asked = self._record, self._request
+        """Take note of a message of the answer before it is sent."""
+        record, request = self._record, self._request
         if message["type"] == "http.response.start":
             record.status = message["status"]
             record.media_type = dict(message["headers"]).get(b"content-type", b"").decode()
-            if record.status < 300 and asked.is_retrievable:
-                record.outcome = "stored" if asked.store else "unkept"
+            if record.status < 300 and request.is_retrievable:
+                record.outcome = "stored" if request.store else "unkept"
                 await self._store_outcome(())
         elif record.status < 300 and not self._settled_event.is_set() and message["type"] == "http.response.body":
             self._append_body(message.get("body", b""))
             if not message.get("more_body", False):
-                # what cannot be kept is no reason to break off an answer that was given: the key is free then
+                # an answer that cannot be stored is still sent to its client: the key is free then
                 with suppress(StackError):
                     await self._store_outcome(self._build_chunk_ops())
 
@@ -221,54 +222,39 @@ class _Attempt:
                 self._response_body = None
 
     def _build_chunk_ops(self) -> list[Op]:
-        """What keeps the answer, under the id of what it tells of."""
-        record, asked, kept = self._record, self._request, self._response_body
-        whole = kept is not None and (asked.route != _RESPONSES_PATH or kept.endswith(DONE_FRAME))
-        if kept is None or not whole:
-            record.outcome = "stored" if asked.store else "unkept"
+        """Return the operations that store the answer, and its place under the id of the object that it shows."""
+        record, request, body = self._record, self._request, self._response_body
+        if body is None or (request.route == _RESPONSES_PATH and not body.endswith(DONE_FRAME)):
+            record.outcome = "stored" if request.store else "unkept"
             return []
-        pieces = [bytes(kept[start : start + _CHUNK_BYTES]) for start in range(0, len(kept), _CHUNK_BYTES)]
-        record.outcome, record.chunk_count = "kept", len(pieces)
-        ops: list[Op] = [Put(asked.chunk_key(number), piece, _RETENTION_S) for number, piece in enumerate(pieces)]
-        identity = record.response_id.encode() or (found[1] if (found := _ID_IN_BODY.search(kept)) else b"")
-        return (
-            [*ops, Put(_object_key(asked.tenant, identity.decode()), asked.key_hash.encode(), _RETENTION_S)]
-            if identity
-            else ops
-        )
+        chunks = [bytes(body[start : start + _CHUNK_BYTES]) for start in range(0, len(body), _CHUNK_BYTES)]
+        record.outcome, record.chunk_count = "kept", len(chunks)
+        ops: list[Op] = [Put(request.chunk_key(number), chunk, _RETENTION_S) for number, chunk in enumerate(chunks)]
+        match = _ID_IN_BODY.search(body)
+        object_id = record.response_id or (match[1].decode() if match else "")
+        if object_id:
+            ops.append(Put(_object_key(request.tenant, object_id), request.key_hash.encode(), _RETENTION_S))
+        return ops
 
     async def _store_outcome(self, ops: Sequence[Op]) -> None:
-        asked = self._request
-        put = Put(asked.record_key, _encode(self._record), _RETENTION_S, self._version)
-        if await self._kv.write([put, Delete(asked.lease_key), *ops]) is None:
+        put = Put(self._request.record_key, encode_record(self._record), _RETENTION_S, self._record_version)
+        if not await self._lease.release([put, *ops], even_if_lost=True):
             _log.warning("an idempotency key was taken by another process, because this one was too slow")
         self._settled_event.set()
 
     async def _release_key(self) -> None:
-        with suppress(StackError):
-            await self._kv.write(
-                [Delete(self._request.record_key, self._version), Delete(self._request.lease_key)], durable=False
-            )
-
-    async def _renew_lease(self) -> None:
-        while True:
-            await asyncio.sleep(_LEASE_S / 3)
-            with suppress(StackError):
-                put = Put(self._request.lease_key, b"", _LEASE_S, self._lease_version)
-                versions = await self._kv.write([put], durable=False)
-                if versions is None:
-                    return
-                self._lease_version = versions[0]
+        with suppress(StackError, LeaseLost):
+            await self._lease.release([Delete(self._request.record_key, self._record_version)])
 
 
 async def _claim_or_wait(stack: Stack, request: _KeyedRequest) -> "_Attempt | IdempotencyRecord":
-    """What the key's answer is, once there is one, or the right to make it. Raises InvalidRequest for a key of another
-    body, and IdempotencyKeyInUse where it takes too long."""
+    """Return the outcome for the key once there is one, or an attempt of this process. Raises InvalidRequest for a key
+    of another body, and IdempotencyKeyInUse if the first request takes too long."""
     kv, loop = stack.kv_store, asyncio.get_running_loop()
     deadline, pause_s = loop.time() + _WAIT_S, _MIN_POLL_S
     while loop.time() < deadline:
         entry, lease = await kv.get_many([request.record_key, request.lease_key])
-        record = None if entry is None else _read_record(entry)
+        record = None if entry is None else decode_record(entry, IdempotencyRecord)
         if record is not None and record.body_digest != request.body_digest:
             raise InvalidRequest(
                 f"This {IDEMPOTENCY_KEY_HEADER} was sent before with another body: use a new one.",
@@ -291,8 +277,8 @@ async def _claim_or_wait(stack: Stack, request: _KeyedRequest) -> "_Attempt | Id
 async def _is_response_available(
     stack: Stack, request: _KeyedRequest, record: IdempotencyRecord, lease: Entry | None
 ) -> bool:
-    """Whether the response can be answered with before its maker has said so: it is made in the background, or whoever
-    made it is no more."""
+    """Return True if the response can be replayed although no outcome is stored: it is a background response, or the
+    process that generated it has stopped."""
     if not record.response_id or not (request.background or lease is None):
         return False
     try:
@@ -305,12 +291,10 @@ async def _is_response_available(
 async def _claim_key(kv: KVStore, request: _KeyedRequest, entry: Entry | None) -> _Attempt | None:
     response_id = f"resp_{secrets.token_hex(16)}" if request.route == _RESPONSES_PATH else ""
     record = IdempotencyRecord(request.body_digest, response_id)
-    ops = [
-        Put(request.record_key, _encode(record), _RETENTION_S, ABSENT if entry is None else entry.version),
-        Put(request.lease_key, b"", _LEASE_S, ABSENT),
-    ]
-    versions = await kv.write(ops, durable=False)
-    return None if versions is None else _Attempt(kv, request, record, versions)
+    put = Put(request.record_key, encode_record(record), _RETENTION_S, ABSENT if entry is None else entry.version)
+    lease = Lease(kv, request.lease_key, _LEASE_S)
+    versions = await lease.acquire([put])
+    return None if versions is None else _Attempt(kv, request, record, versions[0], lease)
 
 
 async def _load_stored_response(kv: KVStore, request: _KeyedRequest, record: IdempotencyRecord) -> Response:
@@ -321,24 +305,24 @@ async def _load_stored_response(kv: KVStore, request: _KeyedRequest, record: Ide
             param=IDEMPOTENCY_KEY_HEADER,
             code="idempotent_answer_not_kept",
         )
-    found = await kv.get_many([request.chunk_key(number) for number in range(record.chunk_count)])
-    pieces = [entry.value for entry in found if entry is not None]
-    if len(pieces) < record.chunk_count:
+    entries = await kv.get_many([request.chunk_key(number) for number in range(record.chunk_count)])
+    chunks = [entry.value for entry in entries if entry is not None]
+    if len(chunks) < record.chunk_count:
         raise NotFound(f"What was made with this {IDEMPOTENCY_KEY_HEADER} has been deleted.")
     headers = {"content-type": record.media_type, "cache-control": "no-cache", REPLAYED_HEADER[0].decode(): "true"}
-    return Response(b"".join(pieces), record.status, headers)
+    return Response(b"".join(chunks), record.status, headers)
 
 
 async def _delete_stored_response(kv: KVStore, tenant: str, object_id: str) -> None:
-    """An object may have been deleted: then the answer that told of it goes too."""
-    if not (object_id.isascii() and object_id.isprintable() and len(object_id) <= 256):
+    """Delete the stored answer that shows an object which may have been deleted."""
+    if not is_safe_id(object_id):
         return
-    of_key = _object_key(tenant, object_id)
-    entry = await kv.get(of_key)
+    object_key = _object_key(tenant, object_id)
+    entry = await kv.get(object_key)
     if entry is None:
         return
-    rows = await kv.scan(f"{tenant}/idempotent/{entry.value.decode()}/")
-    await kv.write([Delete(of_key), *(Delete(key) for key, _ in rows)])
+    await delete_all(kv, f"{tenant}/idempotent/{entry.value.decode()}/", durable=True)
+    await kv.write([Delete(object_key)])
 
 
 async def _read_keyed_request(http: Request, route: str, key: bytes, body: bytes) -> _KeyedRequest:
@@ -361,13 +345,6 @@ def _parse_key(keys: Sequence[bytes]) -> bytes:
         message = f"The header {IDEMPOTENCY_KEY_HEADER} is given once, as 1 to 255 printable ASCII characters."
         raise InvalidRequest(message, param=IDEMPOTENCY_KEY_HEADER, code="invalid_value")
     return key
-
-
-def _read_record(entry: Entry) -> IdempotencyRecord:
-    try:
-        return _decode(entry.value)
-    except msgspec.MsgspecError as exc:
-        raise StackError("A stored record cannot be read.", code="storage_corrupt") from exc
 
 
 def _object_key(tenant: str, object_id: str) -> str:

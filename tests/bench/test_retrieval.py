@@ -20,13 +20,11 @@ from apis.provider import Provider
 from apis.vector_index import Chunk, Search, VectorIndex
 from providers.inference.minilm.provider import MODEL, MiniLM
 from providers.vector_index.pgvector import PgVector
-from providers.vector_index.redis import Redis
 from providers.vector_index.sqlite_vec import SQLiteVec
 from tests.support.models.hashing import Hashing
 from tests.support.models.retrieval import qualities
 from tests.support.servers.pgvector_server import programs
 from tests.support.servers.postgres_server import PostgresServer
-from tests.support.servers.redis_server import RedisServer
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
 
@@ -47,13 +45,7 @@ def server() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture(params=["sqlite_vec", "pgvector", "redis"])
+@pytest.fixture(params=["sqlite_vec", "pgvector"])
 async def opening(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opening]:
     """Opens clients of one index."""
     async with AsyncExitStack() as opened:
@@ -63,10 +55,8 @@ async def opening(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
             match request.param:
                 case "sqlite_vec":
                     index = SQLiteVec(SQLiteVec.Config(path=str(tmp_path / "vectors.db")))
-                case "pgvector":
-                    index = PgVector(PgVector.Config(url=SecretStr(request.getfixturevalue("server").url)))
                 case _:
-                    index = Redis(Redis.Config(url=SecretStr(request.getfixturevalue("redis_server").url)))
+                    index = PgVector(PgVector.Config(url=SecretStr(request.getfixturevalue("server").url)))
             await index.start()
             opened.push_async_callback(index.close)
             return index

@@ -7,7 +7,8 @@ import pytest
 
 from apis.errors import RateLimited
 from apis.storage.kv_store import KVStore, Put
-from providers.responses.background.runs import ClaimedRun, LeaseLost, ResponseRef, Runs, StoredRequest
+from apis.storage.lease import LeaseLost
+from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs, StoredRequest
 from providers.responses.events.ids import ResponseIds
 from tests.conformance.kv_store import Backend
 
@@ -142,12 +143,12 @@ async def test_a_run_can_be_wrested_from_its_worker(two: Two) -> None:
 async def test_what_is_given_back_is_claimed_again(two: Two) -> None:
     ref = await two.add()
     claimed = await two.claimed(two.one, ref)
-    await claimed.lease.release(claimed.run)
+    await claimed.lease.hand_back(claimed.run)
     [(key, found)] = await two.other.list_waiting(10)
     again = await two.other.claim(found, key)
     assert again is not None
     assert (again.ref, again.run.attempts, again.run.handover_count) == (ref, 2, 1)
-    await claimed.lease.release(claimed.run)
+    await claimed.lease.hand_back(claimed.run)
     assert await two.one.list_waiting(10) == []
 
 

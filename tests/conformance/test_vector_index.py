@@ -16,12 +16,10 @@ from pydantic import SecretStr
 from apis.errors import ConfigError, StoreUnavailable
 from apis.vector_index import Search, VectorIndex
 from providers.vector_index.pgvector import PgVector
-from providers.vector_index.redis import Redis
 from providers.vector_index.sqlite_vec import SQLiteVec
 from tests.conformance.vector_index import Opening, VectorIndexPromises, chunk
 from tests.support.servers.pgvector_server import programs
 from tests.support.servers.postgres_server import PASSWORD, PostgresServer
-from tests.support.servers.redis_server import RedisServer
 
 numbers = itertools.count()
 
@@ -120,18 +118,3 @@ class TestPgVector(VectorIndexPromises):
         with pytest.raises(ConfigError, match="postgresql://") as caught:
             await PgVector(PgVector.Config(url=SecretStr(url))).start()
         assert "s3cret" not in str(caught.value)
-
-
-class TestRedis(VectorIndexPromises):
-    @pytest.fixture(params=[64, 0], ids=["copies", "streams"])
-    async def opening(self, redis_server: RedisServer, request: pytest.FixtureRequest) -> AsyncIterator[Opening]:
-        config = Redis.Config(url=SecretStr(redis_server.url), prefix=f"test{next(numbers)}:", cache_mib=request.param)
-        async with AsyncExitStack() as opened:
-
-            async def opening() -> VectorIndex:
-                index = Redis(config)
-                await index.start()
-                opened.push_async_callback(index.close)
-                return index
-
-            yield opening

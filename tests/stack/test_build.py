@@ -14,7 +14,7 @@ from apis.tool_servers import ToolServers
 from providers import PROVIDERS
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
-from stack.wiring import APIS, PACKAGE_EXTRAS, wire_providers, wiring_lines
+from stack.wiring import APIS, PACKAGE_EXTRAS, load_provider_class, wire_providers, wiring_lines
 from tests.stack import tiny
 
 SILENT, SEVERAL, BARE, IDLE, QUIET = (
@@ -263,3 +263,8 @@ def test_a_long_fact_is_cut() -> None:
     line = wiring_lines(wire_providers(config(inference={"provider": SILENT, "model": "m" * 200})))[0]
     assert line.endswith("mmm...")
     assert len(line) < 150
+
+
+def test_a_removed_provider_names_its_successor() -> None:
+    with pytest.raises(ConfigError, match=r"there is no vector_index provider 'redis'.* use pgvector"):
+        load_provider_class("vector_index", "redis")

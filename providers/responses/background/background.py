@@ -17,9 +17,10 @@ from apis.events import LoggedEvent, ResponseEventBatch
 from apis.fetcher import Fetcher
 from apis.responses import CreateResponse
 from apis.storage.kv_store import KVStore
+from apis.storage.lease import LeaseLost
 from providers.responses.background.event_log import EventLog, LogWakeups, encode_event_line
 from providers.responses.background.execution import RunExecutor, build_stored_response
-from providers.responses.background.runs import LeaseLost, ResponseRef, Runs, StoredRequest, run_key
+from providers.responses.background.runs import ResponseRef, Runs, StoredRequest, run_key
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.webhooks import Webhook
 from providers.responses.background.workers import BackgroundConfig, BackgroundWorkers

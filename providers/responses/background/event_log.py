@@ -18,7 +18,8 @@ from openai.types.responses import ResponseStreamEvent
 
 from apis.errors import InvalidRequest, Overloaded, StoreUnavailable
 from apis.events import TERMINAL_EVENTS, LoggedEvent, event_to_json
-from apis.storage.kv_store import Delete, KVStore, Put
+from apis.storage.kv_store import KVStore, Put
+from apis.storage.records import delete_all, scan_all
 
 ResultT = TypeVar("ResultT")
 _PAGE_SIZE: Final = 64
@@ -114,18 +115,12 @@ class EventLog:
 
     async def read_all(self, response_id: str, *, tenant: str) -> list[LoggedEvent]:
         """Return all events of a log that are written."""
-        events: list[LoggedEvent] = []
-        prefix, after = event_key(tenant, response_id, 0)[:-8], ""
-        while rows := await self._kv.scan(prefix, after=after, limit=_PAGE_SIZE):
-            after = rows[-1][0]
-            for _, entry in rows:
-                events += decode_batch(entry.value)
-        return events
+        prefix = event_key(tenant, response_id, 0)[:-8]
+        rows = scan_all(self._kv, prefix, page_size=_PAGE_SIZE)
+        return [event async for _, entry in rows for event in decode_batch(entry.value)]
 
     async def delete(self, response_id: str, *, tenant: str) -> None:
-        prefix = event_key(tenant, response_id, 0)[:-8]
-        while rows := await self._kv.scan(prefix, limit=_PAGE_SIZE):
-            await self._kv.write([Delete(key) for key, _ in rows], durable=False)
+        await delete_all(self._kv, event_key(tenant, response_id, 0)[:-8], page_size=_PAGE_SIZE)
 
     async def follow(
         self, response_id: str, starting_after: int, *, tenant: str

@@ -19,9 +19,10 @@ from apis.deltas import Usage
 from apis.errors import InvalidRequest, RateLimited, StackError, StoreUnavailable, UpstreamTimeout, error_to_failure
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Delete, KVStore, Op
+from apis.storage.lease import LeaseLost
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.journal import Journal
-from providers.responses.background.runs import ClaimedRun, LeaseLost, ResponseRef, StoredRequest
+from providers.responses.background.runs import ClaimedRun, ResponseRef, StoredRequest
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.workers import BackgroundConfig
 from providers.responses.events.ids import ResponseIds
@@ -105,7 +106,7 @@ class RunExecutor:
         except (asyncio.CancelledError, StoreUnavailable):
             journal = self._journals.get(claimed_run.ref)
             with suppress(StackError):
-                await claimed_run.lease.release(
+                await claimed_run.lease.hand_back(
                     claimed_run.run, journal.remaining_ops() if journal and journal.is_at_checkpoint else ()
                 )
             raise

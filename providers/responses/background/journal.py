@@ -10,7 +10,7 @@ from openai.types.responses import ResponseStreamEvent
 
 from apis.storage.kv_store import Delete, Op, Put
 from providers.responses.background.event_log import EventLog, encode_event_line
-from providers.responses.background.runs import Lease
+from providers.responses.background.runs import RunLease
 from providers.responses.run.checkpoint import Checkpoint, checkpoint_key, encode_checkpoint
 from providers.responses.run.response_stream import assign_sequence_numbers
 
@@ -28,7 +28,7 @@ class Journal:
     """Numbers events from `next_number` on and writes them in batches, together with the checkpoints of the run, of
     which `checkpoint_count` have been written before."""
 
-    def __init__(self, lease: Lease, next_number: int, event_log: EventLog, checkpoint_count: int = 0) -> None:
+    def __init__(self, lease: RunLease, next_number: int, event_log: EventLog, checkpoint_count: int = 0) -> None:
         self._lease = lease
         self._ref = lease.ref
         self._event_log = event_log

@@ -1,48 +1,46 @@
-"""Runs: the background responses that are not at their end, in a KVStore, and their legal moves.
+"""Runs: the background responses that have not ended, in a KVStore, and the legal changes of their state.
 
-    /run/TENANT/ID                     how far it is: there from the first answer until the end, whatever the end is
-    /queue/RANK/TIME/TENANT/ID         that it waits for a worker; the smallest key is served first
-    /place/TENANT/NUMBER               who has this place among those that wait: there are so many, and no more can wait
-    /lease/TENANT/ID                   that a worker has it; gone when the worker has not renewed it in time
-    TENANT/request/ID                  what was asked
+    /run/TENANT/ID                     the state of the run: present from the first answer until the response has ended
+    /queue/RANK/TIME/TENANT/ID         present while the run waits for a worker; the smallest key is served first
+    /place/TENANT/NUMBER               a slot in the tenant's queue, taken by a waiting run: bounds how many can wait
+    /lease/TENANT/ID                   held by the worker that executes the run; gone when it was not renewed in time
+    TENANT/request/ID                  the request
 
-    queued --claim--> in_progress --end--> (kept by History: completed, incomplete, failed or cancelled)
+    queued --claim--> in_progress --end--> (stored by History: completed, incomplete, failed or cancelled)
        ^ \\--end------------------------>     |
-       '------------- give back ------------'
+       '------------- hand back -----------'
 
-Every move is one atomic write that expects the record, or the lease, as it was read: of two that would make a move,
-one does. A lease lives by the clock of the store, so clocks that differ between machines mislead nobody; and whoever
-holds none that lives can write nothing. No tenant's name is empty, so no tenant's key begins with a slash.
+Every change is one atomic write on the condition that the record, or the lease, is as it was read: of two concurrent
+changes one happens. No tenant's name is empty, so no tenant's key begins with a slash.
 """
 
-import asyncio
 import logging
 import random
-import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
-from apis.errors import RateLimited, StackError, StoreUnavailable
+from apis.errors import RateLimited, StackError
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
+from apis.storage.lease import Lease, LeaseLost
+from apis.storage.records import decode_record, encode_record, scan_all
 from providers.responses.events.ids import is_response_id
 
 _log = logging.getLogger(__name__)
-RecordT = TypeVar("RecordT")
-_PAGE_SIZE = 1000
-_RETRY_INTERVAL_S = 0.2
+_BATCH_SIZE = 1000
 
 
 class RunRecord(
     msgspec.Struct,
     rename={"queue_key": "queue", "is_portable": "portable", "slot_key": "place", "handover_count": "handed"},
 ):
-    """How far a response is. `queue` is its key in the queue, which is gone when it has waited for too long; not
-    `portable` ones only the process that took the request can make, because what it holds is not for storing. Of its
-    `attempts`, so many were `handed` over by a worker that had to leave."""
+    """The state of a run. `queue_key` is absent from the store when the run has waited for too long. A run that is not
+    `is_portable` can only be executed by the process that took the request, because the request holds secrets that are
+    not stored. `handover_count` of the `attempts` ended because their worker had to stop."""
 
     status: Literal["queued", "in_progress"]
     queue_key: str
@@ -53,7 +51,7 @@ class RunRecord(
 
 
 class StoredRequest(msgspec.Struct, rename={"input_items": "given", "item_id_count": "ids"}):
-    """What was asked: the request, its input items as they are listed, and how many item ids those took."""
+    """The request, its input items as they are listed, and the number of item ids that those use."""
 
     request: msgspec.Raw
     input_items: msgspec.Raw
@@ -63,7 +61,7 @@ class StoredRequest(msgspec.Struct, rename={"input_items": "given", "item_id_cou
 
 @dataclass(frozen=True, slots=True)
 class ResponseRef:
-    """Which response."""
+    """The tenant and id of a response, and the keys of its run."""
 
     tenant: str
     id: str
@@ -81,97 +79,40 @@ class ResponseRef:
         return f"{self.tenant}/request/{self.id}"
 
 
-class LeaseLost(Exception):
-    """Another has the run by now, or nobody: what was made since is void."""
-
-
 def run_key(tenant: str, response_id: str) -> str:
-    """Of the record that is there until the response is at its end."""
+    """Return the key of the record that exists until the response has ended."""
     return f"/run/{tenant}/{response_id}"
 
 
-_decode_run = msgspec.json.Decoder(RunRecord).decode
-_decode_request = msgspec.json.Decoder(StoredRequest).decode
-_encode = msgspec.json.Encoder().encode
-
-
-class Lease:
-    """The right to go on with one run, for `lease_s` from each write. Not for two tasks at a time."""
+class RunLease(Lease):
+    """The right to execute one run."""
 
     def __init__(self, kv: KVStore, ref: ResponseRef, lease_s: float, retention_s: float) -> None:
+        super().__init__(kv, ref.lease_key, lease_s)
         self.ref = ref
-        self._kv = kv
-        self.lease_s = lease_s
-        self.retention_s = retention_s
-        self._holder = secrets.token_hex(8)
-        self._write_number = 0
-        self._version = ABSENT
-
-    def acquire_op(self, expect: int | None = ABSENT) -> Put:
-        """The write that takes it; None as `expect` takes it from whoever has it."""
-        self._write_number += 1
-        return Put(self.ref.lease_key, f"{self._holder} {self._write_number}".encode(), self.lease_s, expect)
-
-    def mark_acquired(self, version: int) -> None:
-        """The write was made."""
-        self._version = version
-
-    async def write(self, ops: Sequence[Op] = (), *, durable: bool = False) -> None:
-        """Write as the holder, which renews the lease. Raises LeaseLost. An outage of the store is waited out for as
-        long as the lease can live."""
-        deadline = time.monotonic() + self.lease_s
-        put = self.acquire_op(self._version)
-        while True:
-            try:
-                versions = await self._kv.write([put, *ops], durable=durable)
-                break
-            except StoreUnavailable:
-                if time.monotonic() > deadline:
-                    raise LeaseLost from None
-            if await self._was_written(put, deadline):
-                return
-        if versions is None:
-            raise LeaseLost
-        self._version = versions[0]
-
-    async def _was_written(self, put: Put, deadline: float) -> bool:
-        """Whether a write that raised was made all the same: the lease says so."""
-        while True:
-            await asyncio.sleep(_RETRY_INTERVAL_S)
-            try:
-                entry = await self._kv.get(put.key)
-            except StoreUnavailable:
-                if time.monotonic() > deadline:
-                    raise LeaseLost from None
-                continue
-            if entry is None or (entry.value != put.value and entry.version != self._version):
-                raise LeaseLost
-            if entry.value == put.value:
-                self._version = entry.version
-            return entry.value == put.value
+        self._retention_s = retention_s
 
     def end_ops(self) -> list[Op]:
-        """What ends the run, if this lease still lives: to be written together with how it ended."""
-        return [Delete(self.ref.lease_key, self._version), Delete(self.ref.run_key), Delete(self.ref.request_key)]
+        """Return the operations that end the run if the lease is still held: to be written with the final response."""
+        return [self.release_op, Delete(self.ref.run_key), Delete(self.ref.request_key)]
 
-    async def release(self, run: RunRecord, extra_ops: Sequence[Op] = ()) -> None:
-        """Let another worker go on at once, after `also`; nothing happens when the lease is lost."""
+    async def hand_back(self, run: RunRecord, extra_ops: Sequence[Op] = ()) -> None:
+        """Return the run to the queue, so that another worker can resume it at once, and apply `extra_ops` with it.
+        Nothing is written when the lease is lost."""
         run.handover_count += 1
-        ops: list[Op] = [
-            Delete(self.ref.lease_key, self._version),
-            Put(self.ref.run_key, _encode(run), self.retention_s),
-            Put(run.queue_key, _encode_ref(self.ref), 60 * self.lease_s),
-        ]
-        await self._kv.write([*ops, *extra_ops])
+        put_run = Put(self.ref.run_key, encode_record(run), self._retention_s)
+        put_queue = Put(run.queue_key, _encode_ref(self.ref), 60 * self.lease_s)
+        with suppress(LeaseLost):
+            await self.release([put_run, put_queue, *extra_ops])
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRun:
-    """A run, what was asked, and the right to go on with it; `late` if it had waited for too long."""
+    """A run with its request and lease; `is_late` if it has waited for too long."""
 
     run: RunRecord
     stored_request: StoredRequest
-    lease: Lease
+    lease: RunLease
     is_late: bool = False
 
     @property
@@ -180,7 +121,7 @@ class ClaimedRun:
 
 
 class Runs:
-    """All runs of a store. Of a tenant, `max_waiting` can wait."""
+    """All runs of a store. At most `max_waiting` runs of a tenant can wait."""
 
     def __init__(
         self, kv: KVStore, *, lease_s: float, queue_timeout_s: float, retention_s: float, max_waiting: int
@@ -201,29 +142,33 @@ class Runs:
         is_portable: bool,
         start_now: bool,
     ) -> ClaimedRun | None:
-        """A new one, written with `also`: it waits from now on, or is claimed `at_once`. Raises LeaseLost when
-        something in `also` does not hold, RateLimited when too many of the tenant's wait already."""
-        queue = f"/queue/{priority}/{time.time_ns() // 1000:017d}/{ref.tenant}/{ref.id}"
-        run = RunRecord("in_progress" if start_now else "queued", queue, is_portable, int(start_now))
-        lease = self._new_lease(ref)
-        request = Put(ref.request_key, _encode(stored_request), self._retention_s)
-        waits = Put(queue, _encode_ref(ref), self._queue_timeout_s)
-        while True:
-            taken: list[Op] = [lease.acquire_op()]
-            if not start_now:
-                run.slot_key = await self._draw_free_slot(ref.tenant)
-                taken = [waits, Put(run.slot_key, ref.id.encode(), self._retention_s, ABSENT)]
-            record = Put(ref.run_key, _encode(run), self._retention_s, ABSENT)
-            versions = await self._kv.write([record, request, *extra_ops, *taken])
-            if versions is not None:
-                break
-            if start_now or await self._kv.get(run.slot_key) is None:
+        """Add a run, written with `extra_ops`: it waits for a worker, or is claimed at once with `start_now`. Raises
+        LeaseLost if a condition in `extra_ops` does not hold, RateLimited if too many runs of the tenant wait."""
+        queue_key = f"/queue/{priority}/{time.time_ns() // 1000:017d}/{ref.tenant}/{ref.id}"
+        run = RunRecord("in_progress" if start_now else "queued", queue_key, is_portable, int(start_now))
+        put_request = Put(ref.request_key, encode_record(stored_request), self._retention_s)
+        if start_now:
+            lease = self._new_lease(ref)
+            put_run = Put(ref.run_key, encode_record(run), self._retention_s, ABSENT)
+            if await lease.acquire([put_run, put_request, *extra_ops], durable=True) is None:
                 raise LeaseLost
-        lease.mark_acquired(versions[-1])
-        return ClaimedRun(run, stored_request, lease) if start_now else None
+            return ClaimedRun(run, stored_request, lease)
+        while True:
+            run.slot_key = await self._draw_free_slot(ref.tenant)
+            ops = [
+                Put(ref.run_key, encode_record(run), self._retention_s, ABSENT),
+                put_request,
+                *extra_ops,
+                Put(queue_key, _encode_ref(ref), self._queue_timeout_s),
+                Put(run.slot_key, ref.id.encode(), self._retention_s, ABSENT),
+            ]
+            if await self._kv.write(ops) is not None:
+                return None
+            if await self._kv.get(run.slot_key) is None:
+                raise LeaseLost
 
     async def _draw_free_slot(self, tenant: str) -> str:
-        """A place that nobody has, drawn, so that many who come together seldom draw the same."""
+        """Return the key of a random free slot: concurrent requests seldom draw the same one. Raises RateLimited."""
         prefix = f"/place/{tenant}/"
         rows = await self._kv.scan(prefix, limit=self._max_waiting)
         free = set(range(self._max_waiting)) - {int(key[len(prefix) :]) for key, _ in rows}
@@ -232,105 +177,96 @@ class Runs:
                 f"{self._max_waiting} background responses are waiting already (`responses.background.max_waiting`).",
                 retry_after_s=5,
             )
-        return f"{prefix}{random.choice([*free]):08d}"  # noqa: S311 - nothing is secret about it
+        return f"{prefix}{random.choice([*free]):08d}"  # noqa: S311 - not a secret
 
     async def has_waiting(self, tenant: str) -> bool:
-        """Whether any of the tenant's wait."""
+        """Return True if a run of the tenant waits for a worker."""
         return bool(await self._kv.scan(f"/place/{tenant}/", limit=1))
 
     async def count_running(self, tenant: str, limit: int) -> int:
-        """How many of the tenant's are being made, counted up to `most`."""
+        """Return the number of the tenant's runs that are being executed, counted up to `limit`."""
         return len(await self._kv.scan(f"/lease/{tenant}/", limit=limit))
 
     async def list_waiting(self, limit: int) -> list[tuple[str, ResponseRef]]:
-        """Who waits, by their keys in the queue, first served first."""
+        """Return up to `limit` waiting runs with their keys in the queue, in the order of service."""
         return [(key, _decode_ref(entry.value)) for key, entry in await self._kv.scan("/queue/", limit=limit)]
 
     async def get(self, ref: ResponseRef) -> tuple[RunRecord, StoredRequest] | None:
-        """A run that is not at its end."""
+        """Return a run that has not ended, and its request."""
         if not is_response_id(ref.id):
             return None
-        run, asked = await self._kv.get_many([ref.run_key, ref.request_key])
-        return (
-            None
-            if run is None or asked is None
-            else (_decode_record(_decode_run, run), _decode_record(_decode_request, asked))
-        )
+        run, request = await self._kv.get_many([ref.run_key, ref.request_key])
+        if run is None or request is None:
+            return None
+        return decode_record(run, RunRecord), decode_record(request, StoredRequest)
 
     async def claim(self, ref: ResponseRef, queue_key: str = "") -> ClaimedRun | None:
-        """Take what nobody has, from the queue or from where it was left; None if somebody has it, or it is at its
-        end."""
-        found, asked, held = await self._kv.get_many([ref.run_key, ref.request_key, ref.lease_key])
-        if found is None or asked is None:
+        """Claim a run that no worker holds, from the queue or as an orphan; None if a worker holds it or it has
+        ended."""
+        run, request, lease = await self._kv.get_many([ref.run_key, ref.request_key, ref.lease_key])
+        if run is None or request is None:
             if queue_key:
                 await self._kv.write([Delete(queue_key)], durable=False)
             return None
-        if held is not None:
+        if lease is not None:
             return None
-        late = not queue_key and _decode_record(_decode_run, found).status == "queued"
-        claimed = await self._acquire(ref, found, asked, self._new_lease(ref), ABSENT)
-        return replace(claimed, is_late=late) if claimed else None
+        is_late = not queue_key and decode_record(run, RunRecord).status == "queued"
+        claimed = await self._acquire(ref, run, request, ABSENT)
+        return replace(claimed, is_late=is_late) if claimed else None
 
     async def take_over(self, ref: ResponseRef) -> ClaimedRun | None:
-        """Take a run from whoever has it; None when it is at its end."""
+        """Claim a run from any worker that may hold it; None if it has ended."""
         while is_response_id(ref.id):
-            found, asked = await self._kv.get_many([ref.run_key, ref.request_key])
-            if found is None or asked is None:
+            run, request = await self._kv.get_many([ref.run_key, ref.request_key])
+            if run is None or request is None:
                 return None
-            claimed = await self._acquire(ref, found, asked, self._new_lease(ref), None)
+            claimed = await self._acquire(ref, run, request, None)
             if claimed is not None:
                 return claimed
         return None
 
     async def _acquire(
-        self, ref: ResponseRef, run_entry: Entry, request_entry: Entry, lease: Lease, expect: int | None
+        self, ref: ResponseRef, run_entry: Entry, request_entry: Entry, expect: int | None
     ) -> ClaimedRun | None:
-        run = _decode_record(_decode_run, run_entry)
-        place, run.slot_key = run.slot_key, ""
+        run = decode_record(run_entry, RunRecord)
+        slot_key, run.slot_key = run.slot_key, ""
         run.status = "in_progress"
         run.attempts += 1
         ops: list[Op] = [
-            lease.acquire_op(expect),
-            Put(ref.run_key, _encode(run), self._retention_s, run_entry.version),
-            Delete(run.queue_key),
+            Put(ref.run_key, encode_record(run), self._retention_s, run_entry.version),
+            *(Delete(key) for key in (run.queue_key, slot_key) if key),
         ]
-        if place:
-            ops.append(Delete(place))
-        versions = await self._kv.write(ops, durable=False)
-        if versions is None:
+        lease = self._new_lease(ref)
+        if await lease.acquire(ops, expect=expect) is None:
             return None
-        lease.mark_acquired(versions[0])
-        return ClaimedRun(run, _decode_record(_decode_request, request_entry), lease)
+        return ClaimedRun(run, decode_record(request_entry, StoredRequest), lease)
 
-    def _new_lease(self, ref: ResponseRef) -> Lease:
-        return Lease(self._kv, ref, self._lease_s, self._retention_s)
+    def _new_lease(self, ref: ResponseRef) -> RunLease:
+        return RunLease(self._kv, ref, self._lease_s, self._retention_s)
 
     async def list_orphaned(self) -> list[ResponseRef]:
-        """Runs that need somebody: in progress and of nobody, or queued for too long."""
-        left: list[ResponseRef] = []
-        after = ""
-        while rows := await self._kv.scan("/run/", after=after, limit=_PAGE_SIZE):
-            after = rows[-1][0]
-            runs = {_ref_from_run_key(row[0]): run for row in rows if (run := _decode_run_row(row)) is not None}
-            wanted = [run.queue_key if run.status == "queued" else ref.lease_key for ref, run in runs.items()]
-            found = await self._kv.get_many(wanted)
-            left += [ref for ref, entry in zip(runs, found, strict=True) if entry is None]
-        return left
+        """Return the runs that no worker will claim from the queue: in progress without a lease, or queued for too
+        long."""
+        runs = [
+            (_decode_ref(key.removeprefix("/run/").encode()), run)
+            async for key, entry in scan_all(self._kv, "/run/", page_size=_BATCH_SIZE)
+            if (run := _try_decode_run(key, entry)) is not None
+        ]
+        orphaned: list[ResponseRef] = []
+        for start in range(0, len(runs), _BATCH_SIZE):
+            batch = runs[start : start + _BATCH_SIZE]
+            keys = [run.queue_key if run.status == "queued" else ref.lease_key for ref, run in batch]
+            entries = await self._kv.get_many(keys)
+            orphaned += [ref for (ref, _), entry in zip(batch, entries, strict=True) if entry is None]
+        return orphaned
 
 
-def _decode_record(decode: Callable[[bytes], RecordT], entry: Entry) -> RecordT:
+def _try_decode_run(key: str, entry: Entry) -> RunRecord | None:
+    """Return None for a damaged record, so that the other runs are still served."""
     try:
-        return decode(entry.value)
-    except msgspec.MsgspecError as exc:
-        raise StackError("A stored record cannot be read.", code="storage_corrupt") from exc
-
-
-def _decode_run_row(row: tuple[str, Entry]) -> RunRecord | None:
-    """None for a damaged record: it must not keep the others waiting."""
-    try:
-        return _decode_run(row[1].value)
-    except msgspec.MsgspecError:
-        _log.error("the record %s cannot be read", row[0])
+        return decode_record(entry, RunRecord)
+    except StackError:
+        _log.error("the record %s cannot be read", key)
         return None
 
 
@@ -341,7 +277,3 @@ def _encode_ref(ref: ResponseRef) -> bytes:
 def _decode_ref(value: bytes) -> ResponseRef:
     tenant, _, name = value.decode().partition("/")
     return ResponseRef(tenant, name)
-
-
-def _ref_from_run_key(key: str) -> ResponseRef:
-    return _decode_ref(key.removeprefix("/run/").encode())

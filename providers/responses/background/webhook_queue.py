@@ -1,12 +1,11 @@
-"""Outbox: what webhooks are still to be told, in a KVStore, and the delivery of it by whichever worker comes first.
+"""Webhook queue: the events that webhooks have not received yet, in a KVStore, and their delivery by any worker.
 
-    /webhook/LANE/TIME/ID     the event ID, to be sent to the webhook of that lane from TIME on (ms since the epoch)
-    /webhook_hold/ID          that a worker is sending it; gone when the worker has not come to an end in time
+    /webhook/QUEUE/TIME/ID    the event ID, to be sent to the webhook of that queue from TIME on (ms since the epoch)
+    /webhook_hold/ID          held by the worker that sends the event; gone when the worker has not finished in time
 
-A record is written together with the end that it tells of, so neither is there without the other. It is sent at least
-once, always under the same id, and goes when it was taken or is too old. Each webhook has a lane of its own: one that
-is slow or dead keeps nobody else waiting. A hold lives by the clock of the store; clocks that differ between machines
-move the next attempt, and nothing else.
+A delivery is stored in the same write as the final response that it reports. It is sent at least once, always under the
+same id, and deleted when it was accepted or is too old. Each webhook has a queue of its own, so a slow or dead one
+delays no other. Clocks that differ between machines move the time of the next attempt, and nothing else.
 """
 
 import asyncio
@@ -24,7 +23,9 @@ from openai.types.responses import Response
 
 from apis.errors import FetchFailed, StackError
 from apis.fetcher import Fetcher, FetchRequest
-from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
+from apis.storage.lease import Lease, LeaseLost
+from apis.storage.records import decode_record, encode_record
 from providers.responses.background.webhooks import WEBHOOK_EVENTS, Webhook, build_event_json, build_signed_headers
 
 _log = logging.getLogger(__name__)
@@ -34,17 +35,17 @@ _MAX_DELIVERIES: Final = 16
 _MAX_DELIVERIES_PER_WEBHOOK: Final = 4
 _SCAN_LIMIT: Final = 64
 _MAX_QUEUED: Final = 10_000
-"""Of one webhook: what ends while so many wait for it, it is not told."""
+"""Deliveries waiting for one webhook; while there are so many, no more are added."""
 _COUNT_INTERVAL_S: Final = 5.0
 _MAX_RETRY_DELAY_S: Final = 3600.0
 _CLOSE_TIMEOUT_S: Final = 0.4
 _HOLD_MARGIN_S: Final = 10.0
-"""After a POST's own time-out, for what the store takes."""
+"""Seconds that a hold lives beyond the POST's time-out, for the writes to the store."""
 _HTTP_GONE: Final = 410
 
 
 class WebhookDelivery(msgspec.Struct, rename={"created_at": "at"}):
-    """An event on its way to one webhook."""
+    """An event that is to be sent to one webhook."""
 
     id: str
     body: str
@@ -67,23 +68,15 @@ class _ClaimedDelivery:
     key: str
     version: int
     delivery: WebhookDelivery
+    hold: Lease
 
-    @property
-    def delete_ops(self) -> list[Op]:
-        """What takes it off its lane, if it is still there as it was claimed."""
-        return [Delete(self.key, self.version), self.release_op]
-
-    @property
-    def release_op(self) -> Delete:
-        return Delete(_hold_key(self.delivery.id))
-
-
-_decode = msgspec.json.Decoder(WebhookDelivery).decode
-_encode = msgspec.json.Encoder().encode
+    async def finish(self, *ops: Op) -> None:
+        """Remove the delivery from its queue and apply `ops`, unless another worker has claimed it since."""
+        await self.hold.release([Delete(self.key, self.version), *ops], even_if_lost=True)
 
 
 class WebhookQueue:
-    """All webhooks of a config, as this process serves them."""
+    """The queues of all webhooks of a config, and the deliveries of this process."""
 
     def __init__(self, kv: KVStore, webhooks: Sequence[Webhook]) -> None:
         self._kv = kv
@@ -91,54 +84,55 @@ class WebhookQueue:
         self._wakeup = asyncio.Event()
 
     def delivery_ops(self, response: Response, tenant: str) -> list[Op]:
-        """What tells the tenant's webhooks how a response ended: to be written together with that end."""
+        """Return the operations that queue the event for the tenant's webhooks: to be written with the final
+        response."""
         event, now = f"response.{response.status}", time.time()
         ops: list[Op] = []
-        for lane in self._queues:
-            hook = lane.webhook
-            if event in WEBHOOK_EVENTS and event in hook.events and tenant == hook.tenant and not lane.is_full:
+        for queue in self._queues:
+            hook = queue.webhook
+            if event in WEBHOOK_EVENTS and event in hook.events and tenant == hook.tenant and not queue.is_full:
                 body = build_event_json(event, response.id, int(now)).decode()
                 delivery = WebhookDelivery(f"wh_{secrets.token_hex(16)}", body, now)
-                ops.append(Put(_delivery_key(lane, now, delivery), _encode(delivery), hook.max_age_s))
+                ops.append(Put(_delivery_key(queue, now, delivery), encode_record(delivery), hook.max_age_s))
         return ops
 
     def wake(self) -> None:
-        """Something may have been written."""
+        """Look for due deliveries now."""
         self._wakeup.set()
 
     async def run(self, fetcher: Fetcher) -> None:
-        """Send what is due, until cancelled; what is being sent then is left to others. Without webhooks there is
-        nothing to do."""
+        """Send due deliveries until cancelled; unfinished ones are then released to other workers. Returns at once if
+        there are no webhooks."""
         try:
             while self._queues:
                 self._wakeup.clear()
-                for lane in self._queues:
+                for queue in self._queues:
                     try:
-                        await self._start_deliveries(lane, fetcher)
+                        await self._start_deliveries(queue, fetcher)
                     except StackError as exc:
-                        _log.warning("the webhook at %s waits: %s", lane.webhook, exc.message)
+                        _log.warning("the webhook at %s waits: %s", queue.webhook, exc.message)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_S):
                         await self._wakeup.wait()
         finally:
-            tasks = [task for lane in self._queues for task in lane.tasks]
+            tasks = [task for queue in self._queues for task in queue.tasks]
             for task in tasks:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
 
     async def _start_deliveries(self, queue: _Queue, fetcher: Fetcher) -> None:
-        """Begin to send what is due, as far as there is room."""
-        running = sum(len(each.tasks) for each in self._queues)
+        """Start due deliveries, up to the limits."""
+        running = sum(len(other.tasks) for other in self._queues)
         room = min(_MAX_DELIVERIES_PER_WEBHOOK - len(queue.tasks), _MAX_DELIVERIES - running)
         if room <= 0:
             return
         due = f"{queue.key_prefix}{_format_milliseconds(time.time())}~"
         rows = await self._kv.scan(queue.key_prefix, before=due, limit=_SCAN_LIMIT)
         await self._check_backlog(queue, len(rows))
-        held = await self._kv.get_many([_hold_key(_delivery_id(key)) for key, _ in rows]) if rows else ()
-        for (key, entry), hold in zip(rows, held, strict=True):
-            if hold is None and room > 0 and (claimed := await self._claim(queue, key, entry.value, entry.version)):
+        holds = await self._kv.get_many([_hold_key(_delivery_id(key)) for key, _ in rows]) if rows else ()
+        for (key, entry), hold in zip(rows, holds, strict=True):
+            if hold is None and room > 0 and (claimed := await self._claim(queue, key, entry)):
                 room -= 1
                 task = asyncio.create_task(self._send(claimed, fetcher))
                 queue.tasks.add(task)
@@ -151,53 +145,54 @@ class WebhookQueue:
             queue.counted_at = time.monotonic()
             queue.is_full = len(await self._kv.scan(queue.key_prefix, limit=_MAX_QUEUED)) == _MAX_QUEUED
             if queue.is_full:
-                _log.error("the webhook at %s is told of nothing more: %d events wait", queue.webhook, _MAX_QUEUED)
+                _log.error("the webhook at %s gets no new events: %d wait", queue.webhook, _MAX_QUEUED)
 
-    async def _claim(self, queue: _Queue, key: str, value: bytes, version: int) -> _ClaimedDelivery | None:
+    async def _claim(self, queue: _Queue, key: str, entry: Entry) -> _ClaimedDelivery | None:
         try:
-            delivery = _decode(value)
-        except msgspec.MsgspecError:
-            _log.error("the record %s cannot be read, and is forgotten", key)
-            await self._kv.write([Delete(key, version)])
+            delivery = decode_record(entry, WebhookDelivery)
+        except StackError:
+            _log.error("the record %s cannot be read, and is deleted", key)
+            await self._kv.write([Delete(key, entry.version)])
             return None
         delivery.attempts += 1
-        hold = Put(_hold_key(delivery.id), b"", queue.webhook.timeout_s + _HOLD_MARGIN_S, ABSENT)
-        record = Put(key, _encode(delivery), _remaining_s(queue, delivery), version)
-        versions = await self._kv.write([hold, record], durable=False)
-        return None if versions is None else _ClaimedDelivery(queue, key, versions[1], delivery)
+        hold = Lease(self._kv, _hold_key(delivery.id), queue.webhook.timeout_s + _HOLD_MARGIN_S)
+        record = Put(key, encode_record(delivery), _remaining_s(queue, delivery), entry.version)
+        versions = await hold.acquire([record])
+        return None if versions is None else _ClaimedDelivery(queue, key, versions[0], delivery, hold)
 
     async def _send(self, claim: _ClaimedDelivery, fetcher: Fetcher) -> None:
         try:
-            why = await _post(claim, fetcher)
-            if why is None:
-                await self._kv.write(claim.delete_ops, durable=False)
+            failure = await _post(claim, fetcher)
+            if failure is None:
+                await claim.finish()
             else:
-                await self._reschedule(claim, why)
+                await self._reschedule(claim, failure)
         except StackError as exc:
-            _log.warning("what the webhook at %s was told is told again: %s", claim.queue.webhook, exc.message)
+            _log.warning("an event for the webhook at %s will be sent again: %s", claim.queue.webhook, exc.message)
         except asyncio.CancelledError:
-            with suppress(StackError):
-                await self._kv.write([claim.release_op], durable=False)
+            with suppress(StackError, LeaseLost):
+                await claim.hold.release()
             raise
         finally:
             self._wakeup.set()
 
-    async def _reschedule(self, claim: _ClaimedDelivery, reason: str) -> None:
-        lane, delivery = claim.queue, claim.delivery
-        longest_s = min(_MAX_RETRY_DELAY_S, lane.webhook.retry_s * 2 ** min(delivery.attempts - 1, 20))
-        pause_s = longest_s * random.uniform(0.5, 1)  # noqa: S311 - to spread attempts, not to hide them
-        left_s = _remaining_s(lane, delivery)
-        if pause_s >= left_s:
-            _log.error("the webhook at %s was not told of %s: %s", lane.webhook, delivery.id, reason)
-            await self._kv.write(claim.delete_ops)
+    async def _reschedule(self, claim: _ClaimedDelivery, failure: str) -> None:
+        queue, delivery = claim.queue, claim.delivery
+        max_delay_s = min(_MAX_RETRY_DELAY_S, queue.webhook.retry_s * 2 ** min(delivery.attempts - 1, 20))
+        delay_s = max_delay_s * random.uniform(0.5, 1)  # noqa: S311 - spreads attempts, not a secret
+        remaining_s = _remaining_s(queue, delivery)
+        if delay_s >= remaining_s:
+            _log.error("the webhook at %s did not accept %s: %s", queue.webhook, delivery.id, failure)
+            await claim.finish()
             return
-        _log.info("the webhook at %s is told of %s again in %.0f s: %s", lane.webhook, delivery.id, pause_s, reason)
-        put = Put(_delivery_key(lane, time.time() + pause_s, delivery), _encode(delivery), left_s)
-        await self._kv.write([*claim.delete_ops, put])
+        _log.info("the webhook at %s gets %s again in %.0f s: %s", queue.webhook, delivery.id, delay_s, failure)
+        key = _delivery_key(queue, time.time() + delay_s, delivery)
+        await claim.finish(Put(key, encode_record(delivery), remaining_s))
 
 
 async def _post(claim: _ClaimedDelivery, fetcher: Fetcher) -> str | None:
-    """Why it was not taken, if so. Each attempt is signed anew: signatures grow old."""
+    """Send the event; returns the reason if it was not accepted. Each attempt has a new signature, because receivers
+    refuse old ones."""
     hook, delivery = claim.queue.webhook, claim.delivery
     body = delivery.body.encode()
     outgoing = FetchRequest(
@@ -214,7 +209,7 @@ async def _post(claim: _ClaimedDelivery, fetcher: Fetcher) -> str | None:
             status = incoming.status
     except FetchFailed as exc:
         return exc.message
-    # who is gone for good says so, and wants no more of it
+    # 410 Gone: the receiver wants no more attempts
     return None if 200 <= status < 300 or status == _HTTP_GONE else f"it answered {status}"
 
 
@@ -235,5 +230,5 @@ def _format_milliseconds(seconds: float) -> str:
 
 
 def _remaining_s(queue: _Queue, delivery: WebhookDelivery) -> float:
-    """How much longer it is worth telling."""
+    """Return the seconds until the delivery is too old."""
     return max(1.0, delivery.created_at + queue.webhook.max_age_s - time.time())

@@ -1,5 +1,5 @@
-"""Webhooks: who is told that a background response has ended, and in which words. Signed as Standard Webhooks has it
-(https://github.com/standard-webhooks/standard-webhooks), which is how the openai SDK's `webhooks.unwrap` reads them.
+"""Webhooks: the receivers of the ends of background responses, and the events they get, signed by Standard Webhooks
+(https://github.com/standard-webhooks/standard-webhooks) as the openai SDK's `webhooks.unwrap` verifies them.
 """
 
 import base64
@@ -29,9 +29,9 @@ def _check_secret(secret: SecretStr) -> SecretStr:
 
 
 class Webhook(BaseModel):
-    """Where the ends of one tenant's background responses are told, by POST. With `private`, the host may be of a
-    private network and the port any. One POST may take `timeout_s`; it is tried again, first after `retry_s`, then
-    ever later, until `max_age_s` after the end."""
+    """A URL that gets an event by POST when a background response of the tenant ends. With `private`, the host may be
+    in a private network, with any port. A POST may take `timeout_s`; it is repeated, first after `retry_s`, then with
+    growing delays, until `max_age_s` after the end of the response."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -45,23 +45,23 @@ class Webhook(BaseModel):
     max_age_s: float = Field(default=3 * 86_400, gt=0, le=30 * 86_400)
 
     def __str__(self) -> str:
-        # the rest of a URL may be a secret
+        # the other parts of a URL may be secret
         return urlsplit(self.url).hostname or ""
 
     @property
     def queue_name(self) -> str:
-        """Its name in the store, the same for as long as it tells the same tenant's ends to the same URL."""
+        """The name of its queue in the store, which depends on tenant and URL only."""
         return hashlib.sha256(f"{self.tenant}/{self.url}".encode()).hexdigest()[:32]
 
 
 def build_event_json(event: str, response_id: str, created_at: int) -> bytes:
-    """The event that tells of a response, under an id of its own."""
+    """Return the event of the end of a response, with a new id."""
     fields = {"id": f"evt_{secrets.token_hex(16)}", "object": "event", "created_at": created_at, "type": event}
     return orjson.dumps({**fields, "data": {"id": response_id}})
 
 
 def build_signed_headers(secret: SecretStr, webhook_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
-    """What a receiver checks a body by. Receivers refuse a timestamp of more than five minutes ago."""
+    """Return the headers by which a receiver verifies the body. Receivers refuse timestamps older than five minutes."""
     signed = b"%b.%d.%b" % (webhook_id.encode(), timestamp_s, body)
     signature = base64.b64encode(hmac.new(_secret_bytes(secret), signed, hashlib.sha256).digest()).decode()
     return {

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -16,9 +17,10 @@ from apis.conversations import (
     UpdateConversation,
 )
 from apis.errors import ConversationLocked, InvalidRequest, NotFound
-from apis.files import Page
 from apis.responses import CreateResponse, InputItemListParams, ItemList
-from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
+from apis.storage.pages import Page, first_page, page_after
+from apis.storage.records import decode_record, delete_all, encode_record
 from apis.wire.items import Item
 from providers.responses.context.conversation import resolve_items, stored_item
 from providers.responses.context.messages import check_items
@@ -28,10 +30,9 @@ from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.conversation_items import (
     ConversationKeys,
     ConversationRecord,
+    StoredItem,
     build_append_ops,
-    decode_stored_item,
     duplicate_item_error,
-    encode_conversation_entry,
     load_conversation_history,
     load_conversation_state,
 )
@@ -57,9 +58,7 @@ class StoredConversations(Conversations):
         items, tool_results = await self._resolve_items(request.items or (), tenant)
         record = ConversationRecord(int(time.time()), request.metadata or {})
         _, ops = build_append_ops(ref, None, _items_to_stored(items, ref, 0), tool_results)
-        await self._kv.write(
-            [Put(ref.record_key("conversation"), encode_conversation_entry(record), None, ABSENT), *ops]
-        )
+        await self._kv.write([Put(ref.record_key("conversation"), encode_record(record), None, ABSENT), *ops])
         return _record_to_conversation(ref, record)
 
     async def get(self, conversation_id: str, *, tenant: str) -> Conversation:
@@ -72,7 +71,7 @@ class StoredConversations(Conversations):
             state = await load_conversation_state(self._kv, ref)
             record = ConversationRecord(state.record.created_at, request.metadata or {})
             if await self._kv.write(
-                [Put(ref.record_key("conversation"), encode_conversation_entry(record), None, state.record_version)]
+                [Put(ref.record_key("conversation"), encode_record(record), None, state.record_version)]
             ):
                 return _record_to_conversation(ref, record)
 
@@ -84,13 +83,12 @@ class StoredConversations(Conversations):
             ends = [Delete(ref.record_key("conversation_end")), Delete(ref.record_key("conversation_floor"))]
             await self._kv.write(
                 [
-                    Put(ref.record_key("conversation"), encode_conversation_entry(record), None, state.record_version),
+                    Put(ref.record_key("conversation"), encode_record(record), None, state.record_version),
                     *ends,
                 ]
             )
         for prefix in (ref.item_prefix, ref.position_prefix):
-            while rows := await self._kv.scan(prefix, limit=_DELETE_BATCH_SIZE):
-                await self._kv.write([Delete(key) for key, _ in rows])
+            await delete_all(self._kv, prefix, page_size=_DELETE_BATCH_SIZE, durable=True)
         await self._kv.write([Delete(ref.record_key("conversation"))])
 
     async def add_items(self, conversation_id: str, request: AddItems, *, tenant: str) -> Sequence[dict[str, Any]]:
@@ -130,8 +128,7 @@ class StoredConversations(Conversations):
             cursor = ref.item_key(int(position.value))
         after, before = ("", cursor) if reverse else (cursor, "")
         rows = await self._kv.scan(ref.item_prefix, after=after, before=before, limit=params.limit + 1, reverse=reverse)
-        items = [_decode_item(entry.value) for _, entry in rows[: params.limit]]
-        return Page(items, len(rows) > params.limit)
+        return first_page([_decode_item(entry) for _, entry in rows], params.limit)
 
     async def get_item(self, conversation_id: str, item_id: str, *, tenant: str) -> dict[str, Any]:
         ref = ConversationKeys(tenant, conversation_id)
@@ -140,7 +137,7 @@ class StoredConversations(Conversations):
         entry = None if position is None else await self._kv.get(ref.item_key(int(position.value)))
         if entry is None:
             raise _item_not_found(ref, item_id)
-        return _decode_item(entry.value)
+        return _decode_item(entry)
 
     async def delete_item(self, conversation_id: str, item_id: str, *, tenant: str) -> Conversation:
         ref = ConversationKeys(tenant, conversation_id)
@@ -190,14 +187,10 @@ class StoredConversations(Conversations):
 def page_input_items(items: Sequence[dict[str, Any]], params: InputItemListParams) -> ItemList:
     """Return a page of a response's input items, given oldest first, as clients see them."""
     ordered = [*items] if params.order == "asc" else [*reversed(items)]
-    if params.after is not None:
-        ids = [item["id"] for item in ordered]
-        if params.after not in ids:
-            raise InvalidRequest(f"No input item has the id '{params.after}'.", param="after", code="invalid_value")
-        ordered = ordered[ids.index(params.after) + 1 :]
-    page = [public_item(item) for item in ordered[: params.limit]]
-    first_id, last_id = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return ItemList(data=page, first_id=first_id, last_id=last_id, has_more=len(ordered) > len(page))
+    page = page_after(ordered, params, itemgetter("id"), f"No input item has the id '{params.after}'.")
+    data = [public_item(item) for item in page.data]
+    first_id, last_id = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return ItemList(data=data, first_id=first_id, last_id=last_id, has_more=page.has_more)
 
 
 def _items_to_stored(items: Sequence[Item], ref: ConversationKeys, start: int) -> list[dict[str, Any]]:
@@ -205,8 +198,8 @@ def _items_to_stored(items: Sequence[Item], ref: ConversationKeys, start: int) -
     return [stored_item(item, ids) for item in items]
 
 
-def _decode_item(value: bytes) -> dict[str, Any]:
-    return public_item(orjson.loads(bytes(decode_stored_item(value).item)))
+def _decode_item(entry: Entry) -> dict[str, Any]:
+    return public_item(orjson.loads(bytes(decode_record(entry, StoredItem).item)))
 
 
 def _item_not_found(ref: ConversationKeys, item_id: str) -> NotFound:

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter
 from apis.deltas import Usage
 from apis.events import LoggedEvent
 from apis.storage.kv_store import KVStore
+from apis.storage.records import scan_all
 from apis.wire.items import ITEM_LIST_ADAPTER, Item, items_to_json
 from providers.responses.events.ids import item_number
 from providers.responses.events.response_object import add_usage
@@ -100,15 +101,11 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 async def load_checkpoints(kv: KVStore, tenant: str, response_id: str) -> list[Checkpoint]:
     """Return all checkpoints of a response, oldest first. Raises ValueError where one cannot be decoded."""
-    checkpoints: list[Checkpoint] = []
-    prefix, after = checkpoint_key(tenant, response_id, 0)[:-8], ""
-    while rows := await kv.scan(prefix, after=after, limit=_PAGE_SIZE):
-        after = rows[-1][0]
-        try:
-            checkpoints += [_decode(entry.value) for _, entry in rows]
-        except msgspec.MsgspecError as exc:
-            raise ValueError(f"the steps up to {after} cannot be read") from exc
-    return checkpoints
+    rows = scan_all(kv, checkpoint_key(tenant, response_id, 0)[:-8], page_size=_PAGE_SIZE)
+    try:
+        return [_decode(entry.value) async for _, entry in rows]
+    except msgspec.MsgspecError as exc:
+        raise ValueError(f"the steps of {response_id} cannot be read") from exc
 
 
 def collect_tool_results(checkpoints: Sequence[Checkpoint]) -> dict[str, ToolResultRecord]:

@@ -1,4 +1,4 @@
-"""The conversations that went on last, so that a chain's next turn need not read all of it again."""
+"""A cache of the chains that were continued last, so that the next turn of a chain need not load all of it again."""
 
 import time
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from providers.responses.events.tool_result import ToolResultRecord
 
 @dataclass(frozen=True, slots=True)
 class TurnPosition:
-    """Where a turn is."""
+    """The line of a turn and its depth in it, from 0."""
 
     line: str
     depth: int
@@ -29,7 +29,7 @@ class StoredTurn(
         "fork_point": "base",
     },
 ):
-    """One response's part of the conversation: `given` is its own input, `made` its output, both as JSON arrays."""
+    """The input and output items of one response, as JSON arrays, and the results of its hosted tool calls."""
 
     id: str
     stored_at: float
@@ -41,8 +41,8 @@ class StoredTurn(
 
 @dataclass(frozen=True, slots=True)
 class LoadedHistory:
-    """All that came before a request: items in order, what hosted calls told, and the turn it would follow. `size` is
-    the bytes of it all as stored, `read_at` when it was last read from the store, by the monotonic clock."""
+    """The history of a request: items in order, results of hosted tool calls, and the position of the last turn.
+    `size_bytes` is the size of all turns as stored; `read_at` the monotonic time of the last load from the store."""
 
     items: Sequence[Item] = ()
     tool_results: Mapping[str, ToolResultRecord] = field(default_factory=dict[str, ToolResultRecord])
@@ -54,7 +54,7 @@ class LoadedHistory:
 
 @dataclass(frozen=True, slots=True)
 class CachedTurn:
-    """A response just stored: its turn, and what had come before."""
+    """The turn of a response just stored, and the history before it."""
 
     previous_history: LoadedHistory
     turn: StoredTurn
@@ -66,8 +66,9 @@ class CachedTurn:
 
 
 class HistoryCache:
-    """By tenant and response id, bounded by `max_bytes` over all, the oldest first out. What is stored never changes,
-    so an entry is never wrong; after `max_age_s` it counts for nothing, because the store renews what is read."""
+    """Cached turns by tenant and response id, at most `max_bytes` in all; the oldest are evicted first. Stored turns
+    never change, so an entry is never wrong; it is not used after `max_age_s`, so that a load extends the life of the
+    stored turns in time."""
 
     def __init__(self, max_bytes: int, max_age_s: float) -> None:
         self._max_bytes = max_bytes
@@ -76,9 +77,10 @@ class HistoryCache:
         self._size_bytes = 0
 
     def get(self, tenant: str, response_id: str) -> CachedTurn | None:
-        recent = self._cached_turns.get((tenant, response_id))
-        fresh = recent is not None and time.monotonic() - recent.previous_history.read_at <= self._max_age_s
-        return recent if fresh else None
+        cached = self._cached_turns.get((tenant, response_id))
+        if cached is None or time.monotonic() - cached.previous_history.read_at > self._max_age_s:
+            return None
+        return cached
 
     def put(self, tenant: str, cached_turn: CachedTurn) -> None:
         self._cached_turns[tenant, cached_turn.turn.id] = cached_turn
@@ -87,6 +89,6 @@ class HistoryCache:
             self._size_bytes -= self._cached_turns.popitem(last=False)[1].size_bytes
 
     def discard(self, tenant: str, response_id: str | None) -> None:
-        recent = self._cached_turns.pop((tenant, response_id or ""), None)
-        if recent is not None:
-            self._size_bytes -= recent.size_bytes
+        cached = self._cached_turns.pop((tenant, response_id or ""), None)
+        if cached is not None:
+            self._size_bytes -= cached.size_bytes

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from providers.vector_stores.chunks import count_tokens, text_to_chunks
-from providers.vector_stores.fusion import fuse_rankings
+from providers.vector_stores.search import fuse_rankings
 
 PROSE = " ".join(f"This is sentence number {i} of a longer text." for i in range(400))
 

@@ -10,6 +10,7 @@ import pytest
 from apis.files import CreateFile
 from apis.provider import Provider
 from apis.storage.kv_store import Op, Put
+from apis.storage.records import encode_record
 from apis.vector_index import Search
 from apis.vector_stores import AddFile, CreateVectorStore, SearchStores, UpdateFile
 from providers.fetcher.safe import Safe
@@ -17,7 +18,7 @@ from providers.files.kv import KV
 from providers.kv_store.memory import Memory
 from providers.reader.child import Child
 from providers.vector_index.sqlite_vec import SQLiteVec
-from providers.vector_stores import records as shelves
+from providers.vector_stores import records as file_records
 from providers.vector_stores.hybrid import Hybrid
 from providers.vector_stores.records import JOB_PREFIX, LEASE_PREFIX, JobRecord
 from tests.support.models.hashing import DIMENSIONS, Hashing
@@ -87,7 +88,7 @@ async def setting(tmp_path: Path) -> AsyncIterator[Setting]:
 
 async def settled(setting: Setting, store_id: str) -> None:
     async def holds() -> bool:
-        records = await shelves.list_file_records(setting.kv, T, store_id)
+        records = await file_records.list_file_records(setting.kv, T, store_id)
         return all(record.status != "in_progress" for _, record in records)
 
     await setting.kv.until(holds)
@@ -110,9 +111,9 @@ async def test_what_a_dead_process_had_claimed_is_taken_up_when_its_lease_is_ove
     await first.close()
     file_id = await setting.upload("left behind")
     await first.add_file(store.id, AddFile(file_id=file_id), tenant=T)
-    place = shelves.FileRef(T, store.id, file_id)
+    place = file_records.FileRef(T, store.id, file_id)
     await setting.kv.write(
-        [Put(f"{LEASE_PREFIX}{place}", b"", LEASE_S), Put(f"{JOB_PREFIX}{place}", shelves.encode_record(JobRecord(1)))]
+        [Put(f"{LEASE_PREFIX}{place}", b"", LEASE_S), Put(f"{JOB_PREFIX}{place}", encode_record(JobRecord(1)))]
     )
     second = await setting.open()
     await settled(setting, store.id)
@@ -187,8 +188,8 @@ async def test_what_kills_its_worker_again_and_again_has_failed(setting: Setting
     await first.close()
     file_id = await setting.upload("poison")
     await first.add_file(store.id, AddFile(file_id=file_id), tenant=T)
-    place = shelves.FileRef(T, store.id, file_id)
-    await setting.kv.write([Put(f"{JOB_PREFIX}{place}", shelves.encode_record(JobRecord(4)))])
+    place = file_records.FileRef(T, store.id, file_id)
+    await setting.kv.write([Put(f"{JOB_PREFIX}{place}", encode_record(JobRecord(4)))])
     second = await setting.open()
     await settled(setting, store.id)
     file = await second.get_file(store.id, file_id, tenant=T)
@@ -208,3 +209,28 @@ async def test_several_stores_are_searched_together(setting: Setting) -> None:
     hits = await stores.search(ids, SearchStores(query="whales", max_num_results=2), tenant=T)
     assert len(hits) == 2
     assert hits[0].content[0].text == "blue whales"
+
+
+async def test_a_worker_that_stalled_past_its_lease_neither_renews_nor_deletes_the_claim_of_another(
+    setting: Setting,
+) -> None:
+    model = gated()
+    stalled = await setting.open(model)
+    file_id = await setting.upload("claimed twice")
+    store = await stalled.create(CreateVectorStore(file_ids=[file_id]), tenant=T)
+    await begun(model)
+    claim = f"{LEASE_PREFIX}{file_records.FileRef(T, store.id, file_id)}"
+    version = await setting.kv.put(claim, b"another worker", ttl_s=BOUND_S)
+    await asyncio.sleep(LEASE_S)  # several renewals are due in this time
+    entry = await setting.kv.get(claim)
+    assert entry is not None, "the stalled worker deleted the claim"
+    assert (entry.value, entry.version) == (b"another worker", version), "the stalled worker renewed the claim"
+    assert model.gate is not None
+    model.gate.set()
+    async with asyncio.timeout(BOUND_S):
+        while stalled._ingest._running_tasks:  # noqa: ASYNC110  # pyright: ignore[reportPrivateUsage] - no event says that a task ended
+            await asyncio.sleep(0.005)
+    entry = await setting.kv.get(claim)
+    assert entry is not None, "the stalled worker deleted the claim"
+    assert entry.version == version
+    assert (await stalled.get_file(store.id, file_id, tenant=T)).status == "in_progress"

@@ -1,0 +1,42 @@
+"""Records in a KVStore: msgspec structs as JSON, encoded and decoded, and all entries below a prefix."""
+
+import functools
+from collections.abc import AsyncGenerator
+from typing import Any, TypeVar
+
+import msgspec
+
+from apis.errors import StackError
+from apis.storage.kv_store import Delete, Entry, KVStore
+
+RecordT = TypeVar("RecordT")
+
+encode_record = msgspec.json.Encoder().encode
+
+
+def decode_record(entry: Entry, record_type: type[RecordT]) -> RecordT:
+    """Return the record in the entry. Raises StackError with the code `storage_corrupt` if it is damaged."""
+    try:
+        return _decoder(record_type).decode(entry.value)
+    except msgspec.MsgspecError as exc:
+        raise StackError("A stored record cannot be read.", code="storage_corrupt") from exc
+
+
+@functools.cache
+def _decoder(record_type: type) -> "msgspec.json.Decoder[Any]":
+    return msgspec.json.Decoder(record_type)
+
+
+async def scan_all(kv: KVStore, prefix: str, *, page_size: int = 1000) -> AsyncGenerator[tuple[str, Entry]]:
+    """Yield all entries whose key begins with `prefix`, ordered by key, read in pages."""
+    last_key = ""
+    while rows := await kv.scan(prefix, after=last_key, limit=page_size):
+        for row in rows:
+            yield row
+        last_key = rows[-1][0]
+
+
+async def delete_all(kv: KVStore, prefix: str, *, page_size: int = 1000, durable: bool = False) -> None:
+    """Delete all entries whose key begins with `prefix`, in batches, not in one atomic step."""
+    while rows := await kv.scan(prefix, limit=page_size):
+        await kv.write([Delete(key) for key, _ in rows], durable=durable)
