@@ -144,6 +144,25 @@ def test_no_folder_holds_more_modules_than_it_may() -> None:
     assert {folder: count for folder, count in folders.items() if count > MAX_MODULES} == {}
 
 
+def test_no_module_imports_more_of_ours_than_it_may() -> None:
+    counts: dict[str, int] = {}
+    for file in OURS:
+        imports = {node.module for node in ast.walk(tree(file)) if isinstance(node, ast.ImportFrom)}
+        counts[where(file)] = len([name for name in imports if name and name.partition(".")[0] in CODE])
+    assert {file: count for file, count in counts.items() if count > MAX_IMPORTS} == {}
+
+
+def test_every_room_says_what_belongs_in_it() -> None:
+    folders = {file.parent for file in OURS}
+    silent = [
+        where(folder)
+        for folder in sorted(folders)
+        if not (folder / "README.md").exists()
+        and not ((folder / "__init__.py").exists() and ast.get_docstring(tree(folder / "__init__.py")))
+    ]
+    assert silent == []
+
+
 def test_every_file_opens_by_saying_its_job() -> None:
     assert [where(file) for file in ALL if not ast.get_docstring(tree(file)) and file.name != "conftest.py"] == []
 

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, nullcontext
-from functools import partial
 from typing import Annotated
 
 from openai.types.responses import Response
@@ -40,7 +39,6 @@ from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
 from providers.responses.run.response_stream import ResponseStreams, assign_sequence_numbers, timeout_error
 from providers.responses.session import SessionFactory
-from providers.responses.store.conversation_items import find_conversation_item
 from providers.responses.store.history import History
 from providers.responses.tools.request_tools import RequestTools
 
@@ -91,7 +89,6 @@ class Loop(Responses):
             retention_s=config.retention_days * 86_400,
             max_turns=config.max_turns,
             cache_bytes=config.cache_bytes,
-            find_conversation_item=partial(find_conversation_item, kv_store),
         )
         self._conversations = StoredConversations(
             kv_store, self._history, background_s=config.background.max_duration_s

@@ -19,11 +19,17 @@ from providers.responses.run.pending_response import PendingResponse, PrepareRes
 from providers.responses.run.response_stream import ResponseStreams, assign_sequence_numbers
 from providers.responses.store.history import (
     History,
-    ItemWithToolResult,
     chain_too_long_error,
     extend_history,
 )
-from providers.responses.store.history_cache import CachedTurn, HistoryCache, LoadedHistory, StoredTurn, TurnPosition
+from providers.responses.store.history_cache import (
+    CachedTurn,
+    HistoryCache,
+    ItemWithToolResult,
+    LoadedHistory,
+    StoredTurn,
+    TurnPosition,
+)
 
 _MAX_RESPONSES: Final = 64
 """Unstored responses that one session can continue; the oldest is forgotten first."""

@@ -31,8 +31,7 @@ from providers.responses.context.window import (
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.conversation_items import reject_existing_items
-from providers.responses.store.history import ItemWithToolResult
-from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.store.history_cache import ItemWithToolResult, LoadedHistory
 from providers.responses.tools.item_types import HOSTED_CALL_TYPES, ITEM_TYPES, REPLAYED_TYPES, id_prefix
 from providers.responses.tools.mcp.approvals import find_approved_calls
 

@@ -23,8 +23,7 @@ from apis.storage.records import decode_record, encode_record, scan_all
 from apis.wire.items import ITEM_LIST_ADAPTER, Item, LocalShellCallOutput
 from providers.responses.events.ids import ResponseIds, response_id_of
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.store.history import ItemWithToolResult
-from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.store.history_cache import ItemWithToolResult, LoadedHistory
 from providers.responses.tools.item_types import id_prefix
 
 MAX_CONVERSATION_ITEMS: Final = 10_000

@@ -11,7 +11,7 @@ turn, and nothing is stored twice.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,18 @@ from apis.storage.keys import id_to_key_part
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record
 from apis.wire.base import sdk_model_to_json
-from apis.wire.items import ITEM_LIST_ADAPTER, Item, items_to_json
+from apis.wire.items import ITEM_LIST_ADAPTER, items_to_json
 from providers.responses.events.ids import response_id_of
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.store.history_cache import CachedTurn, HistoryCache, LoadedHistory, StoredTurn, TurnPosition
+from providers.responses.store.conversation_items import find_conversation_item
+from providers.responses.store.history_cache import (
+    CachedTurn,
+    HistoryCache,
+    ItemWithToolResult,
+    LoadedHistory,
+    StoredTurn,
+    TurnPosition,
+)
 
 _DEPTH_DIGITS = 8
 
@@ -51,25 +59,11 @@ class FinishedResponse:
     extra_ops: Sequence[Op] = ()
 
 
-ItemWithToolResult = tuple[Item, ToolResultRecord | None]
-FindItem = Callable[[str, str], Awaitable[ItemWithToolResult | None]]
-
-
 class History:
-    """The stored responses. A chain is deleted `retention_s` after its last use. `find_conversation_item` finds items,
-    by tenant and id, that belong to no response."""
+    """The stored responses. A chain is deleted `retention_s` after its last use."""
 
-    def __init__(
-        self,
-        kv: KVStore,
-        *,
-        retention_s: float,
-        max_turns: int,
-        cache_bytes: int,
-        find_conversation_item: FindItem | None = None,
-    ) -> None:
+    def __init__(self, kv: KVStore, *, retention_s: float, max_turns: int, cache_bytes: int) -> None:
         self._kv = kv
-        self._find_conversation_item = find_conversation_item
         self._cache = HistoryCache(cache_bytes, max_age_s=min(3600, retention_s / 4))
         self.retention_s = retention_s
         self.max_turns = max_turns
@@ -137,9 +131,7 @@ class History:
     async def find_item(self, item_id: str, *, tenant: str) -> ItemWithToolResult | None:
         """Return a stored item by its id, and its tool result if a hosted tool made it; None if there is none."""
         item = await self._find_response_item(item_id, tenant)
-        if item is None and self._find_conversation_item is not None:
-            return await self._find_conversation_item(tenant, item_id)
-        return item
+        return await find_conversation_item(self._kv, tenant, item_id) if item is None else item
 
     async def _find_response_item(self, item_id: str, tenant: str) -> ItemWithToolResult | None:
         owner = response_id_of(item_id)

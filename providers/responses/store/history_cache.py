@@ -10,6 +10,9 @@ import msgspec
 from apis.wire.items import Item
 from providers.responses.events.tool_result import ToolResultRecord
 
+ItemWithToolResult = tuple[Item, ToolResultRecord | None]
+"""A stored item, and the result of its call if a hosted tool made it."""
+
 
 @dataclass(frozen=True, slots=True)
 class TurnPosition:
