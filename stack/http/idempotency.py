@@ -29,7 +29,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from apis.errors import IdempotencyKeyInUse, InvalidRequest, NotFound, StackError
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from stack.build import Stack
-from stack.http.edge import client_disconnected_response
+from stack.http.answers import client_disconnected_response
+from stack.http.context import get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, read_object
 from stack.http.sse import DIALECT_HEADER, DONE_FRAME, KEEP_ALIVE_FRAME
 from stack.http.streams import ClientDisconnected, run_while_connected
@@ -50,7 +51,6 @@ _MIN_POLL_S: Final = 0.05
 _MAX_POLL_S: Final = 0.5
 _MAX_STORED_BYTES: Final = 4 * 1024 * 1024
 _CHUNK_BYTES: Final = 256 * 1024
-_ID_IN_BODY: Final = re.compile(rb'"id":"([A-Za-z0-9_-]{1,256})"')
 
 
 class IdempotencyRecord(msgspec.Struct, omit_defaults=True, rename={"body_digest": "body", "chunk_count": "pieces"}):
@@ -115,7 +115,7 @@ class Idempotency:
         elif method == "DELETE" and (found := _OBJECT_PATH.fullmatch(scope["path"])):
             await self._app(scope, receive, send)
             try:
-                await _delete_stored_response(_get_stack(scope).kv_store, scope["tenant"], found[2])
+                await _delete_stored_response(get_services(scope).stack.kv_store, get_context(scope).tenant, found[2])
             except StackError as exc:
                 _log.warning("an answer that told of what was deleted is kept until its time is up: %s", exc.message)
             return
@@ -123,7 +123,7 @@ class Idempotency:
 
     async def _create(self, route: str, key: bytes, asgi: tuple[Scope, Receive, Send]) -> None:
         scope, receive, send = asgi
-        stack = _get_stack(scope)
+        stack = get_services(scope).stack
         http = Request(scope, receive)
         asked = await _read_keyed_request(http, route, key, await read_body(http, stack.config.server.max_body_bytes))
         try:
@@ -177,6 +177,7 @@ class _Attempt:
     async def execute(self, app: ASGIApp, asgi: tuple[Scope, Receive, Send]) -> None:
         """Have it made, keep it or the place where it is, and send it."""
         scope, receive, send = asgi
+        self._context = get_context(scope)
 
         async def told() -> Message:
             if not self._request_body_sent:
@@ -192,7 +193,8 @@ class _Attempt:
 
         renewing = asyncio.create_task(self._renew_lease())
         try:
-            await app({**scope, "response_id": self._record.response_id}, told, answer)
+            self._context.response_id = self._record.response_id or None
+            await app(scope, told, answer)
         finally:
             renewing.cancel()
             if not self._settled_event.is_set():
@@ -230,12 +232,10 @@ class _Attempt:
         pieces = [bytes(kept[start : start + _CHUNK_BYTES]) for start in range(0, len(kept), _CHUNK_BYTES)]
         record.outcome, record.chunk_count = "kept", len(pieces)
         ops: list[Op] = [Put(asked.chunk_key(number), piece, _RETENTION_S) for number, piece in enumerate(pieces)]
-        identity = record.response_id.encode() or (found[1] if (found := _ID_IN_BODY.search(kept)) else b"")
-        return (
-            [*ops, Put(_object_key(asked.tenant, identity.decode()), asked.key_hash.encode(), _RETENTION_S)]
-            if identity
-            else ops
-        )
+        object_id = record.response_id or self._context.created_id
+        if object_id:
+            ops.append(Put(_object_key(asked.tenant, object_id), asked.key_hash.encode(), _RETENTION_S))
+        return ops
 
     async def _store_outcome(self, ops: Sequence[Op]) -> None:
         asked = self._request
@@ -342,7 +342,7 @@ async def _delete_stored_response(kv: KVStore, tenant: str, object_id: str) -> N
 
 
 async def _read_keyed_request(http: Request, route: str, key: bytes, body: bytes) -> _KeyedRequest:
-    tenant: str = http.scope["tenant"]
+    tenant = get_context(http.scope).tenant
     name = hashlib.sha256(b"%b %b" % (route.encode(), key)).hexdigest()
     dialect = http.headers.get(DIALECT_HEADER, "").encode()
     fields = await read_object(body)
@@ -372,7 +372,3 @@ def _read_record(entry: Entry) -> IdempotencyRecord:
 
 def _object_key(tenant: str, object_id: str) -> str:
     return f"{tenant}/idempotent_of/{object_id}"
-
-
-def _get_stack(scope: Scope) -> Stack:
-    return scope["app"].state.routes.stack

@@ -19,7 +19,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from apis.errors import ConfigError, Overloaded
 from stack.config import HttpServerConfig
-from stack.http.edge import PROBE_PATHS, error_response
+from stack.http.answers import error_response
+from stack.http.edge import PROBE_PATHS
 from stack.http.websocket import SHUTTING_DOWN_MESSAGE
 from stack.serving.connection import HttpServerConnection
 from stack.serving.socket_connection import WebSocketServerConnection

@@ -90,7 +90,7 @@ class Workers:
         return [
             child
             for child in self.parent.children()
-            if "spawn_main" in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE
+            if child.status() != psutil.STATUS_ZOMBIE and "spawn_main" in " ".join(child.cmdline())
         ]
 
     async def ask(self, method: str, path: str, **fields: Any) -> httpx.Response:
