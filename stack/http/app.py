@@ -47,12 +47,16 @@ API_ROUTES: Final = (
 def create_app(config: StackConfig) -> Starlette:
     """Return the app of one run config; its lifespan opens the stack and closes it."""
     metrics = Metrics()
+    server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
+    routes = [(route.path, route.path, route) for route in server_routes]
+    routes += [(f"{prefix}{route.path}", f"/v1{route.path}", route) for route in API_ROUTES for prefix in ("/v1", "")]
+    described = tuple((path, route) for path, template, route in routes if path == template)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         async with open_stack(config) as stack:
             monitor = StreamMonitor(config.server.keep_alive_s)
-            services = Services(stack, monitor, metrics, CacheSalts(config.server), API_ROUTES)
+            services = Services(stack, monitor, metrics, CacheSalts(config.server), described)
             app.state.services = services
             app.state.drain = stack.responses.drain
             build_sdk_schemas()
@@ -73,9 +77,6 @@ def create_app(config: StackConfig) -> Starlette:
     app.router.redirect_slashes = False
     app.state.draining = False
     app.state.services = None
-    server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
-    routes = [(route.path, route.path, route) for route in server_routes]
-    routes += [(f"{prefix}{route.path}", f"/v1{route.path}", route) for route in API_ROUTES for prefix in ("/v1", "")]
     app.router.routes += [
         *(
             StarletteRoute(path, Endpoint(route.handler, template), methods=[route.method])

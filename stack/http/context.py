@@ -63,7 +63,8 @@ class Services:
     monitor: StreamMonitor
     metrics: Metrics
     cache_salts: CacheSalts
-    routes: tuple["Route", ...]
+    routes: tuple[tuple[str, "Route"], ...]
+    """The routes by their full paths, those with and without /v1 once."""
 
     @property
     def max_body_bytes(self) -> int:
@@ -93,8 +94,8 @@ Handler = Callable[[Request, HttpContext, Services], Awaitable[Response]]
 class Route:
     """One method of one path, its handler, and the models of the body and the query that the handler reads.
 
-    A handler returns an ASGI response or raises a StackError. With `form` the route takes a file as
-    `multipart/form-data`, and `body` describes the other fields of the form.
+    A handler returns an ASGI response or raises a StackError. A route with `form` takes a file as
+    `multipart/form-data`; the model describes the other fields of the form, and BaseModel itself has none.
     """
 
     method: str
@@ -102,7 +103,7 @@ class Route:
     handler: Handler
     body: type[BaseModel] | None = None
     query: type[BaseModel] | None = None
-    form: bool = False
+    form: type[BaseModel] | None = None
 
 
 class Endpoint:

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -78,7 +79,7 @@ CONTAINER_ROUTES: Final = (
     Route("GET", "/containers", list_containers, query=ContainerListParams),
     Route("GET", "/containers/{container_id}", get_container),
     Route("DELETE", "/containers/{container_id}", delete_container),
-    Route("POST", "/containers/{container_id}/files", add_container_file, body=CopyFile, form=True),
+    Route("POST", "/containers/{container_id}/files", add_container_file, body=CopyFile, form=BaseModel),
     Route("GET", "/containers/{container_id}/files", list_container_files, query=ContainerListParams),
     Route("GET", "/containers/{container_id}/files/{file_id}", get_container_file),
     Route("DELETE", "/containers/{container_id}/files/{file_id}", delete_container_file),

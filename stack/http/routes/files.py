@@ -57,7 +57,7 @@ async def get_file_content(http: Request, context: HttpContext, services: Servic
 
 
 FILE_ROUTES: Final = (
-    Route("POST", "/files", create_file, body=CreateFile, form=True),
+    Route("POST", "/files", create_file, form=CreateFile),
     Route("GET", "/files", list_files, query=FileListParams),
     Route("GET", "/files/{file_id}", get_file),
     Route("DELETE", "/files/{file_id}", delete_file),

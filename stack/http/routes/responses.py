@@ -6,11 +6,13 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from openai.types.responses import Response as ResponseObject
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.errors import InvalidRequest, NotFound
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
+from apis.wire.base import Wire
 from stack.http.answers import deleted_response, json_response, value_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.parsing import read_request
@@ -18,6 +20,14 @@ from stack.http.request_record import RequestRecord
 from stack.http.sse import encode_frames, read_dialect, response_to_json
 from stack.http.streams import EventStream, run_while_connected
 from stack.http.uploads import read_body, read_query
+
+
+class ResponseStreamParams(Wire):
+    """The query of GET /responses/{id}. The handler reads it by hand: any `stream` but `true` asks for the object."""
+
+    stream: bool | None = None
+    starting_after: int | None = Field(None, ge=0)
+    include_obfuscation: bool | None = None
 
 
 async def create_response(http: Request, context: HttpContext, services: Services) -> Response:
@@ -90,7 +100,7 @@ RESPONSE_ROUTES: Final = (
     Route("POST", "/responses", create_response, body=CreateResponse),
     Route("POST", "/responses/input_tokens", count_input_tokens, body=CreateResponse),
     Route("POST", "/responses/compact", compact_conversation, body=CompactConversation),
-    Route("GET", _RESPONSE_PATH, get_response),
+    Route("GET", _RESPONSE_PATH, get_response, query=ResponseStreamParams),
     Route("DELETE", _RESPONSE_PATH, delete_response),
     Route("POST", f"{_RESPONSE_PATH}/cancel", cancel_response),
     Route("GET", f"{_RESPONSE_PATH}/input_items", list_input_items, query=InputItemListParams),

@@ -50,6 +50,6 @@ SERVER_ROUTES: Final = (
 METRICS_ROUTE: Final = Route("GET", METRICS_PATH, get_metrics)
 
 
-def _render_openapi(routes: tuple[Route, ...]) -> bytes:
-    render: Callable[[tuple[Route, ...]], bytes] = import_from_string("stack.http.openapi:render_document")
+def _render_openapi(routes: tuple[tuple[str, Route], ...]) -> bytes:
+    render: Callable[[tuple[tuple[str, Route], ...]], bytes] = import_from_string("stack.http.openapi:render_document")
     return render(routes)
