@@ -1,22 +1,22 @@
 """Safe: a Fetcher that connects to the public internet only, and to nothing that it has not checked."""
 
 import asyncio
-import importlib
 import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import AfterValidator, Field
 
 from apis.errors import ConfigError, FetchFailed
 from apis.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
+from apis.imports import import_from_string
 from apis.provider import Provider
 from providers.fetcher.addresses import AddressPolicy, IPNetwork
 from providers.fetcher.limits import FetchLimits
@@ -109,8 +109,9 @@ class Safe(Fetcher):
         self._private_policy = AddressPolicy(_ALL_NETWORKS, config.denied_networks)
         self._threads: ThreadPoolExecutor | None = None
         self._ssl_context: ssl.SSLContext | None = None
-        self._connections_module: Any = None
         self._connections: dict[AddressPolicy, Connections] = {}
+        self._connections_type: type[Connections] | None = None
+        self._fetch_errors: Callable[[FetchLimits], AbstractContextManager[None]]
 
     async def start(self) -> None:
         try:
@@ -137,9 +138,12 @@ class Safe(Fetcher):
     @asynccontextmanager
     async def open(self, request: FetchRequest) -> AsyncGenerator[FetchStream]:
         limits = self._limits(request)
-        if self._connections_module is None:  # not before it is needed: it costs more than the rest of the start
-            self._connections_module = await asyncio.to_thread(importlib.import_module, "providers.fetcher.connections")
-        with self._connections_module.fetch_errors(limits):
+        if self._connections_type is None:  # not before it is needed: it costs more than the rest of the start
+            self._connections_type = await asyncio.to_thread(
+                import_from_string, "providers.fetcher.connections:Connections"
+            )
+            self._fetch_errors = import_from_string("providers.fetcher.connections:fetch_errors")
+        with self._fetch_errors(limits):
             async with asyncio.timeout_at(limits.deadline):
                 target, answer = await self._follow(request)
         try:
@@ -193,7 +197,8 @@ class Safe(Fetcher):
     def _connections_to(self, policy: AddressPolicy) -> "Connections":
         if policy not in self._connections:
             assert self._ssl_context is not None, "started before it fetches"
-            self._connections[policy] = self._connections_module.Connections(
+            assert self._connections_type is not None, "opened before it connects"
+            self._connections[policy] = self._connections_type(
                 policy,
                 partial(self._resolve_host, policy),
                 self._ssl_context,

@@ -1,7 +1,6 @@
 """VLLM: models served by vLLM, or by any other server that speaks OpenAI's chat completions or embeddings, wherever."""
 
 import asyncio
-import importlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
+from apis.imports import import_from_string
 from apis.inference import Inference, Modality, Model
 from apis.provider import Provider
 from providers.inference.chat_completions.body import ChatDialect, UpstreamEngine
@@ -161,11 +161,12 @@ class VLLM(Inference):
 async def _load_harmony_template(config: VLLM.Config) -> "HarmonyTemplate":
     """Imported only where it is used: it needs packages that nothing else here does."""
     try:
-        module = await asyncio.to_thread(importlib.import_module, "providers.inference.harmony.completions")
+        template: type[HarmonyTemplate] = await asyncio.to_thread(
+            import_from_string, "providers.inference.harmony.completions:HarmonyTemplate"
+        )
     except ModuleNotFoundError as exc:
         needed = f"template: harmony needs the package {exc.name}, which is not installed."
         raise ConfigError(f"{needed} Run: pip install 'responses-stack[harmony]'") from exc
-    template: type[HarmonyTemplate] = module.HarmonyTemplate
     return await template.load(config.harmony, grammars=config.grammars, extra_body=config.extra_body)
 
 
