@@ -29,9 +29,8 @@ from apis.telemetry import TRACE_HEADERS
 from stack.config import HttpServerConfig
 from stack.http.answers import error_response
 from stack.http.context import HttpContext, get_context, set_context
-from stack.http.metrics import Metrics
+from stack.http.metrics import METRICS_PATH, Metrics
 from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, read_client_request_id, read_trace
-from stack.http.routes.server import METRICS_PATH
 from stack.http.streams import EVENT_STREAM_HEADER
 
 _log = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
-"""Images that chat messages name by URL: fetched here, with all that the fetcher refuses, and passed on as data. An
-inference server would fetch them from inside its own network.
+"""Images that chat messages name by URL: fetched here, under the fetcher's rules, and passed on as data. An inference
+server would fetch them from inside its own network.
 """
 
 import asyncio
@@ -15,22 +15,22 @@ _OK: Final = 200
 
 
 async def inline_images(chat: ChatRequest, fetcher: Fetcher | None) -> ChatRequest:
-    """The chat with its images as data. Raises InvalidRequest, naming the place, for one that cannot be had."""
-    named = {
+    """Return the chat with its images as data. Raises InvalidRequest, which names the part, if a fetch fails."""
+    places = {
         part.image_url.url: f"messages[{at}].content[{index}].image_url"
         for at, message in enumerate(chat.messages)
         if isinstance(message.content, list)
         for index, part in enumerate(message.content)
         if isinstance(part, ImagePart) and not part.image_url.url.startswith("data:image/")
     }
-    if not named:
+    if not places:
         return chat
-    if fetcher is None or len(named) > MAX_IMAGES:
+    if fetcher is None or len(places) > MAX_IMAGES:
         message = f"A request names {MAX_IMAGES} images by URL at most." if fetcher else "No images are fetched here."
         raise InvalidRequest(message, param="messages", code="invalid_value")
-    urls = await asyncio.gather(*(_fetch_data_url(fetcher, url, place) for url, place in named.items()))
-    found = dict(zip(named, urls, strict=True))
-    return chat.model_copy(update={"messages": [_replace_urls(message, found) for message in chat.messages]})
+    urls = await asyncio.gather(*(_fetch_data_url(fetcher, url, place) for url, place in places.items()))
+    data_urls = dict(zip(places, urls, strict=True))
+    return chat.model_copy(update={"messages": [_replace_urls(message, data_urls) for message in chat.messages]})
 
 
 async def _fetch_data_url(fetcher: Fetcher, url: str, param: str) -> str:

@@ -29,6 +29,7 @@ from apis.provider import Provider
 from stack import __version__
 from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, TokenCounts
 
+METRICS_PATH: Final = "/metrics"
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 _BUCKET_BOUNDS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _MAX_MODELS: Final = 256

@@ -104,7 +104,7 @@ def _inline_references(value: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _relax_unions(value: Any) -> Any:
-    """Return the schema with `anyOf` for `oneOf`: some of our unions are told apart by more than a schema can say."""
+    """Return the schema with `anyOf` for `oneOf`: the branches of some of our unions overlap as schemas."""
     if isinstance(value, dict):
         fields = cast(dict[str, Any], value)
         return {"anyOf" if key == "oneOf" else key: _relax_unions(entry) for key, entry in fields.items()}

@@ -1,4 +1,4 @@
-"""Events as what is sent of them, frames of a server-sent event stream or messages, in the client's dialect."""
+"""Encodes events as frames of a server-sent event stream or as WebSocket messages, in the client's dialect."""
 
 import functools
 import re
@@ -33,7 +33,7 @@ _FLOAT_TIMES: Final = re.compile(rb'"(created_at|completed_at)":(\d+)\.0(?=[,}])
 
 
 def read_dialect(headers: Mapping[str, str], default: ApiDialect) -> ApiDialect:
-    """The dialect that a request's headers ask for. Raises InvalidRequest for one that nobody speaks."""
+    """Return the dialect that a request's headers name. Raises InvalidRequest for an unknown one."""
     wanted = headers.get(DIALECT_HEADER, default)
     if wanted not in ("openai", "open-responses"):
         raise InvalidRequest(f"The header {DIALECT_HEADER} is 'openai' or 'open-responses'.", code="invalid_value")
@@ -41,23 +41,23 @@ def read_dialect(headers: Mapping[str, str], default: ApiDialect) -> ApiDialect:
 
 
 def model_to_json(model: Any) -> bytes:
-    """A model of the SDK as the API writes it. Its times are whole seconds: the SDK types them as floats."""
+    """Return a model of the SDK as JSON, without its unset fields."""
     data: bytes = model.__pydantic_serializer__.to_json(model, by_alias=True, exclude_unset=True)
     return data
 
 
 def response_to_json(response: Any) -> bytes:
-    """The same for what holds a response object."""
+    """Return a model that holds a response object as JSON, with whole seconds where the SDK's types are floats."""
     return _FLOAT_TIMES.sub(rb'"\1":\2', model_to_json(response))
 
 
 def encode_frames(
     events: Sequence[ResponseStreamEvent | LoggedEvent], dialect: ApiDialect, *, obfuscate: bool = False
 ) -> bytes:
-    """All of `events` as one piece of the stream."""
+    """Return the frames of `events` as one chunk of the stream."""
     if obfuscate or dialect != "openai":
         return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in events])
-    if len(events) == 1:  # a token as it comes
+    if len(events) == 1:  # nearly every batch is one token
         return b"%b%b\n\n" % (_frame_head(events[0].type), _event_to_json(events[0]))
     return b"".join([b"%b%b\n\n" % (_frame_head(event.type), _event_to_json(event)) for event in events])
 
@@ -71,7 +71,7 @@ def _event_to_json(event: ResponseStreamEvent | LoggedEvent) -> bytes:
     if isinstance(event, LoggedEvent):
         return _FLOAT_TIMES.sub(rb'"\1":\2', event.data) if event.type in _RESPONSE_EVENT_TYPES else event.data
     if event.type in _FLAT_EVENT_TYPES:
-        # nearly all events are these; as plain fields they cost a third of what the model's serializer takes
+        # nearly all events are these; as plain fields they cost a third of the model's serializer
         return orjson.dumps(event.__dict__, _model_to_fields)
     return response_to_json(event) if event.type in _RESPONSE_EVENT_TYPES else model_to_json(event)
 
@@ -81,7 +81,7 @@ def _model_to_fields(model: Any) -> dict[str, Any]:
 
 
 def encode_message(event: ResponseStreamEvent, dialect: ApiDialect, stream_id: str, *, obfuscate: bool = False) -> str:
-    """An event as a WebSocket's message, which names its lane unless that is the default one, ''."""
+    """Return an event as a WebSocket's message, which names its stream unless that is the default one, ''."""
     if obfuscate or dialect != "openai":
         data = orjson.dumps(_event_to_fields(event, dialect, obfuscate=obfuscate))
     else:
@@ -101,7 +101,7 @@ def _event_to_fields(
 ) -> dict[str, Any]:
     fields: dict[str, Any] = orjson.loads(_event_to_json(event))
     if obfuscate and isinstance(fields.get("delta"), str):
-        # padding to a multiple of 32, so that the length of a frame tells little of the length of a token
+        # padding to a multiple of 32, so that the length of a frame reveals little about the length of a token
         fields["obfuscation"] = secrets.token_urlsafe(24)[: -len(fields["delta"]) % 32]
     if dialect == "open-responses":
         fields["type"] = _OPEN_RESPONSES_NAMES.get(fields["type"], fields["type"])

@@ -237,7 +237,7 @@ class _SocketHandler:
             await self._asgi_send({"type": "websocket.close", "code": code})
 
     async def _send_error(self, error: StackError, stream_id: str) -> None:
-        """Tell of an error that belongs to no response."""
+        """Send an error that belongs to no response."""
         detail: dict[str, Any] = error_to_body(error)["error"]
         if error.retry_after_s is not None:
             # clients read it from either place

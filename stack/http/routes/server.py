@@ -11,10 +11,8 @@ from apis.imports import import_from_string
 from stack import __version__
 from stack.http.answers import json_response, value_response
 from stack.http.context import HttpContext, Route, Services
-from stack.http.metrics import CONTENT_TYPE
+from stack.http.metrics import CONTENT_TYPE, METRICS_PATH
 from stack.http.sse import ApiDialect
-
-METRICS_PATH: Final = "/metrics"
 
 
 async def get_liveness(_http: Request, _context: HttpContext, _services: Services) -> Response:
