@@ -1,15 +1,15 @@
-"""Finds an object by its name, "package.module:Name": what keeps a stack from importing what it does not use."""
+"""import_from_string: import an object by its name, "package.module:Name", when it is first used."""
 
 import importlib
 from typing import Any
 
 
 class ImportFromStringError(Exception):
-    """The name leads nowhere; the message says how far it led."""
+    """No object has the name; the message says which part of the name exists."""
 
 
 def import_from_string(name: str) -> Any:
-    """The object called `name`.
+    """Return the object of the name `name`.
 
     Raises ImportFromStringError for a name of another form, a module that does not exist and a module without that
     object. A module that exists and fails while it is imported raises its own error.
@@ -20,7 +20,7 @@ def import_from_string(name: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
-        # Only the module asked for, or a package above it: what the module itself lacks is another matter.
+        # Only for the named module or a package above it: an import that fails within the module is another error.
         if exc.name is None or not f"{module_name}.".startswith(f"{exc.name}."):
             raise
         raise ImportFromStringError(f'There is no module "{module_name}".') from None

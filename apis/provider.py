@@ -1,4 +1,4 @@
-"""Provider: what every concrete implementation of an API is."""
+"""Provider: the base of every concrete implementation of an API."""
 
 from typing import Any, ClassVar, Protocol
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class ProviderMetrics(Protocol):
-    """A dataclass of numbers, by name. A name that ends in `_s` is in seconds; none is a name from outside."""
+    """A dataclass of numbers, by name. A name that ends in `_s` is in seconds; no name holds text of a client."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -27,13 +27,16 @@ class Provider:
     async def start(self) -> None:
         """Open connections and processes. Runs once, on the serving event loop, after all it depends on has started.
 
-        Raises ConfigError where the config cannot work; then nothing is left open.
+        Raises ConfigError if the config cannot work; then nothing stays open.
         """
 
     async def close(self) -> None:
         """Release everything `start` opened; safe to call when `start` failed or never ran."""
 
     def metrics(self) -> ProviderMetrics | None:
-        """What it does now and has done since its start, for whoever watches it, at no cost; asked between `start` and
-        `close`. None has nothing to tell."""
+        """Return the numbers of the provider for its operator, or None if it has none.
+
+        Called on the event loop between `start` and `close`, for every scrape, and with several workers every second:
+        it must cost next to nothing.
+        """
         return None

@@ -1,4 +1,4 @@
-"""The trace that a request is part of, as its client told: handed on to the servers that are asked for its sake."""
+"""The trace of the client that a request is part of, to be sent on to the upstream servers of the request."""
 
 from collections.abc import Mapping
 from contextvars import ContextVar
@@ -6,5 +6,5 @@ from types import MappingProxyType
 from typing import Final
 
 TRACE_HEADERS: Final[ContextVar[Mapping[str, str]]] = ContextVar("trace", default=MappingProxyType({}))
-"""The W3C headers `traceparent` and `tracestate`, in their valid form, by name; empty where there are none. It says
-nothing of who asks: that travels as an argument."""
+"""The valid W3C headers `traceparent` and `tracestate`, by name; empty if there are none. The tenant is not here: it is
+passed as an argument."""

@@ -1,4 +1,4 @@
-"""From a StackConfig to live providers: built, started in the order of their needs, closed in reverse."""
+"""open_stack: from a StackConfig to live providers, started in the order of their dependencies, closed in reverse."""
 
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -20,8 +20,8 @@ from stack.wiring import APIS, ProviderSpec, wire_providers
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The live providers of a run config, and `live`, all of them by their place in it. What may be None is so where
-    the config has none."""
+    """The live providers of a run config, and all of them by their path in it. An API that the config does not have is
+    None."""
 
     config: StackConfig
     specs: Mapping[str, ProviderSpec]
@@ -37,9 +37,9 @@ class Stack:
 
 @asynccontextmanager
 async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
-    """Build and start all that `config` names; on leaving, or when a start fails, close it, last started first.
+    """Build and start all providers of `config`; on exit, or when a start fails, close them, last started first.
 
-    Raises ConfigError, and the StackError of a provider whose start needs what is not there.
+    Raises ConfigError, and the StackError of a provider that cannot start without a service that is unavailable.
     """
     parts = wire_providers(config)
     live, order = build_providers(config, parts)
@@ -65,7 +65,7 @@ async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
 
 @contextmanager
 def locate_errors(config: StackConfig, path: str) -> Generator[None]:
-    """Adds the file, and the place of the provider in it, to what a provider says is wrong."""
+    """Add the file, and the provider's path in it, to the errors of a provider."""
     try:
         yield
     except ConfigError as exc:
@@ -80,9 +80,9 @@ def locate_errors(config: StackConfig, path: str) -> Generator[None]:
 def build_providers(
     config: StackConfig, specs: Mapping[str, ProviderSpec]
 ) -> tuple[dict[str, Provider], list[tuple[ProviderSpec, Provider]]]:
-    """The provider of each API, and all providers, members included, each after what it needs. Starts nothing.
+    """Return the provider of each API, and all providers, members included, each after its dependencies; start none.
 
-    Raises ConfigError for a cycle and for an API that is needed and not there.
+    Raises ConfigError for a cycle and for a required API that the config does not have.
     """
     builder = _Builder(config.source, specs)
     for api in APIS:
@@ -99,7 +99,7 @@ class _Builder:
         self.start_order: list[tuple[ProviderSpec, Provider]] = []
 
     def get_or_build(self, api: str, dependents: tuple[ProviderSpec, ...]) -> Provider:
-        """The stack's one provider of `api`; `chain` is who asked for it, the outermost first."""
+        """Return the stack's one provider of `api`; `dependents` are those that require it, the outermost first."""
         if api not in self.providers_by_api:
             part = self._specs[api]
             if part in dependents:
@@ -119,8 +119,8 @@ class _Builder:
             elif need.optional:
                 arguments[name] = None
             else:
-                asked = " -> ".join(str(link) for link in dependents)
-                raise ConfigError(f"{self._source}: {need.api}: is required by {asked}. Add the section {need.api}.")
+                requirer = " -> ".join(str(link) for link in dependents)
+                raise ConfigError(f"{self._source}: {need.api}: is required by {requirer}. Add the section {need.api}.")
         for name, members in spec.members.items():
             arguments[name] = {key: self._build(member, dependents) for key, member in members.items()}
         provider = cast("Any", spec.provider_type)(config=spec.config, **arguments)

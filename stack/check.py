@@ -1,4 +1,4 @@
-"""What `stack check` and `stack list` find out."""
+"""The commands `stack check` and `stack list`: try a run config, list the providers and their fields."""
 
 import asyncio
 import inspect
@@ -23,9 +23,9 @@ _MAX_LISTED_MODELS = 20
 
 
 def check(file: str, write_line: Callable[[str], None]) -> None:
-    """Build and start what `file` wires, ask for its models, and close it all, saying a line of each thing found.
+    """Build and start the stack of `file`, list its models, close it, and write a line about each step.
 
-    Raises ConfigError, and StackError where something that the stack needs cannot be reached.
+    Raises ConfigError, and StackError if a service that the stack needs cannot be reached.
     """
     asyncio.run(_check(load_config(file), write_line))
 
@@ -46,17 +46,17 @@ async def _check(config: StackConfig, write_line: Callable[[str], None]) -> None
 
 
 def provider_lines() -> Iterator[str]:
-    """Every API, its providers, and their Config's fields in columns: name, type, default."""
-    for api, known in PROVIDERS.items():
+    """Yield every API, its providers, and their Config's fields in columns: name, type, default."""
+    for api, names in PROVIDERS.items():
         yield api
-        for name in sorted(known):
+        for name in sorted(names):
             try:
-                found = load_provider_class(api, name)
+                provider_type = load_provider_class(api, name)
             except ConfigError as exc:
                 yield f"  {name:<14}{exc}"
                 continue
-            yield f"  {name:<14}{_first_sentence(found)}"
-            yield from _field_lines(found)
+            yield f"  {name:<14}{_first_sentence(provider_type)}"
+            yield from _field_lines(provider_type)
         yield ""
 
 
@@ -84,7 +84,7 @@ def _render_default(field: FieldInfo) -> str:
 
 
 def _render_type(annotation: object) -> str:
-    """The annotation in the words of a config file rather than in Python's."""
+    """Return the annotation in the words of a config file rather than in Python's."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _render_type(arguments[0])

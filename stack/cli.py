@@ -1,4 +1,4 @@
-"""The command line. Imports nothing heavy: what a command needs is imported when it runs."""
+"""The command line. It imports nothing heavy: a command imports its module when it runs."""
 
 import gc
 import sys
@@ -8,6 +8,10 @@ import typer
 
 from apis.imports import import_from_string
 from stack import __version__
+
+# Of the openai package only the types are used; this part of its client would import aiohttp, a tenth of a cold start.
+# None stands for a module that is absent, which the package expects. Workers import this module first, too.
+sys.modules.setdefault("openai._vendor.httpx_aiohttp", None)  # type: ignore[arg-type]  # as the import system has it
 
 app = typer.Typer(
     help=(
@@ -27,7 +31,7 @@ HostOption = Annotated[str | None, typer.Option(help="Listen here instead of whe
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Listen on this port; 0 takes a free one.")]
 WorkersOption = Annotated[int, typer.Option(min=1, max=64, help="Processes that share the port.")]
 ReloadOption = Annotated[
-    bool, typer.Option("--reload", help="Start anew when the run config or a Python file here changes.")
+    bool, typer.Option("--reload", help="Restart when the run config or a Python file here changes.")
 ]
 VersionOption = Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)]
 
@@ -51,7 +55,7 @@ def run(
     """Serve what FILE wires together, until SIGTERM or Ctrl-C. A second one ends it at once."""
     if reload and workers > 1:
         raise typer.BadParameter("--reload runs one process; leave out --workers.")
-    # A tenth of a start would be spent looking for garbage in what is being imported; `serve` turns this on again.
+    # A tenth of a start would be spent on collecting garbage among the imports; `serve` enables the collector again.
     gc.disable()
     try:
         launch = import_from_string("stack.serving.launch:LaunchOptions")(file, {"host": host, "port": port})
@@ -77,6 +81,6 @@ def list_providers() -> None:
 
 def main() -> None:
     """Entry point of the `stack` command."""
-    # a run config may name a class of the user's own, in a file of the directory where the command is given
+    # a run config may name a class of the user's own, in a file of the working directory
     sys.path.insert(0, "")
     app(prog_name="stack")

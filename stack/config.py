@@ -1,4 +1,4 @@
-"""The run config: from a YAML file to a StackConfig, or to a ConfigError that says where and what to do."""
+"""The run config: from a YAML file to a StackConfig, or to a ConfigError that names the place and the remedy."""
 
 import difflib
 import ipaddress
@@ -55,10 +55,9 @@ class ApiKey(BaseModel):
 class HttpServerConfig(BaseModel):
     """Where and how to listen. `keep_alive_s` is the longest silence on a stream before a comment line is sent, or on
     a WebSocket before a ping; a WebSocket that has been open for `max_websocket_age_s` is closed between responses;
-    `grace_period_s` is what running requests get to finish in after SIGTERM. A `*` among `allowed_hosts` allows
-    any Host; loopback names are always allowed. `/metrics` is read by whoever has `metrics_key`, or any API key where
-    there is none (`keyed`), by everybody (`open`) or by nobody (`closed`); `access_log` asks for a line about each
-    request."""
+    running requests have `grace_period_s` to finish after SIGTERM. A `*` among `allowed_hosts` allows any Host;
+    loopback names are always allowed. `/metrics` requires `metrics_key`, or any API key if that is unset (`keyed`), or
+    no key (`open`), or does not exist (`closed`); with `access_log` each request logs a line."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -109,7 +108,7 @@ class ProviderSection(BaseModel):
 
 
 class StackConfig(BaseModel):
-    """A whole run config: how to serve, and which provider stands behind each API."""
+    """A whole run config: how to serve, and the provider of each API."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -129,7 +128,7 @@ class StackConfig(BaseModel):
 
     @property
     def source(self) -> str:
-        """The file it was read from, as errors name it."""
+        """The path of the file, for error messages."""
         return self._source
 
 
@@ -157,7 +156,7 @@ def load_config(
 
 
 def find_config(name: str) -> Path:
-    """The file that `name` means. Raises ConfigError, which lists the packaged configs."""
+    """Return the file that `name` means. Raises ConfigError, which lists the packaged configs."""
     path = Path(name)
     if path.is_file():
         return path
@@ -168,7 +167,7 @@ def find_config(name: str) -> Path:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to `host`. Another name than localhost is not looked up."""
+    """Return true if only this machine can reach a server bound to `host`; only the name localhost is resolved."""
     if host == "localhost":
         return True
     try:
@@ -181,7 +180,7 @@ def is_loopback(host: str) -> bool:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which also refuses a key given twice and counts aliases."""
+    """YAML's safe loader, which also refuses duplicate keys and limits aliases."""
 
     alias_count = 0
 
@@ -241,7 +240,7 @@ _UNSET: Final = object()
 
 
 def _substitute_variables(source: str, value: object, env: Mapping[str, str], path: tuple[str, ...] = ()) -> object:
-    """`value` with its variables replaced. What becomes empty thereby counts as not written at all."""
+    """Return `value` with its variables replaced. A text that becomes empty thereby counts as absent."""
     if len(path) > _MAX_DEPTH:
         raise ConfigError(f"{source}: {'.'.join(path[:3])}...: is nested deeper than {_MAX_DEPTH} levels.")
     if isinstance(value, dict):
@@ -267,13 +266,13 @@ def _expand_variables(source: str, text: str, env: Mapping[str, str], path: tupl
 
     def replace(match: re.Match[str]) -> str:
         name, default = match[1], cast("str | None", match[2])
-        found = env.get(name, "")
-        if not found and default is None:
+        variable = env.get(name, "")
+        if not variable and default is None:
             raise ConfigError(
                 f"{where}: the environment variable {name} is not set. Set it, or write a default: "
                 f"${{env.{name}:=value}}."
             )
-        return found or default or ""
+        return variable or default or ""
 
     if "${" in _ENV_VARIABLE.sub("", text):
         raise ConfigError(f"{where}: a variable is written ${{env.NAME}} or ${{env.NAME:=default}}.")
@@ -286,21 +285,21 @@ def _expand_variables(source: str, text: str, env: Mapping[str, str], path: tupl
 def to_config_error(
     exc: ValidationError, source: str, prefix: str, model: type[BaseModel], raw: Mapping[str, object]
 ) -> ConfigError:
-    """All that is wrong with `raw`, a line each: the file, the dotted path in it below `prefix`, and the remedy.
+    """Return the errors of `raw`, one line each: the file, the dotted path in it below `prefix`, and the remedy.
 
-    The values themselves are never shown: one of them may be a secret.
+    The values themselves are never shown, because one of them may be a secret.
     """
     lines: dict[str, str] = {}
     for error in exc.errors(include_url=False, include_input=False, include_context=False):
         path = _error_path(raw, error)
         where = ".".join(part for part in (prefix, *path) if part)
-        # The branches of a union each complain of the same value; the first stands for all.
+        # Each branch of a union reports the same value; the first one is enough.
         lines.setdefault(where, f"{source}: {where}: {_error_sentence(error, path, model)}")
     return ConfigError("\n".join(lines.values()))
 
 
 def _error_path(raw: object, error: ErrorDetails) -> list[str]:
-    """The error's place as it stands in the file: pydantic adds the branch of a union that it tried."""
+    """Return the error's path in the file, without the branches of unions that pydantic adds."""
     path: list[str] = []
     node = raw
     for position, part in enumerate(error["loc"]):
@@ -316,15 +315,13 @@ def _error_path(raw: object, error: ErrorDetails) -> list[str]:
 
 def _error_sentence(error: ErrorDetails, path: Sequence[str], model: type[BaseModel]) -> str:
     if error["type"] == "extra_forbidden":
-        known = sorted(_known_keys(model, path[:-1]))
-        near = difflib.get_close_matches(path[-1], known, n=1)
+        keys = sorted(_known_keys(model, path[:-1]))
+        near = difflib.get_close_matches(path[-1], keys, n=1)
         return (
             f"is not a known key. Did you mean '{near[0]}'?"
             if near
             else (
-                f"is not a known key. Known keys: {', '.join(known)}."
-                if known
-                else "is not a known key; it takes none."
+                f"is not a known key. Known keys: {', '.join(keys)}." if keys else "is not a known key; it takes none."
             )
         )
     message = _ERROR_TYPE_SENTENCES.get(error["type"]) or error["msg"].removeprefix("Value error, ")
@@ -332,7 +329,7 @@ def _error_sentence(error: ErrorDetails, path: Sequence[str], model: type[BaseMo
 
 
 def _known_keys(model: type[BaseModel], path: Sequence[str]) -> set[str]:
-    """The keys that the mapping at `path` below `model` takes."""
+    """Return the keys that the mapping at `path` below `model` takes."""
     models = [model]
     for part in path:
         if part.isdigit():
@@ -343,7 +340,7 @@ def _known_keys(model: type[BaseModel], path: Sequence[str]) -> set[str]:
             if (field := outer.model_fields.get(part)) is not None
             for inner in _nested_models(field.annotation)
         ]
-    return {field.alias or name for known in models for name, field in known.model_fields.items()}
+    return {field.alias or name for inner in models for name, field in inner.model_fields.items()}
 
 
 def _nested_models(annotation: object) -> Iterator[type[BaseModel]]:

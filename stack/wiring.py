@@ -1,6 +1,6 @@
-"""From a section of the run config to its provider's class, its checked Config and what its constructor asks for.
+"""wire_providers: from the sections of a run config to provider classes, their checked Configs and their dependencies.
 
-Imports the class; makes nothing live.
+The classes are imported; no provider is constructed.
 """
 
 import inspect
@@ -42,7 +42,7 @@ APIS: Final[dict[str, type[Provider]]] = {
     "vector_stores": VectorStores,
 }
 DEFAULT_PROVIDERS: Final = {"fetcher": "safe", "files": "kv", "reader": "child", "vector_index": "sqlite_vec"}
-"""What stands behind an API that another provider needs and the config does not name."""
+"""Providers of the APIs that another provider needs and the run config does not name."""
 PACKAGE_EXTRAS: Final = {
     "apsw": "files",
     "asyncpg": "postgres",
@@ -64,7 +64,7 @@ _MAX_FIELD_CHARS = 80
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """A constructor's parameter: the API it takes, and whether it does without."""
+    """A constructor's parameter: the API it takes, and whether it may be None."""
 
     api: str
     optional: bool = False
@@ -72,7 +72,7 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class ProviderSpec:
-    """One provider of a stack, fully described: `make(config=..., **needs, **members)` builds it."""
+    """One provider of a stack, fully described: `provider_type(config=..., **dependencies, **members)` builds it."""
 
     api: str
     name: str
@@ -87,7 +87,7 @@ class ProviderSpec:
 
 
 def wire_providers(config: StackConfig) -> dict[str, ProviderSpec]:
-    """Every API of the config and the provider behind it. Raises ConfigError."""
+    """Return the provider of each API of the config. Raises ConfigError."""
     sections = {api: cast("ProviderSection | None", getattr(config, api)) for api in APIS}
     parts = {
         api: _wire_provider(config.source, api, api, section)
@@ -101,17 +101,17 @@ def wire_providers(config: StackConfig) -> dict[str, ProviderSpec]:
 
 
 def _required_apis(specs: Iterable[ProviderSpec]) -> set[str]:
-    """The APIs that these providers cannot do without, their members' included."""
-    found: set[str] = set()
+    """Return the APIs that these providers and their members require."""
+    required: set[str] = set()
     for part in specs:
-        found |= {need.api for need in part.dependencies.values() if not need.optional}
+        required |= {need.api for need in part.dependencies.values() if not need.optional}
         for members in part.members.values():
-            found |= _required_apis(members.values())
-    return found
+            required |= _required_apis(members.values())
+    return required
 
 
 def load_provider_class(api: str, name: str) -> type[Provider]:
-    """The class that a run config means by `name`. Raises ConfigError, without the place in the file."""
+    """Return the class that a run config names `name`. Raises ConfigError, without the place in the file."""
     if (api, name) == ("tool_runtime", "mcp"):
         raise ConfigError("'mcp' is a provider of tool_servers now. Move this section to `tool_servers`.")
     known = PROVIDERS[api]
@@ -122,7 +122,7 @@ def load_provider_class(api: str, name: str) -> type[Provider]:
             'named "package.module:Class".' + REMOVED_PROVIDERS.get((api, name), "")
         )
     try:
-        found = import_from_string(target)
+        provider_type = import_from_string(target)
     except ImportFromStringError as exc:
         raise ConfigError(f"the provider cannot be imported. {exc}") from exc
     except ModuleNotFoundError as exc:
@@ -131,21 +131,21 @@ def load_provider_class(api: str, name: str) -> type[Provider]:
         raise ConfigError(
             f"the provider '{name}' needs the package {package}, which is not installed. Run: pip install {wanted}"
         ) from exc
-    if not (isinstance(found, type) and issubclass(found, APIS[api])):
+    if not (isinstance(provider_type, type) and issubclass(provider_type, APIS[api])):
         raise ConfigError(f'"{target}" is no provider of {api}: it has to be a class made from {APIS[api].__name__}.')
-    return found
+    return provider_type
 
 
 def wiring_lines(specs: Mapping[str, ProviderSpec]) -> list[str]:
-    """One line for each API: its provider, and what the run config says of it, without secrets."""
+    """Return one line for each API: its provider, and the fields that the run config sets, without secrets."""
     return [f"{api:<14}{part.name:<12}  {_render_fields(part)}".rstrip() for api, part in specs.items()]
 
 
 def _render_fields(spec: ProviderSpec) -> str:
     shown = {key: _render_field(key, getattr(spec.config, key)) for key in spec.config.model_fields_set}
-    told = [f"{key}={shown[key]}" for key in type(spec.config).model_fields if shown.get(key)]
-    told += [f"{key}={','.join(members)}" for key, members in spec.members.items()]
-    return " ".join(told)
+    fields = [f"{key}={shown[key]}" for key in type(spec.config).model_fields if shown.get(key)]
+    fields += [f"{key}={','.join(members)}" for key, members in spec.members.items()]
+    return " ".join(fields)
 
 
 def _wire_provider(source: str, api: str, path: str, section: ProviderSection) -> ProviderSpec:
@@ -180,7 +180,7 @@ def _wire_members(source: str, api: str, path: str, sections: object) -> dict[st
 
 
 def _inspect_constructor(location: str, provider_type: type[Provider]) -> tuple[dict[str, Dependency], dict[str, str]]:
-    """What the constructor takes beside `config`: single APIs, and named groups of providers of an API."""
+    """Return the constructor's parameters but `config`: single APIs, and named groups of providers of an API."""
     hints = typing.get_type_hints(provider_type.__init__)
     needs: dict[str, Dependency] = {}
     groups: dict[str, str] = {}

@@ -304,3 +304,31 @@ def test_every_registered_provider_is_there_under_its_modules_name() -> None:
             assert module.startswith(f"providers.{api}.")
             assert module.split(".")[2] == name
             assert made
+
+
+def imports_from_strings(file: Path) -> Iterator[tuple[str, str]]:
+    """The place and the target of each import of ours by string, called directly or in a thread."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Call):
+            names = [ast.unparse(each) for each in (node.func, *node.args[:1])]
+            if "import_from_string" in names:
+                target = node.args[names.index("import_from_string")]
+                if isinstance(target, ast.Constant):
+                    yield where(file, node.lineno), str(target.value)
+
+
+def test_every_import_from_a_string_leads_to_a_name_of_its_module() -> None:
+    targets = dict(entry for file in OURS for entry in imports_from_strings(file))
+    assert len(targets) > 5
+    for place, target in targets.items():
+        module, _, name = target.partition(":")
+        file = ROOT / f"{module.replace('.', '/')}.py"
+        assert file in OURS, f"{place}: {target}"
+        body = tree(file).body
+        names = {node.name for node in body if isinstance(node, Function | ast.ClassDef)}
+        assert name in names, f"{place}: {target}"
+
+
+def test_our_own_modules_are_imported_from_strings_in_one_way() -> None:
+    ours = re.compile(r"import_module\(?[^)]*[\"'](apis|providers|stack)\.")
+    assert [where(file) for file in OURS if ours.search(file.read_text())] == []

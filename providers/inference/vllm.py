@@ -1,7 +1,6 @@
 """VLLM: models on vLLM, or on any other server with OpenAI's chat completions or embeddings API."""
 
 import asyncio
-import importlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
+from apis.imports import import_from_string
 from apis.inference import Inference, Modality, Model
 from apis.provider import Provider
 from providers.inference.chat_completions.body import ChatDialect, UpstreamEngine
@@ -184,11 +184,12 @@ async def _load_harmony_template(config: VLLM.Config) -> "HarmonyTemplate":
     """Load the template. The import happens only where it is used, because it needs packages that nothing else here
     does."""
     try:
-        module = await asyncio.to_thread(importlib.import_module, "providers.inference.harmony.completions")
+        template: type[HarmonyTemplate] = await asyncio.to_thread(
+            import_from_string, "providers.inference.harmony.completions:HarmonyTemplate"
+        )
     except ModuleNotFoundError as exc:
         needed = f"template: harmony needs the package {exc.name}, which is not installed."
         raise ConfigError(f"{needed} Run: pip install 'responses-stack[harmony]'") from exc
-    template: type[HarmonyTemplate] = module.HarmonyTemplate
     return await template.load(config.harmony, grammars=config.grammars, extra_body=config.extra_body)
 
 

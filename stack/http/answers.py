@@ -1,43 +1,65 @@
-"""What the resource routes answer: one object, a page of them, or that one is gone."""
+"""Responses that all routes share: JSON, an object or a page of objects, a deletion, an error."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from apis.errors import StackError, error_to_body
 from apis.storage.pages import Page
-from stack.http.edge import json_response
+
+
+def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a response whose body is already JSON."""
+    return Response(body, status, headers, media_type="application/json")
+
+
+def value_response(value: Any, status: int = 200) -> Response:
+    """Return a response of any value that orjson can serialize."""
+    return json_response(orjson.dumps(value), status)
 
 
 def model_response(model: BaseModel) -> Response:
-    """One of the SDK's objects, whole."""
+    """Return a response of one of the SDK's objects, with its null fields."""
     return value_response(model.model_dump(mode="json"))
 
 
-def value_response(value: Any) -> Response:
-    """Whatever JSON can say."""
-    return json_response(orjson.dumps(value))
-
-
 def page_response(page: Page[Any]) -> Response:
-    """A page of the SDK's objects, as its cursors want it."""
-    return list_response([each.model_dump(mode="json") for each in page.data], has_more=page.has_more)
+    """Return a page of the SDK's objects, in the shape that its cursors read."""
+    return list_response([entry.model_dump(mode="json") for entry in page.data], has_more=page.has_more)
 
 
 def list_response(data: Sequence[dict[str, Any]], *, has_more: bool) -> Response:
-    """A page of objects that are JSON by now."""
+    """Return a page of objects that are dicts of JSON."""
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return value_response({"object": "list", "data": [*data], "first_id": first, "last_id": last, "has_more": has_more})
 
 
 def single_page_response(kind: str, data: Sequence[BaseModel], **fields: Any) -> Response:
-    """All that there is, in the form of a page of `kind`."""
-    found = [each.model_dump(mode="json") for each in data]
-    return value_response({"object": kind, **fields, "data": found, "has_more": False, "next_page": None})
+    """Return all of a listing as the only page of the object type `kind`."""
+    entries = [entry.model_dump(mode="json") for entry in data]
+    return value_response({"object": kind, **fields, "data": entries, "has_more": False, "next_page": None})
 
 
 def deleted_response(object_id: str, kind: str) -> Response:
-    """`kind` is the object that OpenAI answers with."""
+    """Return the confirmation that an object was deleted; `kind` is its `object` field."""
     return value_response({"id": object_id, "object": kind, "deleted": True})
+
+
+def client_disconnected_response() -> Response:
+    """Return the response to a client that has closed its connection: a status for the metrics and the log."""
+    return Response(status_code=499)
+
+
+def error_response(error: StackError) -> Response:
+    """Return OpenAI's error body, with the headers by which an SDK decides whether to retry."""
+    headers: dict[str, str] = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = f"{max(1, round(error.retry_after_s))}"
+    elif error.status == 503:
+        headers["retry-after"] = "1"
+    if error.repeats_work:
+        headers["x-should-retry"] = "false"
+    return json_response(orjson.dumps(error_to_body(error)), error.status, headers)

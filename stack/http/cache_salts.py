@@ -1,4 +1,4 @@
-"""Cache salts: what keeps the tenants' prompts apart in an engine's prefix cache, where timing would tell of them."""
+"""Cache salts: they separate the prompts of tenants in an engine's prefix cache, where timing would reveal them."""
 
 import hashlib
 import hmac
@@ -12,10 +12,10 @@ RequestT = TypeVar("RequestT", ChatRequest, CompactConversation, CreateResponse)
 
 
 class CacheSalts:
-    """A salt for each tenant, the same on all workers of a config. Whatever a client gives only narrows its own.
+    """One salt per tenant, equal on all workers of a config. A client's own salt only divides its tenant's cache.
 
-    The key is made of all API keys, and no tenant knows all: none can tell another's salt. A server of one tenant has
-    nobody to keep apart, and hands on what it is given.
+    The key is derived from all API keys; no tenant knows all, so none can compute another's salt. A server of one
+    tenant has no one to separate, and passes the client's salt through.
     """
 
     def __init__(self, config: HttpServerConfig) -> None:
@@ -27,9 +27,9 @@ class CacheSalts:
             self._key = hashlib.sha256(b"responses-stack cache salt 1" + b"".join(digests)).digest()
 
     def add_salt(self, request: RequestT, tenant: str) -> RequestT:
-        """The request with its tenant's salt."""
+        """Return the request with its tenant's salt."""
         if self._key is None:
             return request
-        given = request.cache_salt
-        digest = hmac.new(self._key, f"{tenant}/{given or ''}".encode(), hashlib.sha256).hexdigest()[:32]
-        return request.model_copy(update={"cache_salt": digest if given else f"{TENANT_SALT_PREFIX}{digest}"})
+        client_salt = request.cache_salt
+        digest = hmac.new(self._key, f"{tenant}/{client_salt or ''}".encode(), hashlib.sha256).hexdigest()[:32]
+        return request.model_copy(update={"cache_salt": digest if client_salt else f"{TENANT_SALT_PREFIX}{digest}"})

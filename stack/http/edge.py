@@ -1,5 +1,4 @@
-"""The outermost layer: who may come in, by which name, under which request id, how every error looks, and what is
-said of every request when it is over."""
+"""Edge, the outermost layer: it authenticates requests, gives them ids, renders their errors, counts and logs them."""
 
 import hashlib
 import hmac
@@ -15,7 +14,6 @@ from urllib.parse import urlsplit
 import orjson
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apis.errors import (
@@ -25,12 +23,13 @@ from apis.errors import (
     StackError,
     Unauthorized,
     UnsupportedMediaType,
-    error_to_body,
     internal_error,
 )
 from apis.telemetry import TRACE_HEADERS
 from stack.config import HttpServerConfig
-from stack.http.metrics import Metrics
+from stack.http.answers import error_response
+from stack.http.context import HttpContext, get_context, set_context
+from stack.http.metrics import METRICS_PATH, Metrics
 from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, read_client_request_id, read_trace
 from stack.http.streams import EVENT_STREAM_HEADER
 
@@ -39,9 +38,8 @@ _access_log = logging.getLogger("stack.access")
 _REQUEST_ID_PREFIX: Final = secrets.token_hex(10)
 _request_numbers = itertools.count()
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
-METRICS_PATH: Final = "/metrics"
 PROBE_PATHS: Final = OPEN_PATHS | {METRICS_PATH}
-"""Those that are asked again and again, also of a server that drains; nothing is logged of it when all is well."""
+"""Paths that are requested all the time, also while the server drains: successful requests of them are not logged."""
 UPLOAD_PATHS: Final = frozenset({"/v1/files", "/files"})
 FORM_OR_JSON_PATHS: Final = re.compile(r"(?:/v1)?/containers/[^/]+/files")
 _START_MESSAGE_TYPES: Final = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
@@ -49,12 +47,11 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Edge:
-    """ASGI middleware. Denies by default, on the path that routing uses; leaves the caller's tenant in the scope, and
-    the `visit`, which whoever answers tells what there is to be told of. `fixed` are the routes that are one path, by
-    that path.
+    """ASGI middleware that creates the HttpContext of each request.
 
-    Without API keys the server is of one tenant, and only a browser could be tricked into calling it: so then Host and
-    Origin must be names that the config allows. With keys, the key says it all.
+    It denies by default, on the path that routing uses. `fixed_routes` are the templates of the routes without
+    parameters, by path. Without API keys the server has one tenant, and only a browser could be tricked into calling
+    it: Host and Origin must then be names that the config allows. With keys, the key alone decides.
     """
 
     def __init__(
@@ -68,8 +65,8 @@ class Edge:
         self._metrics_key = _digest(config.metrics_key.get_secret_value().encode()) if config.metrics_key else None
         self._tenants = {_digest(entry.key.get_secret_value().encode()): entry.tenant for entry in config.api_keys}
         self._tenant_log_names = {tenant: _digest(tenant.encode()).hex()[:12] for tenant in self._tenants.values()}
-        named = (config.host, *config.allowed_hosts)
-        self._allowed_hosts = None if "*" in named else _LOOPBACK | {host.lower() for host in named}
+        hosts = (config.host, *config.allowed_hosts)
+        self._allowed_hosts = None if "*" in hosts else _LOOPBACK | {host.lower() for host in hosts}
         if self._tenants and not config.allowed_hosts:
             self._allowed_hosts = None
 
@@ -77,91 +74,80 @@ class Edge:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        visit = RequestRecord(
+        record = RequestRecord(
             f"req_{_REQUEST_ID_PREFIX}{next(_request_numbers):012x}",
             scope.get("method", WEBSOCKET),
             self._fixed_routes.get(scope["path"], OTHER),
         )
-        scope["request_id"] = visit.id
-        scope["request_record"] = visit
-        scope["finish_request"] = partial(self._finish_request, scope=scope)
+        context = HttpContext(record, partial(self._finish_request, scope=scope), read_trace(scope["headers"]))
+        set_context(scope, context)
 
-        async def answer(message: Message) -> None:
+        async def observe_and_send(message: Message) -> None:
             body = message.get("body")
             if body is not None:
-                visit.sent_bytes += len(body)
+                record.sent_bytes += len(body)
             elif message["type"] in _START_MESSAGE_TYPES:
-                visit.status = message.get("status", 101)
-                visit.is_stream = EVENT_STREAM_HEADER in message.get("headers", ())
-                visit.first_byte_s = visit.elapsed_s()
-                MutableHeaders(scope=message)["x-request-id"] = visit.id
+                record.status = message.get("status", 101)
+                record.is_stream = EVENT_STREAM_HEADER in message.get("headers", ())
+                record.first_byte_s = record.elapsed_s()
+                MutableHeaders(scope=message)["x-request-id"] = record.id
             elif (text := message.get("text")) is not None:
-                visit.sent_bytes += len(text)
+                record.sent_bytes += len(text)
             await send(message)
 
-        websocket = visit.method == WEBSOCKET
+        websocket = record.method == WEBSOCKET
         self._metrics.open_websockets += websocket
         self._metrics.requests_in_flight += not websocket
         try:
-            await self._respond(scope, receive, answer)
+            await self._respond(context, scope, receive, observe_and_send)
         finally:
             self._metrics.open_websockets -= websocket
             self._metrics.requests_in_flight -= not websocket
-            self._finish_request(visit, scope)
+            self._finish_request(record, scope)
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        visit: RequestRecord = scope["request_record"]
+    async def _respond(self, context: HttpContext, scope: Scope, receive: Receive, send: Send) -> None:
+        record = context.request_record
         try:
-            # for every request, because one may begin in the context of the one before it on its connection
-            TRACE_HEADERS.set(read_trace(scope["headers"]))
-            self._admit(scope)
+            # for every request, because one may start in the context of the one before it on its connection
+            TRACE_HEADERS.set(context.trace)
+            self._admit(context, scope)
             await self._app(scope, receive, send)
         except StackError as exc:
-            visit.record_error(exc)
-            if visit.status:
+            record.record_error(exc)
+            if record.status:
                 raise
             await error_response(exc)(scope, receive, send)
         except HTTPException as exc:
             await error_response(_routing_error(exc, scope))(scope, receive, send)
         except Exception:
-            _log.exception("request %s failed on a bug", visit.id)
-            error = internal_error(visit.id)
-            visit.record_error(error)
-            if visit.status:
+            _log.exception("request %s failed on a bug", record.id)
+            error = internal_error(record.id)
+            record.record_error(error)
+            if record.status:
                 raise
             await error_response(error)(scope, receive, send)
 
     def _finish_request(self, request_record: RequestRecord, scope: Scope) -> None:
-        """Of one that is over."""
+        """Count and log a request that is over."""
         request_record.status = request_record.status or 499
         self._metrics.count_request(request_record)
         if not self._logs_access or (request_record.status < 400 and scope["path"] in PROBE_PATHS):
             return
         if _access_log.isEnabledFor(logging.INFO):
             request_record.client_request_id = read_client_request_id(scope["headers"])
-            request_record.tenant = self._tenant_log_names.get(scope.get("tenant", ""), "")
+            request_record.tenant = self._tenant_log_names.get(get_context(scope).tenant, "")
             _access_log.info("%s", orjson.dumps(request_record.log_fields()).decode())
 
-    def _admit(self, scope: Scope) -> None:
+    def _admit(self, context: HttpContext, scope: Scope) -> None:
+        """Set the request's tenant. Raises a StackError for a request that is refused before it is routed."""
         headers = Headers(scope=scope)
         if self._allowed_hosts is not None:
             self._check_host_and_origin(headers)
         if scope["path"] in OPEN_PATHS or (scope["path"] == METRICS_PATH and self._may_read_metrics(scope)):
             return
-        scope["tenant"] = self._authenticate(scope["headers"])
+        context.tenant = self._authenticate(scope["headers"])
         if scope.get("method") == "POST":
-            kind, _, parameters = headers.get("content-type", "").partition(";")
-            charset = parameters.strip().lower()
-            if scope["path"] in UPLOAD_PATHS:
-                if kind.strip().lower() != "multipart/form-data":
-                    raise UnsupportedMediaType("A file is sent as a form: `Content-Type: multipart/form-data`.")
-                return
-            if not kind and _has_no_body(headers):
-                return
-            if kind.strip().lower() == "multipart/form-data" and FORM_OR_JSON_PATHS.fullmatch(scope["path"]):
-                return
-            if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
-                raise UnsupportedMediaType("The body must be JSON: send `Content-Type: application/json`.")
+            _check_content_type(scope["path"], headers)
 
     def _check_host_and_origin(self, headers: Headers) -> None:
         assert self._allowed_hosts is not None
@@ -182,7 +168,7 @@ class Edge:
         return tenant
 
     def _may_read_metrics(self, scope: Scope) -> bool:
-        """Whether the caller may, without being one of a tenant. Raises Unauthorized."""
+        """Return true if the metrics are open to the request without an API key. Raises Unauthorized."""
         if self._metrics_access != "keyed" or self._metrics_key is None:
             return self._metrics_access == "open"
         if not hmac.compare_digest(_digest(_read_bearer_key(scope["headers"])), self._metrics_key):
@@ -190,10 +176,26 @@ class Edge:
         return True
 
 
+def _check_content_type(path: str, headers: Headers) -> None:
+    """Raise UnsupportedMediaType for a body of another type than the path takes."""
+    kind, _, parameters = headers.get("content-type", "").partition(";")
+    kind, charset = kind.strip().lower(), parameters.strip().lower()
+    if path in UPLOAD_PATHS:
+        if kind != "multipart/form-data":
+            raise UnsupportedMediaType("A file is sent as a form: `Content-Type: multipart/form-data`.")
+        return
+    if not kind and _has_no_body(headers):
+        return
+    if kind == "multipart/form-data" and FORM_OR_JSON_PATHS.fullmatch(path):
+        return
+    if kind != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
+        raise UnsupportedMediaType("The body must be JSON: send `Content-Type: application/json`.")
+
+
 def _read_bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The key that is given; empty, as no key is, without one."""
-    given = [value for name, value in headers if name == b"authorization"]
-    return given[0][7:].strip() if len(given) == 1 and given[0][:7].lower() == b"bearer " else b""
+    """Return the key of the one Authorization header; empty, which is no key, if there is none."""
+    values = [value for name, value in headers if name == b"authorization"]
+    return values[0][7:].strip() if len(values) == 1 and values[0][:7].lower() == b"bearer " else b""
 
 
 def _unauthorized_error() -> Unauthorized:
@@ -211,30 +213,8 @@ def _parse_host(url: str) -> str:
         return ""
 
 
-def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer of JSON bytes."""
-    return Response(body, status, headers, media_type="application/json")
-
-
-def client_disconnected_response() -> Response:
-    """What is left to say when nobody listens any more."""
-    return Response(status_code=499)
-
-
-def error_response(error: StackError) -> Response:
-    """OpenAI's error body, with what an SDK needs to know about retrying."""
-    headers: dict[str, str] = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = f"{max(1, round(error.retry_after_s))}"
-    elif error.status == 503:
-        headers["retry-after"] = "1"
-    if error.repeats_work:
-        headers["x-should-retry"] = "false"
-    return json_response(orjson.dumps(error_to_body(error)), error.status, headers)
-
-
 def _routing_error(exc: HTTPException, scope: Scope) -> StackError:
-    """What the router raises, in the API's form."""
+    """Return the API's own error for an exception of the router."""
     method, path = scope.get("method", "WebSocket"), scope["path"][:256]
     if exc.status_code == 405:
         return MethodNotAllowed(f"{path} does not take {method}.")
@@ -242,5 +222,5 @@ def _routing_error(exc: HTTPException, scope: Scope) -> StackError:
 
 
 def _digest(key: bytes) -> bytes:
-    # keys are looked up by their hash: how long that takes says nothing about the key
+    # keys are looked up by their hash, so that the time it takes reveals nothing about the key
     return hashlib.sha256(key).digest()

@@ -32,7 +32,8 @@ from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, delete_all, encode_record
 from stack.build import Stack
-from stack.http.edge import client_disconnected_response
+from stack.http.answers import client_disconnected_response
+from stack.http.context import get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, read_object
 from stack.http.sse import DIALECT_HEADER, DONE_FRAME, KEEP_ALIVE_FRAME
 from stack.http.streams import ClientDisconnected, run_while_connected
@@ -53,7 +54,6 @@ _MIN_POLL_S: Final = 0.05
 _MAX_POLL_S: Final = 0.5
 _MAX_STORED_BYTES: Final = 4 * 1024 * 1024
 _CHUNK_BYTES: Final = 256 * 1024
-_ID_IN_BODY: Final = re.compile(rb'"id":"([A-Za-z0-9_-]{1,256})"')
 
 
 class IdempotencyRecord(msgspec.Struct, omit_defaults=True, rename={"body_digest": "body", "chunk_count": "pieces"}):
@@ -114,7 +114,7 @@ class Idempotency:
         elif method == "DELETE" and (match := _OBJECT_PATH.fullmatch(scope["path"])):
             await self._app(scope, receive, send)
             try:
-                await _delete_stored_response(_get_stack(scope).kv_store, scope["tenant"], match[2])
+                await _delete_stored_response(get_services(scope).stack.kv_store, get_context(scope).tenant, match[2])
             except StackError as exc:
                 _log.warning("the stored answer that shows a deleted object remains until it expires: %s", exc.message)
             return
@@ -122,7 +122,7 @@ class Idempotency:
 
     async def _create(self, route: str, key: bytes, asgi: tuple[Scope, Receive, Send]) -> None:
         scope, receive, send = asgi
-        stack = _get_stack(scope)
+        stack = get_services(scope).stack
         http = Request(scope, receive)
         request = await _read_keyed_request(http, route, key, await read_body(http, stack.config.server.max_body_bytes))
         try:
@@ -179,6 +179,7 @@ class _Attempt:
     async def execute(self, app: ASGIApp, asgi: tuple[Scope, Receive, Send]) -> None:
         """Have the app answer, store the answer or its place, and send it."""
         scope, receive, send = asgi
+        self._context = get_context(scope)
 
         async def receive_request() -> Message:
             if not self._request_body_sent:
@@ -193,8 +194,9 @@ class _Attempt:
             await send(message)
 
         try:
+            self._context.response_id = self._record.response_id or None
             async with self._lease.renew_in_background():
-                await app({**scope, "response_id": self._record.response_id}, receive_request, answer)
+                await app(scope, receive_request, answer)
         finally:
             if not self._settled_event.is_set():
                 await self._release_key()
@@ -230,8 +232,7 @@ class _Attempt:
         chunks = [bytes(body[start : start + _CHUNK_BYTES]) for start in range(0, len(body), _CHUNK_BYTES)]
         record.outcome, record.chunk_count = "kept", len(chunks)
         ops: list[Op] = [Put(request.chunk_key(number), chunk, _RETENTION_S) for number, chunk in enumerate(chunks)]
-        match = _ID_IN_BODY.search(body)
-        object_id = record.response_id or (match[1].decode() if match else "")
+        object_id = record.response_id or self._context.created_id
         if object_id:
             ops.append(Put(_object_key(request.tenant, object_id), request.key_hash.encode(), _RETENTION_S))
         return ops
@@ -326,7 +327,7 @@ async def _delete_stored_response(kv: KVStore, tenant: str, object_id: str) -> N
 
 
 async def _read_keyed_request(http: Request, route: str, key: bytes, body: bytes) -> _KeyedRequest:
-    tenant: str = http.scope["tenant"]
+    tenant = get_context(http.scope).tenant
     name = hashlib.sha256(b"%b %b" % (route.encode(), key)).hexdigest()
     dialect = http.headers.get(DIALECT_HEADER, "").encode()
     fields = await read_object(body)
@@ -349,7 +350,3 @@ def _parse_key(keys: Sequence[bytes]) -> bytes:
 
 def _object_key(tenant: str, object_id: str) -> str:
     return f"{tenant}/idempotent_of/{object_id}"
-
-
-def _get_stack(scope: Scope) -> Stack:
-    return scope["app"].state.routes.stack

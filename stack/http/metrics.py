@@ -1,21 +1,27 @@
-"""Figures of what this process serves, in Prometheus' text format.
+"""Metrics for Prometheus, counted and rendered by prometheus-client.
 
-With several workers each answers for itself: a scrape reaches one of them, and its series name it (`worker`). No label
-holds what came from outside: routes are templates, methods and statuses few, and a model has a name here where the
-inference lists it; all other models are one.
+With several workers each counts into its own files of one directory, and a scrape of any worker returns the sums of
+all. A worker that replaces another goes on counting in the same files, so that no count is lost with a process. Gauges
+of the other workers, and the tokens of a model that was not used before, are at most a second old. No label holds text
+of a client: routes are templates, methods and statuses are few, and a model has its name only if the inference lists
+it; all other models are `other`.
 """
 
 import asyncio
 import dataclasses
 import math
-import multiprocessing
 import os
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final
 
 import psutil
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess, values
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from apis.errors import StackError
 from apis.inference import Inference
@@ -23,206 +29,191 @@ from apis.provider import Provider
 from stack import __version__
 from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, TokenCounts
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+METRICS_PATH: Final = "/metrics"
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 _BUCKET_BOUNDS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _MAX_MODELS: Final = 256
 _LIST_MODELS_TIMEOUT_S: Final = 2.0
-
-Labels = tuple[tuple[str, str], ...]
-
-
-class _Sample(NamedTuple):
-    labels: Labels
-    value: float
-    suffix: str = ""
+_DIRECTORY_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""The environment variable that says to prometheus-client where the files of a process are."""
+_SUMMED_GAUGES: Final = frozenset({"stack_requests_in_flight", "stack_websockets_open", "stack_streams_open"})
 
 
-class _Histogram:
-    """How many took how long."""
+def share_metrics(directory: Path, worker: int) -> None:
+    """Count from now on into the files of worker number `worker`; called in the worker, before its app is created."""
+    os.environ[_DIRECTORY_VARIABLE] = str(directory)
+    library: Any = values  # which has no types here
+    library.ValueClass = library.MultiProcessValue(process_identifier=lambda: worker)
+    _pid_file(directory, worker).write_text(str(os.getpid()))
 
-    def __init__(self) -> None:
-        self._bucket_counts = [0] * (len(_BUCKET_BOUNDS_S) + 1)
-        self._sum_s = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self._bucket_counts[bisect_left(_BUCKET_BOUNDS_S, seconds)] += 1
-        self._sum_s += seconds
+def forget_worker(directory: Path, worker: int) -> None:
+    """Remove the gauges of a worker that has ended; its counts stay."""
+    library: Any = multiprocess  # which has no types here
+    library.mark_process_dead(worker, str(directory))
+    _pid_file(directory, worker).unlink(missing_ok=True)
 
-    def samples(self, labels: Labels) -> Iterator[_Sample]:
-        count = 0
-        for bound, more in zip((*_BUCKET_BOUNDS_S, math.inf), self._bucket_counts, strict=True):
-            count += more
-            yield _Sample((*labels, ("le", _format_number(bound))), count, "_bucket")
-        yield _Sample(labels, self._sum_s, "_sum")
-        yield _Sample(labels, count, "_count")
+
+def _pid_file(directory: Path, worker: int) -> Path:
+    return directory / f"{worker}.pid"
 
 
 class Metrics:
-    """The figures of one app. All of it is of the event loop's thread."""
+    """The metrics of one app. All methods run on the event loop's thread."""
 
     def __init__(self) -> None:
         self.requests_in_flight = 0
         self.open_websockets = 0
-        self._request_counts: dict[tuple[str, str, int], int] = {}
-        self._duration_histograms: dict[str, _Histogram] = {}
-        self._first_byte_histograms: dict[str, _Histogram] = {}
-        self._first_output_histogram = _Histogram()
-        self._outcome_counts: dict[str, int] = {}
-        self._listed_models: set[str] = set()
-        self._tokens_by_model: dict[str, TokenCounts] = {}
+        directory = os.environ.get(_DIRECTORY_VARIABLE)
+        self._directory = Path(directory) if directory else None
+        """The directory that workers share; None in a process that serves alone."""
+        self._registry = CollectorRegistry()
+        add_to = None if self._directory else self._registry
+        counter = partial(Counter, registry=add_to)
+        histogram = partial(Histogram, buckets=_BUCKET_BOUNDS_S, registry=add_to)
+        summed_gauge = partial(Gauge, registry=add_to, multiprocess_mode="livesum")
+        # the library's own lookup of the child of some labels costs several times that of a cache
+        about = "Requests that are over; 499 is a client that left first."
+        self._requests = cache(counter("stack_requests_total", about, ("route", "method", "status")).labels)
+        about = "Responses by how they ended; in the background, as queued."
+        self._responses = cache(counter("stack_responses_total", about, ("status",)).labels)
+        about = "Tokens used; cached ones are of the input, reasoning of the output."
+        self._tokens = cache(counter("stack_tokens_total", about, ("model", "kind")).labels)
+        about = "From a request's head to its answer's end."
+        self._durations = cache(histogram("stack_request_duration_seconds", about, ("route",)).labels)
+        about = "The same to the head of the answer, where that is a stream."
+        self._first_bytes = cache(histogram("stack_time_to_first_byte_seconds", about, ("route",)).labels)
+        about = "To the first output of a response that is streamed."
+        self._first_output = histogram("stack_time_to_first_output_seconds", about)
+        self._in_flight_gauge = summed_gauge("stack_requests_in_flight", "Requests that are not over.")
+        self._websockets_gauge = summed_gauge("stack_websockets_open", "WebSockets that are open.")
+        self._streams_gauge = summed_gauge("stack_streams_open", "Event streams that are open.")
+        worker_gauge = partial(Gauge, labelnames=("provider",), registry=add_to, multiprocess_mode="liveall")
+        self._provider_gauge = cache(partial(worker_gauge, documentation="Reported by the provider."))
+        self._listed_models: set[str] = {OTHER}
         self._unlisted_tokens: dict[str, TokenCounts] = {}
-        child = multiprocessing.parent_process() is not None
-        self._worker_labels: Labels = (("worker", str(os.getpid())),) if child else ()
+
+    @property
+    def is_shared(self) -> bool:
+        """True in a worker whose counts other workers render: then `refresh` has to run every second."""
+        return self._directory is not None
 
     def count_request(self, request_record: RequestRecord) -> None:
-        """A visit that is over."""
-        key = request_record.route, request_record.method, request_record.status
-        self._request_counts[key] = self._request_counts.get(key, 0) + 1
+        """Count a request, or a response on a WebSocket, that is over."""
+        self._requests(request_record.route, request_record.method, request_record.status).inc()
         if request_record.method != WEBSOCKET:
-            _get_histogram(self._duration_histograms, request_record.route).observe(request_record.elapsed_s())
+            self._durations(request_record.route).observe(request_record.elapsed_s())
             if request_record.is_stream:
-                _get_histogram(self._first_byte_histograms, request_record.route).observe(request_record.first_byte_s)
+                self._first_bytes(request_record.route).observe(request_record.first_byte_s)
             if not math.isnan(request_record.first_output_s):
-                self._first_output_histogram.observe(request_record.first_output_s)
+                self._first_output.observe(request_record.first_output_s)
         if request_record.outcome:
-            self._outcome_counts[request_record.outcome] = self._outcome_counts.get(request_record.outcome, 0) + 1
+            self._responses(request_record.outcome).inc()
         if request_record.tokens is not None:
-            self._add_tokens(request_record.model, request_record.tokens)
+            self._count_tokens(request_record.model, request_record.tokens)
+
+    def _count_tokens(self, model: str, tokens: TokenCounts) -> None:
+        """Count the tokens of a model, or hold them back until the inference has listed it."""
+        unlisted = self._unlisted_tokens
+        if model in self._listed_models:
+            self._add_tokens(model, tokens)
+        elif model in unlisted or len(unlisted) < _MAX_MODELS:
+            unlisted[model] = unlisted[model].plus(tokens) if model in unlisted else tokens
+        else:
+            self._add_tokens(OTHER, tokens)
 
     def _add_tokens(self, model: str, tokens: TokenCounts) -> None:
-        """What a model has used is kept under its name until it is known whether that may be told."""
-        kept = self._tokens_by_model if model in self._listed_models else self._unlisted_tokens
-        if kept is self._unlisted_tokens and model not in kept and len(kept) >= _MAX_MODELS:
-            kept, model = self._tokens_by_model, OTHER
-        kept[model] = _add_token_counts(kept.get(model), tokens)
+        for kind in TokenCounts.__struct_fields__:
+            self._tokens(model, kind).inc(getattr(tokens, kind))
 
     async def _resolve_unlisted(self, inference: Inference) -> None:
-        """Ask which names are models, where there are any of which that is not known."""
+        """List the models if tokens of unlisted ones are held back, and count those under the name or as `other`."""
         if not self._unlisted_tokens:
             return
         with suppress(StackError, TimeoutError):
             async with asyncio.timeout(_LIST_MODELS_TIMEOUT_S):
-                listed = await inference.models()
-            found = {each.id for each in listed if each.id in self._unlisted_tokens}
-            self._listed_models |= set(sorted(found)[: _MAX_MODELS - len(self._listed_models)])
-            unsettled, self._unlisted_tokens = self._unlisted_tokens, {}
-            for model, tokens in unsettled.items():
-                name = model if model in self._listed_models else OTHER
-                self._tokens_by_model[name] = _add_token_counts(self._tokens_by_model.get(name), tokens)
+                models = await inference.models()
+            names = {model.id for model in models if model.id in self._unlisted_tokens}
+            self._listed_models |= set(sorted(names)[: _MAX_MODELS + 1 - len(self._listed_models)])
+            resolved, self._unlisted_tokens = self._unlisted_tokens, {}
+            for model, tokens in resolved.items():
+                self._add_tokens(model if model in self._listed_models else OTHER, tokens)
 
-    async def render_text(self, inference: Inference, providers: Mapping[str, Provider], open_streams: int) -> bytes:
-        """All figures; `providers` by their place in the run config, whose first part is their API. What is used of
-        models that are not known yet is told of when the inference has listed its models."""
+    async def refresh(self, inference: Inference, providers: Mapping[str, Provider], open_streams: int) -> None:
+        """Set the gauges, and count the held-back tokens; `providers` by their path in the run config, which starts
+        with their API."""
         await self._resolve_unlisted(inference)
-        process = await asyncio.to_thread(lambda: [*_process_families()])
-        families = [*self._edge_families(open_streams), *_provider_families(providers), *process]
-        lines: list[str] = []
-        for name, kind, about, samples in families:
-            lines += f"# HELP {name} {about}", f"# TYPE {name} {kind}"
-            lines += [
-                f"{name}{sample.suffix}{_render_labels((*self._worker_labels, *sample.labels))} "
-                f"{_format_number(sample.value)}"
-                for sample in samples
+        self._in_flight_gauge.set(self.requests_in_flight)
+        self._websockets_gauge.set(self.open_websockets)
+        self._streams_gauge.set(open_streams)
+        for path, provider in providers.items():
+            figures = provider.metrics()
+            for field in dataclasses.fields(figures) if figures is not None else ():
+                unit = f"{field.name.removesuffix('_s')}_seconds" if field.name.endswith("_s") else field.name
+                gauge = self._provider_gauge(f"stack_{path.partition('.')[0]}_{unit}")
+                gauge.labels(path).set(float(getattr(figures, field.name)))
+
+    async def render_text(self) -> bytes:
+        """Return all metrics in Prometheus' text format; of this process, `refresh` sets the gauges first."""
+        return await asyncio.to_thread(generate_latest, _Scrape(self._registry, self._directory))
+
+
+class _Scrape(Collector):
+    """The metrics of one scrape: the library's own, those of the operating system's processes, and the version."""
+
+    def __init__(self, registry: CollectorRegistry, directory: Path | None) -> None:
+        self._registry = registry
+        self._directory = directory
+
+    def collect(self) -> Iterator[Metric]:
+        info = GaugeMetricFamily("stack_info", "What serves here.", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+        library: Any = multiprocess
+        directory = self._directory
+        counted = self._registry if directory is None else library.MultiProcessCollector(None, str(directory))
+        metrics: Iterable[Metric] = counted.collect()
+        for metric in metrics:
+            if metric.type == "gauge" and metric.name not in _SUMMED_GAUGES:
+                # a provider's number may go up only or down as well, which its name has to say
+                metric.type = "unknown"
+            metric.samples = [
+                sample._replace(labels={_LABEL_NAMES.get(name, name): text for name, text in sample.labels.items()})
+                for sample in metric.samples
+                if not sample.name.endswith("_created")
             ]
-        return "\n".join([*lines, ""]).encode()
-
-    def _edge_families(self, open_streams: int) -> Iterator["_MetricFamily"]:
-        yield "stack_info", "gauge", "What serves here.", [_Sample((("version", __version__),), 1)]
-        visits = [
-            _Sample((("route", route), ("method", method), ("status", str(status))), count)
-            for (route, method, status), count in self._request_counts.items()
-        ]
-        yield "stack_requests_total", "counter", "Requests that are over; 499 is a client that left first.", visits
-        yield "stack_requests_in_flight", "gauge", "Requests that are not over.", [_Sample((), self.requests_in_flight)]
-        yield "stack_websockets_open", "gauge", "WebSockets that are open.", [_Sample((), self.open_websockets)]
-        yield "stack_streams_open", "gauge", "Event streams that are open.", [_Sample((), open_streams)]
-        for name, about, of_routes in (
-            ("stack_request_duration_seconds", "From a request's head to its answer's end.", self._duration_histograms),
-            (
-                "stack_time_to_first_byte_seconds",
-                "The same to the head of the answer, where that is a stream.",
-                self._first_byte_histograms,
-            ),
-        ):
-            timed = [each for route, times in of_routes.items() for each in times.samples((("route", route),))]
-            yield name, "histogram", about, timed
-        name, about = "stack_time_to_first_output_seconds", "To the first output of a response that is streamed."
-        yield name, "histogram", about, [*self._first_output_histogram.samples(())]
-        ended = [_Sample((("status", outcome),), count) for outcome, count in self._outcome_counts.items()]
-        yield "stack_responses_total", "counter", "Responses by how they ended; in the background, as queued.", ended
-        used = [
-            _Sample((("model", model), ("kind", kind)), count)
-            for model, tokens in self._tokens_by_model.items()
-            for kind, count in zip(tokens.__struct_fields__, _token_counts(tokens), strict=True)
-        ]
-        yield (
-            "stack_tokens_total",
-            "counter",
-            "Tokens used; cached ones are of the input, reasoning of the output.",
-            used,
-        )
+            yield metric
+        yield from _process_metrics({"": os.getpid()} if self._directory is None else _read_pids(self._directory))
 
 
-_MetricFamily = tuple[str, str, str, Iterable[_Sample]]
+_LABEL_NAMES: Final = {"pid": "worker"}
+"""Labels of prometheus-client that mean the number of a worker here."""
 
 
-def _provider_families(providers: Mapping[str, Provider]) -> Iterator[_MetricFamily]:
-    """What they tell of themselves: a number may go up only, or down as well, which its name has to say."""
-    told: dict[str, list[_Sample]] = {}
-    for path, provider in providers.items():
-        figures = provider.metrics()
-        for field in dataclasses.fields(figures) if figures is not None else ():
-            unit = f"{field.name.removesuffix('_s')}_seconds" if field.name.endswith("_s") else field.name
-            sample = _Sample((("provider", path),), float(getattr(figures, field.name)))
-            told.setdefault(f"stack_{path.partition('.')[0]}_{unit}", []).append(sample)
-    for name, samples in told.items():
-        yield name, "untyped", "As the provider tells it.", samples
+def _read_pids(directory: Path) -> dict[str, int]:
+    """Return the process ids of the live workers by their number."""
+    pids: dict[str, int] = {}
+    for file in sorted(directory.glob("*.pid")):
+        with suppress(FileNotFoundError, ValueError):
+            pids[file.stem] = int(file.read_text())
+    return pids
 
 
-def _process_families() -> Iterator[_MetricFamily]:
-    process = psutil.Process()
-    with process.oneshot():
-        cpu, memory = process.cpu_times(), process.memory_info()
-        told = (
-            ("cpu_seconds_total", "counter", cpu.user + cpu.system),
-            ("resident_memory_bytes", "gauge", memory.rss),
-            ("virtual_memory_bytes", "gauge", memory.vms),
-            ("open_fds", "gauge", process.num_fds()),
-            ("threads", "gauge", process.num_threads()),
-            ("start_time_seconds", "gauge", process.create_time()),
-        )
-    for name, kind, value in told:
-        yield f"process_{name}", kind, "Of this process, without its children.", [_Sample((), value)]
-
-
-def _get_histogram(histograms: dict[str, _Histogram], route: str) -> _Histogram:
-    found = histograms.get(route)
-    if found is None:
-        found = histograms[route] = _Histogram()
-    return found
-
-
-def _token_counts(tokens: TokenCounts) -> tuple[int, int, int, int]:
-    return tokens.input, tokens.cached, tokens.output, tokens.reasoning
-
-
-def _add_token_counts(total: TokenCounts | None, added: TokenCounts) -> TokenCounts:
-    if total is None:
-        return added
-    return TokenCounts(*(one + other for one, other in zip(_token_counts(total), _token_counts(added), strict=True)))
-
-
-def _format_number(value: float) -> str:
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return f"{value:.0f}" if float(value).is_integer() else repr(float(value))
-
-
-def _render_labels(labels: Labels) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join([f'{name}="{_escape_label_value(value)}"' for name, value in labels]) + "}"
-
-
-def _escape_label_value(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+def _process_metrics(pids: Mapping[str, int]) -> Iterator[Metric]:
+    """Yield the figures of processes, by worker number; a process that serves alone has none, ''."""
+    labels = [] if "" in pids else ["worker"]
+    about = "Of this process, without its children."
+    cpu_seconds = CounterMetricFamily("process_cpu_seconds", about, labels=labels)
+    names = ("resident_memory_bytes", "virtual_memory_bytes", "open_fds", "threads", "start_time_seconds")
+    gauges = {name: GaugeMetricFamily(f"process_{name}", about, labels=labels) for name in names}
+    for worker, pid in pids.items():
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            with process.oneshot():
+                cpu, memory = process.cpu_times(), process.memory_info()
+                numbers = (memory.rss, memory.vms, process.num_fds(), process.num_threads(), process.create_time())
+            cpu_seconds.add_metric([worker] if labels else [], cpu.user + cpu.system)
+            for gauge, number in zip(gauges.values(), numbers, strict=True):
+                gauge.add_metric([worker] if labels else [], number)
+    yield cpu_seconds
+    yield from gauges.values()

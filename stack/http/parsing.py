@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked model, or to an InvalidRequest that says what is wrong and where."""
+"""From the bytes of a request to a checked model, or to an InvalidRequest that names the fault and its place."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 _log = logging.getLogger(__name__)
 _MAX_DEPTH: Final = 64
 _MAX_VALUES: Final = 100_000
-"""Of one body. Text is read fast; each value costs microseconds in which nothing else can run, thread or no thread."""
+"""Values in one body. Each costs microseconds in which no other code runs, even in a thread; text parses fast."""
 BLOCKING_BYTES: Final = 256 * 1024
-"""Bodies above this are read in a thread: parsing them would hold up other streams."""
+"""Bytes of a body above which it is parsed in a thread, because it would hold up other streams."""
 
 _EXPECTED_TYPES: Final = {
     "string_type": "a string",
@@ -41,7 +41,7 @@ async def read_request(body: bytes, model: type[ModelT]) -> ModelT:
 
 
 async def read_object(body: bytes) -> dict[str, Any]:
-    """As `parse_object`, in a thread where it takes long."""
+    """Return `parse_object(body)`, computed in a thread if the body is large."""
     return await asyncio.to_thread(parse_object, body) if len(body) > BLOCKING_BYTES else parse_object(body)
 
 
@@ -61,7 +61,7 @@ def validate_request(fields: dict[str, Any], model: type[ModelT]) -> ModelT:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Exactly one JSON object, in UTF-8, without duplicate keys, NaN, infinities or lone surrogates."""
+    """Return the one JSON object of a body in UTF-8, without duplicate keys, NaN, infinities or lone surrogates."""
     if not body:
         raise InvalidRequest("The body is empty; it must be a JSON object.")
     if _has_too_many_values(body):
@@ -86,8 +86,8 @@ def _has_too_many_values(body: bytes) -> bool:
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
     if bare.count(b'"') > 4 * _MAX_VALUES:
         return True
-    # without its escapes, every other piece of a body is outside its strings
-    return sum(piece.count(b",") for piece in bare.split(b'"')[::2]) >= _MAX_VALUES
+    # without its escapes, every other part of a body is outside its strings
+    return sum(part.count(b",") for part in bare.split(b'"')[::2]) >= _MAX_VALUES
 
 
 class _DuplicateKey(ValueError):
@@ -102,35 +102,35 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_nested_deeper(value: Any, max_levels: int) -> bool:
-    """Whether containers nest more than `levels` deep; goes breadth first, so that it cannot recurse."""
+    """Return true if containers nest more than `max_levels` deep; breadth first, without recursion."""
     layer: list[Any] = [value]
     for _ in range(max_levels):
         inner: list[Any] = []
-        for each in layer:
-            inner += cast(dict[str, Any], each).values() if isinstance(each, dict) else each
-        layer = [cast(Any, each) for each in inner if isinstance(each, dict | list)]
+        for container in layer:
+            inner += cast(dict[str, Any], container).values() if isinstance(container, dict) else container
+        layer = [cast(Any, value) for value in inner if isinstance(value, dict | list)]
         if not layer:
             return False
     return True
 
 
 def to_invalid_request(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequest:
-    """A validation error in the API's terms."""
+    """Return a validation error in the API's terms."""
     kind = error["type"]
     param = _param_path(error["loc"], body, missing=kind == "missing")
     limits = error.get("ctx", {})
-    given = error["input"]
+    value = error["input"]
     if kind == "missing":
         message = f"Missing required parameter: '{param}'."
         return InvalidRequest(message, param=param, code="missing_required_parameter")
     if kind in _EXPECTED_TYPES:
-        name = "null" if given is None else _JSON_TYPE_NAMES.get(cast(type[Any], type(given)), "an object")
+        name = "null" if value is None else _JSON_TYPE_NAMES.get(cast(type[Any], type(value)), "an object")
         message = f"Invalid type for '{param}': expected {_EXPECTED_TYPES[kind]}, but got {name} instead."
         return InvalidRequest(message, param=param, code="invalid_type")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _union_tag_error(error, param)
-    code, what = _describe_violation(kind, limits, given)
-    return InvalidRequest(f"Invalid '{param}': {what}.", param=param, code=code)
+    code, violation = _describe_violation(kind, limits, value)
+    return InvalidRequest(f"Invalid '{param}': {violation}.", param=param, code=code)
 
 
 def _describe_violation(error_type: str, limits: dict[str, Any], value: Any) -> tuple[str, str]:
@@ -162,12 +162,12 @@ def _describe_violation(error_type: str, limits: dict[str, Any], value: Any) -> 
 
 def _union_tag_error(error: ErrorDetails, param: str) -> InvalidRequest:
     limits = error.get("ctx", {})
-    given = error["input"]
-    if not isinstance(given, dict):
-        name = _JSON_TYPE_NAMES.get(cast(type[Any], type(given)), "null")
+    value = error["input"]
+    if not isinstance(value, dict):
+        name = _JSON_TYPE_NAMES.get(cast(type[Any], type(value)), "null")
         message = f"Invalid type for '{param}': expected an object, but got {name} instead."
         return InvalidRequest(message, param=param, code="invalid_type")
-    fields = cast(dict[str, Any], given)
+    fields = cast(dict[str, Any], value)
     if isinstance(fields.get("type"), str):
         expected = limits.get("expected_tags", "'message', 'function_call_output', ...").replace(
             "'message:assistant', ", ""
@@ -179,22 +179,22 @@ def _union_tag_error(error: ErrorDetails, param: str) -> InvalidRequest:
 
 
 def _param_path(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
-    """The place in the body. Pydantic's path also names the branches of unions: they are no keys, and left out."""
+    """Return the path in the body. Pydantic's own also names the branches of unions, which are no keys of the body."""
     path = ""
-    here: Any = body
+    node: Any = body
     in_branch = False
     for position, step in enumerate(loc):
         if isinstance(step, int):
             path += f"[{step}]"
-            here = cast(list[Any], here)[step] if isinstance(here, list) and step < len(cast(list[Any], here)) else None
-        elif isinstance(here, dict):
-            fields = cast(dict[str, Any], here)
+            node = cast(list[Any], node)[step] if isinstance(node, list) and step < len(cast(list[Any], node)) else None
+        elif isinstance(node, dict):
+            fields = cast(dict[str, Any], node)
             if not in_branch and step == fields.get("type"):
                 in_branch = True  # it names the branch, though there may be a key of that name too
                 continue
             if step not in fields and not (missing and position == len(loc) - 1):
                 continue
             path += f".{step:.64}" if path else f"{step:.64}"
-            here = fields.get(step)
+            node = fields.get(step)
         in_branch = False
     return path

@@ -1,4 +1,4 @@
-"""A visit: one request as the edge sees it, for the figures and the log. It holds nothing of what was said."""
+"""RequestRecord: the facts of one request for the metrics and the access log. It holds no content of the request."""
 
 import math
 import re
@@ -29,27 +29,39 @@ _MAX_TRACESTATE_BYTES: Final = 512
 _TRACE_HEADERS: Final = frozenset({b"traceparent", b"tracestate"})
 _CLIENT_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _ERROR_CODE: Final = re.compile(r"[a-z0-9_]{1,64}")
-# what follows the first dot may be a key of the client's own, as in `metadata`
+# the text after the first dot may be a key of the client's own, as in `metadata`
 _PARAM_PATH: Final = re.compile(r"[A-Za-z][A-Za-z_-]{0,63}(?:\[\d{1,9}\])?")
-_RESPONSE_ID: Final = re.compile(rb'"id":"(resp_[0-9a-f]{1,64})"')
 _MODEL_NAME: Final = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
-    """What answers have used. `cached` is of the input, `reasoning` of the output."""
+    """Tokens that responses have used. `cached` is a part of the input, `reasoning` a part of the output."""
 
     input: int = 0
     cached: int = 0
     output: int = 0
     reasoning: int = 0
 
+    def plus(self, other: "TokenCounts") -> "TokenCounts":
+        """Return the sums of both."""
+        return TokenCounts(
+            self.input + other.input,
+            self.cached + other.cached,
+            self.output + other.output,
+            self.reasoning + other.reasoning,
+        )
+
 
 class RequestRecord:
-    """What is known of a request; `status` is 0 until an answer has begun, `route` the template of its path,
-    `outcome` the status of the response that was made; `streams` says that the answer is an event stream. Times are
-    in seconds since it began, NaN for what never was."""
+    """The facts of one request, or of one response on a WebSocket.
+
+    `status` is 0 until a response has started, `route` is the template of the path, `outcome` the status of the
+    response object that the request created, and `is_stream` is true for an event stream. Times are in seconds since
+    the request started, NaN if the event did not happen.
+    """
 
     __slots__ = (
+        "_expected_response_id",
         "_started_at",
         "client_request_id",
         "code",
@@ -78,15 +90,15 @@ class RequestRecord:
         self.is_stream = False
         self.first_byte_s = self.first_output_s = math.nan
         self.client_request_id = self.model = self.response_id = self.outcome = ""
-        self.tenant = self.code = self.param = ""
+        self.tenant = self.code = self.param = self._expected_response_id = ""
         self.tokens: TokenCounts | None = None
 
     def elapsed_s(self) -> float:
-        """The time since it began."""
+        """Return the seconds since the request started."""
         return time.perf_counter() - self._started_at
 
     def record_error(self, error: StackError) -> None:
-        """Why it was refused, without a word that came from outside."""
+        """Record why the request was refused, without any text of the client."""
         if error.code is not None and _ERROR_CODE.fullmatch(error.code):
             self.code = error.code
         if error.param is not None and (place := _PARAM_PATH.match(error.param)):
@@ -94,16 +106,16 @@ class RequestRecord:
         if not self.response_id:
             self.outcome = ""
 
-    def expect_response(self) -> None:
-        """It asks for a response: unless one ends here, its client has left."""
+    def expect_response(self, response_id: str = "") -> None:
+        """Record that the request creates a response: unless its end is observed, the client has disconnected."""
         self.outcome = "cancelled"
+        self._expected_response_id = response_id
 
     def observe(self, event: Any) -> None:
-        """The first or the last event of a response that it made."""
-        if isinstance(event, LoggedEvent):  # made in the background, and its end is not of this visit
+        """Record the first or the last event of the response that the request created."""
+        if isinstance(event, LoggedEvent):  # of a background response, which ends in another request or in none
             self.outcome = "queued"
-            if found := _RESPONSE_ID.search(event.data):
-                self.response_id = found[1].decode()
+            self.response_id = self._expected_response_id
             return
         response = getattr(event, "response", None)
         if response is None:
@@ -111,19 +123,21 @@ class RequestRecord:
         self.response_id, self.model = response.id, response.model
         if response.status in _OUTCOMES:
             self.outcome = response.status
-        if (used := response.usage) is not None:
-            of_input, of_output = used.input_tokens_details, used.output_tokens_details
+        if (usage := response.usage) is not None:
             self.tokens = TokenCounts(
-                used.input_tokens, of_input.cached_tokens, used.output_tokens, of_output.reasoning_tokens
+                usage.input_tokens,
+                usage.input_tokens_details.cached_tokens,
+                usage.output_tokens,
+                usage.output_tokens_details.reasoning_tokens,
             )
 
     def record_usage(self, model: str, usage: Usage) -> None:
-        """What a chat completion that it made has used of a model."""
+        """Record the tokens that the request's chat completion has used."""
         self.model = model
         self.tokens = TokenCounts(usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens)
 
     def log_fields(self) -> dict[str, Any]:
-        """What there is to be said of it when it is over."""
+        """Return the fields of the access log's line, without the empty ones."""
         fields = {
             "request": self.id,
             "client_request": self.client_request_id,
@@ -149,7 +163,7 @@ def _seconds_to_ms(seconds: float) -> float | None:
 
 
 def read_client_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The name that the client gave its request, if it is well-formed."""
+    """Return the client's own id of the request, from `x-request-id`; empty if there is none or it is malformed."""
     for name, value in headers:
         if name == b"x-request-id":
             return value.decode() if _CLIENT_REQUEST_ID.fullmatch(value) else ""
@@ -157,16 +171,19 @@ def read_client_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def read_trace(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
-    """The trace headers by name, where they are what the W3C's Trace Context (level 1) says; of versions to come, what
-    looks the same. What is not valid is as if it were not there, and so is a state without a parent."""
-    given = [header for header in headers if header[0] in _TRACE_HEADERS]
-    if not given:
+    """Return the valid trace headers by name, as W3C Trace Context (level 1) defines them.
+
+    Later versions are accepted in the form of this one. An invalid header counts as absent, and so does a state without
+    a parent.
+    """
+    trace_headers = [header for header in headers if header[0] in _TRACE_HEADERS]
+    if not trace_headers:
         return _NO_TRACE
-    parents = [value for name, value in given if name == b"traceparent"]
+    parents = [value for name, value in trace_headers if name == b"traceparent"]
     if len(parents) != 1 or not _TRACEPARENT.fullmatch(parents[0]):
         return _NO_TRACE
-    state = b",".join([value for name, value in given if name == b"tracestate"])
-    members = [member for each in state.split(b",") if (member := each.strip(b" \t"))]
+    state = b",".join([value for name, value in trace_headers if name == b"tracestate"])
+    members = [member for entry in state.split(b",") if (member := entry.strip(b" \t"))]
     trace = {"traceparent": parents[0].decode()}
     if not members or len(state) > _MAX_TRACESTATE_BYTES or len(members) > _MAX_TRACESTATE_MEMBERS:
         return trace

@@ -1,4 +1,4 @@
-"""Events as what is sent of them, frames of a server-sent event stream or messages, in the client's dialect."""
+"""Encodes events as frames of a server-sent event stream or as WebSocket messages, in the client's dialect."""
 
 import functools
 import re
@@ -28,7 +28,7 @@ _FLOAT_TIMES: Final = re.compile(rb'"(created_at|completed_at)":(\d+)\.0(?=[,}])
 
 
 def read_dialect(headers: Mapping[str, str], default: ApiDialect) -> ApiDialect:
-    """The dialect that a request's headers ask for. Raises InvalidRequest for one that nobody speaks."""
+    """Return the dialect that a request's headers name. Raises InvalidRequest for an unknown one."""
     wanted = headers.get(DIALECT_HEADER, default)
     if wanted not in ("openai", "open-responses"):
         raise InvalidRequest(f"The header {DIALECT_HEADER} is 'openai' or 'open-responses'.", code="invalid_value")
@@ -36,18 +36,17 @@ def read_dialect(headers: Mapping[str, str], default: ApiDialect) -> ApiDialect:
 
 
 def response_to_json(response: BaseModel) -> bytes:
-    """Return a response object, or what holds one, as the API writes it: its times, which the SDK types as floats, are
-    whole seconds."""
+    """Return a model that holds a response object as JSON, with whole seconds where the SDK's types are floats."""
     return _FLOAT_TIMES.sub(rb'"\1":\2', sdk_model_to_json(response))
 
 
 def encode_frames(
     events: Sequence[ResponseStreamEvent | LoggedEvent], dialect: ApiDialect, *, obfuscate: bool = False
 ) -> bytes:
-    """All of `events` as one piece of the stream."""
+    """Return the frames of `events` as one chunk of the stream."""
     if obfuscate or dialect != "openai":
         return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in events])
-    if len(events) == 1:  # a token as it comes
+    if len(events) == 1:  # nearly every batch is one token
         return b"%b%b\n\n" % (_frame_head(events[0].type), _event_to_data(events[0]))
     return b"".join([b"%b%b\n\n" % (_frame_head(event.type), _event_to_data(event)) for event in events])
 
@@ -63,7 +62,7 @@ def _event_to_data(event: ResponseStreamEvent | LoggedEvent) -> bytes:
 
 
 def encode_message(event: ResponseStreamEvent, dialect: ApiDialect, stream_id: str, *, obfuscate: bool = False) -> str:
-    """An event as a WebSocket's message, which names its lane unless that is the default one, ''."""
+    """Return an event as a WebSocket's message, which names its stream unless that is the default one, ''."""
     if obfuscate or dialect != "openai":
         data = orjson.dumps(_event_to_fields(event, dialect, obfuscate=obfuscate))
     else:
@@ -83,7 +82,7 @@ def _event_to_fields(
 ) -> dict[str, Any]:
     fields: dict[str, Any] = orjson.loads(_event_to_data(event))
     if obfuscate and isinstance(fields.get("delta"), str):
-        # padding to a multiple of 32, so that the length of a frame tells little of the length of a token
+        # padding to a multiple of 32, so that the length of a frame reveals little about the length of a token
         fields["obfuscation"] = secrets.token_urlsafe(24)[: -len(fields["delta"]) % 32]
     if dialect == "open-responses":
         fields["type"] = _OPEN_RESPONSES_NAMES.get(fields["type"], fields["type"])

@@ -1,4 +1,4 @@
-"""Answers that take long: watched for clients that leave or stall, and kept alive while there is nothing to say."""
+"""Event streams: cancelled when the client disconnects or stalls, with comments while there is no event to send."""
 
 import asyncio
 import logging
@@ -28,31 +28,31 @@ _STREAM_HEADERS: Final = [
 
 
 class ClientDisconnected(Exception):
-    """The client closed its connection before it had its answer."""
+    """The client closed its connection before it had its response."""
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Do `work`, and cancel it as soon as the client leaves. Raises ClientGone then."""
+    """Return the result of `work`; cancel it and raise ClientDisconnected when the client closes its connection."""
     task = asyncio.current_task()
-    assert task is not None  # a coroutine that runs, runs in a task
-    gone = False
+    assert task is not None  # a running coroutine is in a task
+    disconnected = False
 
-    def leave(watcher: asyncio.Task[None]) -> None:
-        nonlocal gone
+    def cancel_work(watcher: asyncio.Task[None]) -> None:
+        nonlocal disconnected
         if not watcher.cancelled():
-            gone = True
+            disconnected = True
             task.cancel()
 
     watcher = asyncio.create_task(_wait_for_disconnect(receive))
-    watcher.add_done_callback(leave)
+    watcher.add_done_callback(cancel_work)
     try:
         return await work
     except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:
+        if disconnected and task.uncancel() == 0:
             raise ClientDisconnected from None
         raise
     finally:
-        watcher.remove_done_callback(leave)
+        watcher.remove_done_callback(cancel_work)
         watcher.cancel()
 
 
@@ -62,8 +62,8 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 class StreamMonitor:
-    """One task for all open streams: every second it sends a comment on those that have been silent for
-    `keep_alive_s`, and ends those whose client has taken nothing for a minute."""
+    """One task for all open streams: every second it sends a comment on those without an event for `keep_alive_s`, and
+    cancels those whose client has read nothing for a minute."""
 
     def __init__(self, keep_alive_s: float) -> None:
         self._keep_alive_s = keep_alive_s
@@ -78,11 +78,11 @@ class StreamMonitor:
 
     @property
     def open_streams(self) -> int:
-        """How many streams are open now."""
+        """The number of streams that are open now."""
         return len(self._open_streams)
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Watch the streams until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(_TICK_S, self._keep_alive_s / 2))
@@ -98,13 +98,13 @@ class StreamMonitor:
 
 
 class _OpenStream:
-    """One open stream's connection."""
+    """The connection of one open stream."""
 
     __slots__ = ("_send", "_time", "is_writing", "last_write_at", "task")
 
     def __init__(self, send: Send) -> None:
         task = asyncio.current_task()
-        assert task is not None  # a request is a task of the server's
+        assert task is not None  # a request runs in a task of the server
         self.task = task
         self._send = send
         self._time = asyncio.get_running_loop().time
@@ -120,8 +120,10 @@ class _OpenStream:
 
 
 class EventStream(Response):
-    """An ASGI answer: batches of events, framed. An error before the first batch is raised, for an HTTP status. The
-    `visit` that makes a response by it is told of its beginning, its first output and its end."""
+    """ASGI response of framed batches of events. An error before the first batch is raised, for an HTTP status.
+
+    `request_record`, if the request creates a response, observes its first event, its first output and its last event.
+    """
 
     def __init__(
         self,
@@ -160,10 +162,10 @@ class EventStream(Response):
             except StackError as exc:
                 if stream is None:
                     raise
-                # the stream has already said so in its own terms: raising is for those who drain it
+                # the stream has already sent its own error event; the exception is for callers that drain it
                 _log.info("a stream failed: %s", exc.message)
                 if batch and isinstance(batch[-1], LoggedEvent):
-                    last = b""  # but for a log, which can be read on elsewhere: it is not done
+                    last = b""  # a log is not done: it can be read on from another worker
             finally:
                 if stream is not None:
                     self._monitor.discard(stream)
@@ -173,7 +175,7 @@ class EventStream(Response):
             await stream.write(last, more_body=False)
 
     def _awaits_first_output(self, batch: Sequence[Any]) -> bool:
-        """Whether the first output is still to come after this batch, the first one or the one after."""
+        """Return true if neither this batch nor one before it has output; record the time of the first that has."""
         assert self._request_record is not None
         if not batch:
             return True

@@ -1,4 +1,4 @@
-"""What a request brings beside JSON that is read whole: bounded bytes, query parameters, an uploaded file."""
+"""Readers of a request: its bounded body, its query parameters, and the form of an uploaded file."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -15,13 +15,13 @@ from stack.http.parsing import ModelT, read_request, to_invalid_request
 
 _CHUNK_BYTES: Final = 256 * 1024
 _MAX_FORM_BYTES: Final = 64 * 1024
-"""Of a form beside its file."""
+"""Bytes of a form's other parts, on top of its file."""
 _MAX_FORM_FIELDS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file as it is sent, and the form's other fields."""
+    """An uploaded file as a stream of bytes, and the form's other fields."""
 
     filename: str
     fields: dict[str, str]
@@ -29,9 +29,9 @@ class Upload:
 
 
 async def stream_body(http: Request, max_bytes: int) -> AsyncGenerator[bytes]:
-    """The body as it comes. Raises PayloadTooLarge as soon as it is sure to be larger than `limit` bytes."""
-    announced = http.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > max_bytes:
+    """Yield the chunks of the body. Raises PayloadTooLarge as soon as it is known to exceed `max_bytes`."""
+    length = http.headers.get("content-length", "")
+    if length.isdigit() and int(length) > max_bytes:
         raise PayloadTooLarge(f"The body is larger than {max_bytes} bytes.")
     size = 0
     try:
@@ -45,17 +45,17 @@ async def stream_body(http: Request, max_bytes: int) -> AsyncGenerator[bytes]:
 
 
 async def read_body(http: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises PayloadTooLarge."""
+    """Return the whole body. Raises PayloadTooLarge."""
     return b"".join([chunk async for chunk in stream_body(http, max_bytes)])
 
 
 async def read_model(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
-    """The whole body as one of our models; none is an empty one. Raises PayloadTooLarge and InvalidRequest."""
+    """Return the body as one of our models; no body is an empty object. Raises PayloadTooLarge and InvalidRequest."""
     return await read_request(await read_body(http, max_bytes) or b"{}", model)
 
 
 def read_query(http: Request, model: type[ModelT]) -> ModelT:
-    """The query's parameters as one of our models. Raises InvalidRequest."""
+    """Return the query's parameters as one of our models. Raises InvalidRequest."""
     query: dict[str, Any] = {key: http.query_params[key] for key in model.model_fields if key in http.query_params}
     limit = query.get("limit")
     if isinstance(limit, str) and limit.isascii() and limit.isdigit() and len(limit) < 10:
@@ -70,7 +70,7 @@ def read_query(http: Request, model: type[ModelT]) -> ModelT:
 
 @asynccontextmanager
 async def open_upload(http: Request, max_file_bytes: int) -> AsyncGenerator[Upload]:
-    """The form of an upload, on disk where it is large, as long as the context lasts. Raises InvalidRequest."""
+    """Open the form of an upload, on disk if it is large, for as long as the context lasts. Raises InvalidRequest."""
     body = stream_body(http, max_file_bytes + _MAX_FORM_BYTES)
     parser = MultiPartParser(
         http.headers, body, max_files=1, max_fields=_MAX_FORM_FIELDS, max_part_size=_MAX_FORM_BYTES
@@ -95,5 +95,5 @@ async def open_upload(http: Request, max_file_bytes: int) -> AsyncGenerator[Uplo
 
 
 async def _read_chunks(file: UploadFile) -> AsyncGenerator[bytes]:
-    while piece := await file.read(_CHUNK_BYTES):
-        yield piece
+    while chunk := await file.read(_CHUNK_BYTES):
+        yield chunk

@@ -1,4 +1,4 @@
-"""The Responses API over a WebSocket: a connection that stays, lanes of responses on it, and what it remembers."""
+"""The Responses API over a WebSocket: one connection with several streams, each of which responds in order."""
 
 import asyncio
 import logging
@@ -25,8 +25,8 @@ from apis.errors import (
     internal_error,
 )
 from apis.responses import CreateResponse, Session
-from stack.build import Stack
 from stack.config import HttpServerConfig
+from stack.http.context import HttpContext, get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, read_object, validate_request
 from stack.http.request_record import WEBSOCKET, RequestRecord
 from stack.http.sse import ApiDialect, encode_message, read_dialect
@@ -48,23 +48,21 @@ _CLOSE_SERVICE_RESTART: Final = 1012
 
 
 class WebSocketEndpoint:
-    """An ASGI app for all the WebSockets of the app that it is in."""
+    """ASGI app for the WebSockets of all paths; only /responses has one."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in _PATHS:
             raise NotFound(f"There is no WebSocket at {scope['path'][:256]}.")
-        routes = scope["app"].state.routes
-        stack: Stack = routes.stack
+        context, services = get_context(scope), get_services(scope)
+        stack, tenant = services.stack, context.tenant
         config = stack.config.server
         dialect = read_dialect(Headers(scope=scope), config.dialect)
         await receive()
-        session = stack.responses.open_session(tenant=scope["tenant"])
+        session = stack.responses.open_session(tenant=tenant)
         try:
             await send({"type": "websocket.accept", "headers": []})
-            salted = partial(routes.cache_salts.add_salt, tenant=scope["tenant"])
-            socket = _SocketHandler(send, session, salted, dialect, config, scope["request_id"])
-            socket.on_response_end = scope["finish_request"]
-            await socket.run(receive)
+            add_salt = partial(services.cache_salts.add_salt, tenant=tenant)
+            await _SocketHandler(send, session, add_salt, dialect, config, context).run(receive)
         except OSError:
             _log.info("a client left before its WebSocket was open")
         finally:
@@ -72,12 +70,12 @@ class WebSocketEndpoint:
 
 
 class _ConnectionClosed(Exception):
-    """The client closed its connection before it was told all."""
+    """The client closed its connection before the last event was sent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CreateMessage:
-    """One `response.create`; lane '' is the default one."""
+    """One `response.create`; `stream_id` is '' for the default stream."""
 
     stream_id: str
     fields: dict[str, Any]
@@ -85,7 +83,7 @@ class _CreateMessage:
 
 
 class _SocketHandler:
-    """One connection. What it is asked in one lane is answered in order, and side by side with other lanes."""
+    """One connection. The requests of one stream run in order, those of different streams concurrently."""
 
     def __init__(
         self,
@@ -94,7 +92,7 @@ class _SocketHandler:
         add_salt: _AddSalt,
         dialect: ApiDialect,
         config: HttpServerConfig,
-        request_id: str,
+        context: HttpContext,
     ) -> None:
         self._asgi_send = send
         self._session = session
@@ -102,26 +100,25 @@ class _SocketHandler:
         self._dialect: ApiDialect = dialect
         self._max_bytes = config.max_body_bytes
         self._max_age_s = config.max_websocket_age_s
-        self._request_id = request_id
+        self._request_id = context.request_id
         self._stream_ids: set[str] = set()
         self._queue: list[_CreateMessage] = []
         self._running_tasks: dict[str, asyncio.Task[None]] = {}
         self._close_reason: StackError | None = None
         self._closing_tasks: set[asyncio.Task[None]] = set()
-        self.on_response_end: Callable[[RequestRecord], None] = lambda _: None
-        """Is told of each response when it is over, as of a visit of its own."""
+        self._finish_response = context.finish_request
 
     async def run(self, receive: Receive) -> None:
-        """Answer until either side closes, or the connection is too old, or the server is to end."""
+        """Respond until either side closes, the connection reaches its maximum age, or the server drains."""
         age = asyncio.get_running_loop().call_later(
             self._max_age_s, self._begin_close, _age_limit_error(self._max_age_s), _CLOSE_NORMAL
         )
         try:
-            while (told := await receive())["type"] != "websocket.disconnect":
-                if told["type"] == DRAIN_MESSAGE_TYPE:
+            while (message := await receive())["type"] != "websocket.disconnect":
+                if message["type"] == DRAIN_MESSAGE_TYPE:
                     self._begin_close(Overloaded(SHUTTING_DOWN_MESSAGE), _CLOSE_SERVICE_RESTART)
                 else:
-                    await self._receive_message(told.get("text"))
+                    await self._receive_message(message.get("text"))
         except _ConnectionClosed:
             pass
         finally:
@@ -134,26 +131,26 @@ class _SocketHandler:
                 await asyncio.wait(tasks)
 
     async def _receive_message(self, text: str | None) -> None:
-        """One message. It is read at once, so that a client that leaves is seen, and answered when its lane is free."""
-        lane = ""
+        """Queue one message until its stream is free. All are read at once, so that a disconnect is noticed."""
+        stream_id = ""
         try:
             if text is None:
                 raise InvalidRequest("A message is a text frame that holds one JSON object.", code="invalid_type")
             body = text.encode()
             fields = await read_object(body)
-            lane = self._parse_stream_id(fields.pop("stream_id", None))
+            stream_id = self._parse_stream_id(fields.pop("stream_id", None))
             _check_type(fields.pop("type", None))
             if self._close_reason is not None:
                 raise self._close_reason
             if len(self._queue) >= _MAX_QUEUED or self._queued_bytes() + len(body) > self._max_bytes:
                 raise RateLimited("Too many responses wait on this connection: let some of them end first.")
-            self._queue.append(_CreateMessage(lane, fields, len(body)))
+            self._queue.append(_CreateMessage(stream_id, fields, len(body)))
         except StackError as exc:
-            await self._send_error(exc, lane)
+            await self._send_error(exc, stream_id)
         self._start_queued()
 
     def _queued_bytes(self) -> int:
-        return sum(ask.size_bytes for ask in self._queue)
+        return sum(create_message.size_bytes for create_message in self._queue)
 
     def _parse_stream_id(self, value: Any) -> str:
         if value is None:
@@ -168,18 +165,18 @@ class _SocketHandler:
         return value
 
     def _start_queued(self) -> None:
-        """Begin what can begin: the oldest of each lane that is free."""
-        for ask in [*self._queue]:
+        """Start the oldest message of each stream that is free."""
+        for create_message in [*self._queue]:
             if len(self._running_tasks) >= _MAX_RUNNING:
                 return
-            if ask.stream_id not in self._running_tasks:
-                self._queue.remove(ask)
-                self._running_tasks[ask.stream_id] = asyncio.create_task(self._respond(ask))
+            if create_message.stream_id not in self._running_tasks:
+                self._queue.remove(create_message)
+                self._running_tasks[create_message.stream_id] = asyncio.create_task(self._respond(create_message))
 
     async def _respond(self, create_message: _CreateMessage) -> None:
-        told = False
-        visit = RequestRecord(self._request_id, WEBSOCKET, _PATHS[0])
-        visit.status = 200
+        started = False
+        record = RequestRecord(self._request_id, WEBSOCKET, _PATHS[0])
+        record.status = 200
         events: Sequence[ResponseStreamEvent] = ()
         try:
             request, generate = await _parse_create(create_message)
@@ -187,12 +184,12 @@ class _SocketHandler:
             created = self._session.create(
                 self._add_salt(request), stream_id=create_message.stream_id, generate=generate
             )
-            visit.expect_response()
+            record.expect_response()
             async with aclosing(created) as batches:
                 async for events in batches:
-                    if not told:
-                        told = True
-                        visit.observe(events[-1])
+                    if not started:
+                        started = True
+                        record.observe(events[-1])
                     for event in events:
                         await self._send(
                             encode_message(event, self._dialect, create_message.stream_id, obfuscate=obfuscate)
@@ -204,18 +201,18 @@ class _SocketHandler:
             if isinstance(before, str):
                 self._session.forget(before, stream_id=create_message.stream_id)
             error = exc if isinstance(exc, StackError) else self._log_bug(exc)
-            visit.record_error(error)
-            if told:
-                # the stream has already said so in its own terms
+            record.record_error(error)
+            if started:
+                # the stream has already sent its own error event
                 _log.info("a stream failed: %s", error.message)
             else:
-                visit.status = error.status
+                record.status = error.status
                 await self._send_error(error, create_message.stream_id)
         finally:
             if events:
-                visit.observe(events[-1])
+                record.observe(events[-1])
             del self._running_tasks[create_message.stream_id]
-            self.on_response_end(visit)
+            self._finish_response(record)
             self._start_queued()
 
     def _log_bug(self, exc: Exception) -> StackError:
@@ -223,15 +220,15 @@ class _SocketHandler:
         return internal_error(self._request_id)
 
     def _begin_close(self, reason: StackError, code: int) -> None:
-        """Begin nothing more, and close when nothing runs any more."""
+        """Refuse new messages, and close the connection when the running responses have ended."""
         if self._close_reason is None:
             self._close_reason = reason
             self._closing_tasks.add(asyncio.create_task(self._drain_and_close(reason, code)))
 
     async def _drain_and_close(self, reason: StackError, code: int) -> None:
         waiting, self._queue = self._queue, []
-        for ask in waiting:
-            await self._send_error(reason, ask.stream_id)
+        for create_message in waiting:
+            await self._send_error(reason, create_message.stream_id)
         while self._running_tasks:
             await asyncio.wait(self._running_tasks.values())
         if code == _CLOSE_NORMAL:
@@ -240,7 +237,7 @@ class _SocketHandler:
             await self._asgi_send({"type": "websocket.close", "code": code})
 
     async def _send_error(self, error: StackError, stream_id: str) -> None:
-        """Tell of an error that belongs to no response."""
+        """Send an error that belongs to no response."""
         detail: dict[str, Any] = error_to_body(error)["error"]
         if error.retry_after_s is not None:
             # clients read it from either place
@@ -270,7 +267,7 @@ def _check_type(kind: Any) -> None:
 
 
 async def _parse_create(create_message: _CreateMessage) -> tuple[CreateResponse, bool]:
-    """The request, and whether a model is to be asked."""
+    """Return the request, and false if no model is to generate a response for it."""
     fields = {**create_message.fields}
     generate = fields.pop("generate", None)
     if not isinstance(generate, bool | None):
@@ -278,7 +275,7 @@ async def _parse_create(create_message: _CreateMessage) -> tuple[CreateResponse,
     if fields.get("background"):
         raise Unsupported("A WebSocket makes no background responses: create them by POST.", param="background")
     if isinstance(fields.get("stream"), bool | None):
-        fields["stream"] = True  # whatever it says, there is no other way here
+        fields["stream"] = True  # a WebSocket has no other way to respond
     if create_message.size_bytes > BLOCKING_BYTES:
         return await asyncio.to_thread(validate_request, fields, CreateResponse), generate is not False
     return validate_request(fields, CreateResponse), generate is not False

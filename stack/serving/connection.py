@@ -12,8 +12,8 @@ _HEADERS_TOO_LARGE_RESPONSE = (
 
 
 class HttpServerConnection(HttpToolsProtocol):
-    """Closes a connection whose request's head is not whole within `head_s`, or `max_head_bytes` after the read that
-    it began in, and one whose body comes slower than `body_bytes_per_s`, as seen every `body_s`."""
+    """Closes a connection whose request head is incomplete after `head_s`, or after `max_head_bytes` and the read that
+    exceeds them, and one whose body is slower than `body_bytes_per_s`, checked every `body_s`."""
 
     # slots, because with more than thirty attributes an instance no longer shares its keys: 1 KiB per connection
     __slots__ = ("_body_bytes", "_deadline", "_head_bytes", "_in_head")
@@ -32,7 +32,7 @@ class HttpServerConnection(HttpToolsProtocol):
 
     @property
     def has_request(self) -> bool:
-        """Whether the head of a request has come."""
+        """True once the head of a request has been received."""
         return bool(self.cycle)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it

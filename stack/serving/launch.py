@@ -1,4 +1,4 @@
-"""From the command line to running processes: one, several workers on one port, or one that follows its files."""
+"""Starts the processes of a server: one, several workers on one port, or one that restarts when its files change."""
 
 import asyncio
 import gc
@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from uvicorn.supervisors.statreload import StatReload
 from apis.errors import ConfigError
 from apis.imports import import_from_string
 from stack.config import find_config, load_config
+from stack.http.metrics import forget_worker, share_metrics
 from stack.serving.exit_codes import exit_on_error
 from stack.serving.serve import bind_listener, listener_url, serve, set_up_logging
 from stack.wiring import wire_providers, wiring_lines
@@ -42,7 +44,7 @@ _spawn = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """What to serve: a run config by path or name, what overrides its `server` section, and the app's factory."""
+    """The run config by path or name, fields that override its `server` section, and the app's factory."""
 
     file: str
     server: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -50,9 +52,9 @@ class LaunchOptions:
 
 
 def run(launch: LaunchOptions, *, workers: int = 1, reload: bool = False) -> int:
-    """Serve until a signal ends it; returns the exit code. Says on stdout what is wired to what, then the URL.
+    """Serve until a signal ends it; return the exit code. The wiring and then the URL are printed to stdout.
 
-    Raises ConfigError, or StackError where something that the stack needs is not there.
+    Raises ConfigError, or StackError where a service that the stack needs cannot be reached.
     """
     config = load_config(launch.file, server=launch.server)
     if workers > 1 and config.kv_store.provider == "memory":
@@ -69,7 +71,8 @@ def run(launch: LaunchOptions, *, workers: int = 1, reload: bool = False) -> int
         _Reloader(replace(launch, server={**launch.server, "grace_period_s": 1.0}), listener).run()
         return 0
     if workers > 1:
-        return _WorkerPool(launch, listener, workers).run()
+        with tempfile.TemporaryDirectory(prefix="stack-metrics-") as metrics_directory:
+            return _WorkerPool(launch, listener, workers, Path(metrics_directory)).run()
     _serve(launch, listener)
     return 0
 
@@ -81,13 +84,17 @@ def _print_lines(*lines: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _SharedState:
-    """What all workers of one port know together: that one of them listens, and that all of them are to end."""
+    """State that all workers of one port share.
+
+    `listening_event` is set when one of them listens, `ending_event` when all of them are about to end.
+    """
 
     listening_event: multiprocessing.synchronize.Event
     ending_event: multiprocessing.synchronize.Event
+    metrics_directory: Path
 
     def others_keep_serving(self) -> bool:
-        """Whether a worker that is to end ends alone."""
+        """Return true if a worker that drains now drains alone."""
         parent = multiprocessing.parent_process()
         return parent is not None and parent.is_alive() and not self.ending_event.is_set()
 
@@ -108,14 +115,19 @@ def _serve(launch: LaunchOptions, listener: socket.socket, shared_state: _Shared
 
 
 def _run_worker(
-    launch: LaunchOptions, sockets: list[socket.socket] | None, shared_state: _SharedState | None = None
+    launch: LaunchOptions,
+    sockets: list[socket.socket] | None,
+    shared_state: _SharedState | None = None,
+    number: int = 0,
 ) -> None:
-    """What a child process does."""
-    assert sockets  # None is what uvicorn's own servers may be given
+    """Serve in a child process; `number` is that of the worker among those of `shared_state`."""
+    assert sockets  # uvicorn's own servers take None, ours do not
     # A terminal sends its Ctrl-C to the whole group; the parent alone decides what becomes of it.
     os.setpgrp()
     with exit_on_error():
         set_up_logging(load_config(launch.file, server=launch.server).server.log_level)
+        if shared_state is not None:
+            share_metrics(shared_state.metrics_directory, number)
         _serve(launch, sockets[0], shared_state)
 
 
@@ -124,16 +136,15 @@ class _WorkerPool:
 
     A signal is passed on: the first asks all workers to drain, the second to stop at once. If a worker fails before any
     has listened, all would; then that one's exit code is the result. A signal to one worker alone ends that one when
-    it has drained, and the others serve meanwhile: so all can be restarted with no request failing.
+    it has drained, and the others serve meanwhile: so all can be restarted with no request failing. A worker takes over
+    the number of the one that it replaces, and with it the counts in `metrics_directory`.
     """
 
-    def __init__(self, launch: LaunchOptions, listener: socket.socket, count: int) -> None:
-        self._shared_state = _SharedState(_spawn.Event(), _spawn.Event())
-        self._build_process = partial(
-            _spawn.Process, target=_run_worker, args=(launch, [listener], self._shared_state), name="stack-worker"
-        )
+    def __init__(self, launch: LaunchOptions, listener: socket.socket, count: int, metrics_directory: Path) -> None:
+        self._shared_state = _SharedState(_spawn.Event(), _spawn.Event(), metrics_directory)
+        self._arguments = (launch, [listener], self._shared_state)
         self._count = count
-        self._workers: list[SpawnProcess] = []
+        self._workers: dict[int, SpawnProcess] = {}
         self._signal_count = 0
 
     def run(self) -> int:
@@ -143,30 +154,31 @@ class _WorkerPool:
         passed_on = 0
         started_at = 0.0
         while True:
-            missing = self._count - len(self._workers)
+            missing = set(range(self._count)) - self._workers.keys()
             if not self._signal_count and missing and time.monotonic() - started_at >= _RESTART_INTERVAL_S:
                 started_at = time.monotonic()
-                for _ in range(missing):
-                    self._start_worker()
+                for number in sorted(missing):
+                    self._start_worker(number)
             if passed_on < self._signal_count:
                 passed_on += 1
                 self._shared_state.ending_event.set()
-                for worker in self._workers:
+                for worker in self._workers.values():
                     worker.terminate()
-            wait([worker.sentinel for worker in self._workers], timeout=_POLL_S)
-            for worker in [worker for worker in self._workers if not worker.is_alive()]:
-                self._workers.remove(worker)
-                code = code or self._check_worker_exit(worker)
+            wait([worker.sentinel for worker in self._workers.values()], timeout=_POLL_S)
+            for number, worker in [*self._workers.items()]:
+                if not worker.is_alive():
+                    del self._workers[number]
+                    code = code or self._check_worker_exit(worker, number)
             if self._signal_count and not self._workers:
                 return code
 
-    def _start_worker(self) -> None:
-        worker = self._build_process()
+    def _start_worker(self, number: int) -> None:
+        worker = _spawn.Process(target=_run_worker, args=(*self._arguments, number), name="stack-worker")
         worker.start()
-        self._workers.append(worker)
+        self._workers[number] = worker
 
-    def _check_worker_exit(self, worker: SpawnProcess) -> int:
-        """The exit code that this worker's end means for the whole; its failure to start ends the whole."""
+    def _check_worker_exit(self, worker: SpawnProcess, number: int) -> int:
+        """Return the exit code that a worker's end means for the pool; a failure to start ends the pool."""
         if self._signal_count:
             return 0
         if worker.exitcode and worker.exitcode > 0 and not self._shared_state.listening_event.is_set():
@@ -174,6 +186,7 @@ class _WorkerPool:
             return worker.exitcode
         say = _log.error if worker.exitcode else _log.info
         say("Worker %s ended (exit code %s); another takes its place.", worker.pid, worker.exitcode)
+        forget_worker(self._shared_state.metrics_directory, number)
         return 0
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
@@ -181,7 +194,7 @@ class _WorkerPool:
 
 
 class _Reloader(StatReload):
-    """One child process, started anew when the run config or a Python file below the working directory changes."""
+    """One child process, restarted when the run config or a Python file below the working directory changes."""
 
     def __init__(self, launch: LaunchOptions, listener: socket.socket) -> None:
         config = uvicorn.Config(launch.app, reload=True, log_config=None)

@@ -1,4 +1,4 @@
-"""Runs the app: one process that listens, drains on a signal and ends in time, whatever hangs."""
+"""Runs the app: one process that listens, drains on a signal and ends in time, even if something hangs."""
 
 import asyncio
 import faulthandler
@@ -19,12 +19,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from apis.errors import ConfigError, Overloaded
 from stack.config import HttpServerConfig
-from stack.http.edge import PROBE_PATHS, error_response
+from stack.http.answers import error_response
+from stack.http.edge import PROBE_PATHS
 from stack.http.websocket import SHUTTING_DOWN_MESSAGE
 from stack.serving.connection import HttpServerConnection
 from stack.serving.socket_connection import WebSocketServerConnection
 
-# An idle connection is kept longer than the load balancers in common use keep theirs (60 s): were it the other way
+# An idle connection stays open longer than those of the load balancers in common use (60 s): were it the other way
 # round, they would send a request into a connection that is being closed.
 _IDLE_TIMEOUT_S = 75
 _BACKLOG = 2048
@@ -50,11 +51,11 @@ class DrainingServer(uvicorn.Server):
     """Drains on the first SIGTERM or SIGINT and gives up waiting on the second.
 
     Draining: `app.state.draining` is true at once, running requests get `grace_period_s` to finish, and until they
-    have, the port stays open to tell newcomers 503 and probes how things are. Then what still runs is cancelled. The
-    process is gone at most a second after the grace period, or after the second signal: if something hangs, with every
-    thread's traceback on stderr and exit code 1.
+    have, the port stays open to answer new requests with 503 and probes with the state. Requests that still run are
+    then cancelled. The process is gone at most a second after the grace period, or after the second signal: if
+    something hangs, with every thread's traceback on stderr and exit code 1.
 
-    One that leaves alone, while others serve the same port, leaves newcomers to them, and serves whoever is with it.
+    A worker that drains alone, while others serve the same port, stops accepting, and serves its own connections.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class DrainingServer(uvicorn.Server):
         if self._drain_gate.closes_after_response:
             await self._stop_accepting()
         for connection in list(self.server_state.connections):
-            # one that has asked nothing yet is about to, and is told to go elsewhere
+            # one without a request yet is about to send it, and is answered that the server is shutting down
             if not isinstance(connection, HttpServerConnection) or connection.has_request:
                 connection.shutdown()
         tasks = self.server_state.tasks
@@ -131,7 +132,7 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _stop_accepting(self) -> None:
-        """Let nobody in any more, and wait a moment for the requests of those who came in just before."""
+        """Stop accepting connections, and wait a moment for the requests of those accepted just before."""
         for server in self.servers:
             server.close()
         loop = asyncio.get_running_loop()
@@ -142,7 +143,7 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(_POLL_S)
 
     def _drain_app(self) -> set[asyncio.Task[None]]:
-        """The app's own work that no request waits for, as a task until it is done; its `state.drain` says what."""
+        """Return the task of the app's `state.drain`, which ends the work that no request waits for."""
         drain: Callable[[], Coroutine[Any, Any, None]] | None = getattr(self._app.state, "drain", None)
         if drain is None:
             return set()
@@ -165,8 +166,8 @@ class DrainingServer(uvicorn.Server):
 
 
 class _DrainGate:
-    """Refuses new work while the app drains. Where others serve the port (`is_last`), whoever is in is served for the
-    last time."""
+    """ASGI middleware that refuses new requests while the app drains. With `closes_after_response`, because other
+    workers serve the port, it serves each open connection for the last time."""
 
     def __init__(self, app: ServedApp) -> None:
         self._app = app
@@ -182,20 +183,20 @@ class _DrainGate:
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
-            # Ours, at the end of the grace period: this is the request's whole task, and no news worth a traceback.
+            # Our own cancellation, at the end of the grace period, ends the request's task without a traceback.
             if not self._app.state.draining:
                 raise
 
 
 def _close_after_response(send: Send) -> Send:
-    """The same, with the end of the connection announced: a client that knows of it does not ask into it again."""
+    """Return `send` with `connection: close`, so that the client sends no other request into the connection."""
 
-    async def said(message: Message) -> None:
+    async def send_closing(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
         await send(message)
 
-    return said
+    return send_closing
 
 
 async def serve(
@@ -205,9 +206,11 @@ async def serve(
     on_listening: Callable[[], None] = lambda: None,
     others_keep_serving: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Serve `app` on a bound socket until a signal ends it. The app's lifespan is entered before anything listens
-    and left after the last request, so that what it raises comes out here. `is_alone` says whether others go on
-    serving the port when this process ends."""
+    """Serve `app` on a bound socket until a signal ends it.
+
+    The app's lifespan starts before the socket listens and ends after the last request, and its errors are raised here.
+    `others_keep_serving` returns true if other workers serve the port after this process has ended.
+    """
     _raise_file_limit()
     lifespan: AbstractAsyncContextManager[Any] = app.router.lifespan_context(app)
     async with lifespan:
@@ -216,8 +219,8 @@ async def serve(
 
 
 def _tune_garbage_collector() -> None:
-    """What lives now lives as long as the server: the garbage collector need not look at it again, and may wait longer
-    between its looks, for nearly all that a request makes is freed without it."""
+    """Exclude the objects of the start from garbage collection, because they live as long as the server, and collect
+    less often: nearly all objects of a request are freed by their reference counts."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
     gc.enable()
@@ -227,7 +230,7 @@ def bind_listener(config: HttpServerConfig) -> socket.socket:
     """A socket bound to the config's host and port, not listening yet. Raises ConfigError."""
     try:
         family, *_, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        # asyncio turns Nagle's algorithm off only where the protocol is given: without it, deltas wait for 40 ms
+        # asyncio turns Nagle's algorithm off only for a socket with its protocol: without it, deltas wait for 40 ms
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -244,20 +247,20 @@ def bind_listener(config: HttpServerConfig) -> socket.socket:
 
 
 def listener_url(listener: socket.socket) -> str:
-    """Where clients find what listens there."""
+    """Return the URL at which clients reach the listener."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def set_up_logging(level: str) -> None:
-    """Our own log at `level`, that of libraries from warnings on, all to stderr."""
+    """Log to stderr: our own packages at `level`, libraries from warnings on."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     for name in ("stack", "providers", "apis"):
         logging.getLogger(name).setLevel(level.upper())
 
 
 def _raise_file_limit() -> None:
-    """Every stream holds two connections, and the usual limit of 1,024 files is gone after 500 streams."""
+    """Raise the limit of open files: a stream holds two connections, and the usual 1,024 files end at 500 streams."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES_LIMIT if hard == resource.RLIM_INFINITY else min(_OPEN_FILES_LIMIT, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

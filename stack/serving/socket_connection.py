@@ -1,4 +1,4 @@
-"""uvicorn's WebSocket connection, with bounds on what a client may hold up, and an end that waits for the app."""
+"""uvicorn's WebSocket connection, with bounds on stalled clients, and a drain that waits for the app."""
 
 import asyncio
 from typing import Any, ClassVar, Final, cast
@@ -7,14 +7,14 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 DRAIN_MESSAGE_TYPE: Final = "websocket.drain"
-"""What the app receives, beside ASGI's own messages, when the server is about to end: it closes when it is done."""
+"""The type of a message of our own to the app, when the server drains: the app closes the WebSocket when it is done."""
 
 _BAD_REQUEST_RESPONSE: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class WebSocketServerConnection(WebSocketsSansIOProtocol):
-    """Cuts off a client that takes nothing for `stall_s`, or whose connection is not gone `linger_s` after the app
-    is done with it, and refuses a message in more than `max_fragments` frames."""
+    """Aborts the connection of a client that reads nothing for `stall_s`, or that is still open `linger_s` after the
+    app is done with it, and refuses a message in more than `max_fragments` frames."""
 
     stall_s: ClassVar[float] = 60.0
     linger_s: ClassVar[float] = 5.0
@@ -28,7 +28,7 @@ class WebSocketServerConnection(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if not self.handshake_initiated and not self.transport.is_closing():
-            # the first data is the request's whole head, and it had too much of something
+            # the first data is the request's whole head, which exceeds a limit of the parser
             self.transport.write(_BAD_REQUEST_RESPONSE)
             self.transport.close()
 
@@ -70,7 +70,8 @@ class WebSocketServerConnection(WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         await self.writable.wait()
         if self.close_sent:
-            raise ClientDisconnected  # it broke the protocol, and was told so, while the app had more to say
+            # the client broke the protocol and was sent a close frame, while the app had more to send
+            raise ClientDisconnected
         await super().send(message)
 
     def _abort_after(self, seconds: float) -> None:

@@ -1,17 +1,17 @@
 """Which backend runs a checkpoint: our own kernels where they can, else torch, and why."""
 
-import importlib
 import importlib.util
 import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Final, Literal, Protocol
 
 import torch
 
 from apis.errors import ConfigError
+from apis.imports import import_from_string
 from providers.inference.gpt_oss.checkpoint.checkpoint import ModelCheckpoint, Progress, open_checkpoint
 from providers.inference.gpt_oss.engine.runner import Runner
 from providers.inference.gpt_oss.sizing.fit import MIN_CONTEXT_TOKENS, Precision, weight_bytes
@@ -73,13 +73,16 @@ def load_backend(
     )
     if refusal is None:
         os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton's default, which it warns of changing
-        refusal = cast("Any", importlib.import_module("providers.inference.gpt_oss.triton_backend.probe")).probe_triton(
-            device
+        probe: Callable[[torch.device], str | None] = import_from_string(
+            "providers.inference.gpt_oss.triton_backend.probe:probe_triton"
         )
+        refusal = probe(device)
     if refusal is None:
-        runners = cast("Any", importlib.import_module("providers.inference.gpt_oss.triton_backend.runner"))
+        load: Callable[..., LoadedRunner] = import_from_string(
+            "providers.inference.gpt_oss.triton_backend.runner:load_triton_runner"
+        )
         logger.info("%s runs on Triton kernels, on %s.", checkpoint.folder, torch.cuda.get_device_name(device))
-        return runners.load_triton_runner(checkpoint, device, settings, progress)
+        return load(checkpoint, device, settings, progress)
     if settings.backend == "triton":
         raise ConfigError(f"backend: triton cannot run {checkpoint.folder}: {refusal} Use backend: auto or torch.")
     level = logging.INFO if device.type == "cpu" else logging.WARNING

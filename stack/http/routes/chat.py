@@ -1,10 +1,11 @@
-"""POST /v1/chat/completions: a second thin route over the same Inference."""
+"""/v1/chat/completions: the Chat Completions API over the same Inference, streamed or whole."""
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, Literal, assert_never, cast
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, assert_never, cast
 
 import orjson
 from openai.types import CompletionUsage
@@ -29,12 +30,13 @@ from apis.deltas import (
 )
 from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
 from apis.wire.base import Wire, sdk_model_to_json
-from stack.build import Stack
-from stack.http.edge import client_disconnected_response, json_response
+from stack.http.answers import json_response
+from stack.http.context import HttpContext, Route, Services
 from stack.http.images import inline_images
 from stack.http.parsing import read_request
 from stack.http.request_record import RequestRecord
-from stack.http.streams import ClientDisconnected, EventStream, StreamMonitor, run_while_connected
+from stack.http.streams import EventStream, run_while_connected
+from stack.http.uploads import read_body
 
 
 class ChatStreamOptions(Wire):
@@ -42,7 +44,7 @@ class ChatStreamOptions(Wire):
 
 
 class CreateChatCompletion(ChatRequest):
-    """A chat request and how its answer is to be sent."""
+    """A chat request, and the form of its response."""
 
     stream: bool | None = None
     stream_options: ChatStreamOptions | None = None
@@ -52,44 +54,87 @@ class CreateChatCompletion(ChatRequest):
     @field_validator("messages", mode="before")
     @classmethod
     def _accept_reasoning_content(cls, messages: Any) -> Any:
-        # answers carry it as `reasoning_content`, so that is how clients send it back
-        given = cast(list[Any], messages) if isinstance(messages, list) else []
-        for message in given:
+        # responses carry the field as `reasoning_content`, so clients send it back by that name
+        for message in cast(list[Any], messages) if isinstance(messages, list) else []:
             if isinstance(message, dict) and "reasoning_content" in message:
                 fields = cast(dict[str, Any], message)
                 fields.setdefault("reasoning", fields["reasoning_content"])
         return cast(Any, messages)
 
 
-async def create_chat_completion(
-    body: bytes, stack: Stack, add_salt: Callable[[ChatRequest], ChatRequest], monitor: StreamMonitor, http: Request
-) -> Response:
-    """The answer to one request, streamed or whole. `salted` gives it its tenant's cache salt."""
-    request = await read_request(body, CreateChatCompletion)
+async def create_chat_completion(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_request(await read_body(http, services.max_body_bytes), CreateChatCompletion)
     if request.tools and len({tool.name for tool in request.tools}) < len(request.tools):
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
     fields = {name: getattr(request, name) for name in ChatRequest.model_fields}
     fields["max_completion_tokens"] = request.max_completion_tokens or request.max_tokens
-    chat = await inline_images(ChatRequest.model_validate(fields), stack.fetcher)
-    answer = _CompletionBuilder(request.model, http.scope["request_record"])
-    steps = stack.inference.chat(add_salt(chat))
+    chat = await inline_images(ChatRequest.model_validate(fields), services.stack.fetcher)
+    builder = _CompletionBuilder(request.model, context.request_record)
+    batches = services.stack.inference.chat(services.cache_salts.add_salt(chat, context.tenant))
     if request.stream:
         wants_usage = bool(request.stream_options and request.stream_options.include_usage)
-        return EventStream(answer.stream_chunks(steps, wants_usage=wants_usage), _encode_frames, monitor)
-    try:
-        completion = await run_while_connected(http.receive, answer.build_completion(steps))
-    except ClientDisconnected:
-        return client_disconnected_response()
+        return EventStream(builder.stream_chunks(batches, wants_usage=wants_usage), _encode_frames, services.monitor)
+    completion = await run_while_connected(http.receive, builder.build_completion(batches))
     return json_response(sdk_model_to_json(completion))
 
 
+CHAT_ROUTES: Final = (Route("POST", "/chat/completions", create_chat_completion, body=CreateChatCompletion),)
+
+
 def _encode_frames(chunks: Sequence[ChatCompletionChunk | dict[str, Any]]) -> bytes:
-    data = [orjson.dumps(each) if isinstance(each, dict) else sdk_model_to_json(each) for each in chunks]
-    return b"".join([b"data: %b\n\n" % each for each in data])
+    data = [orjson.dumps(chunk) if isinstance(chunk, dict) else sdk_model_to_json(chunk) for chunk in chunks]
+    return b"".join([b"data: %b\n\n" % line for line in data])
+
+
+@dataclass(slots=True)
+class _DrainedChat:
+    """The deltas of a whole chat, joined by kind."""
+
+    text: list[str] = field(default_factory=list[str])
+    reasoning: list[str] = field(default_factory=list[str])
+    refusal: list[str] = field(default_factory=list[str])
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    calls: dict[str, tuple[ToolCallStart, list[str]]] = field(
+        default_factory=dict[str, tuple[ToolCallStart, list[str]]]
+    )
+    finish: Finish | None = None
+
+    def add(self, delta: Delta) -> None:
+        match delta:
+            case TextDelta():
+                self.text.append(delta.text)
+                self.logprobs += delta.logprobs
+            case ReasoningDelta():
+                self.reasoning.append(delta.text)
+            case RefusalDelta():
+                self.refusal.append(delta.text)
+            case ToolCallStart():
+                self.calls[delta.id] = delta, []
+            case ToolArgumentsDelta():
+                self.calls[delta.id][1].append(delta.text)
+            case Finish():
+                self.finish = delta
+            case _:
+                assert_never(delta)
+
+    def build_message(self) -> dict[str, Any]:
+        """Return the assistant's message of a completion."""
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": "".join(self.text) if self.text or not self.calls else None,
+            "refusal": "".join(self.refusal) or None,
+        }
+        if self.reasoning:
+            message["reasoning_content"] = "".join(self.reasoning)
+        if self.calls:
+            message["tool_calls"] = [
+                _build_tool_call(start, "".join(arguments)) for start, arguments in self.calls.values()
+            ]
+        return message
 
 
 class _CompletionBuilder:
-    """One completion being made."""
+    """Builds one completion, as chunks or whole, and records its usage."""
 
     def __init__(self, model: str, request_record: RequestRecord) -> None:
         self._model = model
@@ -104,15 +149,15 @@ class _CompletionBuilder:
     async def stream_chunks(
         self, batches: AsyncGenerator[DeltaBatch], *, wants_usage: bool
     ) -> AsyncGenerator[list[ChatCompletionChunk | dict[str, Any]]]:
-        """One chunk per delta. A failure is told as an `error` object, then raised."""
+        """Yield one chunk per delta. A failure after the first chunk is yielded as an `error` object, then raised."""
         first: dict[str, Any] = {"role": "assistant", "content": ""}
-        begun = False
+        started = False
         try:
             async with aclosing(batches):
-                async for step in batches:
-                    batch: list[ChatCompletionChunk | dict[str, Any]] = [] if begun else [self._build_chunk(first)]
-                    begun = True
-                    for delta in step:
+                async for deltas in batches:
+                    batch: list[ChatCompletionChunk | dict[str, Any]] = [] if started else [self._build_chunk(first)]
+                    started = True
+                    for delta in deltas:
                         batch.append(self._delta_to_chunk(delta))
                         if isinstance(delta, Finish):
                             self._request_record.record_usage(self._model, delta.usage)
@@ -120,60 +165,32 @@ class _CompletionBuilder:
                                 batch.append(self._build_chunk(None, usage=_build_completion_usage(delta.usage)))
                     yield batch
         except StackError as exc:
-            if begun:
+            if started:
                 yield [error_to_body(exc)]
             raise
 
     async def build_completion(self, batches: AsyncGenerator[DeltaBatch]) -> ChatCompletion:
-        """The same drained into one object."""
-        text: list[str] = []
-        reasoning: list[str] = []
-        refusal: list[str] = []
-        logprobs: list[TokenLogprob] = []
-        calls: dict[str, tuple[ToolCallStart, list[str]]] = {}
-        finish: Finish | None = None
+        """Return the completion that a drained stream makes. Raises UpstreamError if the stream has no end."""
+        drained = _DrainedChat()
         async with aclosing(batches):
-            async for delta in _flatten_deltas(batches):
-                match delta:
-                    case TextDelta():
-                        text.append(delta.text)
-                        logprobs += delta.logprobs
-                    case ReasoningDelta():
-                        reasoning.append(delta.text)
-                    case RefusalDelta():
-                        refusal.append(delta.text)
-                    case ToolCallStart():
-                        calls[delta.id] = delta, []
-                    case ToolArgumentsDelta():
-                        calls[delta.id][1].append(delta.text)
-                    case Finish():
-                        finish = delta
-                    case _:
-                        assert_never(delta)
-        if finish is None:
+            async for deltas in batches:
+                for delta in deltas:
+                    drained.add(delta)
+        if drained.finish is None:
             raise UpstreamError("The inference server ended its answer without saying why.")
-        self._request_record.record_usage(self._model, finish.usage)
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": "".join(text) if text or not calls else None,
-            "refusal": "".join(refusal) or None,
-        }
-        if reasoning:
-            message["reasoning_content"] = "".join(reasoning)
-        if calls:
-            message["tool_calls"] = [_build_tool_call(start, "".join(pieces)) for start, pieces in calls.values()]
+        self._request_record.record_usage(self._model, drained.finish.usage)
         choice = {
             "index": 0,
-            "message": message,
-            "finish_reason": finish.reason,
-            "logprobs": _build_logprobs(logprobs),
+            "message": drained.build_message(),
+            "finish_reason": drained.finish.reason,
+            "logprobs": _build_logprobs(drained.logprobs),
         }
         return ChatCompletion.model_validate(
             {
                 **self._common_fields,
                 "object": "chat.completion",
                 "choices": [choice],
-                "usage": _build_completion_usage(finish.usage),
+                "usage": _build_completion_usage(drained.finish.usage),
             }
         )
 
@@ -189,7 +206,7 @@ class _CompletionBuilder:
                 index = self._call_indexes[delta.id] = len(self._call_indexes)
                 return self._build_chunk({"tool_calls": [{"index": index, **_build_tool_call(delta, "")}]})
             case ToolArgumentsDelta():
-                # the SDK knows no pieces of a custom call's input: they go where a function's arguments go
+                # the SDK has no delta for a custom call's input: it goes into the arguments of a function
                 call = {"index": self._call_indexes[delta.id], "function": {"arguments": delta.text}}
                 return self._build_chunk({"tool_calls": [call]})
             case Finish():
@@ -216,12 +233,6 @@ class _CompletionBuilder:
         )
 
 
-async def _flatten_deltas(batches: AsyncGenerator[DeltaBatch]) -> AsyncGenerator[Delta]:
-    async for step in batches:
-        for delta in step:
-            yield delta
-
-
 def _build_tool_call(start: ToolCallStart, text: str) -> dict[str, Any]:
     if start.custom:
         return {"id": start.id, "type": "custom", "custom": {"name": start.name, "input": text}}
@@ -233,14 +244,14 @@ def _build_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         return None
     content = [
         {
-            "token": each.token,
-            "logprob": each.logprob,
-            "bytes": [*each.bytes],
+            "token": token.token,
+            "logprob": token.logprob,
+            "bytes": [*token.bytes],
             "top_logprobs": [
-                {"token": one.token, "logprob": one.logprob, "bytes": [*one.bytes]} for one in each.top_logprobs
+                {"token": top.token, "logprob": top.logprob, "bytes": [*top.bytes]} for top in token.top_logprobs
             ],
         }
-        for each in tokens
+        for token in tokens
     ]
     return {"content": content, "refusal": None}
 

@@ -5,78 +5,83 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.conversations import AddItems, CreateConversation, ItemInclude, ItemListParams, UpdateConversation
-from stack.build import Stack
+from apis.conversations import (
+    AddItems,
+    Conversations,
+    CreateConversation,
+    ItemInclude,
+    ItemListParams,
+    UpdateConversation,
+)
 from stack.http.answers import deleted_response, list_response, model_response, value_response
+from stack.http.context import HttpContext, Route, Services
 from stack.http.uploads import read_model, read_query
 
 
-async def create_conversation(http: Request, stack: Stack) -> Response:
-    request = await read_model(http, stack.config.server.max_body_bytes, CreateConversation)
-    return model_response(await stack.responses.conversations().create(request, tenant=http.scope["tenant"]))
+async def create_conversation(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, CreateConversation)
+    conversation = await _conversations(services).create(request, tenant=context.tenant)
+    context.created_id = conversation.id
+    return model_response(conversation)
 
 
-async def get_conversation(http: Request, stack: Stack) -> Response:
-    return model_response(
-        await stack.responses.conversations().get(_conversation_id(http), tenant=http.scope["tenant"])
-    )
+async def get_conversation(http: Request, context: HttpContext, services: Services) -> Response:
+    return model_response(await _conversations(services).get(_conversation_id(http), tenant=context.tenant))
 
 
-async def update_conversation(http: Request, stack: Stack) -> Response:
-    request = await read_model(http, stack.config.server.max_body_bytes, UpdateConversation)
-    return model_response(
-        await stack.responses.conversations().update(_conversation_id(http), request, tenant=http.scope["tenant"])
-    )
+async def update_conversation(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, UpdateConversation)
+    return model_response(await _conversations(services).update(_conversation_id(http), request, tenant=context.tenant))
 
 
-async def delete_conversation(http: Request, stack: Stack) -> Response:
-    await stack.responses.conversations().delete(_conversation_id(http), tenant=http.scope["tenant"])
+async def delete_conversation(http: Request, context: HttpContext, services: Services) -> Response:
+    await _conversations(services).delete(_conversation_id(http), tenant=context.tenant)
     return deleted_response(_conversation_id(http), "conversation.deleted")
 
 
-async def add_items(http: Request, stack: Stack) -> Response:
+async def add_items(http: Request, context: HttpContext, services: Services) -> Response:
     read_query(http, ItemInclude)
-    request = await read_model(http, stack.config.server.max_body_bytes, AddItems)
-    added = await stack.responses.conversations().add_items(
-        _conversation_id(http), request, tenant=http.scope["tenant"]
-    )
+    request = await read_model(http, services.max_body_bytes, AddItems)
+    added = await _conversations(services).add_items(_conversation_id(http), request, tenant=context.tenant)
     return list_response(added, has_more=False)
 
 
-async def list_items(http: Request, stack: Stack) -> Response:
-    page = read_query(http, ItemListParams)
-    found = await stack.responses.conversations().list_items(_conversation_id(http), page, tenant=http.scope["tenant"])
-    return list_response(found.data, has_more=found.has_more)
+async def list_items(http: Request, context: HttpContext, services: Services) -> Response:
+    params = read_query(http, ItemListParams)
+    items = await _conversations(services).list_items(_conversation_id(http), params, tenant=context.tenant)
+    return list_response(items.data, has_more=items.has_more)
 
 
-async def get_item(http: Request, stack: Stack) -> Response:
+async def get_item(http: Request, context: HttpContext, services: Services) -> Response:
     read_query(http, ItemInclude)
     item_id = http.path_params["item_id"]
     return value_response(
-        await stack.responses.conversations().get_item(_conversation_id(http), item_id, tenant=http.scope["tenant"])
+        await _conversations(services).get_item(_conversation_id(http), item_id, tenant=context.tenant)
     )
 
 
-async def delete_item(http: Request, stack: Stack) -> Response:
+async def delete_item(http: Request, context: HttpContext, services: Services) -> Response:
     item_id = http.path_params["item_id"]
-    deleted = await stack.responses.conversations().delete_item(
-        _conversation_id(http), item_id, tenant=http.scope["tenant"]
-    )
+    deleted = await _conversations(services).delete_item(_conversation_id(http), item_id, tenant=context.tenant)
     return model_response(deleted)
 
 
 _CONVERSATION_PATH: Final = "/conversations/{conversation_id}"
 
 CONVERSATION_ROUTES: Final = (
-    ("/conversations", "POST", create_conversation),
-    (_CONVERSATION_PATH, "GET", get_conversation),
-    (_CONVERSATION_PATH, "POST", update_conversation),
-    (_CONVERSATION_PATH, "DELETE", delete_conversation),
-    (f"{_CONVERSATION_PATH}/items", "POST", add_items),
-    (f"{_CONVERSATION_PATH}/items", "GET", list_items),
-    (f"{_CONVERSATION_PATH}/items/{{item_id}}", "GET", get_item),
-    (f"{_CONVERSATION_PATH}/items/{{item_id}}", "DELETE", delete_item),
+    Route("POST", "/conversations", create_conversation, body=CreateConversation),
+    Route("GET", _CONVERSATION_PATH, get_conversation),
+    Route("POST", _CONVERSATION_PATH, update_conversation, body=UpdateConversation),
+    Route("DELETE", _CONVERSATION_PATH, delete_conversation),
+    Route("POST", f"{_CONVERSATION_PATH}/items", add_items, body=AddItems, query=ItemInclude),
+    Route("GET", f"{_CONVERSATION_PATH}/items", list_items, query=ItemListParams),
+    Route("GET", f"{_CONVERSATION_PATH}/items/{{item_id}}", get_item, query=ItemInclude),
+    Route("DELETE", f"{_CONVERSATION_PATH}/items/{{item_id}}", delete_item),
 )
+
+
+def _conversations(services: Services) -> Conversations:
+    return services.stack.responses.conversations()
 
 
 def _conversation_id(http: Request) -> str:

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: a third thin route over the same Inference."""
+"""/v1/embeddings: the vectors of texts, from the inference."""
 
 import asyncio
 import base64
@@ -6,33 +6,33 @@ import struct
 from typing import Any, Final
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive
 
 from apis.embeddings import EmbeddingRequest, Embeddings
-from apis.inference import Inference
-from stack.http.edge import client_disconnected_response, json_response
+from stack.http.answers import json_response
+from stack.http.context import HttpContext, Route, Services
 from stack.http.parsing import read_request
-from stack.http.streams import ClientDisconnected, run_while_connected
+from stack.http.streams import run_while_connected
+from stack.http.uploads import read_body
 
 _MAX_INLINE_NUMBERS: Final = 16 * 1024
-"""Answers of more are written in a thread: it would hold up other streams."""
+"""Numbers in a response. Larger responses are serialized in a thread, because they would hold up other streams."""
 
 
-async def create_embeddings(body: bytes, inference: Inference, receive: Receive) -> Response:
-    """The answer to one request."""
-    request = await read_request(body, EmbeddingRequest)
-    try:
-        made = await run_while_connected(receive, inference.embed(request))
-    except ClientDisconnected:
-        return client_disconnected_response()
-    if sum(map(len, made.vectors)) > _MAX_INLINE_NUMBERS:
-        return json_response(await asyncio.to_thread(_embeddings_to_json, request, made))
-    return json_response(_embeddings_to_json(request, made))
+async def create_embeddings(http: Request, _context: HttpContext, services: Services) -> Response:
+    request = await read_request(await read_body(http, services.max_body_bytes), EmbeddingRequest)
+    embeddings = await run_while_connected(http.receive, services.stack.inference.embed(request))
+    if sum(map(len, embeddings.vectors)) > _MAX_INLINE_NUMBERS:
+        return json_response(await asyncio.to_thread(_embeddings_to_json, request, embeddings))
+    return json_response(_embeddings_to_json(request, embeddings))
+
+
+EMBEDDING_ROUTES: Final = (Route("POST", "/embeddings", create_embeddings, body=EmbeddingRequest),)
 
 
 def _embeddings_to_json(request: EmbeddingRequest, embeddings: Embeddings) -> bytes:
-    """Not through the SDK's model, which has no base64: it decodes that before anybody sees it."""
+    """Serialize without the SDK's model, whose field has no type for base64."""
     data: list[dict[str, Any]] = [
         {
             "object": "embedding",

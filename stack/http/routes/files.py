@@ -10,75 +10,75 @@ from starlette.responses import Response, StreamingResponse
 
 from apis.errors import Unsupported
 from apis.files import CreateFile, FileListParams, Files
-from stack.build import Stack
 from stack.http.answers import deleted_response, model_response, page_response
+from stack.http.context import HttpContext, Route, Services
 from stack.http.parsing import to_invalid_request
 from stack.http.uploads import Upload, open_upload, read_query
 
 _NESTED_FIELD: Final = re.compile(r"(\w{1,32})\[(\w{1,32})\]")
 
 
-async def create_file(http: Request, stack: Stack) -> Response:
-    files = _require_files(stack)
+async def create_file(http: Request, context: HttpContext, services: Services) -> Response:
+    files = _require_files(services)
     async with open_upload(http, files.max_file_bytes) as upload:
-        file = await files.create(_parse_new_file(upload), upload.data, tenant=http.scope["tenant"])
+        file = await files.create(_parse_new_file(upload), upload.data, tenant=context.tenant)
     return model_response(file)
 
 
-async def list_files(http: Request, stack: Stack) -> Response:
+async def list_files(http: Request, context: HttpContext, services: Services) -> Response:
     page = read_query(http, FileListParams)
-    return page_response(await _require_files(stack).list(page, tenant=http.scope["tenant"]))
+    return page_response(await _require_files(services).list(page, tenant=context.tenant))
 
 
-async def get_file(http: Request, stack: Stack) -> Response:
-    return model_response(await _require_files(stack).get(http.path_params["file_id"], tenant=http.scope["tenant"]))
+async def get_file(http: Request, context: HttpContext, services: Services) -> Response:
+    return model_response(await _require_files(services).get(http.path_params["file_id"], tenant=context.tenant))
 
 
-async def delete_file(http: Request, stack: Stack) -> Response:
+async def delete_file(http: Request, context: HttpContext, services: Services) -> Response:
     file_id = http.path_params["file_id"]
-    await _require_files(stack).delete(file_id, tenant=http.scope["tenant"])
-    if stack.vector_stores is not None:
-        await stack.vector_stores.forget_file(file_id, tenant=http.scope["tenant"])
+    await _require_files(services).delete(file_id, tenant=context.tenant)
+    if services.stack.vector_stores is not None:
+        await services.stack.vector_stores.forget_file(file_id, tenant=context.tenant)
     return deleted_response(file_id, "file")
 
 
-async def get_file_content(http: Request, stack: Stack) -> Response:
-    """Never as what its name says: a browser is not to run what a stranger uploaded."""
-    file_id, tenant = http.path_params["file_id"], http.scope["tenant"]
-    file = await _require_files(stack).get(file_id, tenant=tenant)
+async def get_file_content(http: Request, context: HttpContext, services: Services) -> Response:
+    """Stream the file as an attachment of no known type, so that no browser runs what a stranger uploaded."""
+    file_id, tenant = http.path_params["file_id"], context.tenant
+    file = await _require_files(services).get(file_id, tenant=tenant)
     headers = {
         "content-length": str(file.bytes),
         "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
         "x-content-type-options": "nosniff",
     }
     return StreamingResponse(
-        _require_files(stack).content(file_id, tenant=tenant), headers=headers, media_type="application/octet-stream"
+        _require_files(services).content(file_id, tenant=tenant), headers=headers, media_type="application/octet-stream"
     )
 
 
 FILE_ROUTES: Final = (
-    ("/files", "POST", create_file),
-    ("/files", "GET", list_files),
-    ("/files/{file_id}", "GET", get_file),
-    ("/files/{file_id}", "DELETE", delete_file),
-    ("/files/{file_id}/content", "GET", get_file_content),
+    Route("POST", "/files", create_file, form=CreateFile),
+    Route("GET", "/files", list_files, query=FileListParams),
+    Route("GET", "/files/{file_id}", get_file),
+    Route("DELETE", "/files/{file_id}", delete_file),
+    Route("GET", "/files/{file_id}/content", get_file_content),
 )
 
 
-def _require_files(stack: Stack) -> Files:
-    if stack.files is None:
+def _require_files(services: Services) -> Files:
+    if services.stack.files is None:
         raise Unsupported("This server keeps no files: its config has no section `files`.", code="not_configured")
-    return stack.files
+    return services.stack.files
 
 
 def _parse_new_file(upload: Upload) -> CreateFile:
     fields: dict[str, Any] = {"filename": upload.filename}
     for key, value in upload.fields.items():
         if nested := _NESTED_FIELD.fullmatch(key):
-            given: str | int = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value
+            number: str | int = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value
             inner = fields.setdefault(nested[1], {})
             if isinstance(inner, dict):
-                inner[nested[2]] = given
+                inner[nested[2]] = number
         elif key != "filename":
             fields[key] = value
     try:

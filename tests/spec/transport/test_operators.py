@@ -35,7 +35,7 @@ async def test_the_local_engines_own_figures_are_told() -> None:
         told = (await ask(served.url, method="GET", path="/metrics", kind=None)).body.decode().splitlines()
     assert made.usage is not None
     assert made.usage.output_tokens == 16
-    assert 'stack_inference_running{provider="inference"} 0' in told
-    assert 'stack_inference_generated_tokens{provider="inference"} 16' in told
-    assert f'stack_tokens_total{{model="{MODEL}",kind="output"}} 16' in told
-    assert 'stack_responses_total{status="incomplete"} 1' in told
+    assert 'stack_inference_running{provider="inference"} 0.0' in told
+    assert 'stack_inference_generated_tokens{provider="inference"} 16.0' in told
+    assert f'stack_tokens_total{{kind="output",model="{MODEL}"}} 16.0' in told
+    assert 'stack_responses_total{status="incomplete"} 1.0' in told

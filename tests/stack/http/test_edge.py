@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from stack.http.app import ROUTES
+from stack.http.app import API_ROUTES
 from stack.serving.connection import HttpServerConnection
 from tests.stack.http.raw import Answer, ask, check_error, connection, parse, request, send
 from tests.support.servers.serving import Served, serving
@@ -87,7 +87,7 @@ ODD_PATHS = (
     *("/docs", "/redoc", "/openapi.json", "/metrics", "/v1/models/../responses", "/v1/models/a/b", "/nothing"),
 )
 PATHS = (
-    *(prefix + path.replace("{", "").replace("}", "") for prefix in ("", "/v1") for path, _, _ in ROUTES),
+    *(prefix + route.path.replace("{", "").replace("}", "") for prefix in ("", "/v1") for route in API_ROUTES),
     *ODD_PATHS,
 )
 

@@ -1,12 +1,14 @@
 """What Prometheus reads of a stack, and who may read it."""
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,7 +16,7 @@ from apis.provider import ProviderMetrics
 from providers.inference.scripted import Scripted
 from tests.stack.http.raw import Answer, ask, check_error, connection, request
 from tests.support.servers.serving import Served, scripted, serving
-from tests.support.servers.stack_process import running_stack
+from tests.support.servers.worker_processes import worker_processes
 
 KEYS: Any = [{"key": "sk-one", "tenant": "tenant-one"}, {"key": "sk-two", "tenant": "tenant-two"}]
 USED = {"input_tokens": 7, "output_tokens": 5, "cached_tokens": 3, "reasoning_tokens": 2}
@@ -261,11 +263,77 @@ async def test_members_of_a_router_tell_of_themselves_by_their_place() -> None:
     assert sorted(labels["provider"] for labels, _ in told) == ["inference.providers.a", "inference.providers.b"]
 
 
-async def test_a_worker_says_which_it_is(tmp_path: Path) -> None:
-    config = "inference: {provider: scripted}\nkv_store: {provider: sqlite, path: workers.db}\n"
-    (tmp_path / "workers.yaml").write_text(config)
-    async with running_stack("workers.yaml", "--workers", "2", cwd=tmp_path) as (url, _):
-        told = read(await ask(url, method="GET", path="/metrics", kind=None))
-    workers = {labels.get("worker") for samples in told.values() for labels, _ in samples}
-    assert len(workers) == 1
-    assert all(worker is not None and worker.isdigit() for worker in workers)
+def total(answer: Answer, name: str, **labels: str) -> float:
+    """The sum of the samples of that name with those labels."""
+    return sum(number for its, number in read(answer).get(name, []) if labels.items() <= its.items())
+
+
+async def scrape_until(url: str, name: str, wanted: float) -> Answer:
+    """Scrape until the gauges of the other worker, which are up to a second old, have caught up."""
+    async with asyncio.timeout(20):
+        while True:
+            answer = await ask(url, method="GET", path="/metrics", kind=None)
+            if total(answer, name) == wanted:
+                return answer
+            await asyncio.sleep(0.1)
+
+
+async def test_a_scrape_of_any_worker_gives_the_sums_of_all_also_of_one_that_was_killed(tmp_path: Path) -> None:
+    # a copy each, because a run config with many YAML aliases is refused
+    more = {"inference": {"provider": "scripted", "turns": json.loads(json.dumps([SAYS] * 30))}}
+    sent = 0
+    async with worker_processes(tmp_path, {"provider": "sqlite", "path": str(tmp_path / "kv.db")}, more=more) as served:
+
+        async def both_ready() -> list[psutil.Process]:
+            async with asyncio.timeout(60):
+                while True:
+                    answer = await ask(served.url, method="GET", path="/metrics", kind=None)
+                    if len(read(answer)["process_open_fds"]) == 2 and len(served.processes()) == 2:
+                        return served.processes()
+                    await asyncio.sleep(0.1)
+
+        async def send(to: psutil.Process, count: int) -> None:
+            nonlocal sent
+            others = [process for process in served.processes() if process != to]
+            for process in others:
+                process.suspend()
+            try:
+                for _ in range(count):
+                    answer = await ask(served.url, {"model": "scripted", "input": "hi"})
+                    assert answer.status == 200
+                    sent += 1
+                scraped = await ask(served.url, method="GET", path="/metrics", kind=None)
+            finally:
+                for process in others:
+                    process.resume()
+            assert total(scraped, "stack_requests_total", route=RESPONSES) == sent
+            assert total(scraped, "stack_request_duration_seconds_count", route=RESPONSES) == sent
+            assert total(scraped, "stack_request_duration_seconds_bucket", route=RESPONSES, le="+Inf") == sent
+            assert total(scraped, "stack_responses_total", status="completed") == sent
+
+        one, other = await both_ready()
+        await send(one, 3)
+        await send(other, 5)
+        tokens = await scrape_until(served.url, "stack_tokens_total", sent * sum(USED.values()))
+        assert total(tokens, "stack_tokens_total", model="scripted", kind="cached") == sent * USED["cached_tokens"]
+        one.kill()
+        await send(other, 2)
+        (new,) = [process for process in await both_ready() if process != other]
+        await send(new, 4)
+        await send(other, 1)
+        scraped = await scrape_until(served.url, "stack_requests_in_flight", 1)
+    assert {its["worker"] for its, _ in read(scraped)["process_open_fds"]} == {"0", "1"}
+    assert not any("worker" in its for its, _ in read(scraped)["stack_requests_total"])
+
+
+async def test_the_files_of_the_metrics_go_with_the_server(tmp_path: Path) -> None:
+    store = {"provider": "sqlite", "path": str(tmp_path / "kv.db")}
+    async with worker_processes(tmp_path, store) as served:
+        (folder,) = {
+            Path(file.path).parent
+            for process in served.processes()
+            for file in process.memory_maps()
+            if "stack-metrics-" in file.path
+        }
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()

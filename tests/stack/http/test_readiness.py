@@ -35,7 +35,7 @@ async def test_a_server_that_drains_lives_and_takes_no_more_work() -> None:
 
 async def test_a_server_whose_providers_are_not_there_is_not_ready() -> None:
     async with serving() as served:
-        routes, served.app.state.routes = served.app.state.routes, None
+        services, served.app.state.services = served.app.state.services, None
         ready = await ask(served.url, method="GET", path="/readyz")
         assert (ready.status, ready.json) == (503, {"status": "starting"})
-        served.app.state.routes = routes
+        served.app.state.services = services

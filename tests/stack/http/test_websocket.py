@@ -328,7 +328,7 @@ async def test_each_response_on_a_websocket_is_counted_and_told_of(caplog: pytes
     for wanted in ('responses_total{status="completed"} 1', 'responses_total{status="failed"} 1'):
         assert wanted in figures.body.decode()
     assert 'status="cancelled"} 1' in figures.body.decode()
-    assert 'stack_tokens_total{model="scripted",kind="output"}' in figures.body.decode()
+    assert 'stack_tokens_total{kind="output",model="scripted"}' in figures.body.decode()
 
 
 # --- the end of a real server ----------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastapi import FastAPI
 from openai import AsyncOpenAI
+from starlette.applications import Starlette
 from starlette.types import Message, Receive, Scope, Send
 
 from stack.build import Stack
@@ -30,7 +30,7 @@ class Served:
 
     client: AsyncOpenAI
     url: str
-    app: FastAPI
+    app: Starlette
     streams: "Recorder"
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, it ends the server as SIGTERM does."""
@@ -39,13 +39,13 @@ class Served:
 
     @property
     def stack(self) -> Stack:
-        return self.app.state.routes.stack
+        return self.app.state.services.stack
 
 
 class Recorder:
     """ASGI middleware that keeps every response stream, and can check them all."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: Starlette) -> None:
         self._app = app
         self.state = app.state
         self.router = app.router

@@ -87,11 +87,12 @@ class Workers:
 
     def processes(self) -> list[psutil.Process]:
         """The workers that serve now."""
-        return [
-            child
-            for child in self.parent.children()
-            if "spawn_main" in " ".join(child.cmdline()) and child.status() != psutil.STATUS_ZOMBIE
-        ]
+        workers: list[psutil.Process] = []
+        for child in self.parent.children():
+            with suppress(psutil.NoSuchProcess):  # one that was killed may go while it is looked at
+                if child.status() != psutil.STATUS_ZOMBIE and "spawn_main" in " ".join(child.cmdline()):
+                    workers.append(child)
+        return workers
 
     async def ask(self, method: str, path: str, **fields: Any) -> httpx.Response:
         """One request on a connection of its own, asked again while a worker that dies takes it along."""

@@ -6,10 +6,13 @@ not know yet; and of a Triton that is too old or too new, whose language is anot
 
 import importlib
 import subprocess
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
+
+from apis.imports import import_from_string
 
 _MAX_ERROR_CHARS = 300
 
@@ -18,10 +21,12 @@ def probe_triton(device: torch.device) -> str | None:
     """What keeps kernels from running on `device`; None where nothing does. Takes a second or two."""
     broken: type[Exception] = cast("Any", importlib.import_module("triton")).TritonError
     try:
-        norm = cast("Any", importlib.import_module("providers.inference.gpt_oss.triton_backend.kernels.norm"))
+        norm_rows: Callable[..., None] = import_from_string(
+            "providers.inference.gpt_oss.triton_backend.kernels.norm:norm_rows"
+        )
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             numbers = torch.ones(1, 16, device=device)
-            norm.norm_rows(torch.empty_like(numbers), numbers, torch.ones(16, device=device), 1e-5)
+            norm_rows(torch.empty_like(numbers), numbers, torch.ones(16, device=device), 1e-5)
             numbers.sum().item()  # what fails on the device is told here
     except (RuntimeError, AttributeError, ImportError, OSError, ValueError, subprocess.SubprocessError, broken) as exc:
         told = " ".join(str(exc).split())[:_MAX_ERROR_CHARS]

@@ -1,0 +1,124 @@
+"""HttpContext, the facts of one request; Services, the open stack that handlers use; Route, which joins them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from stack.build import Stack
+from stack.http.answers import client_disconnected_response
+from stack.http.cache_salts import CacheSalts
+from stack.http.metrics import Metrics
+from stack.http.request_record import RequestRecord
+from stack.http.streams import ClientDisconnected, StreamMonitor
+
+_CONTEXT_KEY: Final = "stack.http_context"
+_METRICS_REFRESH_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class HttpContext:
+    """The facts of one HTTP request or WebSocket, created by the edge and shared by all layers within it.
+
+    `finish_request` counts and logs one record; the edge calls it for `request_record`, a WebSocket for each response.
+    """
+
+    request_record: RequestRecord
+    finish_request: Callable[[RequestRecord], None]
+    trace: Mapping[str, str]
+    """The W3C headers `traceparent` and `tracestate`, by name; empty without a valid parent."""
+    tenant: str = ""
+    """Empty until the edge has authenticated the request, and on paths that are open to all."""
+    response_id: str | None = None
+    """The id that a create of a response has to use; None lets the route choose one."""
+    created_id: str = ""
+    """The id of the conversation, vector store or container that the request has created."""
+
+    @property
+    def request_id(self) -> str:
+        """The id in the `x-request-id` header of the response."""
+        return self.request_record.id
+
+
+def set_context(scope: Scope, context: HttpContext) -> None:
+    """Store the context of the request whose scope it is; copies of the scope share it."""
+    scope[_CONTEXT_KEY] = context
+
+
+def get_context(scope: Scope) -> HttpContext:
+    """Return the context that the edge stored."""
+    return scope[_CONTEXT_KEY]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The open stack of an app, and what its handlers share."""
+
+    stack: Stack
+    monitor: StreamMonitor
+    metrics: Metrics
+    cache_salts: CacheSalts
+    routes: tuple[tuple[str, "Route"], ...]
+    """The routes by their full paths, those with and without /v1 once."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The most bytes that a body of JSON may have."""
+        return self.stack.config.server.max_body_bytes
+
+    async def refresh_metrics(self) -> None:
+        """Set the metrics that are not counted as they happen."""
+        await self.metrics.refresh(self.stack.inference, self.stack.providers_by_path, self.monitor.open_streams)
+
+    async def keep_metrics_fresh(self) -> None:
+        """Refresh the metrics every second until cancelled, for the scrapes that other workers answer."""
+        while True:
+            await self.refresh_metrics()
+            await asyncio.sleep(_METRICS_REFRESH_S)
+
+
+def get_services(scope: Scope) -> Services:
+    """Return the services of the app that a request reached; they exist while its lifespan lasts."""
+    return scope["app"].state.services
+
+
+Handler = Callable[[Request, HttpContext, Services], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path, its handler, and the models of the body and the query that the handler reads.
+
+    A handler returns an ASGI response or raises a StackError. A route with `form` takes a file as
+    `multipart/form-data`; the model describes the other fields of the form, and BaseModel itself has none.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    body: type[BaseModel] | None = None
+    query: type[BaseModel] | None = None
+    form: type[BaseModel] | None = None
+
+
+class Endpoint:
+    """ASGI app over one handler. Starlette puts three more layers around a plain function, and every token of a stream
+    would pass through them."""
+
+    def __init__(self, handler: Handler, path: str) -> None:
+        self._handler = handler
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = get_context(scope)
+        context.request_record.route = self._path
+        try:
+            response = await self._handler(Request(scope, receive, send), context, get_services(scope))
+        except ClientDisconnected:
+            response = client_disconnected_response()
+        await response(scope, receive, send)

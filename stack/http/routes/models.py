@@ -1,0 +1,35 @@
+"""/v1/models: the models that the inference lists."""
+
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from apis.errors import ModelNotFound
+from apis.inference import Model
+from stack.http.answers import value_response
+from stack.http.context import HttpContext, Route, Services
+
+
+async def list_models(_http: Request, _context: HttpContext, services: Services) -> Response:
+    models = await services.stack.inference.models()
+    return value_response({"object": "list", "data": [_model_to_fields(model) for model in models]})
+
+
+async def get_model(http: Request, _context: HttpContext, services: Services) -> Response:
+    model_id = http.path_params["model_id"]
+    for model in await services.stack.inference.models():
+        if model.id == model_id:
+            return value_response(_model_to_fields(model))
+    raise ModelNotFound(model_id)
+
+
+MODEL_ROUTES: Final = (
+    Route("GET", "/models", list_models),
+    Route("GET", "/models/{model_id:path}", get_model),
+)
+
+
+def _model_to_fields(model: Model) -> dict[str, Any]:
+    fields = {"id": model.id, "object": "model", "created": model.created, "owned_by": model.owned_by}
+    return {**fields, "max_model_len": model.context_tokens} if model.context_tokens else fields

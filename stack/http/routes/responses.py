@@ -1,0 +1,151 @@
+"""/v1/responses: create, read, stream, cancel and delete responses, count their input, compact their conversation."""
+
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+from openai.types.responses import Response as ResponseObject
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from apis.errors import InvalidRequest, NotFound
+from apis.responses import CompactConversation, CreateResponse, InputItemListParams
+from apis.wire.base import Wire
+from stack.http.answers import deleted_response, json_response, value_response
+from stack.http.context import HttpContext, Route, Services
+from stack.http.parsing import read_request
+from stack.http.request_record import RequestRecord
+from stack.http.sse import encode_frames, read_dialect, response_to_json
+from stack.http.streams import EventStream, run_while_connected
+from stack.http.uploads import read_body, read_query
+
+
+class ResponseStreamParams(Wire):
+    """The query of GET /responses/{id}. The handler reads it by hand: any `stream` but `true` asks for the object."""
+
+    stream: bool | None = None
+    starting_after: int | None = Field(None, ge=0)
+    include_obfuscation: bool | None = None
+
+
+async def create_response(http: Request, context: HttpContext, services: Services) -> Response:
+    body = await read_body(http, services.max_body_bytes)
+    request = await read_request(body, CreateResponse)
+    if request.input is None and b'"messages"' in body:
+        raise InvalidRequest(
+            "Unsupported parameter: 'messages'. In the Responses API it is 'input', 'max_tokens' is "
+            "'max_output_tokens', and 'functions' are 'tools'.",
+            param="messages",
+            code="unsupported_parameter",
+        )
+    response_id = context.response_id or f"resp_{secrets.token_hex(16)}"
+    record = context.request_record
+    record.expect_response(response_id)
+    batches = services.stack.responses.create(
+        services.cache_salts.add_salt(request, context.tenant), tenant=context.tenant, response_id=response_id
+    )
+    if request.stream:
+        obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
+        return _stream_events(http, services, batches, record, obfuscate=obfuscate)
+    response = await run_while_connected(http.receive, _read_final_response(batches, record))
+    return json_response(response_to_json(response))
+
+
+async def count_input_tokens(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_request(await read_body(http, services.max_body_bytes), CreateResponse)
+    count = await services.stack.responses.count_input_tokens(request, tenant=context.tenant)
+    return value_response({"object": "response.input_tokens", "input_tokens": count})
+
+
+async def compact_conversation(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_request(await read_body(http, services.max_body_bytes), CompactConversation)
+    salted = services.cache_salts.add_salt(request, context.tenant)
+    compaction = services.stack.responses.compact(salted, tenant=context.tenant)
+    compacted = await run_while_connected(http.receive, compaction)
+    return value_response(compacted.model_dump(mode="json", exclude_none=True))
+
+
+async def get_response(http: Request, context: HttpContext, services: Services) -> Response:
+    if http.query_params.get("stream") == "true":
+        after = _parse_starting_after(http)
+        batches = services.stack.responses.follow(_parse_response_id(http), after, tenant=context.tenant)
+        obfuscate = http.query_params.get("include_obfuscation") == "true"
+        return _stream_events(http, services, batches, None, obfuscate=obfuscate)
+    response = await services.stack.responses.get(_parse_response_id(http), tenant=context.tenant)
+    return json_response(response_to_json(response))
+
+
+async def delete_response(http: Request, context: HttpContext, services: Services) -> Response:
+    response_id = _parse_response_id(http)
+    await services.stack.responses.delete(response_id, tenant=context.tenant)
+    return deleted_response(response_id, "response")
+
+
+async def cancel_response(http: Request, context: HttpContext, services: Services) -> Response:
+    response = await services.stack.responses.cancel(_parse_response_id(http), tenant=context.tenant)
+    return json_response(response_to_json(response))
+
+
+async def list_input_items(http: Request, context: HttpContext, services: Services) -> Response:
+    params = read_query(http, InputItemListParams)
+    items = await services.stack.responses.list_input_items(_parse_response_id(http), params, tenant=context.tenant)
+    return value_response(items.model_dump())
+
+
+_RESPONSE_PATH: Final = "/responses/{response_id}"
+
+RESPONSE_ROUTES: Final = (
+    Route("POST", "/responses", create_response, body=CreateResponse),
+    Route("POST", "/responses/input_tokens", count_input_tokens, body=CreateResponse),
+    Route("POST", "/responses/compact", compact_conversation, body=CompactConversation),
+    Route("GET", _RESPONSE_PATH, get_response, query=ResponseStreamParams),
+    Route("DELETE", _RESPONSE_PATH, delete_response),
+    Route("POST", f"{_RESPONSE_PATH}/cancel", cancel_response),
+    Route("GET", f"{_RESPONSE_PATH}/input_items", list_input_items, query=InputItemListParams),
+)
+
+
+def _stream_events(
+    http: Request,
+    services: Services,
+    batches: AsyncGenerator[Sequence[Any]],
+    request_record: RequestRecord | None,
+    *,
+    obfuscate: bool,
+) -> Response:
+    dialect = read_dialect(http.headers, services.stack.config.server.dialect)
+    return EventStream(
+        batches, lambda events: encode_frames(events, dialect, obfuscate=obfuscate), services.monitor, request_record
+    )
+
+
+async def _read_final_response(batches: AsyncGenerator[Any], request_record: RequestRecord) -> ResponseObject:
+    """Drain a stream; its last event carries the whole response. A failed one raises its cause."""
+    last: Any = None
+    try:
+        async with aclosing(batches):
+            async for events in batches:
+                last = events[-1]
+    finally:
+        request_record.observe(last)
+    return last.response
+
+
+def _parse_response_id(http: Request) -> str:
+    response_id: str = http.path_params["response_id"]
+    if not (response_id.isascii() and response_id.isprintable() and len(response_id) <= 256 and "/" not in response_id):
+        raise NotFound("No response has such an id.")
+    return response_id
+
+
+def _parse_starting_after(http: Request) -> int:
+    """Return the sequence number after which the events start: -1 without the query parameter."""
+    text = http.query_params.get("starting_after")
+    if text is None:
+        return -1
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        message = "'starting_after' is a whole number from 0 on."
+        raise InvalidRequest(message, param="starting_after", code="invalid_value")
+    return int(text)

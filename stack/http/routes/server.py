@@ -1,0 +1,53 @@
+"""Routes about the server itself: probes, the version, the metrics, and the description of the API."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from apis.imports import import_from_string
+from stack import __version__
+from stack.http.answers import json_response, value_response
+from stack.http.context import HttpContext, Route, Services
+from stack.http.metrics import CONTENT_TYPE, METRICS_PATH
+from stack.http.sse import ApiDialect
+
+
+async def get_liveness(_http: Request, _context: HttpContext, _services: Services) -> Response:
+    return value_response({"status": "ok"})
+
+
+async def get_readiness(http: Request, _context: HttpContext, _services: Services) -> Response:
+    state = http.app.state
+    if state.draining or state.services is None:
+        return value_response({"status": "draining" if state.draining else "starting"}, 503)
+    return value_response({"status": "ready"})
+
+
+async def get_version(_http: Request, _context: HttpContext, _services: Services) -> Response:
+    return value_response({"name": "responses-stack", "version": __version__, "dialects": [*get_args(ApiDialect)]})
+
+
+async def get_metrics(_http: Request, _context: HttpContext, services: Services) -> Response:
+    await services.refresh_metrics()
+    return Response(await services.metrics.render_text(), headers={"content-type": CONTENT_TYPE})
+
+
+async def get_openapi(_http: Request, _context: HttpContext, services: Services) -> Response:
+    return json_response(await asyncio.to_thread(_render_openapi, services.routes))
+
+
+SERVER_ROUTES: Final = (
+    Route("GET", "/healthz", get_liveness),
+    Route("GET", "/readyz", get_readiness),
+    Route("GET", "/version", get_version),
+    Route("GET", "/openapi.json", get_openapi),
+)
+METRICS_ROUTE: Final = Route("GET", METRICS_PATH, get_metrics)
+
+
+def _render_openapi(routes: tuple[tuple[str, Route], ...]) -> bytes:
+    render: Callable[[tuple[tuple[str, Route], ...]], bytes] = import_from_string("stack.http.openapi:render_document")
+    return render(routes)

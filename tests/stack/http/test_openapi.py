@@ -1,0 +1,299 @@
+"""/openapi.json: who may read it, and that what the official SDK sends is what it says."""
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, cast
+from urllib.parse import parse_qsl
+
+import httpx2
+import jsonschema_rs
+import pytest
+from openai import APIStatusError, AsyncOpenAI
+
+from stack.http.app import API_ROUTES
+from tests.stack.http.raw import ask, check_error
+from tests.support.servers.serving import serving
+
+FUNCTION: Any = {
+    "type": "function",
+    "name": "f",
+    "description": "d",
+    "strict": True,
+    "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+}
+CHAT_FUNCTION: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+ITEMS: list[Any] = [
+    {"role": "developer", "content": "be kind"},
+    {
+        "type": "message",
+        "role": "user",
+        "content": [
+            {"type": "input_text", "text": "hi"},
+            {"type": "input_image", "image_url": PIXEL, "detail": "low"},
+            {"type": "input_file", "file_id": "file-1"},
+        ],
+    },
+    {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "hello", "annotations": []}],
+    },
+    {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": "e"},
+    {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "1"},
+    {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "1"}]},
+    {"type": "item_reference", "id": "msg_2"},
+]
+
+
+async def respond(client: AsyncOpenAI) -> None:
+    create: Any = client.responses.create
+    await create(
+        model="m",
+        input=ITEMS,
+        instructions="i",
+        tools=[
+            FUNCTION,
+            {"type": "web_search", "filters": {"allowed_domains": ["example.com"]}, "search_context_size": "low"},
+            {"type": "file_search", "vector_store_ids": ["vs_1"], "max_num_results": 3},
+            {"type": "code_interpreter", "container": {"type": "auto"}},
+            {"type": "mcp", "server_label": "s", "server_url": "https://example.com/mcp", "require_approval": "never"},
+            {"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "regex", "definition": "a+"}},
+        ],
+        tool_choice={"type": "function", "name": "f"},
+        text={"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}},
+        reasoning={"effort": "low", "summary": "auto"},
+        include=["reasoning.encrypted_content"],
+        metadata={"k": "v"},
+        temperature=0.5,
+        top_p=0.9,
+        max_output_tokens=100,
+        stream=True,
+        store=False,
+        truncation="auto",
+    )
+
+
+CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
+    "create a response": respond,
+    "create from text": lambda client: client.responses.create(model="m", input="hi", previous_response_id="resp_1"),
+    "parse": lambda client: client.responses.parse(model="m", input="hi", conversation="conv_1", background=True),
+    "retrieve a response": lambda client: client.responses.retrieve("resp_1"),
+    "follow a response": lambda client: client.responses.retrieve("resp_1", stream=True, starting_after=3),
+    "delete a response": lambda client: client.responses.delete("resp_1"),
+    "cancel a response": lambda client: client.responses.cancel("resp_1"),
+    "compact": lambda client: client.responses.compact(model="m", input=ITEMS),
+    "count tokens": lambda client: client.responses.input_tokens.count(model="m", input=ITEMS, tools=[FUNCTION]),
+    "list input items": lambda client: client.responses.input_items.list("resp_1", limit=3, order="asc", after="msg_1"),
+    "chat": lambda client: cast(Any, client.chat.completions.create)(
+        model="m",
+        messages=[
+            {"role": "system", "content": "s"},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": PIXEL}}],
+            },
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": "1"},
+        ],
+        tools=[CHAT_FUNCTION],
+        tool_choice="auto",
+        response_format={"type": "json_object"},
+        stop=["x"],
+        seed=1,
+        logprobs=True,
+        top_logprobs=2,
+        stream=True,
+        stream_options={"include_usage": True},
+    ),
+    "embed": lambda client: client.embeddings.create(model="m", input=["a", "b"], dimensions=8),
+    "list models": lambda client: client.models.list(),
+    "retrieve a model": lambda client: client.models.retrieve("m"),
+    "create a conversation": lambda client: client.conversations.create(items=ITEMS[:2], metadata={"k": "v"}),
+    "retrieve a conversation": lambda client: client.conversations.retrieve("conv_1"),
+    "update a conversation": lambda client: client.conversations.update("conv_1", metadata={"k": "w"}),
+    "delete a conversation": lambda client: client.conversations.delete("conv_1"),
+    "add items": lambda client: client.conversations.items.create("conv_1", items=ITEMS[:1]),
+    "list items": lambda client: client.conversations.items.list("conv_1", limit=5, order="desc"),
+    "retrieve an item": lambda client: client.conversations.items.retrieve("msg_1", conversation_id="conv_1"),
+    "delete an item": lambda client: client.conversations.items.delete("msg_1", conversation_id="conv_1"),
+    "upload": lambda client: client.files.create(file=("a.txt", b"a"), purpose="assistants"),
+    "upload for a time": lambda client: client.files.create(
+        file=("a.txt", b"a"), purpose="user_data", expires_after={"anchor": "created_at", "seconds": 3600}
+    ),
+    "list files": lambda client: client.files.list(purpose="assistants", limit=10, order="asc"),
+    "retrieve a file": lambda client: client.files.retrieve("file-1"),
+    "download a file": lambda client: client.files.content("file-1"),
+    "delete a file": lambda client: client.files.delete("file-1"),
+    "create a store": lambda client: client.vector_stores.create(
+        name="n",
+        file_ids=["file-1"],
+        expires_after={"anchor": "last_active_at", "days": 3},
+        chunking_strategy={
+            "type": "static",
+            "static": {"max_chunk_size_tokens": 800, "chunk_overlap_tokens": 400},
+        },
+    ),
+    "list stores": lambda client: client.vector_stores.list(limit=2, before="vs_1"),
+    "retrieve a store": lambda client: client.vector_stores.retrieve("vs_1"),
+    "update a store": lambda client: client.vector_stores.update("vs_1", name="m", metadata={"k": "v"}),
+    "delete a store": lambda client: client.vector_stores.delete("vs_1"),
+    "search a store": lambda client: client.vector_stores.search(
+        "vs_1",
+        query=["a", "b"],
+        filters={"type": "and", "filters": [{"type": "eq", "key": "k", "value": 1}]},
+        max_num_results=3,
+        ranking_options={"score_threshold": 0.2},
+        rewrite_query=False,
+    ),
+    "add a file": lambda client: client.vector_stores.files.create("vs_1", file_id="file-1", attributes={"k": 1}),
+    "list a store's files": lambda client: client.vector_stores.files.list("vs_1", filter="completed", limit=5),
+    "retrieve a store's file": lambda client: client.vector_stores.files.retrieve("file-1", vector_store_id="vs_1"),
+    "update a store's file": lambda client: client.vector_stores.files.update(
+        "file-1", vector_store_id="vs_1", attributes={"k": "v"}
+    ),
+    "remove a store's file": lambda client: client.vector_stores.files.delete("file-1", vector_store_id="vs_1"),
+    "read a store's file": lambda client: client.vector_stores.files.content("file-1", vector_store_id="vs_1"),
+    "create a batch": lambda client: client.vector_stores.file_batches.create("vs_1", file_ids=["file-1"]),
+    "retrieve a batch": lambda client: client.vector_stores.file_batches.retrieve("b", vector_store_id="vs_1"),
+    "cancel a batch": lambda client: client.vector_stores.file_batches.cancel("b", vector_store_id="vs_1"),
+    "list a batch": lambda client: client.vector_stores.file_batches.list_files("b", vector_store_id="vs_1"),
+    "create a container": lambda client: client.containers.create(
+        name="n", file_ids=["file-1"], expires_after={"anchor": "last_active_at", "minutes": 5}, memory_limit="1g"
+    ),
+    "list containers": lambda client: client.containers.list(limit=3, order="asc"),
+    "retrieve a container": lambda client: client.containers.retrieve("cntr_1"),
+    "delete a container": lambda client: client.containers.delete("cntr_1"),
+    "copy a file to a container": lambda client: client.containers.files.create("cntr_1", file_id="file-1"),
+    "upload to a container": lambda client: client.containers.files.create("cntr_1", file=("a.txt", b"a")),
+    "list a container's files": lambda client: client.containers.files.list("cntr_1", limit=3),
+    "retrieve a container's file": lambda client: client.containers.files.retrieve("cf_1", container_id="cntr_1"),
+    "delete a container's file": lambda client: client.containers.files.delete("cf_1", container_id="cntr_1"),
+    "read a container's file": lambda client: client.containers.files.content.retrieve("cf_1", container_id="cntr_1"),
+}
+
+
+async def read_document(**server: Any) -> dict[str, Any]:
+    async with serving(server=server) as served:
+        answer = await ask(served.url, method="GET", path="/openapi.json", kind=None)
+    assert answer.status == 200
+    return answer.json
+
+
+async def record_requests(call: Callable[[AsyncOpenAI], Awaitable[Any]]) -> list[httpx2.Request]:
+    requests: list[httpx2.Request] = []
+
+    async def refuse(request: httpx2.Request) -> httpx2.Response:
+        await request.aread()
+        requests.append(request)
+        return httpx2.Response(400, json={"error": {"message": "recorded"}})
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(refuse)) as http:
+        client = AsyncOpenAI(base_url="http://stack/v1", api_key="none", max_retries=0, http_client=http)
+        with suppress(APIStatusError):
+            pages = await call(client)
+            with suppress(TypeError):
+                await pages
+    return requests
+
+
+class Document:
+    """An OpenAPI document against which requests are held."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._document = document
+        self._paths = {
+            re.compile(re.sub(r"{\w+}", "[^/]+", path)): operations for path, operations in document["paths"].items()
+        }
+
+    def validate(self, schema: dict[str, Any], value: Any) -> None:
+        jsonschema_rs.validator_for({**schema, "components": self._document["components"]}).validate(value)
+
+    def check(self, method: str, path: str, query: dict[str, str], kind: str, body: bytes) -> None:
+        """Raise for a request that the document does not describe."""
+        matches = [operations for pattern, operations in self._paths.items() if pattern.fullmatch(path)]
+        operation = next(operations[method.lower()] for operations in matches if method.lower() in operations)
+        parameters = {each["name"]: each["schema"] for each in operation.get("parameters", ()) if each["in"] == "query"}
+        for name, text in query.items():
+            value: Any = text
+            with suppress(ValueError):
+                value = json.loads(text)
+            self.validate(parameters[name.removesuffix("[]")], value)
+        if kind.startswith("multipart/form-data"):
+            schema = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
+            names = {name.decode() for name in re.findall(rb' name="([a-z_]+)[\["]', body)}
+            assert set(schema["required"]) <= names <= schema["properties"].keys()
+        elif body and body != b"{}":
+            self.validate(operation["requestBody"]["content"]["application/json"]["schema"], json.loads(body))
+
+
+async def test_every_request_of_the_sdk_is_one_that_the_document_describes() -> None:
+    document = await read_document()
+    checker = Document(document)
+    called: set[tuple[str, str]] = set()
+    for name, call in CALLS.items():
+        requests = await record_requests(call)
+        assert requests, name
+        for sent in requests:
+            path = sent.url.path
+            try:
+                checker.check(
+                    sent.method,
+                    path,
+                    dict(parse_qsl(sent.url.query.decode())),
+                    sent.headers.get("content-type", ""),
+                    sent.content,
+                )
+            except Exception as exc:
+                raise AssertionError(f"{name}: {sent.method} {path}: {exc}") from exc
+            for pattern, operations in document["paths"].items():
+                if re.fullmatch(re.sub(r"{\w+}", "[^/]+", pattern), path) and sent.method.lower() in operations:
+                    called.add((sent.method, pattern))
+    routes = {(route.method, re.sub(r":\w+}", "}", f"/v1{route.path}")) for route in API_ROUTES}
+    assert routes <= called
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"model": 5, "input": "hi"}),
+        ("/v1/responses", {"model": "m", "input": "hi", "temperature": "warm"}),
+        ("/v1/responses", {"model": "m", "input": [{"type": "unheard_of"}]}),
+        ("/v1/chat/completions", {"model": "m"}),
+        ("/v1/vector_stores/{store_id}/files", {}),
+    ],
+)
+async def test_a_request_that_is_refused_is_none_that_the_document_describes(path: str, body: dict[str, Any]) -> None:
+    document = await read_document()
+    with pytest.raises(jsonschema_rs.ValidationError):
+        Document(document).validate(
+            document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"], body
+        )
+
+
+async def test_the_document_names_every_route_each_operation_by_an_id_of_its_own() -> None:
+    document = await read_document()
+    assert document["openapi"].startswith("3.1")
+    assert {"/healthz", "/readyz", "/version", "/metrics", "/openapi.json"} <= document["paths"].keys()
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations) > len(API_ROUTES)
+    assert not any("422" in operation["responses"] for operation in operations)
+    for schema in document["components"]["schemas"].values():
+        assert jsonschema_rs.meta.is_valid(schema)
+
+
+async def test_the_document_is_read_by_whom_the_version_is_read() -> None:
+    async with serving(server={"api_keys": ["sk-one"]}) as served:
+        check_error(await ask(served.url, method="GET", path="/openapi.json", kind=None), 401)
+        key = [("authorization", "Bearer sk-one")]
+        answer = await ask(served.url, method="GET", path="/openapi.json", headers=key, kind=None)
+        assert answer.status == 200
+        assert answer.headers["content-type"] == "application/json"
