@@ -7,6 +7,7 @@ A record only explains why a session cannot be found: another machine has it, or
 alone says which sessions there are.
 """
 
+import asyncio
 import hashlib
 import os
 import platform
@@ -132,10 +133,11 @@ class MachineSessions:
         entry = await self._kv.get(_record_key(tenant, name))
         if entry is None:
             return None
-        return "this" if msgspec.json.decode(entry.value, type=SessionRecord).machine == _machine() else "other"
+        machine = await asyncio.to_thread(_machine)
+        return "this" if msgspec.json.decode(entry.value, type=SessionRecord).machine == machine else "other"
 
     async def _write_record(self, tenant: str, name: str, idle_s: float) -> None:
-        record = msgspec.json.encode(SessionRecord(_machine()))
+        record = msgspec.json.encode(SessionRecord(await asyncio.to_thread(_machine)))
         ttl_s = 2 * idle_s + self._max_use_s
         await self._kv.write([Put(_record_key(tenant, name), record, ttl_s)], durable=False)
 

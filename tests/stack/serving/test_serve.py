@@ -158,8 +158,8 @@ async def test_it_says_what_is_wired_and_then_where_it_listens(tmp_path: Path) -
             ["inference", "tests.stack.tiny:Silent", "model=m"],
             ["responses", "loop"],
             ["kv_store", "tests.stack.tiny:Bare"],
-            ["reader", "child"],
             ["fetcher", "safe"],
+            ["reader", "child"],
         ]
         assert await status(f"{running.url}/readyz") == 200
 
