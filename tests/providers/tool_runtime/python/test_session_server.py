@@ -393,8 +393,7 @@ async def test_the_socket_of_a_killed_server_is_removed(store: KVStore) -> None:
 async def test_where_there_can_be_no_socket_the_start_says_so(
     tmp_path: Path, store: KVStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
+    (long := tmp_path / ("x" * 100)).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     with pytest.raises(ConfigError, match="TMPDIR"):
         await Python(Python.Config.model_validate({}), None, store).start()
