@@ -1,1 +1,1 @@
-"""What a stack can do: the interfaces, and the data that passes through them. No implementation, no I/O."""
+"""The interfaces of a stack, and the data that passes through them. No implementation, no I/O."""

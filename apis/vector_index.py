@@ -8,7 +8,7 @@ from apis.provider import Provider
 from apis.wire.tools import FileFilter
 
 AttributeValue = str | bool | int | float
-"""Of an attribute. Numbers compare as numbers; text by its code points; a boolean equals only a boolean."""
+"""The value of an attribute. Numbers compare as numbers; text by its code points; a boolean equals only a boolean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Search:
 
 
 class VectorIndex(Provider, ABC):
-    """Stores of chunks. A `store` is named by whoever owns it, with its tenant: nothing crosses from one to another,
-    and what is in one does not show in the scores of another.
+    """Stores of chunks. The name of a `store` begins with its tenant. Nothing crosses from one store to another,
+    and the chunks of one do not change the scores of another.
 
     Promises, the same for every provider (tests/conformance/vector_index.py):
     - What a returned call did is seen by every later search of any client of the index, and outlives the process.

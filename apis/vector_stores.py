@@ -25,7 +25,7 @@ Query = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class ChunkSizes(Wire):
-    """Of chunks, in tokens."""
+    """The size of a chunk and the overlap of two, in tokens."""
 
     max_chunk_size_tokens: int = Field(default=800, ge=100, le=4096)
     chunk_overlap_tokens: int = Field(default=400, ge=0)
@@ -66,7 +66,7 @@ class CreateVectorStore(Wire):
 
 
 class UpdateVectorStore(Wire):
-    """What is not given stays."""
+    """Changes of a vector store; a field that is absent keeps its value."""
 
     name: ShortText | None = None
     expires_after: StoreExpiry | None = None
@@ -185,7 +185,7 @@ class VectorStores(Provider, ABC):
 
     @abstractmethod
     async def add_file(self, store_id: str, request: AddFile, *, tenant: str) -> VectorStoreFile:
-        """Begin to make a file searchable; one that is there already begins anew."""
+        """Begin to make a file searchable; a file of the store begins again."""
 
     @abstractmethod
     async def get_file(self, store_id: str, file_id: str, *, tenant: str) -> VectorStoreFile:

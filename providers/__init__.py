@@ -57,4 +57,4 @@ REMOVED_PROVIDERS: Final[dict[tuple[str, str], str]] = {
         "redis",
     ): " The index in plain Redis was removed: use pgvector, for any number of machines.",
 }
-"""What to use instead of a provider that an old run config may name, by API and name."""
+"""The remedy for a run config that names a provider of an earlier edition, by API and name."""

@@ -194,13 +194,13 @@ class _Loader(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor: dict[str, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
+        keys_so_far: set[str] = set()
         for key, _ in cast("list[tuple[yaml.Node, yaml.Node]]", node.value):
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 continue
-            if key.value in seen:
+            if key.value in keys_so_far:
                 raise yaml.MarkedYAMLError(problem=f"the key '{key.value}' is given twice", problem_mark=key.start_mark)
-            seen.add(key.value)
+            keys_so_far.add(key.value)
         return node
 
 

@@ -114,11 +114,11 @@ def load_provider_class(api: str, name: str) -> type[Provider]:
     """Return the class that a run config names `name`. Raises ConfigError, without the place in the file."""
     if (api, name) == ("tool_runtime", "mcp"):
         raise ConfigError("'mcp' is a provider of tool_servers now. Move this section to `tool_servers`.")
-    known = PROVIDERS[api]
-    target = known.get(name, name)
+    providers = PROVIDERS[api]
+    target = providers.get(name, name)
     if ":" not in target:
         raise ConfigError(
-            f"there is no {api} provider '{name}'. Known ones: {', '.join(sorted(known))}; a class of your own is "
+            f"there is no {api} provider '{name}'. Known ones: {', '.join(sorted(providers))}; a class of your own is "
             'named "package.module:Class".' + REMOVED_PROVIDERS.get((api, name), "")
         )
     try:
@@ -127,9 +127,9 @@ def load_provider_class(api: str, name: str) -> type[Provider]:
         raise ConfigError(f"the provider cannot be imported. {exc}") from exc
     except ModuleNotFoundError as exc:
         package = (exc.name or "").partition(".")[0]
-        wanted = f"'responses-stack[{PACKAGE_EXTRAS[package]}]'" if package in PACKAGE_EXTRAS else package
+        requirement = f"'responses-stack[{PACKAGE_EXTRAS[package]}]'" if package in PACKAGE_EXTRAS else package
         raise ConfigError(
-            f"the provider '{name}' needs the package {package}, which is not installed. Run: pip install {wanted}"
+            f"the provider '{name}' needs the package {package}, which is not installed. Run: pip install {requirement}"
         ) from exc
     if not (isinstance(provider_type, type) and issubclass(provider_type, APIS[api])):
         raise ConfigError(f'"{target}" is no provider of {api}: it has to be a class made from {APIS[api].__name__}.')
@@ -142,8 +142,8 @@ def wiring_lines(specs: Mapping[str, ProviderSpec]) -> list[str]:
 
 
 def _render_fields(spec: ProviderSpec) -> str:
-    shown = {key: _render_field(key, getattr(spec.config, key)) for key in spec.config.model_fields_set}
-    fields = [f"{key}={shown[key]}" for key in type(spec.config).model_fields if shown.get(key)]
+    rendered = {key: _render_field(key, getattr(spec.config, key)) for key in spec.config.model_fields_set}
+    fields = [f"{key}={rendered[key]}" for key in type(spec.config).model_fields if rendered.get(key)]
     fields += [f"{key}={','.join(members)}" for key, members in spec.members.items()]
     return " ".join(fields)
 

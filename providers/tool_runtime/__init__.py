@@ -1,1 +1,1 @@
-"""What runs tools."""
+"""Tools that the server runs: search services, a browser, a Python sandbox."""

@@ -29,10 +29,10 @@ _FLOAT_TIMES: Final = re.compile(rb'"(created_at|completed_at)":(\d+)\.0(?=[,}])
 
 def read_dialect(headers: Mapping[str, str], default: ApiDialect) -> ApiDialect:
     """Return the dialect that a request's headers name. Raises InvalidRequest for an unknown one."""
-    wanted = headers.get(DIALECT_HEADER, default)
-    if wanted not in ("openai", "open-responses"):
+    dialect = headers.get(DIALECT_HEADER, default)
+    if dialect not in ("openai", "open-responses"):
         raise InvalidRequest(f"The header {DIALECT_HEADER} is 'openai' or 'open-responses'.", code="invalid_value")
-    return wanted
+    return dialect
 
 
 def response_to_json(response: BaseModel) -> bytes:

@@ -262,6 +262,6 @@ def set_up_logging(level: str) -> None:
 def _raise_file_limit() -> None:
     """Raise the limit of open files: a stream holds two connections, and the usual 1,024 files end at 500 streams."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES_LIMIT if hard == resource.RLIM_INFINITY else min(_OPEN_FILES_LIMIT, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _OPEN_FILES_LIMIT if hard == resource.RLIM_INFINITY else min(_OPEN_FILES_LIMIT, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -66,8 +66,8 @@ def parse_embeddings(body: bytes, request: EmbeddingRequest) -> Embeddings:
     if len(response.data) != count or vectors.keys() != set(range(count)):
         raise UpstreamError(f"The inference server sent {len(response.data)} embeddings for {count} inputs.")
     lengths = {len(vector) for vector in vectors.values()}
-    wanted = request.dimensions or len(vectors[0])
-    if lengths != {wanted} or not wanted:
+    dimensions = request.dimensions or len(vectors[0])
+    if lengths != {dimensions} or not dimensions:
         raise UpstreamError("The inference server sent embeddings of the wrong length.")
     if not all(map(math.isfinite, (sum(map(abs, vector)) for vector in vectors.values()))):
         raise UpstreamError("The inference server sent embeddings with numbers that are none.")

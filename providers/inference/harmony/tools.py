@@ -138,10 +138,10 @@ def _render_object(schema: _JsonSchema, indent: str, depth: int) -> str:
     if isinstance(properties, dict):
         for name, value in properties.items():
             prop = value if isinstance(value, dict) else {}
-            shown = name if UNQUOTED_NAME.fullmatch(name) else _quote(name)
+            label = name if UNQUOTED_NAME.fullmatch(name) else _quote(name)
             if not (isinstance(required, list) and name in required):
-                shown += "?"
-            out.append(_render_property(shown, prop, indent, depth + 1))
+                label += "?"
+            out.append(_render_property(label, prop, indent, depth + 1))
     return "".join(out) + indent + "}"
 
 

@@ -51,7 +51,7 @@ _NO_ATTACHMENTS: Final[Mapping[InputFile | InputImage, ContentPart]] = {}
 
 def check_items(items: Sequence[Item], field: str = "input") -> None:
     """Raise InvalidRequest, naming the index in `field`, for a repeated id, a misplaced trigger or a wrong part."""
-    seen: set[str] = set()
+    seen_ids: set[str] = set()
     for index, item in enumerate(items):
         if isinstance(item, ItemReference | LocalShellCallOutput):  # the id of another item
             continue
@@ -60,10 +60,10 @@ def check_items(items: Sequence[Item], field: str = "input") -> None:
                 message = "The 'compaction_trigger' item must be the final input item of a response."
                 raise InvalidRequest(message, param=f"{field}[{index}]", code="invalid_value")
             continue
-        if item.id is not None and item.id in seen:
+        if item.id is not None and item.id in seen_ids:
             raise InvalidRequest(f"Duplicate item id '{item.id}'.", param=f"{field}[{index}].id", code="invalid_value")
         if item.id is not None:
-            seen.add(item.id)
+            seen_ids.add(item.id)
         match item:
             case InputMessage(content=list() as parts):
                 _check_parts(parts, f"{field}[{index}].content")

@@ -53,7 +53,7 @@ class ResponseOutput:
         return numbered
 
     def seal_tool_result(self, tool_result: ToolResultRecord) -> str | None:
-        """What a client is given of it to keep for us; None where it is given nothing."""
+        """Return the sealed result for a client that stores the conversation; None if the client needs none."""
         if self._tool_result_sealer is None:
             return None
         return self._tool_result_sealer(
