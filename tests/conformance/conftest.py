@@ -4,7 +4,7 @@ import itertools
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 import pytest
@@ -124,3 +124,15 @@ def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, An
         return {"provider": "redis", "url": server.url, "prefix": f"shared{next(numbers)}:"}
     postgres: PostgresServer = request.getfixturevalue("postgres_server")
     return {"provider": "postgres", "url": postgres.url, "namespace": f"shared{next(numbers)}"}
+
+
+KILLS: Final = ("test_kills", "test_promises_kept", "test_steps")
+"""Modules that kill whole deployments, which takes ten seconds a trial."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the kill trials over other stores than SQLite as long."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.path.stem in KILLS and hasattr(item, "callspec"):
+            if item.callspec.params.get("shared_store", "sqlite") != "sqlite":
+                item.add_marker(pytest.mark.long)

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from tests.support.tenants.operations import OPERATIONS, PAIRS, SAID, Operation, ask
 from tests.support.tenants.world import SECRETS, SHARED_ITEM, TENANTS, World, three_tenants
 
-STEPS: Final = int(os.environ.get("STACK_TENANT_STEPS", "1000"))
+STEPS: Final = int(os.environ.get("STACK_TENANT_STEPS", "200"))
 _STEPS_EACH: Final = 50
 pytestmark = pytest.mark.timeout(120 + STEPS)
 
