@@ -133,6 +133,6 @@ KILLS: Final = ("test_kills", "test_promises_kept", "test_steps")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the kill trials over other stores than SQLite as long."""
     for item in items:
-        if isinstance(item, pytest.Function) and item.path.stem in KILLS and hasattr(item, "callspec"):
-            if item.callspec.params.get("shared_store", "sqlite") != "sqlite":
-                item.add_marker(pytest.mark.long)
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if item.path.stem in KILLS and params.get("shared_store", "sqlite") != "sqlite":
+            item.add_marker(pytest.mark.long)

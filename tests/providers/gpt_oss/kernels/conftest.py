@@ -18,6 +18,6 @@ ARCHITECTURE: Final = 90
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the kernels that are compiled for another architecture as long."""
     for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            if item.callspec.params.get("architecture", ARCHITECTURE) != ARCHITECTURE:
-                item.add_marker(pytest.mark.long)
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if params.get("architecture", ARCHITECTURE) != ARCHITECTURE:
+            item.add_marker(pytest.mark.long)
