@@ -332,3 +332,12 @@ def test_every_import_from_a_string_leads_to_a_name_of_its_module() -> None:
 def test_our_own_modules_are_imported_from_strings_in_one_way() -> None:
     ours = re.compile(r"import_module\(?[^)]*[\"'](apis|providers|stack)\.")
     assert [where(file) for file in OURS if ours.search(file.read_text())] == []
+
+
+def test_a_public_class_name_means_one_thing() -> None:
+    files: dict[str, set[str]] = {}
+    for file in OURS:
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name != "Config":
+                files.setdefault(node.name, set()).add(where(file))
+    assert {name: sorted(places) for name, places in files.items() if len(places) > 1} == {}

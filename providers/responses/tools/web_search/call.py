@@ -25,7 +25,7 @@ from apis.events import EventList
 from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.call import HostedCall
-from providers.responses.tools.web_search.pages import DomainFilter, PageHistory, WebPage, wrap_lines
+from providers.responses.tools.web_search.pages import BrowsedPage, DomainFilter, PageHistory, wrap_lines
 
 SearchStatus = Literal["in_progress", "searching", "completed", "failed", "incomplete"]
 _MAX_PATTERN_CHARS = 200
@@ -50,7 +50,7 @@ class WebAccess:
     async def search(self, call_id: str, query: str) -> ToolResult:
         return await self._call_runtime(call_id, "search", query=query)
 
-    async def open_page(self, call_id: str, url: str) -> WebPage:
+    async def open_page(self, call_id: str, url: str) -> BrowsedPage:
         """Return the page at this URL: the one that the conversation opened earlier, if it did."""
         page = self.pages.find_by_url(url, self.domains)
         if page is not None:
@@ -60,7 +60,7 @@ class WebAccess:
         data: Mapping[str, Any] = result.data or {}
         text = f"{source.text}\n\n[The page is longer than can be shown here.]" if data.get("cut") else source.text
         links: Sequence[str] = data.get("links") or ()
-        return WebPage(source.url, source.title, wrap_lines(text), links, requested_url=url, domains=self.domains)
+        return BrowsedPage(source.url, source.title, wrap_lines(text), links, requested_url=url, domains=self.domains)
 
     async def _call_runtime(self, call_id: str, name: str, **arguments: str) -> ToolResult:
         return await self.runtime.call(ToolCall(call_id, name, arguments, self.options, self.tenant))

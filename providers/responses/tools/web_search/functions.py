@@ -17,7 +17,7 @@ from providers.responses.tools.web_search.call import (
     WebSearchCall,
     parse_int,
 )
-from providers.responses.tools.web_search.pages import WebPage, append_link_list, find_matches, render_page
+from providers.responses.tools.web_search.pages import BrowsedPage, append_link_list, find_matches, render_page
 
 WEB_SEARCH_FUNCTION: Final = "web_search"
 OPEN_PAGE_FUNCTION: Final = "open_page"
@@ -133,7 +133,7 @@ def _find_number(web: WebAccess, output: ResponseOutput, url: str) -> int | None
     return next((number for number, source in output.sources.items() if number >= 0 and source.url == url), None)
 
 
-def _number_page(output: ResponseOutput, page: WebPage, number: int | None) -> tuple[int, Mapping[int, Source]]:
+def _number_page(output: ResponseOutput, page: BrowsedPage, number: int | None) -> tuple[int, Mapping[int, Source]]:
     """Return the page's number, a new one if it has none, and the source that the number cites."""
     source = Source(page.url, page.title)
     if number is not None:

@@ -22,8 +22,8 @@ from providers.responses.tools.web_search.call import (
     parse_int,
 )
 from providers.responses.tools.web_search.pages import (
+    BrowsedPage,
     DomainFilter,
-    WebPage,
     find_matches,
     render_link_ids,
     render_page,
@@ -49,7 +49,7 @@ class BrowserOpen(OpenPageCall):
         page, line = await self._resolve_page()
         _show_page(self, output, page, first=loc if loc >= 0 else line, num_lines=num_lines)
 
-    async def _resolve_page(self) -> tuple[WebPage, int]:
+    async def _resolve_page(self) -> tuple[BrowsedPage, int]:
         """Return the page that the call names, and the default line to show it from."""
         value: Any = self.parse_arguments().get("id", -1)
         link = parse_int(value)
@@ -66,7 +66,7 @@ class BrowserOpen(OpenPageCall):
         line = page.lines[link] if page.kind == "matches" else 0
         return await self._open_url(self.url), line - _LINES_ABOVE if line > _LINES_ABOVE else line
 
-    async def _open_url(self, url: str) -> WebPage:
+    async def _open_url(self, url: str) -> BrowsedPage:
         if not url:
             raise ToolFailed("These results cannot be shown any more. Search again.")
         page = await self.web.open_page(self.call_id, url)
@@ -86,12 +86,12 @@ class BrowserFind(FindInPageCall):
         _show_page(self, output, _build_matches_page(page, self.pattern))
 
 
-def _is_viewable(call: OpenPageCall | FindInPageCall, page: WebPage) -> bool:
+def _is_viewable(call: OpenPageCall | FindInPageCall, page: BrowsedPage) -> bool:
     """Return True if the stored text may be shown. A page fetched under another filter must pass this request's."""
     return bool(page.text) and call.web.domains in ((None, None), page.domains)
 
 
-def _page_at_cursor(call: OpenPageCall | FindInPageCall) -> WebPage:
+def _page_at_cursor(call: OpenPageCall | FindInPageCall) -> BrowsedPage:
     """Return the page at the call's cursor. Raises ToolFailed."""
     pages = call.web.pages
     cursor = call.int_argument("cursor", -1)
@@ -103,7 +103,7 @@ def _page_at_cursor(call: OpenPageCall | FindInPageCall) -> WebPage:
     return page
 
 
-def _build_results_page(query: str, sources: Sequence[Source], domains: DomainFilter) -> WebPage:
+def _build_results_page(query: str, sources: Sequence[Source], domains: DomainFilter) -> BrowsedPage:
     lines = ["# Search Results", ""]
     begins: list[int] = []
     for link, source in enumerate(sources):
@@ -114,10 +114,10 @@ def _build_results_page(query: str, sources: Sequence[Source], domains: DomainFi
     if not sources:
         lines.append("The search found no results.")
     urls = [source.url for source in sources]
-    return WebPage("", one_line(query), "\n".join(lines), urls, "results", begins, domains=domains)
+    return BrowsedPage("", one_line(query), "\n".join(lines), urls, "results", begins, domains=domains)
 
 
-def _build_matches_page(page: WebPage, pattern: str) -> WebPage:
+def _build_matches_page(page: BrowsedPage, pattern: str) -> BrowsedPage:
     pattern = one_line(pattern)
     matches = find_matches(page, pattern)
     entries = [
@@ -128,13 +128,13 @@ def _build_matches_page(page: WebPage, pattern: str) -> WebPage:
     title = f"Find results for text: `{pattern}` in `{one_line(page.title)}`"
     lines = [line for line, _ in matches]
     links = [page.url] * len(matches)
-    return WebPage(page.url, title, text, links, "matches", lines, found_in=page.title, domains=page.domains)
+    return BrowsedPage(page.url, title, text, links, "matches", lines, found_in=page.title, domains=page.domains)
 
 
 def _show_page(
     call: WebCall,
     output: ResponseOutput,
-    page: WebPage,
+    page: BrowsedPage,
     *,
     first: int = 0,
     num_lines: int = -1,

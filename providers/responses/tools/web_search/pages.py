@@ -30,7 +30,7 @@ _LINK_MARK: Final = re.compile(r"\[#(\d{1,4})\]")
 DomainFilter = tuple[list[str] | None, list[str] | None]
 
 
-class WebPage(msgspec.Struct, frozen=True, rename={"requested_url": "asked"}):
+class BrowsedPage(msgspec.Struct, frozen=True, rename={"requested_url": "asked"}):
     """A page as lines of text, where `[#1]` means the first of `links`. `requested_url` led to it; it passed the filter
     `domains` of its request.
 
@@ -58,27 +58,27 @@ class PageHistory:
     """All pages of a conversation. `last_number` is the number of the page shown last."""
 
     def __init__(self, tool_results: Iterable[ToolResultRecord] = ()) -> None:
-        self._pages: dict[int, WebPage] = {}
+        self._pages: dict[int, BrowsedPage] = {}
         self._remaining_chars = MAX_CHAIN_CHARS
         self.last_number: int | None = None
         for tool_result in tool_results:
             match tool_result.state:
                 case {"number": int() as number, "page": page}:
-                    self._put(number, msgspec.convert(page, WebPage))
+                    self._put(number, msgspec.convert(page, BrowsedPage))
                 case {"number": int() as number, "same": int() as same} if same in self._pages:
                     self._put(number, self._pages[same])
                 case _:
                     pass
         self._remaining_chars -= sum({id(page): page.size_chars for page in self._pages.values()}.values())
 
-    def get(self, number: int) -> WebPage | None:
+    def get(self, number: int) -> BrowsedPage | None:
         return self._pages.get(number)
 
     def number_of(self, url: str) -> int | None:
         """Return the number under which the page of this URL was shown, or None."""
         return next((number for number, page in self._pages.items() if _has_url(page, url)), None)
 
-    def find_by_url(self, url: str, domains: DomainFilter) -> WebPage | None:
+    def find_by_url(self, url: str, domains: DomainFilter) -> BrowsedPage | None:
         """Return the stored page at this URL, or None. A page that was opened under another filter than `domains` is
         skipped, because only a fetch can decide whether it passes."""
         pages = (
@@ -88,7 +88,7 @@ class PageHistory:
         )
         return next(pages, None)
 
-    def add(self, number: int, page: WebPage) -> Mapping[str, Any]:
+    def add(self, number: int, page: BrowsedPage) -> Mapping[str, Any]:
         """Add a page that is shown under this number. Return the state that its call has to store."""
         same = next((earlier for earlier, opened in self._pages.items() if opened is page), None)
         self._put(number, page)
@@ -99,12 +99,12 @@ class PageHistory:
         self._remaining_chars -= page.size_chars
         return {"number": number, "page": msgspec.to_builtins(page)}
 
-    def _put(self, number: int, page: WebPage) -> None:
+    def _put(self, number: int, page: BrowsedPage) -> None:
         self._pages[number] = page
         self.last_number = number
 
 
-def _has_url(page: WebPage, url: str) -> bool:
+def _has_url(page: BrowsedPage, url: str) -> bool:
     return page.kind == "page" and urldefrag(url).url in (urldefrag(page.url).url, urldefrag(page.requested_url).url)
 
 
@@ -117,7 +117,7 @@ def wrap_lines(text: str) -> str:
 
 
 def render_page(
-    number: int, page: WebPage, first: int, *, max_chars: int, num_lines: int = 0
+    number: int, page: BrowsedPage, first: int, *, max_chars: int, num_lines: int = 0
 ) -> tuple[str, Sequence[str]]:
     """Return a page's head and its numbered lines from `first` on: `num_lines` of them, or up to `max_chars`."""
     lines = page.text.split("\n")
@@ -127,7 +127,7 @@ def render_page(
     return head, [f"L{first + at}: {line}" for at, line in enumerate(lines[first:end])]
 
 
-def _render_header(number: int, page: WebPage) -> str:
+def _render_header(number: int, page: BrowsedPage) -> str:
     return f"[{number}] {one_line(page.title)}{f' ({page.url})' if page.url else ''}"
 
 
@@ -140,7 +140,7 @@ def _view_end(lines: Sequence[str], first: int, num_lines: int, max_chars: int) 
     return last
 
 
-def append_link_list(lines: Sequence[str], page: WebPage) -> str:
+def append_link_list(lines: Sequence[str], page: BrowsedPage) -> str:
     """Return the lines of a page, followed by the URLs of the links in them, up to 10,000 characters of URLs."""
     text = "\n".join(lines)
     links: list[str] = []
@@ -152,7 +152,7 @@ def append_link_list(lines: Sequence[str], page: WebPage) -> str:
     return "\n".join([text, "", "Links:", *links] if links else [text])
 
 
-def render_link_ids(lines: Sequence[str], page: WebPage) -> str:
+def render_link_ids(lines: Sequence[str], page: BrowsedPage) -> str:
     """Return the lines of a page with its links in the form of gpt-oss: 【id†domain】."""
 
     def mark(match: re.Match[str]) -> str:
@@ -170,7 +170,7 @@ def url_host(url: str) -> str:
         return ""
 
 
-def find_matches(page: WebPage, pattern: str) -> Sequence[tuple[int, Sequence[str]]]:
+def find_matches(page: BrowsedPage, pattern: str) -> Sequence[tuple[int, Sequence[str]]]:
     """Return the places of the pattern, ignoring case and line breaks: for each the number of the line, and that line
     with those that follow it."""
     lines = page.text.split("\n")

@@ -12,8 +12,8 @@ from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.web_search.pages import (
     MAX_CHAIN_CHARS,
     MAX_PAGE_CHARS,
+    BrowsedPage,
     PageHistory,
-    WebPage,
     append_link_list,
     find_matches,
     render_link_ids,
@@ -23,8 +23,8 @@ from providers.responses.tools.web_search.pages import (
 )
 
 
-def page(text: str, number: int = 1, links: Sequence[str] = ()) -> WebPage:
-    return WebPage(f"https://a.b/{number}", f"Page {number}", wrap_lines(text), links)
+def page(text: str, number: int = 1, links: Sequence[str] = ()) -> BrowsedPage:
+    return BrowsedPage(f"https://a.b/{number}", f"Page {number}", wrap_lines(text), links)
 
 
 def told(number: int, state: object) -> ToolResultRecord:
@@ -103,10 +103,10 @@ def test_finding_takes_no_longer_than_a_page_is_long(text: str, pattern: str) ->
 
 def test_pages_are_the_same_after_a_restart() -> None:
     pages = PageHistory()
-    rome = WebPage(
+    rome = BrowsedPage(
         "https://a.b/rome", "Rome", "text", ["https://l"], lines=[], requested_url="http://a.b", domains=(["a.b"], None)
     )
-    results = WebPage("", "query", "# Results", ["https://a.b"], "results", [2])
+    results = BrowsedPage("", "query", "# Results", ["https://a.b"], "results", [2])
     states = [pages.add(0, results), pages.add(1, rome), pages.add(3, rome)]
     again = PageHistory(told(number, state) for number, state in enumerate([*states, None, {"x": 1}, 5]))
     assert [again.get(number) for number in range(4)] == [results, rome, None, rome]
@@ -118,7 +118,7 @@ def test_pages_are_the_same_after_a_restart() -> None:
 
 def test_a_stored_page_is_shown_again_only_under_its_own_filter() -> None:
     pages = PageHistory()
-    pages.add(1, WebPage("https://a.b/", "", "text", domains=(["a.b"], None)))
+    pages.add(1, BrowsedPage("https://a.b/", "", "text", domains=(["a.b"], None)))
     assert (
         pages.find_by_url("https://a.b/", (["a.b"], None))
         is pages.find_by_url("https://a.b/", (None, None))
