@@ -138,11 +138,11 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the threads that call into the running event loop, as they do."""
     loop = asyncio.get_running_loop()
     calls: list[str] = []
-    told = loop.call_soon_threadsafe
+    call_soon_threadsafe = loop.call_soon_threadsafe
 
-    def counted(callback: Callable[[], object]) -> asyncio.Handle:
+    def counted(callback: Callable[..., object], *args: object) -> asyncio.Handle:
         calls.append(threading.current_thread().name)
-        return told(callback)
+        return call_soon_threadsafe(callback, *args)
 
     monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
     return calls

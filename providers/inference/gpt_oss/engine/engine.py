@@ -164,7 +164,7 @@ class Engine:
         except TimeoutError:
             logger.error("The engine's step did not end within %g s; its thread is left behind.", CLOSE_TIMEOUT_S)
         else:
-            thread.join()
+            await asyncio.to_thread(thread.join)
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineStep]:
         """Generate. Each step has tokens or a finish reason; closing the generator stops the generation.

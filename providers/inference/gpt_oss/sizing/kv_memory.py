@@ -40,7 +40,7 @@ def kv_pages(
     if held_tokens < min_tokens:
         source = "of free memory" if kv_memory_gib is None else "(kv_memory_gib)"
         raise ConfigError(
-            f"{memory / 2**30:.2f} GiB {source} holds the keys and values of {held_tokens} tokens, fewer than {min_tokens}. "
-            "Lower context_tokens, raise kv_memory_gib, or take a smaller model."
+            f"{memory / 2**30:.2f} GiB {source} holds the keys and values of {held_tokens} tokens, fewer than "
+            f"{min_tokens}. Lower context_tokens, raise kv_memory_gib, or take a smaller model."
         )
-    return pages, min(context, pages * page_tokens)
+    return pages, min(context, held_tokens)
