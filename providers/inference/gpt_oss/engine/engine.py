@@ -162,7 +162,7 @@ class Engine:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._thread_ended.wait()
         except TimeoutError:
-            logger.error("The engine's step did not end within %g s; its thread is left behind.", CLOSE_TIMEOUT_S)
+            logger.error("The engine's step did not end within %g s; its thread still runs.", CLOSE_TIMEOUT_S)
         else:
             await asyncio.to_thread(thread.join)
 

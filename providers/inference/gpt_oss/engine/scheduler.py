@@ -263,7 +263,8 @@ class Scheduler:
                 if tenant.running_sequences
             ]
             victim = max(
-                youngest, key=lambda each: (len(self._tenants[each.request.tenant].running_sequences), each.rank)
+                youngest,
+                key=lambda running: (len(self._tenants[running.request.tenant].running_sequences), running.rank),
             )
             self._pause(victim)
             if victim is sequence:
@@ -285,7 +286,7 @@ class Scheduler:
         tenant = self._tenants.get(sequence.request.tenant)
         if tenant is None:
             # A new or returning tenant starts level with the others: it has no claim for the time it was away.
-            served = min((each.served_tokens for each in self._tenants.values()), default=0)
+            served = min((other.served_tokens for other in self._tenants.values()), default=0)
             tenant = self._tenants[sequence.request.tenant] = Tenant(served)
         insort(tenant.waiting_entries, (sequence.rank, sequence))
         self.waiting_count += 1
