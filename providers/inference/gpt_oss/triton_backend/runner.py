@@ -187,10 +187,8 @@ class TritonRunner:
                 and state.computed_tokens[computed_count] == tokens[computed_count]
             ):
                 computed_count += 1
-            state.computed_tokens, state.computed_start = (
-                state.computed_tokens[computed_count:],
-                state.computed_start + computed_count,
-            )
+            state.computed_tokens = state.computed_tokens[computed_count:]
+            state.computed_start += computed_count
             start, tokens = start + computed_count, tokens[computed_count:]
         if not tokens:
             return None
