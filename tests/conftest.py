@@ -20,6 +20,7 @@ MAY_BLOCK: Final = (
     ("python/sandbox.py", ("_open_data_pipe",)),
     # /proc is the kernel's memory, not a disk
     ("python/processes.py", ("process_tree", "_read_text", "measure_usage", "_is_descendant")),
+    ("torch_backend/machine.py", ("free_bytes",)),
 )
 """Functions, by their files, that may block the event loop; each with its reason."""
 

@@ -1,1 +1,2 @@
-"""gpt-oss on an engine of our own: pages, prefixes, a scheduler, one thread, and torch to compute with."""
+"""gpt-oss on the stack's own engine: KV pages, shared prefixes, a scheduler, one thread, and torch or Triton to
+compute."""

@@ -1,4 +1,4 @@
-"""Which backend runs a checkpoint: our own kernels where they can, else torch, and why."""
+"""Backend selection: runs a checkpoint on the Triton kernels where they can run, else on torch, and logs the reason."""
 
 import importlib.util
 import logging
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BackendSettings:
-    """`step_tokens` is the most that a plan has; `torch` what either backend is told. `certified_head` is for kernels:
-    few rows are sampled by way of an int8 copy of the unembedding, with the same tokens."""
+    """`step_tokens` bounds the tokens of a plan; `torch` has the settings that both backends share. `certified_head` is
+    for kernels: few rows are sampled by way of an int8 copy of the unembedding, with the same tokens."""
 
     backend: Backend = "torch"
     step_tokens: int = 2048
@@ -40,7 +40,7 @@ class BackendSettings:
 
 @dataclass(frozen=True, slots=True)
 class GpuInfo:
-    """What there is to run kernels on: `capability` 90 stands for 9.0, None for no CUDA device."""
+    """Facts about the device that kernels would run on: `capability` 90 stands for 9.0, None for no CUDA device."""
 
     has_triton: bool
     capability: int | None
@@ -48,7 +48,7 @@ class GpuInfo:
 
 
 class LoadedRunner(Runner, Protocol):
-    """A Runner that tells how much memory its keys and values take."""
+    """A Runner that reports the bytes of memory its keys and values take."""
 
     @property
     def kv_bytes(self) -> int: ...
@@ -57,7 +57,7 @@ class LoadedRunner(Runner, Protocol):
 def load_backend(
     path: str | Path, settings: BackendSettings, progress: Callable[[Progress], None] | None = None
 ) -> LoadedRunner:
-    """Open, check and load a checkpoint on the backend that was asked for; `auto` takes torch where Triton cannot run.
+    """Open, check and load a checkpoint on the configured backend; `auto` takes torch where Triton cannot run.
 
     Raises ConfigError as `load_runner` does, and, before anything is loaded, for `triton` where it cannot run, and for
     a `certified_head` without kernels.
@@ -91,7 +91,7 @@ def load_backend(
 
 
 def detect_gpu(device: torch.device) -> GpuInfo:
-    """What `device` is, without starting anything on it."""
+    """Return the facts about `device`, without starting anything on it."""
     triton = importlib.util.find_spec("triton") is not None
     if device.type != "cuda" or torch.version.cuda is None:
         return GpuInfo(triton, None, 0)
@@ -102,13 +102,14 @@ def detect_gpu(device: torch.device) -> GpuInfo:
 def find_triton_obstacle(
     checkpoint: ModelCheckpoint, settings: TorchSettings, gpu: GpuInfo, *, certified_head: bool = False
 ) -> str | None:
-    """What keeps the kernels from running here, and what to do about it; None where nothing does."""
+    """Return why the kernels cannot run here, and the remedy; None where they can."""
     spec, dtype = checkpoint.spec, DTYPES[settings.dtype]
     context = min(settings.context_tokens or MIN_CONTEXT_TOKENS, spec.context_tokens)
-    given = settings.kv_memory_gib
-    cached = context * spec.kv_bytes(dtype.itemsize) / KV_SHARE if given is None else given * _GIB
-    needed = weight_bytes(spec, Precision(dtype.itemsize, experts_packed=True)) + cached
-    needed += int8_unembedding_bytes(spec) if certified_head else 0
+    kv_memory_gib = settings.kv_memory_gib
+    context_bytes = context * spec.kv_bytes(dtype.itemsize) / KV_SHARE
+    cached_bytes = context_bytes if kv_memory_gib is None else kv_memory_gib * _GIB
+    needed_bytes = weight_bytes(spec, Precision(dtype.itemsize, experts_packed=True)) + cached_bytes
+    needed_bytes += int8_unembedding_bytes(spec) if certified_head else 0
     if not gpu.has_triton:
         return "the package triton is not installed (pip install triton)."
     if gpu.capability is None:
@@ -117,8 +118,8 @@ def find_triton_obstacle(
         return f"the GPU's compute capability is {gpu.capability / 10:.1f}, and 8.0 is the least."
     if settings.dtype != "bfloat16":
         return f"dtype is {settings.dtype}, and the kernels compute in bfloat16."
-    if needed > gpu.free_bytes:
-        return f"it needs about {needed / _GIB:.1f} GiB and {gpu.free_bytes / _GIB:.1f} GiB are free."
+    if needed_bytes > gpu.free_bytes:
+        return f"it needs about {needed_bytes / _GIB:.1f} GiB and {gpu.free_bytes / _GIB:.1f} GiB are free."
     if not checkpoint.experts_packed:
         return "its experts are not in MXFP4, which is all that the kernels read."
     return None

@@ -1,4 +1,5 @@
-"""GptOss: gpt-oss on this machine, on an engine of our own: Harmony without loss, many streams at once."""
+"""GptOss: a provider that runs gpt-oss on this machine, on the stack's own engine, with Harmony rendered and parsed in
+tokens."""
 
 import asyncio
 import secrets
@@ -32,11 +33,11 @@ class GptOss(Inference):
     class Config(Provider.Config):
         """`path` is a checkpoint's folder, in OpenAI's layout or Hugging Face's, served under `model` or the folder's
         name. `backend` triton is kernels for NVIDIA GPUs from Ampere on, torch runs everywhere, and auto takes the
-        kernels where they can run: until they have been measured on a card, they are for those who ask. So is
-        `certified_head`: with it kernels sample up to 8 streams from half the bytes, the same tokens, for 0.6 GB more
-        memory. `slots` sequences run at once and the rest wait. `kv_memory_gib` and `context_tokens` are sized by what
-        memory is left unless they are set. `step_tokens` bounds one step's work: lower makes streams smoother while
-        long prompts come in. `temperature` and `top_p` are for requests that give none."""
+        kernels where they can run; the kernels are opt-in until they have been measured on a card. `certified_head`
+        makes them sample up to 8 streams from half the bytes, the same tokens, for 0.6 GB more memory. `slots`
+        sequences run at once and the rest wait. `kv_memory_gib` and `context_tokens` are sized by the free memory
+        unless they are set. `step_tokens` bounds one step's work: lower makes streams smoother while long prompts come
+        in. `temperature` and `top_p` are the defaults of requests without them."""
 
         path: Path
         model: str | None = Field(default=None, min_length=1, max_length=256)
@@ -67,7 +68,7 @@ class GptOss(Inference):
         )
 
     async def start(self) -> None:
-        """Loads the checkpoint, with progress on stderr. Raises ConfigError for one that is damaged or does not fit."""
+        """Load the checkpoint, with progress on stderr. Raises ConfigError for one that is damaged or does not fit."""
         config = self._config
         self._harmony = harmony = await Harmony.load(config.harmony)
         runner, _ = await asyncio.gather(asyncio.to_thread(self._load), harmony.prepare_grammar_compiler())
@@ -82,22 +83,23 @@ class GptOss(Inference):
         await self._engine.start()
 
     async def close(self) -> None:
-        """Ends every stream that still runs, and the engine."""
+        """End every running stream, then the engine."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close()
 
     async def models(self) -> Sequence[Model]:
-        """The one model."""
+        """Return the one model."""
         return [self._model]
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """See `Inference.chat`. What the request demands of its tools and its format is enforced, not hoped for."""
+        """See `Inference.chat`. A grammar enforces `tool_choice`, `strict` functions and the text format during
+        generation."""
         engine, harmony = self._require_started(request)
         sampling = request_to_sampling(request, self._config)
         prompt = await harmony.render_prompt(request)
         matcher = None if prompt.grammar is None else await harmony.build_matcher(prompt.grammar)
-        asked = EngineRequest(
+        engine_request = EngineRequest(
             ids=prompt.token_ids,
             sampling=sampling,
             max_tokens=request.max_completion_tokens,
@@ -108,7 +110,7 @@ class GptOss(Inference):
             salt=request.cache_salt,
         )
         reader = harmony.build_reader(request)
-        async with aclosing(engine.submit(asked)) as steps:
+        async with aclosing(engine.submit(engine_request)) as steps:
             async for step in steps:
                 deltas = reader.feed(step.ids, _render_token_logprobs(harmony, step.logprobs))
                 end = "stop" if reader.is_stopped else step.finish_reason
@@ -120,12 +122,12 @@ class GptOss(Inference):
                     return
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Of the very prompt that the model would read."""
+        """Return the number of tokens of the prompt that `chat` would send to the model."""
         _, harmony = self._require_started(request)
         return len((await harmony.render_prompt(request)).token_ids)
 
     def metrics(self) -> EngineMetrics:
-        """What the engine does and has done."""
+        """Return the engine's figures. Raises RuntimeError before `start` and after `close`."""
         if self._engine is None:
             raise RuntimeError("GptOss is used before start or after close")
         return self._engine.metrics()
@@ -156,7 +158,7 @@ class GptOss(Inference):
 
 
 def request_to_sampling(request: ChatRequest, config: GptOss.Config) -> RowSampling:
-    """Every field resolved. Raises InvalidRequest for a `logit_bias` of no token."""
+    """Return the request's sampling with every field resolved. Raises InvalidRequest for a `logit_bias` of no token."""
     temperature, top_p, top_k = request.temperature, request.top_p, request.top_k
     return RowSampling(
         seed=secrets.randbits(63) if request.seed is None else request.seed,
@@ -189,8 +191,10 @@ def _parse_logit_bias(logit_bias: Mapping[str, float]) -> dict[int, float]:
 
 def _render_token_logprobs(harmony: Harmony, sampled_tokens: Sequence[SampledToken]) -> list[TokenLogprob | None]:
     return [
-        None if each.logprob is None else harmony.build_token_logprob(each.token, each.logprob, each.top_logprobs)
-        for each in sampled_tokens
+        None
+        if sampled.logprob is None
+        else harmony.build_token_logprob(sampled.token, sampled.logprob, sampled.top_logprobs)
+        for sampled in sampled_tokens
     ]
 
 

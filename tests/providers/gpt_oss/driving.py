@@ -1,4 +1,4 @@
-"""Drives a scheduler step by step over the scripted runner, and holds every step against the laws of the engine."""
+"""Drives a scheduler step by step over the scripted runner, and checks every step against the laws of the engine."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -21,10 +21,10 @@ def echo(tokens: Sequence[int]) -> int:
 
 
 def alone(script: TokenScript, request: EngineRequest, limit: int) -> list[int]:
-    """What a request must give, whatever else there is."""
+    """Return the output of a request that runs without any other."""
     tokens = list(request.ids)
-    most = limit if request.max_tokens is None else min(limit, len(tokens) + request.max_tokens)
-    while len(tokens) < most:
+    max_length = limit if request.max_tokens is None else min(limit, len(tokens) + request.max_tokens)
+    while len(tokens) < max_length:
         tokens.append(script(tokens))
         if tokens[-1] in request.stop_ids:
             break
@@ -40,31 +40,32 @@ def nodes(tree: RadixTree) -> Iterator[PrefixNode]:
 
 
 def check_tree(tree: RadixTree, holders: Iterable[PrefixNode]) -> set[int]:
-    """Locks are exactly the holders', counts are right, no page is held twice; gives the pages it holds."""
+    """Assert that locks are exactly the holders', counts are right and no page is stored twice; return the tree's
+    pages."""
     locks: dict[PrefixNode, int] = {}
     for holder in holders:
         step: PrefixNode | None = holder
         while step is not None:
             locks[step] = locks.get(step, 0) + 1
             step = step.parent
-    held: list[int] = []
+    tree_pages: list[int] = []
     evictable = 0
     for node in nodes(tree):
         assert node.lock_count == locks.get(node, 0)
-        assert node.children or node.lock_count or node.pages, "an empty root was kept"
-        held += node.pages
+        assert node.children or node.lock_count or node.pages, "an empty root remains"
+        tree_pages += node.pages
         evictable += 0 if node.lock_count else len(node.pages)
         for key, child in node.children.items():
             assert child.parent is node
             assert child.key.startswith(key)
             assert child.pages
-    assert len(held) == len(set(held)) == tree.page_count
+    assert len(tree_pages) == len(set(tree_pages)) == tree.page_count
     assert evictable == tree.evictable_pages
-    return set(held)
+    return set(tree_pages)
 
 
 class Driver:
-    """Sequences in, all that they make out. Every `step` checks every law that can be checked from outside."""
+    """Adds sequences and computes their steps. Every `step` checks every law that can be checked from outside."""
 
     def __init__(self, shape: RunnerShape, *, step_tokens: int, script: TokenScript = echo) -> None:
         self.runner = ScriptedRunner(script, shape)
@@ -84,7 +85,7 @@ class Driver:
         self.check()
 
     def step(self) -> list[TokenSequence]:
-        """Compute one step; gives the sequences that had a row in it."""
+        """Compute one step; return the sequences that had a row in it."""
         step = self.scheduler.plan()
         if step is None:
             for slot in self.scheduler.take_closed_slots():
@@ -109,7 +110,7 @@ class Driver:
         return step.sequences
 
     def run(self, most_steps: int = 10_000) -> None:
-        """Until nothing is left; every request must come to its end."""
+        """Step until no sequence remains; every request must come to its end."""
         for _ in range(most_steps):
             if not self.live:
                 self.step()
@@ -119,15 +120,19 @@ class Driver:
 
     def check(self) -> None:
         scheduler, size = self.scheduler, self.runner.page_tokens
-        running = [each for each in self.live if each.slot >= 0]
-        assert len({each.slot for each in running}) == len(running) == scheduler.running_count <= self.runner.slots
-        held = check_tree(scheduler.tree, [each.node for each in running if each.node is not None])
+        running = [sequence for sequence in self.live if sequence.slot >= 0]
+        assert (
+            len({sequence.slot for sequence in running}) == len(running) == scheduler.running_count <= self.runner.slots
+        )
+        tree_pages = check_tree(scheduler.tree, [sequence.node for sequence in running if sequence.node is not None])
         owned: list[int] = []
-        for each in running:
-            assert each.node is not None
-            assert each.computed_tokens <= len(each.pages) * size
-            assert set(each.pages[: each.shared_pages]) <= held
-            owned += each.pages[each.shared_pages :]
+        for sequence in running:
+            assert sequence.node is not None
+            assert sequence.computed_tokens <= len(sequence.pages) * size
+            assert set(sequence.pages[: sequence.shared_pages]) <= tree_pages
+            owned += sequence.pages[sequence.shared_pages :]
         assert len(owned) == len(set(owned))
-        assert not held & set(owned), "a page has two owners"
-        assert scheduler.pool.free_count + len(held) + len(owned) == self.runner.page_count, "pages are not conserved"
+        assert not tree_pages & set(owned), "a page has two owners"
+        assert scheduler.pool.free_count + len(tree_pages) + len(owned) == self.runner.page_count, (
+            "pages are not conserved"
+        )

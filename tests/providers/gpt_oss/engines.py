@@ -1,4 +1,5 @@
-"""Engines to test with: a runner that can be stopped before a step or made to fail, and how to ask and wait."""
+"""Engines to test with: a runner that can be stopped before a step or made to fail, and helpers that submit and
+wait."""
 
 import asyncio
 import threading
@@ -16,7 +17,7 @@ WAIT_S = 10.0
 
 
 class GatedRunner(ScriptedRunner):
-    """Steps one at a time once `gate` is shut: each then waits for a `let` and says so by `at_gate`."""
+    """Steps one at a time once `gated` is set: each then waits for a `let` and says so by `at_gate`."""
 
     def __init__(self, script: TokenScript, shape: RunnerShape | None = None) -> None:
         super().__init__(script, shape)

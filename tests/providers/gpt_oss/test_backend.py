@@ -31,13 +31,13 @@ SETTINGS = TorchSettings(device="cpu", threads=1, slots=2, context_tokens=256)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("checkpoint")
-    write_checkpoint(made, replace(TINY, layers=TINY.layers[:1]))
-    return made
+    path = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(path, replace(TINY, layers=TINY.layers[:1]))
+    return path
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({}, None),
         ({"capability": 80}, None),
@@ -47,9 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"capability": None, "has_triton": False}, "pip install triton"),
     ],
 )
-def test_the_first_thing_that_is_missing_is_named(folder: Path, changes: dict[str, int], told: str | None) -> None:
+def test_the_first_thing_that_is_missing_is_named(folder: Path, changes: dict[str, int], message: str | None) -> None:
     refusal = find_triton_obstacle(open_checkpoint(folder), TorchSettings(), replace(GOOD, **changes))
-    assert refusal is None if told is None else re.search(told, refusal or "")
+    assert refusal is None if message is None else re.search(message, refusal or "")
 
 
 def test_the_unembeddings_copy_is_counted_before_it_is_made(folder: Path) -> None:
@@ -78,9 +78,9 @@ def test_without_a_gpu_it_runs_on_torch_and_says_so_once(
     with caplog.at_level(logging.INFO):
         runner: LoadedRunner = load_backend(folder, settings)
     assert isinstance(runner, TorchRunner)
-    told = [each.getMessage() for each in caplog.records if "runs on" in each.getMessage()]
-    assert len(told) == (backend == "auto")
-    assert all("runs on torch, not on Triton kernels: device cpu is no GPU" in each for each in told)
+    messages = [each.getMessage() for each in caplog.records if "runs on" in each.getMessage()]
+    assert len(messages) == (backend == "auto")
+    assert all("runs on torch, not on Triton kernels: device cpu is no GPU" in each for each in messages)
 
 
 def test_asked_for_by_name_it_runs_or_nothing_does(folder: Path) -> None:
@@ -93,26 +93,26 @@ def test_a_certified_head_without_kernels_is_refused(folder: Path) -> None:
         load_backend(folder, BackendSettings("torch", certified_head=True, torch=SETTINGS))
 
 
-def test_memory_for_what_is_cached_is_counted_too(folder: Path) -> None:
-    """As the runner takes it: a share of what weights leave, or what was asked for."""
+def test_memory_for_keys_and_values_is_counted_too(folder: Path) -> None:
+    """The runner takes a share of the memory after the weights, or the configured size."""
     checkpoint = open_checkpoint(folder)
     weights = weight_bytes(checkpoint.spec, Precision(2, experts_packed=True))
     tight = replace(GOOD, free_bytes=weights + 256 * checkpoint.spec.kv_bytes(2))
     assert "GiB are free" in (find_triton_obstacle(checkpoint, TorchSettings(context_tokens=256), tight) or "")
     roomy = replace(GOOD, free_bytes=weights + 320 * checkpoint.spec.kv_bytes(2))
     assert find_triton_obstacle(checkpoint, TorchSettings(context_tokens=256), roomy) is None
-    asked = TorchSettings(context_tokens=256, kv_memory_gib=2000)
-    assert "needs about 2000.0 GiB" in (find_triton_obstacle(checkpoint, asked, GOOD) or "")
+    settings = TorchSettings(context_tokens=256, kv_memory_gib=2000)
+    assert "needs about 2000.0 GiB" in (find_triton_obstacle(checkpoint, settings, GOOD) or "")
 
 
-def test_too_few_pages_are_told_before_anything_is_loaded(folder: Path) -> None:
-    told: list[Progress] = []
+def test_too_few_pages_are_refused_before_anything_is_loaded(folder: Path) -> None:
+    reports: list[Progress] = []
     settings = BackendSettings("triton", torch=replace(SETTINGS, kv_memory_gib=1e-6))
     with pytest.raises(ConfigError, match="raise kv_memory_gib"):
-        load_triton_runner(open_checkpoint(folder), torch.device("cpu"), settings, told.append)
-    assert told == []
+        load_triton_runner(open_checkpoint(folder), torch.device("cpu"), settings, reports.append)
+    assert reports == []
 
 
 def test_a_cpu_is_no_card() -> None:
-    found = detect_gpu(torch.device("cpu"))
-    assert found == GpuInfo(importlib.util.find_spec("triton") is not None, None, 0)
+    gpu = detect_gpu(torch.device("cpu"))
+    assert gpu == GpuInfo(importlib.util.find_spec("triton") is not None, None, 0)

@@ -1,7 +1,7 @@
 """Sampling by an int8 copy on a card: `TRITON_INTERPRET=0 python -m pytest -m gpu` and this file.
 
-Whether tensor cores give a token's logit the same bits, whatever else is in its tile, and sum as `narrow` says, can
-only be seen there.
+Only a card can show that tensor cores give a token's logit the same bits, for any other content of its tile, and that
+they sum within `narrow`'s bound.
 """
 
 from dataclasses import replace
@@ -52,7 +52,7 @@ def count_wanted(weights: Weights, rows: int, steps: int) -> float:
     places = torch.arange(rows, dtype=torch.int32, device=embedding.device)
     step.slots.copy_(places)
     step.sample_rows.copy_(places)
-    wanted = 0.0
+    candidate_share = 0.0
     for number in range(steps):
         step.hidden.normal_()
         step.hidden[:, number % 7] *= 30
@@ -67,8 +67,8 @@ def count_wanted(weights: Weights, rows: int, steps: int) -> float:
         assert bool((expected >= 0).all())
         room = slice_scratch(ends, step)
         bounds = room.bounds.view(-1, rows).clone()
-        wanted += float((bounds >= room.floors).any(dim=-1).double().mean()) / steps
+        candidate_share += float((bounds >= room.floors).any(dim=-1).double().mean()) / steps
         unembed(ends, step)
         greedy = tables.temperatures == 0
         assert bool((step.logits <= bounds.T)[greedy].all())
-    return wanted
+    return candidate_share

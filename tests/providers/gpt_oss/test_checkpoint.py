@@ -45,26 +45,26 @@ def written(folder: Path, layout: Layout = "openai", shards: int = 1) -> Path:
 def canonical(checkpoint: ModelCheckpoint) -> dict[str, Tensor]:
     """Every tensor by one name, experts unpacked."""
     ends = checkpoint.read_ends()
-    found = {"embedding": ends.embedding, "norm": ends.norm, "unembedding": ends.unembedding}
+    tensors = {"embedding": ends.embedding, "norm": ends.norm, "unembedding": ends.unembedding}
     for number, layer in enumerate(checkpoint.read_layers()):
         for field in fields(layer):
             value = getattr(layer, field.name)
             if isinstance(value, PackedExperts):
                 value = DenseExperts(unpack(value.blocks, value.scales, torch.bfloat16).mT, value.bias)
             if isinstance(value, DenseExperts):
-                found |= {f"{number}.{field.name}": value.weight, f"{number}.{field.name}.bias": value.bias}
+                tensors |= {f"{number}.{field.name}": value.weight, f"{number}.{field.name}.bias": value.bias}
             else:
-                found[f"{number}.{field.name}"] = value
-    return found
+                tensors[f"{number}.{field.name}"] = value
+    return tensors
 
 
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_is_the_same_model(tmp_path: Path, layout: Layout, shards: int) -> None:
-    found = open_checkpoint(written(tmp_path / "found", layout, shards))
-    assert (found.layout, found.experts_packed, found.spec) == (layout, layout != "dense", SMALL)
+    checkpoint = open_checkpoint(written(tmp_path / "found", layout, shards))
+    assert (checkpoint.layout, checkpoint.experts_packed, checkpoint.spec) == (layout, layout != "dense", SMALL)
     expected = canonical(open_checkpoint(written(tmp_path / "expected")))
-    tensors = canonical(found)
+    tensors = canonical(checkpoint)
     assert tensors.keys() == expected.keys()
     assert [name for name in expected if not torch.equal(tensors[name], expected[name])] == []
 
@@ -80,12 +80,12 @@ def test_a_tied_model_has_one_embedding(tmp_path: Path) -> None:
     assert ends.unembedding is ends.embedding
 
 
-def test_progress_is_told_layer_by_layer(tmp_path: Path) -> None:
-    told: list[Progress] = []
+def test_progress_is_reported_layer_by_layer(tmp_path: Path) -> None:
+    reports: list[Progress] = []
     checkpoint = open_checkpoint(written(tmp_path))
-    assert len(list(checkpoint.read_layers(told.append))) == 2
-    assert [(each.layers, each.layers_total) for each in told] == [(1, 2), (2, 2)]
-    assert 0 < told[0].bytes < told[1].bytes < told[1].bytes_total
+    assert len(list(checkpoint.read_layers(reports.append))) == 2
+    assert [(each.layers, each.layers_total) for each in reports] == [(1, 2), (2, 2)]
+    assert 0 < reports[0].bytes < reports[1].bytes < reports[1].bytes_total
 
 
 def damage(file: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
@@ -107,14 +107,20 @@ SCALES = "block.0.mlp.mlp2_weight.scales"
 
 Change = Callable[[dict[str, Tensor]], object]
 WRONG: list[tuple[Change, str]] = [
-    (lambda held: held.pop(SINKS), f"tensor {SINKS} is missing"),
-    (lambda held: held.update({"block.2.attn.sinks": torch.ones(8)}), "tensor block.2.attn.sinks does not belong"),
-    (lambda held: held.update({SINKS: torch.ones(9)}), f"tensor {SINKS} has the shape [9]"),
-    (lambda held: held.update({SINKS: torch.ones(8, dtype=torch.int32)}), f"tensor {SINKS} is of type I32"),
-    (lambda held: held.update({SCALES: held[SCALES].float()}), f"tensor {SCALES} is of type F32; it must be U8"),
-    (lambda held: held[SINKS].fill_(torch.nan), f"tensor {SINKS} holds numbers that are not finite"),
-    (lambda held: held["norm.scale"].fill_(torch.inf), "tensor norm.scale holds numbers that are not finite"),
-    (lambda held: held[SCALES].fill_(255), f"tensor {SCALES} holds numbers that are not finite"),
+    (lambda tensors: tensors.pop(SINKS), f"tensor {SINKS} is missing"),
+    (
+        lambda tensors: tensors.update({"block.2.attn.sinks": torch.ones(8)}),
+        "tensor block.2.attn.sinks does not belong",
+    ),
+    (lambda tensors: tensors.update({SINKS: torch.ones(9)}), f"tensor {SINKS} has the shape [9]"),
+    (lambda tensors: tensors.update({SINKS: torch.ones(8, dtype=torch.int32)}), f"tensor {SINKS} is of type I32"),
+    (
+        lambda tensors: tensors.update({SCALES: tensors[SCALES].float()}),
+        f"tensor {SCALES} is of type F32; it must be U8",
+    ),
+    (lambda tensors: tensors[SINKS].fill_(torch.nan), f"tensor {SINKS} holds numbers that are not finite"),
+    (lambda tensors: tensors["norm.scale"].fill_(torch.inf), "tensor norm.scale holds numbers that are not finite"),
+    (lambda tensors: tensors[SCALES].fill_(255), f"tensor {SCALES} holds numbers that are not finite"),
 ]
 
 
@@ -143,10 +149,10 @@ def test_a_file_cut_short_names_the_tensor_it_lacks(tmp_path: Path) -> None:
     refused(tmp_path, str(file), f"tensor {last} is cut short: 1 bytes are missing")
 
 
-@pytest.mark.parametrize("kept", [0, 7, 8, 100])
-def test_a_file_cut_within_its_header_is_named(tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize("kept_bytes", [0, 7, 8, 100])
+def test_a_file_cut_within_its_header_is_named(tmp_path: Path, kept_bytes: int) -> None:
     file = written(tmp_path) / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:kept])
+    file.write_bytes(file.read_bytes()[:kept_bytes])
     refused(tmp_path, str(file), "download it again")
 
 
@@ -157,7 +163,7 @@ def test_a_file_that_goes_on_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "message"),
     [
         ({"dtype": "BF16", "shape": [8], "data_offsets": [0, 15]}, "has 15 bytes"),
         ({"dtype": "BF16", "shape": [-8], "data_offsets": [0, -16]}, "has -16 bytes"),
@@ -166,14 +172,14 @@ def test_a_file_that_goes_on_is_named(tmp_path: Path) -> None:
         ([], "makes no sense"),
     ],
 )
-def test_a_header_that_makes_no_sense_names_the_tensor(tmp_path: Path, entry: Any, told: str) -> None:
+def test_a_header_that_makes_no_sense_names_the_tensor(tmp_path: Path, entry: Any, message: str) -> None:
     file = written(tmp_path) / "model.safetensors"
     entries, data = header(file)
     rewrite(file, entries | {SINKS: entry}, data)
-    refused(tmp_path, str(file), f"tensor {SINKS}", told)
+    refused(tmp_path, str(file), f"tensor {SINKS}", message)
 
 
-def test_files_that_are_no_safetensors_are_told_apart(tmp_path: Path) -> None:
+def test_files_that_are_no_safetensors_are_named_by_kind(tmp_path: Path) -> None:
     file = written(tmp_path) / "model.safetensors"
     file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     refused(tmp_path, str(file), "git lfs pull")

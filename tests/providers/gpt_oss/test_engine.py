@@ -1,4 +1,5 @@
-"""The engine's thread beside an event loop: what streams give, leaving them, slow readers, and the waiting room."""
+"""The engine's thread and its event loop: streamed steps, abandoned streams, slow readers, and the bounds of
+waiting."""
 
 import asyncio
 import gc
@@ -39,26 +40,26 @@ async def test_a_request_gets_its_script_and_one_finish() -> None:
     assert steps[-1].finish_reason == "stop"
 
 
-@pytest.mark.parametrize(("context_tokens", "max_tokens", "made"), [(4096, 3, 3), (10, None, 7), (10, 3000, 7)])
+@pytest.mark.parametrize(("context_tokens", "max_tokens", "output_count"), [(4096, 3, 3), (10, None, 7), (10, 3000, 7)])
 async def test_the_length_ends_at_max_tokens_or_at_the_context(
-    context_tokens: int, max_tokens: int | None, made: int
+    context_tokens: int, max_tokens: int | None, output_count: int
 ) -> None:
     async with running(ScriptedRunner(forever, RunnerShape(context_tokens=context_tokens))) as engine:
         steps = await gather(engine, ask([1, 2, 3], max_tokens))
-    assert (len(ids_of(steps)), steps[-1].finish_reason) == (made, "length")
+    assert (len(ids_of(steps)), steps[-1].finish_reason) == (output_count, "length")
 
 
-async def test_logprobs_go_with_the_tokens_where_they_are_asked_for() -> None:
+async def test_logprobs_go_with_the_tokens_where_they_are_requested() -> None:
     runner = ScriptedRunner(forever)
     async with running(runner) as engine:
         without = await gather(engine, ask([1], 5))
-        asked = EngineRequest([1], RowSampling(logprobs=0), max_tokens=5)
-        steps = await gather(engine, asked)
+        request = EngineRequest([1], RowSampling(logprobs=0), max_tokens=5)
+        steps = await gather(engine, request)
     assert all(not step.logprobs for step in without)
     assert all([each.token for each in step.logprobs] == step.ids for step in steps)
 
 
-async def test_what_was_found_in_the_cache_is_told() -> None:
+async def test_cached_tokens_are_reported() -> None:
     async with running(ScriptedRunner(forever, RunnerShape(page_tokens=4))) as engine:
         first = await gather(engine, ask([1] * 10, 3))
         again = await gather(engine, ask([1] * 10, 3))
@@ -77,16 +78,16 @@ async def test_together_all_get_what_they_would_alone(seed: int) -> None:
 
         async def one() -> None:
             ids = [1, 2, 0, 0, 1, 1][: chance.randint(1, 6)] * chance.randint(1, 9)
-            asked = ask(ids, chance.choice([None, 4, 40]), tenant=chance.choice("ab"))
+            request = ask(ids, chance.choice([None, 4, 40]), tenant=chance.choice("ab"))
             leaves_after = chance.choice([None, None, None, chance.randint(1, 20)])
-            made: list[int] = []
-            async with aclosing(engine.submit(asked)) as steps:
+            output: list[int] = []
+            async with aclosing(engine.submit(request)) as steps:
                 async for step in steps:
-                    made += step.ids
-                    if leaves_after is not None and len(made) >= leaves_after:
+                    output += step.ids
+                    if leaves_after is not None and len(output) >= leaves_after:
                         break
-            expected = alone(echo, asked, 90)
-            assert made == (expected if leaves_after is None else expected[: len(made)])
+            expected = alone(echo, request, 90)
+            assert output == (expected if leaves_after is None else expected[: len(output)])
 
         async with asyncio.timeout(WAIT_S):
             await asyncio.gather(*(one() for _ in range(40)))
@@ -138,11 +139,11 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the threads that call into the running event loop, as they do."""
     loop = asyncio.get_running_loop()
     calls: list[str] = []
-    told = loop.call_soon_threadsafe
+    call_soon_threadsafe = loop.call_soon_threadsafe
 
-    def counted(callback: Callable[[], object]) -> asyncio.Handle:
+    def counted(callback: Callable[..., object], *args: object) -> asyncio.Handle:
         calls.append(threading.current_thread().name)
-        return told(callback)
+        return call_soon_threadsafe(callback, *args)
 
     monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
     return calls
@@ -168,15 +169,15 @@ async def test_an_idle_engine_uses_no_processor_time() -> None:
 async def test_a_reader_that_does_not_read_stops_its_sequence_and_no_other() -> None:
     async with running(ScriptedRunner(never_stops(), RunnerShape(slots=1, context_tokens=10_000))) as engine:
         slow = engine.submit(ask([1, 2], 3 * MAX_UNREAD_TOKENS))
-        made = len((await anext(slow)).ids)
+        read_count = len((await anext(slow)).ids)
         await until(lambda: engine.metrics().running == 0)
-        assert engine.metrics().generated_tokens <= made + MAX_UNREAD_TOKENS + 1
+        assert engine.metrics().generated_tokens <= read_count + MAX_UNREAD_TOKENS + 1
         # The only slot is free again.
         assert len(ids_of(await gather(engine, ask([2, 2], 20)))) == 20
         async with asyncio.timeout(WAIT_S):
             async for step in slow:
-                made += len(step.ids)
-        assert made == 3 * MAX_UNREAD_TOKENS
+                read_count += len(step.ids)
+        assert read_count == 3 * MAX_UNREAD_TOKENS
 
 
 async def test_an_event_loop_that_stands_still_does_not_gather_news_without_end(
@@ -225,11 +226,11 @@ async def test_the_waiting_room_is_bounded_for_all_and_for_each_tenant() -> None
         assert len(ids_of(await gather(engine, ask([1], 1, tenant="a")))) == 1
 
 
-async def test_nothing_of_a_finished_request_is_kept() -> None:
+async def test_nothing_of_a_finished_request_remains() -> None:
     async with running(ScriptedRunner(forever)) as engine:
         await gather(engine, ask([1, 2, 3], 3))
         await until(lambda: engine.metrics().running == 0)
         await gather(engine, ask([1, 2, 3], 3))
         gc.collect()
-        kept = [each for each in gc.get_objects() if type(each).__name__ in ("_Stream", "TokenSequence")]
-        assert len(kept) <= 1
+        live_objects = [each for each in gc.get_objects() if type(each).__name__ in ("_Stream", "TokenSequence")]
+        assert len(live_objects) <= 1

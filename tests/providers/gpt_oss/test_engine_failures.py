@@ -1,4 +1,5 @@
-"""An engine whose runner fails, and the end of an engine: nobody else pays, and nobody waits for ever."""
+"""An engine whose runner fails, and the end of an engine: only the failed step's requests fail, and no reader waits for
+ever."""
 
 import asyncio
 import threading
@@ -22,28 +23,28 @@ async def test_a_failing_step_fails_its_requests_and_no_others() -> None:
         poisoned = asyncio.create_task(gather(engine, ask([1, 1, poison])))
         with pytest.raises(UpstreamError, match="The engine failed"):
             await poisoned
-        asked = ask([1, 2, 0, 1, 2])
-        assert ids_of(await gather(engine, asked)) == alone(echo, asked, 4096)
+        request = ask([1, 2, 0, 1, 2])
+        assert ids_of(await gather(engine, request)) == alone(echo, request, 4096)
         metrics = engine.metrics()
     assert (metrics.failures, metrics.pages_free) == (1, metrics.pages)
 
 
-async def test_what_was_not_in_the_failed_step_is_computed_anew() -> None:
+async def test_sequences_outside_the_failed_step_are_computed_again() -> None:
     runner = GatedRunner(echo, RunnerShape(slots=8, page_tokens=4))
     poison = 5
     runner.failing = lambda plan: any(poison in row.tokens for row in plan.rows)
     runner.gated = True
-    asked = [ask([index % 3, 1, index // 3] * 3, 30) for index in range(12)]
+    requests = [ask([index % 3, 1, index // 3] * 3, 30) for index in range(12)]
     async with running(runner) as engine:
         first = asyncio.create_task(gather(engine, ask([poison])))
         await acquired(runner.at_gate)
-        others = [asyncio.create_task(gather(engine, each)) for each in asked]
+        others = [asyncio.create_task(gather(engine, each)) for each in requests]
         await asyncio.sleep(0)
         runner.gated = False
         runner.let.release()
         with pytest.raises(UpstreamError):
             await first
-        for each, task in zip(asked, others, strict=True):
+        for each, task in zip(requests, others, strict=True):
             assert ids_of(await task) == alone(echo, each, 4096)
 
 

@@ -99,7 +99,7 @@ async def test_forced_tokens_are_no_part_of_the_cached_prompt() -> None:
 
 
 class NativePanic(BaseException):
-    """What a library's native code raises is no Exception."""
+    """An error of a library's native code, which is no Exception."""
 
 
 async def test_a_grammar_that_breaks_costs_its_own_request_alone() -> None:

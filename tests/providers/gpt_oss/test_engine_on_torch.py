@@ -1,4 +1,4 @@
-"""The engine over the torch runner: whatever else runs, comes and goes, a request gets what it would get alone."""
+"""The engine over the torch runner: a request gets the output that it gets alone, with others coming and going."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -64,12 +64,12 @@ def requests(seed: int) -> list[EngineRequest]:
     """Families of prompts that begin alike; greedy ones, and some that are sampled by a seed of their own."""
     random = Random(seed)
     stems = [[random.randrange(SPEC.vocabulary) for _ in range(random.randrange(20, 90))] for _ in range(4)]
-    made: list[EngineRequest] = []
+    engine_requests: list[EngineRequest] = []
     for number in range(REQUESTS):
         stem = random.choice(stems)
         rest = [random.randrange(SPEC.vocabulary) for _ in range(random.randrange(1, 30))]
         sampling = RowSampling(seed=number, temperature=1.0 if number % 4 == 0 else 0.0)
-        made.append(
+        engine_requests.append(
             EngineRequest(
                 ids=[*stem[: random.randrange(1, len(stem) + 1)], *rest],
                 sampling=sampling,
@@ -77,14 +77,14 @@ def requests(seed: int) -> list[EngineRequest]:
                 tenant=f"tenant {number % 3}",
             )
         )
-    return made
+    return engine_requests
 
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_together_all_get_what_they_would_alone(seed: int, runner: TorchRunner) -> None:
-    asked, random = requests(seed), Random(seed)
+    engine_requests, random = requests(seed), Random(seed)
     alone: list[list[int]] = []
-    for request in asked:
+    for request in engine_requests:
         async with running(runner) as engine:
             alone.append((await answer(engine, request))[0])
 
@@ -94,13 +94,13 @@ async def test_together_all_get_what_they_would_alone(seed: int, runner: TorchRu
             for _ in range(random.randrange(40)):
                 await asyncio.sleep(0)
             leave_after = random.randrange(1, 20) if number % 5 == 4 else None
-            return await answer(engine, asked[number], leave_after)
+            return await answer(engine, engine_requests[number], leave_after)
 
-        found = await asyncio.gather(*(arrive(number) for number in range(REQUESTS)))
+        outputs = await asyncio.gather(*(arrive(number) for number in range(REQUESTS)))
         metrics = engine.metrics()
-    for number, (tokens, _) in enumerate(found):
+    for number, (tokens, _) in enumerate(outputs):
         assert tokens == alone[number][: len(tokens)]
         assert number % 5 == 4 or len(tokens) == len(alone[number])
-    assert sum(cached for _, cached in found) > 0
+    assert sum(cached for _, cached in outputs) > 0
     assert metrics.pauses > 0
     assert metrics.running == 0

@@ -13,7 +13,7 @@ LIKE_20B = tiny_spec_with(
 )  # fmt: skip
 
 
-def test_what_followed_the_last_three_tokens_is_guessed() -> None:
+def test_the_tokens_after_the_last_three_are_drafted() -> None:
     lookup = PromptLookup([1, 2, 3, 4, 5, 6, 9, 1, 2, 3])
     assert list(lookup.propose_drafts(4)) == [4, 5, 6, 9]
     assert list(lookup.propose_drafts(0)) == []
@@ -23,7 +23,7 @@ def test_what_followed_the_last_three_tokens_is_guessed() -> None:
     assert list(lookup.propose_drafts(2)) == []
 
 
-def test_what_repeats_itself_is_guessed_to_go_on() -> None:
+def test_a_repetition_is_drafted_to_go_on() -> None:
     assert list(PromptLookup([5, 1, 2, 1, 2, 1]).propose_drafts(5)) == [2, 1, 2, 1, 2]
     assert list(PromptLookup([7] * 4).propose_drafts(7)) == [7] * 7
     assert list(PromptLookup([7] * 3).propose_drafts(7)) == []

@@ -69,9 +69,9 @@ def test_chunks_give_the_references_logits(
     folder, expected = tiny
     runner = hand(written(folder, TINY, layout), together_bytes=together_bytes)
     ends = [min(start + size, len(TOKENS)) - 1 for start in range(0, len(TOKENS), size)]
-    found = chunked(runner, TOKENS, size)
-    assert relative_error(found, expected[ends]) < TOLERANCE
-    assert max(map(relative_error, found, expected[ends])) < TOLERANCE
+    logits = chunked(runner, TOKENS, size)
+    assert relative_error(logits, expected[ends]) < TOLERANCE
+    assert max(map(relative_error, logits, expected[ends])) < TOLERANCE
 
 
 @pytest.mark.parametrize("window", [1, 5, 16, 17, 40])
@@ -94,13 +94,13 @@ def test_decoding_and_prefilling_share_a_step(tiny: tuple[Path, Tensor]) -> None
     for slot in range(4):
         runner.open(slot)
     runner.step(runner.row(0, 0, TOKENS[:33], samples=False), runner.row(1, 0, TOKENS[:15], samples=False))
-    found = runner.logits(
+    logits = runner.logits(
         runner.row(0, 33, TOKENS[33:34]),
         runner.row(1, 15, TOKENS[15:16]),
         runner.row(2, 0, TOKENS[:1]),
         runner.row(3, 0, TOKENS[:50]),
     )
-    assert relative_error(found, expected[[33, 15, 0, 49]]) < TOLERANCE
+    assert relative_error(logits, expected[[33, 15, 0, 49]]) < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_other_shapes_give_the_references_logits(tmp_path: Path, spec: ModelSpec
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 3e-2), ("float64", 1e-5)])
 def test_other_precisions_stay_close(tiny: tuple[Path, Tensor], dtype: DtypeName, tolerance: float) -> None:
     folder, expected = tiny
-    found = chunked(hand(written(folder, TINY, "openai"), dtype), TOKENS, 50)
-    assert relative_error(found, expected[[49, 99]]) < tolerance
+    logits = chunked(hand(written(folder, TINY, "openai"), dtype), TOKENS, 50)
+    assert relative_error(logits, expected[[49, 99]]) < tolerance
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,9 @@ def test_other_precisions_stay_close(tiny: tuple[Path, Tensor], dtype: DtypeName
 def test_rotary_positions_are_the_references_to_the_last(rotary: Rotary, head_dim: int) -> None:
     turned: Any = reference_rotary(rotary, head_dim)
     cosines, sines = turned(torch.zeros(1), torch.arange(131072).unsqueeze(0))
-    found = rotary_table(rotary, head_dim, 131072)
-    assert torch.equal(found[0], cosines[0])
-    assert torch.equal(found[1], sines[0])
+    table = rotary_table(rotary, head_dim, 131072)
+    assert torch.equal(table[0], cosines[0])
+    assert torch.equal(table[1], sines[0])
 
 
 def reference_rotary(rotary: Rotary, head_dim: int) -> Any:
@@ -164,7 +164,7 @@ def reference_rotary(rotary: Rotary, head_dim: int) -> Any:
 
 
 def test_the_last_positions_of_the_context_give_the_references_logits(tmp_path: Path) -> None:
-    """One sliding layer: what comes out depends on a window of tokens alone, so the reference need not see the rest."""
+    """One sliding layer: the output depends on a window of tokens alone, so the reference need not see the rest."""
     spec = tiny_spec_with(layers=("sliding_attention",), hidden=32, intermediate=32, heads=2, kv_heads=1, experts=2)
     spec = replace(spec, experts_per_token=1, vocabulary=64)
     model = reference(written(tmp_path, spec, "dense"))
@@ -176,6 +176,6 @@ def test_the_last_positions_of_the_context_give_the_references_logits(tmp_path: 
         length = min(16383, 131072 - 64 - start)
         runner.step(runner.row(0, start, [start % 64] * length, samples=False))
     for place in range(64):
-        found = runner.logits(runner.row(0, 131072 - 64 + place, [tokens[place]]))
+        logits = runner.logits(runner.row(0, 131072 - 64 + place, [tokens[place]]))
         if place >= spec.window:
-            assert relative_error(found, expected[place : place + 1]) < TOLERANCE
+            assert relative_error(logits, expected[place : place + 1]) < TOLERANCE

@@ -21,9 +21,9 @@ def test_every_byte_under_every_scale_is_exact(dtype: torch.dtype) -> None:
     scales = torch.arange(SCALE_NAN, dtype=torch.uint8).unsqueeze(-1).repeat(1, 16)
     table = [[value for byte in range(256) for value in by_the_book(byte, scale)] for scale in range(SCALE_NAN)]
     expected = torch.tensor(table, dtype=torch.float64)
-    found = unpack(blocks, scales, dtype)
-    assert torch.equal(found, expected.to(dtype))
-    assert torch.equal(found.signbit(), expected.signbit())
+    weights = unpack(blocks, scales, dtype)
+    assert torch.equal(weights, expected.to(dtype))
+    assert torch.equal(weights.signbit(), expected.signbit())
 
 
 def test_the_last_scale_is_no_number() -> None:
@@ -42,7 +42,7 @@ def test_scratch_is_used_again_and_changes_nothing(dtype: torch.dtype) -> None:
         assert within.data_ptr() == scratch.gather_buffer.data_ptr()
 
 
-def test_what_was_unpacked_packs_into_the_same_numbers() -> None:
+def test_unpacked_weights_pack_into_the_same_numbers() -> None:
     blocks = torch.randint(0, 256, (7, 3, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
     weights = unpack(blocks, torch.full((7, 3), 120, dtype=torch.uint8), torch.float32)
     assert torch.equal(unpack(*pack(weights), torch.float32), weights)

@@ -1,4 +1,4 @@
-"""The page pool: every page is free or somebody's."""
+"""The page pool: every page is free or has one owner."""
 
 import random
 
@@ -7,7 +7,7 @@ import pytest
 from providers.inference.gpt_oss.engine.pages import PagePool
 
 
-def test_pages_are_neither_lost_nor_made() -> None:
+def test_pages_are_conserved() -> None:
     chance = random.Random(1)
     pool = PagePool(64)
     taken: list[int] = []

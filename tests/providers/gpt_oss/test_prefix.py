@@ -14,19 +14,19 @@ Salt = str | None
 
 
 class Model:
-    """A pool and a tree beside a plain dict that maps every prefix of whole pages to its page."""
+    """A pool, a tree and a plain dict that maps every prefix of whole pages to its page."""
 
     def __init__(self, page_tokens: int, page_count: int) -> None:
         self.size = page_tokens
         self.pool = PagePool(page_count)
         self.tree = RadixTree(page_tokens)
-        self.known: dict[tuple[Salt, tuple[int, ...]], int] = {}
+        self.page_of_prefix: dict[tuple[Salt, tuple[int, ...]], int] = {}
         self.locked: list[PrefixNode] = []
 
     def longest(self, salt: Salt, tokens: Sequence[int]) -> list[int]:
         pages: list[int] = []
         for end in range(self.size, len(tokens) + 1, self.size):
-            page = self.known.get((salt, tuple(tokens[:end])))
+            page = self.page_of_prefix.get((salt, tuple(tokens[:end])))
             if page is None:
                 break
             pages.append(page)
@@ -39,33 +39,33 @@ class Model:
         return node, len(pages)
 
     def compute(self, salt: Salt, tokens: Sequence[int]) -> None:
-        """What a sequence does: match, compute the rest, insert it. Keeps the lock."""
+        """Match, compute the rest and insert it, like a sequence. The lock remains."""
         size = self.size
         whole = len(tokens) // size
         node, start = self.look_up(salt, tokens)
         self.locked.remove(node)
-        wanted = whole - start
-        self.forget(wanted - self.pool.free_count)
-        if wanted > self.pool.free_count:
+        missing_pages = whole - start
+        self.forget(missing_pages - self.pool.free_count)
+        if missing_pages > self.pool.free_count:
             self.tree.unlock(node)
             return
-        pages = self.pool.allocate(wanted)
+        pages = self.pool.allocate(missing_pages)
         assert self.tree.has_child(node, array("i", tokens[start * size : (start + 1) * size])) is False
-        node, known = self.tree.insert(node, array("i", tokens[start * size : whole * size]), pages)
-        assert known == 0
+        node, stored_pages = self.tree.insert(node, array("i", tokens[start * size : whole * size]), pages)
+        assert stored_pages == 0
         for index, page in enumerate(pages, start + 1):
-            self.known[(salt, tuple(tokens[: index * size]))] = page
+            self.page_of_prefix[(salt, tuple(tokens[: index * size]))] = page
         self.locked.append(node)
 
-    def forget(self, wanted: int) -> list[int]:
-        gone = self.tree.evict(wanted)
-        self.pool.release(gone)
-        self.known = {prefix: page for prefix, page in self.known.items() if page not in set(gone)}
-        return gone
+    def forget(self, max_pages: int) -> list[int]:
+        evicted = self.tree.evict(max_pages)
+        self.pool.release(evicted)
+        self.page_of_prefix = {prefix: page for prefix, page in self.page_of_prefix.items() if page not in set(evicted)}
+        return evicted
 
     def check(self) -> None:
-        assert check_tree(self.tree, self.locked) == set(self.known.values())
-        assert len(self.known) == self.tree.page_count == self.pool.count - self.pool.free_count
+        assert check_tree(self.tree, self.locked) == set(self.page_of_prefix.values())
+        assert len(self.page_of_prefix) == self.tree.page_count == self.pool.count - self.pool.free_count
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -83,8 +83,8 @@ def test_the_tree_finds_the_longest_known_prefix(seed: int) -> None:
             case 2 if model.locked:
                 model.tree.unlock(model.locked.pop(chance.randrange(len(model.locked))))
             case _:
-                wanted, could = chance.randint(0, 6), model.tree.evictable_pages
-                assert len(model.forget(wanted)) == min(wanted, could)
+                max_pages, evictable = chance.randint(0, 6), model.tree.evictable_pages
+                assert len(model.forget(max_pages)) == min(max_pages, evictable)
         model.check()
     while model.locked:
         model.tree.unlock(model.locked.pop())
@@ -94,13 +94,13 @@ def test_the_tree_finds_the_longest_known_prefix(seed: int) -> None:
 
 def run_of(tree: RadixTree, salt: Salt, tokens: Sequence[int], pages: list[int]) -> None:
     """Put a whole prefix into an empty or fitting place and let go of it."""
-    node, found = tree.match(salt, array("i", tokens))
-    at = len(found)
+    node, stored = tree.match(salt, array("i", tokens))
+    at = len(stored)
     node, _ = tree.insert(node, array("i", tokens[at:]), pages[at:])
     tree.unlock(node)
 
 
-def found(tree: RadixTree, salt: Salt, tokens: Sequence[int]) -> list[int]:
+def stored_pages_of(tree: RadixTree, salt: Salt, tokens: Sequence[int]) -> list[int]:
     node, pages = tree.match(salt, array("i", tokens))
     tree.unlock(node)
     return pages
@@ -110,11 +110,11 @@ def test_the_least_recently_used_end_is_forgotten_first_and_page_by_page() -> No
     tree = RadixTree(1)
     run_of(tree, None, [1, 2, 3], [10, 11, 12])
     run_of(tree, None, [1, 5, 6], [10, 21, 22])
-    found(tree, None, [1, 2, 3])
+    stored_pages_of(tree, None, [1, 2, 3])
     assert tree.evict(1) == [22]
-    assert found(tree, None, [1, 5, 6]) == [10, 21]
+    assert stored_pages_of(tree, None, [1, 5, 6]) == [10, 21]
     assert tree.evict(1) == [12]
-    assert found(tree, None, [1, 2, 3]) == [10, 11]
+    assert stored_pages_of(tree, None, [1, 2, 3]) == [10, 11]
     assert tree.evict(9) == [21, 11, 10]
     assert list(nodes(tree)) == []
 
@@ -124,7 +124,7 @@ def test_a_beginning_outlives_its_ends_when_it_was_used_since() -> None:
     run_of(tree, None, [1, 2], [10, 11])
     run_of(tree, None, [1, 3], [10, 12])
     run_of(tree, None, [9], [90])
-    found(tree, None, [1])
+    stored_pages_of(tree, None, [1])
     assert tree.evict(2) == [11, 12]
     assert tree.evict(1) == [90]
     assert tree.evict(1) == [10]
@@ -133,26 +133,26 @@ def test_a_beginning_outlives_its_ends_when_it_was_used_since() -> None:
 def test_salts_share_nothing() -> None:
     tree = RadixTree(2)
     run_of(tree, "a", [1, 2, 3, 4], [0, 1])
-    assert found(tree, "b", [1, 2, 3, 4]) == []
-    assert found(tree, None, [1, 2, 3, 4]) == []
-    assert found(tree, "a", [1, 2, 3, 4, 5]) == [0, 1]
+    assert stored_pages_of(tree, "b", [1, 2, 3, 4]) == []
+    assert stored_pages_of(tree, None, [1, 2, 3, 4]) == []
+    assert stored_pages_of(tree, "a", [1, 2, 3, 4, 5]) == [0, 1]
 
 
-def test_who_comes_second_with_the_same_run_keeps_its_pages() -> None:
+def test_the_second_insert_of_a_run_returns_its_pages() -> None:
     tree = RadixTree(1)
     first, _ = tree.match(None, array("i", [1, 2, 3]))
     second, _ = tree.match(None, array("i", [1, 2, 4]))
-    first, known = tree.insert(first, array("i", [1, 2, 3]), [0, 1, 2])
-    assert known == 0
+    first, stored_count = tree.insert(first, array("i", [1, 2, 3]), [0, 1, 2])
+    assert stored_count == 0
     assert tree.has_child(second, array("i", [1]))
-    second, known = tree.insert(second, array("i", [1, 2, 4]), [5, 6, 7])
-    assert known == 2
+    second, stored_count = tree.insert(second, array("i", [1, 2, 4]), [5, 6, 7])
+    assert stored_count == 2
     assert check_tree(tree, [first, second]) == {0, 1, 2, 7}
 
 
-def test_what_waits_to_be_forgotten_takes_no_more_room_than_the_tree() -> None:
+def test_the_eviction_queue_is_no_longer_than_the_tree() -> None:
     tree = RadixTree(1)
     run_of(tree, None, [1, 2, 3], [0, 1, 2])
     for _ in range(10_000):
-        found(tree, None, [1, 2, 3])
+        stored_pages_of(tree, None, [1, 2, 3])
     assert tree.eviction_queue_length < 100

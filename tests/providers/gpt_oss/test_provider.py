@@ -67,14 +67,14 @@ async def test_law(law: Law, tiny: GptOss) -> None:
     )
 
 
-def test_what_a_request_leaves_open_is_the_configs() -> None:
+def test_fields_that_a_request_omits_are_the_configs() -> None:
     sampling = request_to_sampling(request(temperature=None), config(temperature=0.5, top_p=0.9))
     assert (sampling.temperature, sampling.top_p) == (0.5, 0.9)
     assert (sampling.top_k, sampling.min_p, sampling.logprobs) == (0, 0.0, None)
     assert request_to_sampling(request(), config()).seed != request_to_sampling(request(), config()).seed
 
 
-def test_what_a_request_says_is_taken() -> None:
+def test_fields_of_a_request_are_taken() -> None:
     fields = {"top_p": 0.0, "top_k": 7, "seed": -1, "logprobs": True, "logit_bias": {"5": 2.5}}
     sampling = request_to_sampling(request(**fields), config())
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0, 0.0, 7, -1)
@@ -108,9 +108,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_loading_is_told_on_one_line_of_a_terminal_and_on_few_of_a_log() -> None:
+def test_loading_is_reported_on_one_line_of_a_terminal_and_on_few_of_a_log() -> None:
     times = [0.0]
-    shown: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     for out in (Terminal(), io.StringIO()):
         times[0] = 0.0
         report = LoadingReport("gpt-oss-20b", out, lambda: times[0])
@@ -118,10 +118,10 @@ def test_loading_is_told_on_one_line_of_a_terminal_and_on_few_of_a_log() -> None
             times[0] = layer * 0.5
             report.show(Progress(layer, 24, layer * GIB // 2, 12 * GIB))
         report.finish("ready")
-        shown[type(out).__name__] = out.getvalue()
-    assert shown["Terminal"].count("\n") == 1
-    assert "layer 12 of 24, 6.0 of 12.0 GiB, 6 s left" in shown["Terminal"]
-    assert shown["StringIO"].splitlines() == [
+        outputs[type(out).__name__] = out.getvalue()
+    assert outputs["Terminal"].count("\n") == 1
+    assert "layer 12 of 24, 6.0 of 12.0 GiB, 6 s left" in outputs["Terminal"]
+    assert outputs["StringIO"].splitlines() == [
         "gpt-oss-20b: layer 10 of 24, 5.0 of 12.0 GiB, 7 s left",
         "gpt-oss-20b: layer 20 of 24, 10.0 of 12.0 GiB, 2 s left",
         "gpt-oss-20b: ready, loaded in 12.0 s",

@@ -24,9 +24,9 @@ SPEC = tiny_spec_with(layers=TINY.layers[:2], experts=4, experts_per_token=2)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("checkpoint")
-    write_checkpoint(made, SPEC)
-    return made
+    path = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(path, SPEC)
+    return path
 
 
 @pytest.fixture
@@ -49,18 +49,20 @@ def alone(runner: Hand, prompt: Sequence[int], count: int, sampling: RowSampling
     return tokens
 
 
-def together(runner: Hand, asked: Sequence[list[int]], count: int, samplings: Sequence[RowSampling]) -> list[list[int]]:
+def together(
+    runner: Hand, prompts: Sequence[list[int]], count: int, samplings: Sequence[RowSampling]
+) -> list[list[int]]:
     """All in one batch, arriving over time, prompts in pieces of any size; each is once paused and resumed."""
     random = Random(7)
-    tokens = [list(prompt) for prompt in asked]
-    computed = [0] * len(asked)
-    waiting = list(range(len(asked)))
+    tokens = [list(prompt) for prompt in prompts]
+    computed = [0] * len(prompts)
+    waiting = list(range(len(prompts)))
     paused: set[int] = set()
     active: list[int] = []
     while waiting or active:
         while waiting and random.random() < 0.5:
             active.append(waiting.pop())
-            runner.open(active[-1], samplings[active[-1]], asked[active[-1]])
+            runner.open(active[-1], samplings[active[-1]], prompts[active[-1]])
         rows: list[PlanRow] = []
         for slot in active:
             due = len(tokens[slot]) - computed[slot]
@@ -70,35 +72,35 @@ def together(runner: Hand, asked: Sequence[list[int]], count: int, samplings: Se
         for slot, sampled in runner.step(*rows).items() if rows else ():
             tokens[slot].append(sampled.token)
         for slot in active[:]:
-            if len(tokens[slot]) == len(asked[slot]) + count:
+            if len(tokens[slot]) == len(prompts[slot]) + count:
                 runner.runner.close(slot)
                 active.remove(slot)
-            elif slot not in paused and len(tokens[slot]) > len(asked[slot]) + 3:
+            elif slot not in paused and len(tokens[slot]) > len(prompts[slot]) + 3:
                 paused.add(slot)
-                kept = runner.tables[slot][: computed[slot] // 16]
+                pages = runner.tables[slot][: computed[slot] // 16]
                 runner.runner.close(slot)
-                runner.open(slot, samplings[slot], asked[slot])
-                runner.runner.open(slot, samplings[slot], asked[slot], tokens[slot][len(asked[slot]) :])
-                runner.tables[slot], computed[slot] = kept, len(kept) * 16
+                runner.open(slot, samplings[slot], prompts[slot])
+                runner.runner.open(slot, samplings[slot], prompts[slot], tokens[slot][len(prompts[slot]) :])
+                runner.tables[slot], computed[slot] = pages, len(pages) * 16
     return tokens
 
 
 def test_greedy_is_the_same_alone_and_in_a_batch_to_the_last_token(folder: Path) -> None:
-    asked = prompts(10)
-    batch = together(hand(folder, "float64", slots=10), asked, 9, [GREEDY] * 10)
+    prompt_tokens = prompts(10)
+    batch = together(hand(folder, "float64", slots=10), prompt_tokens, 9, [GREEDY] * 10)
     single = hand(folder, "float64", slots=10)
-    assert batch == [alone(single, prompt, 9) for prompt in asked]
+    assert batch == [alone(single, prompt, 9) for prompt in prompt_tokens]
 
 
 def test_seeded_sampling_is_the_same_alone_and_in_a_batch(folder: Path) -> None:
-    asked = prompts(6)
+    prompt_tokens = prompts(6)
     ways = [
         RowSampling(seed=slot, top_p=0.9 if slot % 2 else 1.0, frequency_penalty=0.5 if slot % 3 else 0.0)
         for slot in range(6)
     ]
-    batch = together(hand(folder, "float64"), asked, 8, ways)
+    batch = together(hand(folder, "float64"), prompt_tokens, 8, ways)
     single = hand(folder, "float64")
-    assert batch == [alone(single, prompt, 8, way) for prompt, way in zip(asked, ways, strict=True)]
+    assert batch == [alone(single, prompt, 8, way) for prompt, way in zip(prompt_tokens, ways, strict=True)]
 
 
 def test_a_prefix_is_read_from_another_sequences_pages(folder: Path) -> None:
@@ -131,28 +133,28 @@ def test_only_rows_that_ask_are_sampled_and_only_of_what_is_allowed(folder: Path
     for slot in range(3):
         runner.open(slot)
     rows = [runner.row(slot, 0, [4] * (slot + 1), samples=slot > 0) for slot in range(3)]
-    found = runner.step(*rows, masks={1: bytes([0] * 3 + [2])})
-    assert found.keys() == {1, 2}
-    assert found[1].token == 25
+    sampled_tokens = runner.step(*rows, masks={1: bytes([0] * 3 + [2])})
+    assert sampled_tokens.keys() == {1, 2}
+    assert sampled_tokens[1].token == 25
     assert runner.step(runner.row(0, 1, [4], samples=False)) == {}
 
 
 def test_tokens_that_were_not_sampled_count_as_generated(folder: Path) -> None:
-    """A grammar's forced tokens, say: two of them in one row, behind the prompt."""
+    """A grammar's forced tokens, say: two of them in one row, after the prompt."""
     runner = hand(folder)
-    wanted = RowSampling(temperature=0.0, logit_bias={7: 1000.0}, frequency_penalty=2000.0)
-    for forced, seen in (([5, 6], False), ([5, 7], True)):
-        runner.open(0, wanted, [9, 7])
+    sampling = RowSampling(temperature=0.0, logit_bias={7: 1000.0}, frequency_penalty=2000.0)
+    for forced, is_penalised in (([5, 6], False), ([5, 7], True)):
+        runner.open(0, sampling, [9, 7])
         runner.step(runner.row(0, 0, [9, 7], samples=False))
-        assert (runner.step(runner.row(0, 2, forced))[0].token != 7) == seen
+        assert (runner.step(runner.row(0, 2, forced))[0].token != 7) == is_penalised
 
 
-def test_a_loaded_runner_is_a_runner_and_tells_its_progress(folder: Path, threads: None) -> None:
-    told: list[Progress] = []
+def test_a_loaded_runner_is_a_runner_and_reports_its_progress(folder: Path, threads: None) -> None:
+    reports: list[Progress] = []
     settings = TorchSettings(device="cpu", dtype="float32", slots=3, context_tokens=100, threads=1)
-    runner: Runner = load_runner(folder, settings, told.append)
+    runner: Runner = load_runner(folder, settings, reports.append)
     assert torch.get_num_threads() == 1
-    assert [each.layers for each in told] == [1, 2]
+    assert [each.layers for each in reports] == [1, 2]
     assert (runner.slots, runner.context_tokens, runner.vocabulary_size) == (3, 100, SPEC.vocabulary)
     assert (runner.page_tokens, runner.page_count) == (16, 3 * 7)
     runner.open(2, RowSampling(seed=1, presence_penalty=0.5), [1, 2], [])
@@ -160,7 +162,7 @@ def test_a_loaded_runner_is_a_runner_and_tells_its_progress(folder: Path, thread
     runner.close(2)
 
 
-def test_one_core_is_left_to_others_unless_told_otherwise(folder: Path, threads: None) -> None:
+def test_one_core_remains_for_others_unless_configured(folder: Path, threads: None) -> None:
     load_runner(folder, TorchSettings(device="cpu", context_tokens=64))
     assert torch.get_num_threads() == max(1, core_count() - 1)
 

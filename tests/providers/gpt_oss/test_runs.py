@@ -17,27 +17,29 @@ class Foreseeing(ScriptedRunner):
     tokens = 0
 
     def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
-        found: dict[int, SampledToken] = {}
+        tokens_by_slot: dict[int, SampledToken] = {}
         for slot, first in super().step(plan, masks).items():
-            known = [*self._open_sequences[slot].tokens, first.token]
+            tokens = [*self._open_sequences[slot].tokens, first.token]
             for _ in range(3):
-                known.append(self._script(known))
-            found[slot] = SampledRun(first.token, following_tokens=[SampledToken(token) for token in known[-3:]])
+                tokens.append(self._script(tokens))
+            tokens_by_slot[slot] = SampledRun(
+                first.token, following_tokens=[SampledToken(token) for token in tokens[-3:]]
+            )
         self.tokens += plan.token_count
-        return found
+        return tokens_by_slot
 
 
 @pytest.mark.parametrize("most", [1, 2, 4, 7, 30, None])
 @pytest.mark.parametrize("prompt", [[1, 2], [0, 0, 1], [2, 2, 1, 0]])
 async def test_a_run_ends_where_its_sequence_does(most: int | None, prompt: list[int]) -> None:
     runner = Foreseeing(echo)
-    asked = ask(prompt, most)
+    request = ask(prompt, most)
     async with running(runner) as engine:
-        steps = await gather(engine, asked)
+        steps = await gather(engine, request)
         metrics = engine.metrics()
-    made = ids_of(steps)
-    assert made == alone(echo, asked, runner.context_tokens)
-    assert steps[-1].finish_reason == ("stop" if made[-1] == STOP else "length")
-    assert metrics.generated_tokens == len(made)
-    assert metrics.steps <= -(-len(made) // 4)
+    ids = ids_of(steps)
+    assert ids == alone(echo, request, runner.context_tokens)
+    assert steps[-1].finish_reason == ("stop" if ids[-1] == STOP else "length")
+    assert metrics.generated_tokens == len(ids)
+    assert metrics.steps <= -(-len(ids) // 4)
     assert metrics.pages_free == metrics.pages

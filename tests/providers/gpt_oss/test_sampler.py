@@ -22,7 +22,7 @@ UNPENALISED = RowSampling()
 
 
 def expected(sampling: RowSampling, allowed: Sequence[int] | None = None) -> list[float]:
-    """What the docstring of RowSampling says, in plain arithmetic."""
+    """Return the probabilities that the docstring of RowSampling defines, in plain arithmetic."""
     scores = dict(enumerate(LOGITS))
     for token in set(PROMPT + GENERATED):
         repetition = sampling.repetition_penalty
@@ -36,14 +36,14 @@ def expected(sampling: RowSampling, allowed: Sequence[int] | None = None) -> lis
     weights = {token: math.exp(score / sampling.temperature) for token, score in scores.items()}
     ranked = sorted(weights, key=lambda token: -weights[token])[: sampling.top_k or None]
     mass = sum(weights[token] for token in ranked)
-    kept: list[int] = []
+    survivors: list[int] = []
     for token in ranked:
-        if kept and sum(weights[each] for each in kept) >= sampling.top_p * mass:
+        if survivors and sum(weights[each] for each in survivors) >= sampling.top_p * mass:
             break
-        kept.append(token)
-    kept = [token for token in kept if weights[token] >= sampling.min_p * weights[ranked[0]]]
-    total = sum(weights[token] for token in kept)
-    return [weights[token] / total if token in kept else 0.0 for token in range(len(LOGITS))]
+        survivors.append(token)
+    survivors = [token for token in survivors if weights[token] >= sampling.min_p * weights[ranked[0]]]
+    total = sum(weights[token] for token in survivors)
+    return [weights[token] / total if token in survivors else 0.0 for token in range(len(LOGITS))]
 
 
 def bitmask(allowed: Sequence[int]) -> bytes:
@@ -58,8 +58,8 @@ def sampled(
         sampler.open(slot, sampling, PROMPT, GENERATED)
     masks = {} if allowed is None else dict.fromkeys(range(len(samplings)), bitmask(allowed))
     logits = torch.tensor(LOGITS).repeat(len(samplings), 1)
-    found = sampler.sample(logits, list(enumerate(positions)), masks)
-    return [found[slot] for slot in range(len(samplings))]
+    tokens = sampler.sample(logits, list(enumerate(positions)), masks)
+    return [tokens[slot] for slot in range(len(samplings))]
 
 
 def assert_fits(counts: Mapping[int, int], probabilities: Sequence[float]) -> None:

@@ -1,4 +1,5 @@
-"""The scheduler's laws, in random stories and small ones: nothing is lost, nobody starves, batched equals alone."""
+"""The scheduler's laws, in random and in small scenarios: nothing is lost, no sequence starves, batched equals
+alone."""
 
 import random
 
@@ -42,7 +43,7 @@ class Story:
         length = chance.randint(1, limit - 1)
         common = ([1, 2, 0, 1, 1, 2, 0, 0, 2] * 12)[: chance.randint(0, length)]
         ids = (common + [chance.randint(0, 2) for _ in range(length)])[:length]
-        asked = EngineRequest(
+        engine_request = EngineRequest(
             ids,
             GREEDY,
             max_tokens=chance.choice([None, 1, 5, 30]),
@@ -51,7 +52,7 @@ class Story:
             priority=chance.randint(-2, 2),
             salt=chance.choice([None, None, "salt"]),
         )
-        self.expected[self.driver.add(asked)] = alone(echo, asked, limit)
+        self.expected[self.driver.add(engine_request)] = alone(echo, engine_request, limit)
 
     def tell(self, arrivals: int) -> None:
         chance, driver = self.chance, self.driver
@@ -60,13 +61,13 @@ class Story:
                 arrivals -= 1
                 self.arrive()
             if driver.live and chance.random() < 0.05:
-                left = chance.choice(list(driver.live))
-                driver.remove(left)
-                del self.expected[left]
+                sequence = chance.choice(list(driver.live))
+                driver.remove(sequence)
+                del self.expected[sequence]
             if driver.live and chance.random() < 0.05:
-                held = chance.choice(list(driver.live))
-                driver.scheduler.remove(held)
-                driver.scheduler.add(held)
+                running = chance.choice(list(driver.live))
+                driver.scheduler.remove(running)
+                driver.scheduler.add(running)
             if chance.random() < 0.01:
                 driver.scheduler.reset()
             assert driver.step() or not driver.live
@@ -162,7 +163,7 @@ def test_tenants_get_equal_shares_of_what_is_computed() -> None:
     assert 0.7 < computed["small"] / computed["large"] < 1.4
 
 
-def test_who_comes_late_is_not_paid_for_the_time_it_was_away() -> None:
+def test_a_late_tenant_has_no_claim_for_the_time_it_was_away() -> None:
     driver = Driver(RunnerShape(page_tokens=4, page_count=4000, slots=4), step_tokens=16, script=never_ends)
     for index in range(100):
         driver.add(request([index % 3, index // 3] * 20, max_tokens=4, tenant="early"))
@@ -172,9 +173,9 @@ def test_who_comes_late_is_not_paid_for_the_time_it_was_away() -> None:
         driver.add(request([3 + index % 3, index // 3] * 20, max_tokens=4, tenant="late"))
     for _ in range(60):
         driver.step()
-    left = [sum(each.request.tenant == name for each in driver.live) for name in ("early", "late")]
-    ended_early = 100 - left[0]
-    ended_late = 100 - left[1]
+    remaining = [sum(each.request.tenant == name for each in driver.live) for name in ("early", "late")]
+    ended_early = 100 - remaining[0]
+    ended_late = 100 - remaining[1]
     assert ended_late < 0.7 * ended_early
 
 
@@ -193,11 +194,11 @@ def test_a_tenants_priority_orders_its_own_requests_and_starves_none() -> None:
 
 def test_when_pages_run_out_the_youngest_waits_and_loses_nothing() -> None:
     driver = Driver(RunnerShape(page_tokens=4, page_count=12, slots=4, context_tokens=40), step_tokens=64)
-    asked = [request([index, 1, index], max_tokens=36) for index in range(4)]
-    sequences = [driver.add(each) for each in asked]
+    requests = [request([index, 1, index], max_tokens=36) for index in range(4)]
+    sequences = [driver.add(each) for each in requests]
     driver.run()
     assert driver.scheduler.counts.pauses > 0
-    for each, sequence in zip(asked, sequences, strict=True):
+    for each, sequence in zip(requests, sequences, strict=True):
         assert list(sequence.tokens[3:]) == alone(echo, each, 40)
 
 

@@ -24,7 +24,7 @@ def test_singles_fill_a_bucket_and_short_runs_are_singles() -> None:
     assert (list(batch.sample_rows), list(batch.logit_rows), len(batch.tiles)) == ([0, 3, 4, 5], [], 0)
 
 
-def test_spans_stand_behind_the_singles_and_their_padding() -> None:
+def test_spans_stand_after_the_singles_and_their_padding() -> None:
     lines = [
         SlotTokens(0, 0, range(40), 0),
         SlotTokens(1, 7, [3], 1),
@@ -62,13 +62,13 @@ def test_every_batch_has_a_shape_that_was_known_before() -> None:
     random = Random(2)
     for _ in range(200):
         slots, step_tokens = random.choice([1, 3, 8, 130]), random.choice([64, 300, 3000])
-        shapes, left = StepShapes(slots, step_tokens), step_tokens
+        shapes, remaining = StepShapes(slots, step_tokens), step_tokens
         lines: list[SlotTokens] = []
         for slot in range(random.randint(1, slots)):
-            count = min(random.choice([1, 1, 1, 2, 5, 9, 70, 2000]), left)
+            count = min(random.choice([1, 1, 1, 2, 5, 9, 70, 2000]), remaining)
             if count:
                 lines.append(SlotTokens(slot, 0, range(count), 1))
-                left -= count
+                remaining -= count
         shape, most = shapes.build_batch(lines).shape, shapes.largest
         assert shape.rows <= most.rows
         assert shape.tiles <= most.tiles
@@ -116,5 +116,5 @@ def test_no_two_pages_ever_share_a_place() -> None:
         pages[slot].append(free.pop(random.randrange(len(free))))
         blocks.grow(slot, pages[slot])
         blocks.write_tables()
-        held = [int(table[each, column]) for each in range(3) for column in range(len(pages[each]))]
-        assert len(held) == len(set(held))
+        device_pages = [int(table[each, column]) for each in range(3) for column in range(len(pages[each]))]
+        assert len(device_pages) == len(set(device_pages))

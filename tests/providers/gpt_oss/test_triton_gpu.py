@@ -36,7 +36,7 @@ from tests.bench.gpu_soak import soak
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(600),
-    # A card's own driver and versions may warn of what nobody could see before.
+    # A card's own driver and versions may have warnings that no other machine shows.
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs a GPU, and TRITON_INTERPRET=0"),
 ]
@@ -48,9 +48,9 @@ def weights() -> Weights:
     return make_weights(spec, torch.device("cuda"), torch.bfloat16, "uniform")
 
 
-def made(weights: Weights, *, ahead: bool = True, guesses: bool = True) -> TritonRunner:
-    room = KvRequest(slots=8, context_tokens=2048, kv_memory_gib=1)
-    runner = TritonRunner(weights, TritonSettings(room, launch_ahead=ahead, use_drafts=guesses))
+def make_runner(weights: Weights, *, ahead: bool = True, guesses: bool = True) -> TritonRunner:
+    kv_request = KvRequest(slots=8, context_tokens=2048, kv_memory_gib=1)
+    runner = TritonRunner(weights, TritonSettings(kv_request, launch_ahead=ahead, use_drafts=guesses))
     with torch.inference_mode():
         runner.tables.keys.normal_()
         runner.tables.values.normal_()
@@ -84,59 +84,59 @@ def test_every_kernel_is_its_reference_at_the_true_shapes(model: str) -> None:
 
 def test_a_step_makes_the_same_numbers_every_time(weights: Weights) -> None:
     """Whichever part of a sum comes last: what changes from one time to the next is a race."""
-    runner = made(weights)
+    runner = make_runner(weights)
     with torch.inference_mode():
         for step in (decoding(weights, runner.tables, 1, 1500), decoding(weights, runner.tables, 8, 700)):
-            found: list[Tensor] = []
+            results: list[Tensor] = []
             for _ in range(50):
                 launch_step(weights, step, TRITON)
-                found.append(step.hidden.clone())
+                results.append(step.hidden.clone())
                 assert not step.arrivals.any()
-            assert all(torch.equal(each, found[0]) for each in found[1:])
+            assert all(torch.equal(each, results[0]) for each in results[1:])
 
 
 def test_kernels_that_begin_early_make_what_they_make_one_by_one(
     weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = made(weights)
-    found: list[Tensor] = []
+    runner = make_runner(weights)
+    results: list[Tensor] = []
     with torch.inference_mode():
         step = decoding(weights, runner.tables, 8, 700)
         for _ in range(2):
             launch_step(weights, step, TRITON)
-            found.append(step.hidden.clone())
+            results.append(step.hidden.clone())
             monkeypatch.setattr(device, "MIN_DEPENDENT_CAPABILITY", sys.maxsize)
-    assert torch.equal(*found)
+    assert torch.equal(*results)
 
 
 async def test_graphs_are_what_is_launched_without_them(weights: Weights) -> None:
     """One request at a time: batches that fill differently round differently."""
     prompts = [[(place * 37 + 5) % 999 for place in range(size)] for size in (1, 17, 300)]
-    asked = [EngineRequest(each, RowSampling(temperature=0.7, seed=3), max_tokens=60) for each in prompts]
-    graphed, eager = made(weights, guesses=False), made(weights, ahead=False, guesses=False)
+    requests = [EngineRequest(each, RowSampling(temperature=0.7, seed=3), max_tokens=60) for each in prompts]
+    graphed, eager = make_runner(weights, guesses=False), make_runner(weights, ahead=False, guesses=False)
     eager.steps.clear_graphs()
-    for request in asked:
+    for request in requests:
         assert await answers(graphed, [request]) == await answers(eager, [request])
 
 
 async def test_many_at_once_are_answered_in_full(weights: Weights) -> None:
-    asked = [
+    requests = [
         EngineRequest([seed, 5, 6, 7] * 20, RowSampling(temperature=seed % 2, seed=seed), max_tokens=200)
         for seed in range(20)
     ]
-    found = await answers(made(weights), asked)
-    assert [len(each) for each in found] == [200] * 20
+    outputs = await answers(make_runner(weights), requests)
+    assert [len(each) for each in outputs] == [200] * 20
 
 
 async def test_a_checkpoint_is_served_by_the_kernels(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, TINY)
     settings = BackendSettings("triton", torch=TorchSettings(slots=2, context_tokens=512, kv_memory_gib=0.1))
     runner = load_backend(tmp_path, settings)
-    (found,) = await answers(runner, [EngineRequest([1, 2, 3], RowSampling(temperature=0), max_tokens=20)])
-    assert len(found) == 20
+    (output,) = await answers(runner, [EngineRequest([1, 2, 3], RowSampling(temperature=0), max_tokens=20)])
+    assert len(output) == 20
 
 
 def test_a_soak_changes_and_loses_nothing(weights: Weights) -> None:
-    found = soak(made(weights), float(os.environ.get("SOAK_SECONDS", "60")))
-    assert found["answered"] > 100
-    assert found["memory_grown"] < 2**28
+    figures = soak(make_runner(weights), float(os.environ.get("SOAK_SECONDS", "60")))
+    assert figures["answered"] > 100
+    assert figures["memory_grown"] < 2**28

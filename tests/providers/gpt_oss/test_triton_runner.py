@@ -1,5 +1,5 @@
-"""TritonRunner under the engine, on a CPU: steps launched ahead, guesses and all, a request gets what it would get
-alone, and greedy ones what the torch runner gives."""
+"""TritonRunner under the engine, on a CPU: with steps launched ahead and drafts, a request gets the output that it gets
+alone, and a greedy one the torch runner's."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -40,9 +40,9 @@ ENDS = replace(REFERENCE, embed=embed, unembed=unembed, sample=sample)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("checkpoint")
-    write_checkpoint(made, SPEC)
-    return made
+    path = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(path, SPEC)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +53,19 @@ def weights(folder: Path) -> Weights:
 
 
 @pytest.fixture(scope="module")
+def single_precision(folder: Path) -> Weights:
+    torch.set_num_threads(1)
+    return load_weights(open_checkpoint(folder), CPU, torch.float32)
+
+
+@pytest.fixture(scope="module")
 def circling(folder: Path) -> Weights:
     """Its attention adds nothing, so that a token follows from the last alone, and it soon goes round in circles."""
-    made = load_weights(open_checkpoint(folder), CPU, torch.float64)
-    for layer in made.layers:
+    weights = load_weights(open_checkpoint(folder), CPU, torch.float64)
+    for layer in weights.layers:
         layer.out_weight.zero_()
         layer.out_bias.zero_()
-    return made
+    return weights
 
 
 @pytest.fixture(scope="module")
@@ -69,26 +75,26 @@ def torch_runner(folder: Path) -> Runner:
 
 
 class Watched(TritonRunner):
-    """Keeps what it was asked and gave."""
+    """Records its plans and their results."""
 
     def __init__(self, weights: Weights, settings: TritonSettings, kernels: Kernels = REFERENCE) -> None:
         super().__init__(weights, settings, kernels)
-        self.asked: list[tuple[Plan, Mapping[int, SampledToken]]] = []
+        self.recorded_steps: list[tuple[Plan, Mapping[int, SampledToken]]] = []
         with torch.inference_mode():
             self.tables.keys.fill_(torch.nan)
             self.tables.values.fill_(torch.nan)
 
     def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
-        found = super().step(plan, masks)
-        self.asked.append((plan, found))
-        return found
+        sampled_tokens = super().step(plan, masks)
+        self.recorded_steps.append((plan, sampled_tokens))
+        return sampled_tokens
 
 
 def runner(weights: Weights, *, ahead: bool = True, guesses: bool = True, kernels: Kernels = REFERENCE) -> Watched:
     """With far fewer pages than its slots could use."""
     page_bytes = SPEC.kv_bytes(weights.ends.embedding.dtype.itemsize) * 16
-    room = KvRequest(slots=8, context_tokens=CONTEXT_TOKENS, kv_memory_gib=PAGES * page_bytes / 2**30)
-    return Watched(weights, TritonSettings(room, step_tokens=64, launch_ahead=ahead, use_drafts=guesses), kernels)
+    kv_request = KvRequest(slots=8, context_tokens=CONTEXT_TOKENS, kv_memory_gib=PAGES * page_bytes / 2**30)
+    return Watched(weights, TritonSettings(kv_request, step_tokens=64, launch_ahead=ahead, use_drafts=guesses), kernels)
 
 
 def count_rows(runner: Watched) -> list[int]:
@@ -106,7 +112,7 @@ def count_rows(runner: Watched) -> list[int]:
 
 @pytest.fixture(scope="module")
 def expected(weights: Weights) -> list[list[SampledToken]]:
-    """What requests get, each by itself, a token a step."""
+    """Return the output of each request alone, a token a step."""
     with asyncio.Runner() as loop:
         return loop.run(alone(runner(weights, ahead=False, guesses=False), requests()))
 
@@ -132,11 +138,11 @@ async def answer(engine: Engine, request: EngineRequest, leave_after: int | None
 
 
 async def alone(runner: Runner, requests: list[EngineRequest]) -> list[list[SampledToken]]:
-    found: list[list[SampledToken]] = []
+    outputs: list[list[SampledToken]] = []
     for request in requests:
         async with running(runner) as engine:
-            found.append(await answer(engine, request))
-    return found
+            outputs.append(await answer(engine, request))
+    return outputs
 
 
 def requests() -> list[EngineRequest]:
@@ -150,13 +156,13 @@ def requests() -> list[EngineRequest]:
         RowSampling(temperature=0.9, top_p=0.9, logprobs=2),
         RowSampling(temperature=0.0, presence_penalty=0.7),
     )
-    made: list[EngineRequest] = []
+    engine_requests: list[EngineRequest] = []
     for number in range(REQUESTS):
         stem = random.choice(stems)[: random.randrange(1, 80)]
         rest = [random.randrange(SPEC.vocabulary) for _ in range(random.randrange(1, 9))] * random.choice([1, 1, 3])
         sampling = replace(ways[number % len(ways)], seed=number - 3)
-        made.append(EngineRequest([*stem, *rest], sampling, max_tokens=random.randrange(15, 60)))
-    return made
+        engine_requests.append(EngineRequest([*stem, *rest], sampling, max_tokens=random.randrange(15, 60)))
+    return engine_requests
 
 
 async def test_greedy_tokens_are_the_torch_runners(expected: list[list[SampledToken]], torch_runner: Runner) -> None:
@@ -171,18 +177,18 @@ async def test_greedy_tokens_are_the_torch_runners(expected: list[list[SampledTo
 async def test_together_all_get_what_they_would_alone(
     weights: Weights, expected: list[list[SampledToken]], ahead: bool, guesses: bool
 ) -> None:
-    asked, random = requests(), Random(4)
+    engine_requests, random = requests(), Random(4)
     watched = runner(weights, ahead=ahead, guesses=guesses)
     async with running(watched) as engine:
 
         async def arrive(number: int) -> list[SampledToken]:
             for _ in range(random.randrange(40)):
                 await asyncio.sleep(0)
-            return await answer(engine, asked[number], random.randrange(1, 20) if number % 5 == 4 else None)
+            return await answer(engine, engine_requests[number], random.randrange(1, 20) if number % 5 == 4 else None)
 
-        found = await asyncio.gather(*(arrive(number) for number in range(len(asked))))
+        outputs = await asyncio.gather(*(arrive(number) for number in range(len(engine_requests))))
         metrics = engine.metrics()
-    for number, tokens in enumerate(found):
+    for number, tokens in enumerate(outputs):
         assert [each.token for each in tokens] == [each.token for each in expected[number][: len(tokens)]]
         assert number % 5 == 4 or len(tokens) == len(expected[number])
     assert metrics.failures == 0
@@ -190,29 +196,33 @@ async def test_together_all_get_what_they_would_alone(
 
 
 @pytest.mark.parametrize(("temperature", "sequences"), [(0.0, 1), (0.1, 3)])
-async def test_guesses_make_fewer_steps_and_no_other_tokens(
+async def test_drafts_make_fewer_steps_and_no_other_tokens(
     circling: Weights, temperature: float, sequences: int
 ) -> None:
-    asked = [
+    engine_requests = [
         EngineRequest([7, 8, 9 + seed], RowSampling(temperature=temperature, seed=seed), max_tokens=90)
         for seed in range(sequences)
     ]
     plain, guessing = runner(circling, guesses=False), runner(circling)
-    expected = await alone(plain, asked)
+    expected = await alone(plain, engine_requests)
     async with running(guessing) as engine:
-        assert await asyncio.gather(*(answer(engine, each) for each in asked)) == expected
-    assert any(isinstance(each, SampledRun) for _, found in guessing.asked for each in found.values())
+        assert await asyncio.gather(*(answer(engine, each) for each in engine_requests)) == expected
+    assert any(
+        isinstance(each, SampledRun)
+        for _, sampled_tokens in guessing.recorded_steps
+        for each in sampled_tokens.values()
+    )
     if sequences == 1:
-        assert len(guessing.asked) < len(plain.asked) * 0.6
+        assert len(guessing.recorded_steps) < len(plain.recorded_steps) * 0.6
 
 
-async def test_sequences_that_are_paused_between_guesses_lose_nothing(circling: Weights) -> None:
+async def test_sequences_that_are_paused_between_drafts_lose_nothing(circling: Weights) -> None:
     """Four together need more pages than there are, and leave and take their slots all the time."""
-    asked = [
+    engine_requests = [
         EngineRequest([seed, 8, 9 + seed % 2] * 9, RowSampling(temperature=0.1 * (seed % 2), seed=seed), max_tokens=90)
         for seed in range(6)
     ]
-    expected = await alone(runner(circling, ahead=False, guesses=False), asked)
+    expected = await alone(runner(circling, ahead=False, guesses=False), engine_requests)
     watched = runner(circling)
     async with running(watched) as engine:
         gate = asyncio.Semaphore(4)
@@ -221,11 +231,13 @@ async def test_sequences_that_are_paused_between_guesses_lose_nothing(circling: 
             async with gate:
                 return await answer(engine, request)
 
-        assert await asyncio.gather(*(arrive(each) for each in asked)) == expected
+        assert await asyncio.gather(*(arrive(each) for each in engine_requests)) == expected
         metrics = engine.metrics()
     assert metrics.pauses > 0
     assert metrics.failures == 0
-    assert any(isinstance(each, SampledRun) for _, found in watched.asked for each in found.values())
+    assert any(
+        isinstance(each, SampledRun) for _, sampled_tokens in watched.recorded_steps for each in sampled_tokens.values()
+    )
 
 
 async def test_a_sequence_whose_guesses_fail_is_left_alone(weights: Weights) -> None:
@@ -237,92 +249,90 @@ async def test_a_sequence_whose_guesses_fail_is_left_alone(weights: Weights) -> 
 
 
 async def test_the_next_step_is_under_way_before_it_is_asked_for(weights: Weights) -> None:
-    """So a step of decoding launches one, too: that of its last tokens, which nobody asks for, is in vain."""
+    """So a step of decoding launches one, too: that of its last tokens, which the engine never plans, is in vain."""
     plain = runner(weights, guesses=False)
     launched = count_rows(plain)
     await alone(plain, [EngineRequest([3, 1, 2], RowSampling(temperature=0), max_tokens=40)])
     assert launched == [3, *[1] * 40]
 
 
-def test_a_row_that_goes_on_otherwise_than_was_sampled_is_computed_anew(weights: Weights) -> None:
+def test_a_row_that_goes_on_otherwise_than_was_sampled_is_computed_again(weights: Weights) -> None:
     """Another token, or more of them than the step that was launched ahead knew."""
     for tokens in ([7], [7, 8]):
-        found: list[SampledToken] = []
+        results: list[SampledToken] = []
         for ahead in (True, False):
-            made = runner(weights, ahead=ahead)
-            made.open(0, RowSampling(temperature=0), [1, 2], [])
-            first = made.step(Plan([PlanRow(0, 0, [1, 2], [3], needs_sample=True)]), {})[0]
+            triton_runner = runner(weights, ahead=ahead)
+            triton_runner.open(0, RowSampling(temperature=0), [1, 2], [])
+            first = triton_runner.step(Plan([PlanRow(0, 0, [1, 2], [3], needs_sample=True)]), {})[0]
             assert first.token != 7
-            found.append(made.step(Plan([PlanRow(0, 2, tokens, [3], needs_sample=True)]), {})[0])
-        assert found[0] == found[1]
+            results.append(triton_runner.step(Plan([PlanRow(0, 2, tokens, [3], needs_sample=True)]), {})[0])
+        assert results[0] == results[1]
 
 
 def test_rows_whose_logits_are_no_numbers_fail_the_step(weights: Weights) -> None:
     broken = replace(weights, ends=replace(weights.ends, norm=weights.ends.norm * torch.nan))
     for sampling in (RowSampling(temperature=0), RowSampling(top_p=0.5)):
-        made = runner(broken)
-        made.open(0, sampling, [1, 2], [])
+        triton_runner = runner(broken)
+        triton_runner.open(0, sampling, [1, 2], [])
         with pytest.raises(FloatingPointError):
-            made.step(Plan([PlanRow(0, 0, [1, 2], [3], needs_sample=True)]), {})
+            triton_runner.step(Plan([PlanRow(0, 0, [1, 2], [3], needs_sample=True)]), {})
 
 
 def test_a_mask_holds_its_row_and_no_other(weights: Weights) -> None:
-    made = runner(weights)
+    triton_runner = runner(weights)
     for slot in range(3):
-        made.open(slot, RowSampling(temperature=0), [4], [])
+        triton_runner.open(slot, RowSampling(temperature=0), [4], [])
     rows = [PlanRow(slot, 0, [4], [slot], needs_sample=slot > 0) for slot in range(3)]
-    found = made.step(Plan(rows), {1: bytes([0] * 3 + [2])})
-    free = made.step(Plan(rows), {})
-    assert found.keys() == free.keys() == {1, 2}
-    assert found[1].token == 25
-    assert found[2] == free[2]
+    masked = triton_runner.step(Plan(rows), {1: bytes([0] * 3 + [2])})
+    free = triton_runner.step(Plan(rows), {})
+    assert masked.keys() == free.keys() == {1, 2}
+    assert masked[1].token == 25
+    assert masked[2] == free[2]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows of padding, which may hold anything
 @pytest.mark.parametrize("kernels", [REFERENCE, ENDS], ids=["references", "kernels"])
-def test_every_shape_is_there_before_anyone_waits_for_it(weights: Weights, kernels: Kernels, folder: Path) -> None:
-    single = load_weights(open_checkpoint(folder), CPU, torch.float32)
-    made = runner(single, kernels=kernels)
+def test_every_shape_is_there_before_anyone_waits_for_it(single_precision: Weights, kernels: Kernels) -> None:
+    triton_runner = runner(single_precision, kernels=kernels)
     with torch.inference_mode():
-        for shape in made.shapes.all_shapes()[:: 1 if kernels is REFERENCE else 5]:
-            assert made.steps.launch(TritonBatch(shape)).wait() == []
-    made.open(1, RowSampling(temperature=0.7, seed=5), [1], [])
-    found = made.step(Plan([PlanRow(1, 0, [9, 8, 7], [2], needs_sample=True)]), {})
-    assert found.keys() == {1}
+        for shape in triton_runner.shapes.all_shapes()[:: 1 if kernels is REFERENCE else 5]:
+            assert triton_runner.steps.launch(TritonBatch(shape)).wait() == []
+    triton_runner.open(1, RowSampling(temperature=0.7, seed=5), [1], [])
+    sampled_tokens = triton_runner.step(Plan([PlanRow(1, 0, [9, 8, 7], [2], needs_sample=True)]), {})
+    assert sampled_tokens.keys() == {1}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows of padding, which may hold anything
-async def test_the_kernels_make_the_references_tokens(folder: Path) -> None:
-    """All of them, interpreted: prompts beside single tokens, steps ahead, guesses."""
-    single = load_weights(open_checkpoint(folder), CPU, torch.float32)
-    asked = [
+async def test_the_kernels_make_the_references_tokens(single_precision: Weights) -> None:
+    """All of them, interpreted: prompts next to single tokens, steps ahead, drafts."""
+    engine_requests = [
         EngineRequest([9, 8, 7, 6, 5, 4] * 3, RowSampling(temperature=0), max_tokens=3),
         EngineRequest([3], RowSampling(temperature=0.8, seed=4), max_tokens=3),
     ]
     settings = TritonSettings(KvRequest(slots=2, context_tokens=64, kv_memory_gib=0.1), step_tokens=64)
-    found: list[list[list[SampledToken]]] = []
+    outputs: list[list[list[SampledToken]]] = []
     for kernels in (REFERENCE, TRITON):
-        async with running(Watched(single, settings, kernels)) as engine:
-            found.append(await asyncio.gather(*(answer(engine, each) for each in asked)))
-    assert found[0] == found[1]
+        async with running(Watched(single_precision, settings, kernels)) as engine:
+            outputs.append(await asyncio.gather(*(answer(engine, each) for each in engine_requests)))
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows of padding, which may hold anything
 def test_a_certified_head_makes_the_same_tokens(folder: Path) -> None:
     """From the option to the kernels: a prompt and a single token, greedy and warm."""
-    found: list[Mapping[int, SampledToken]] = []
+    outputs: list[Mapping[int, SampledToken]] = []
     for certified in (False, True):
-        asked = TorchSettings("cpu", "float32", threads=1, slots=2, context_tokens=64, kv_memory_gib=0.1)
-        settings = BackendSettings("triton", step_tokens=64, certified_head=certified, torch=asked)
-        made = load_triton_runner(open_checkpoint(folder), CPU, settings)
-        assert made.certified_head == certified
-        made.settings = replace(made.settings, launch_ahead=False)
-        made.open(0, RowSampling(temperature=0), [1, 2, 3], [])
-        made.open(1, RowSampling(temperature=0.8, seed=4), [5], [])
+        torch_settings = TorchSettings("cpu", "float32", threads=1, slots=2, context_tokens=64, kv_memory_gib=0.1)
+        settings = BackendSettings("triton", step_tokens=64, certified_head=certified, torch=torch_settings)
+        triton_runner = load_triton_runner(open_checkpoint(folder), CPU, settings)
+        assert triton_runner.certified_head == certified
+        triton_runner.settings = replace(triton_runner.settings, launch_ahead=False)
+        triton_runner.open(0, RowSampling(temperature=0), [1, 2, 3], [])
+        triton_runner.open(1, RowSampling(temperature=0.8, seed=4), [5], [])
         rows = [PlanRow(1, 0, [5], [1], needs_sample=True), PlanRow(0, 0, [1, 2, 3], [0], needs_sample=True)]
-        found.append(made.step(Plan(rows), {}))
-    assert found[0] == found[1]
-    assert found[0].keys() == {0, 1}
+        outputs.append(triton_runner.step(Plan(rows), {}))
+    assert outputs[0] == outputs[1]
+    assert outputs[0].keys() == {0, 1}
 
 
 def test_too_little_memory_for_a_context_is_said_before_anything_is_served(weights: Weights) -> None:

@@ -1,4 +1,4 @@
-"""Which machines are told to run which models, and what the others are told."""
+"""Which machines may run which models, and the refusal of the others."""
 
 from dataclasses import replace
 
@@ -32,20 +32,20 @@ def test_the_bytes_of_the_20b_are_those_of_its_checkpoint() -> None:
 
 
 def test_a_gpu_may() -> None:
-    found = assess_fit(GPT_OSS_20B, BF16_PACKED, H200)
-    assert found.refusal is None
-    assert found.tokens_per_s > 100
+    report = assess_fit(GPT_OSS_20B, BF16_PACKED, H200)
+    assert report.refusal is None
+    assert report.tokens_per_s > 100
 
 
-def test_a_laptop_is_too_slow_for_the_20b_and_told_what_to_do() -> None:
-    found = assess_fit(GPT_OSS_20B, BF16_PACKED, LAPTOP)
-    assert 0.1 < found.tokens_per_s < 0.3
-    assert found.refusal is not None
-    assert [word for word in ("tokens/s", "llama_cpp", "vllm", "run_anyway") if word not in found.refusal] == []
+def test_the_refusal_of_a_laptop_that_is_too_slow_names_the_remedy() -> None:
+    report = assess_fit(GPT_OSS_20B, BF16_PACKED, LAPTOP)
+    assert 0.1 < report.tokens_per_s < 0.3
+    assert report.refusal is not None
+    assert [word for word in ("tokens/s", "llama_cpp", "vllm", "run_anyway") if word not in report.refusal] == []
     assert assess_fit(GPT_OSS_20B, BF16_PACKED, LAPTOP, 0.1).refusal is None
 
 
-def test_a_machine_that_is_too_small_is_told_by_how_much() -> None:
+def test_the_refusal_of_a_machine_that_is_too_small_says_by_how_much() -> None:
     small = replace(H200, memory_bytes=8 * 2**30)
     refusal = assess_fit(GPT_OSS_20B, BF16_PACKED, small).refusal
     assert refusal is not None
@@ -61,8 +61,8 @@ def test_a_laptop_may_run_a_small_model() -> None:
 
 
 def test_this_machine_is_measured() -> None:
-    found = measure_device(torch.device("cpu"), torch.float32)
-    assert found.memory_bytes == pytest.approx(free_bytes(torch.device("cpu")), rel=0.5)
-    assert found.read_bytes_per_s > 1e6
-    assert found.unpack_weights_per_s > 1e6
+    machine = measure_device(torch.device("cpu"), torch.float32)
+    assert machine.memory_bytes == pytest.approx(free_bytes(torch.device("cpu")), rel=0.5)
+    assert machine.read_bytes_per_s > 1e6
+    assert machine.unpack_weights_per_s > 1e6
     assert core_count() >= 1

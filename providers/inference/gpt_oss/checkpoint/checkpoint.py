@@ -1,4 +1,5 @@
-"""A checkpoint opened: checked whole by its headers, then read layer by layer as canonical tensors, memory-mapped."""
+"""ModelCheckpoint: a checkpoint whose headers are checked when it is opened, read layer by layer as canonical tensors,
+memory-mapped."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class LayerTensors:
 
 @dataclass(frozen=True, slots=True)
 class EndTensors:
-    """What comes before and after the layers. `unembedding` is the embedding itself where the two are tied."""
+    """The tensors before and after the layers. `unembedding` is the embedding itself where the two are tied."""
 
     embedding: Tensor
     norm: Tensor
@@ -64,7 +65,7 @@ class EndTensors:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a load has come."""
+    """Layers and bytes loaded so far, and their totals."""
 
     layers: int
     layers_total: int
@@ -74,7 +75,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ModelCheckpoint:
-    """Whole as far as headers tell. Tensors are views of the mapped files: pages come from disk when touched."""
+    """A checkpoint that is complete by its headers. Tensors are views of the mapped files: pages come from disk when
+    touched."""
 
     folder: Path
     spec: ModelSpec
@@ -92,11 +94,11 @@ class ModelCheckpoint:
         return EndTensors(embedding, self._read_tensor(names["norm"]), unembedding)
 
     def read_layers(self, progress: Callable[[Progress], None] | None = None) -> Iterator[LayerTensors]:
-        """Each layer in turn; `progress` is told when the taker of a layer comes back for the next.
+        """Yield each layer in turn; `progress` is called when the caller asks for the next one.
 
         Raises ConfigError naming the tensor and its file where a file cannot be read, or its numbers are not finite.
         """
-        total = sum(each.nbytes for each in self.stored_tensors.values())
+        total = sum(tensor.nbytes for tensor in self.stored_tensors.values())
         done = 0
         for layer in range(len(self.spec.layers)):
             names = layer_names(self.layout, layer)

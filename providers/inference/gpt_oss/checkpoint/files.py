@@ -1,4 +1,4 @@
-"""The .safetensors files of a folder: which tensor lies where, by their headers alone, checked against the files.
+"""Reads the headers of a folder's .safetensors files, and checks them against the files: which tensor lies where.
 
 Format: https://huggingface.co/docs/safetensors (eight bytes of header length, a JSON header, then the data). No torch.
 """
@@ -31,7 +31,7 @@ _DOWNLOAD_AGAIN: Final = "The file is damaged or not wholly downloaded: download
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor as its file's header describes it. `dtype` in safetensors' words, such as BF16 or U8."""
+    """One tensor, by its file's header. `dtype` in safetensors' words, such as BF16 or U8."""
 
     name: str
     file: Path
@@ -41,30 +41,30 @@ class StoredTensor:
 
 
 def read_tensor_headers(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the folder's shards by name.
+    """Return every tensor of the folder's shards by name.
 
-    Raises ConfigError, naming the file and where it can be told the tensor: for no file at all, a shard of the index
-    that is missing, a file that is no safetensors or shorter or longer than its header says, a tensor in two files,
-    a tensor that is not in the shard the index names.
+    Raises ConfigError, naming the file and, where it is known, the tensor: for no file at all, a shard of the index
+    that is missing, a file that is no safetensors or shorter or longer than its header says, a tensor in two files, a
+    tensor that is not in the shard the index names.
     """
     index = _read_index(folder / INDEX_FILE)
     files = sorted({folder / shard for shard in index.values()} if index else folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{folder}: there are no .safetensors files. {_other_formats(folder)}")
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in files:
         for stored in _read_header(file):
-            if stored.name in found:
+            if stored.name in tensors:
                 raise ConfigError(
-                    f"{file}: tensor {stored.name} is also in {found[stored.name].file}. Remove one file."
+                    f"{file}: tensor {stored.name} is also in {tensors[stored.name].file}. Remove one file."
                 )
-            found[stored.name] = stored
+            tensors[stored.name] = stored
     for name, shard in index.items():
-        if name not in found or found[name].file.name != shard:
+        if name not in tensors or tensors[name].file.name != shard:
             raise ConfigError(
                 f"{folder / shard}: has no tensor {name}, though {folder / INDEX_FILE} says so. {_DOWNLOAD_AGAIN}"
             )
-    return found
+    return tensors
 
 
 def _read_index(file: Path) -> dict[str, str]:
@@ -94,8 +94,8 @@ def _read_header(file: Path) -> list[StoredTensor]:
         raise ConfigError(f"{file}: cannot be read: {error}.") from error
     if text[:1] != b"{":
         lfs = "is a Git LFS pointer, not the file itself: run `git lfs pull`."
-        told = lfs if first == b"version " and size < 1024 else f"is cut short. {_DOWNLOAD_AGAIN}"
-        raise ConfigError(f"{file}: {told}")
+        problem = lfs if first == b"version " and size < 1024 else f"is cut short. {_DOWNLOAD_AGAIN}"
+        raise ConfigError(f"{file}: {problem}")
     try:
         header: Any = json.loads(text)
     except ValueError as error:
@@ -104,7 +104,7 @@ def _read_header(file: Path) -> list[StoredTensor]:
 
 
 def _parse_header(file: Path, header: Mapping[str, Any], data_bytes: int) -> list[StoredTensor]:
-    found: list[StoredTensor] = []
+    tensors: list[StoredTensor] = []
     end = 0
     for name, entry in header.items():
         if name == "__metadata__":
@@ -115,17 +115,17 @@ def _parse_header(file: Path, header: Mapping[str, Any], data_bytes: int) -> lis
                 f"{file}: tensor {name} is cut short: {stop - data_bytes} bytes are missing. {_DOWNLOAD_AGAIN}"
             )
         end = max(end, stop)
-        found.append(stored)
+        tensors.append(stored)
     if end != data_bytes:
         raise ConfigError(f"{file}: is {data_bytes - end} bytes longer than its tensors. {_DOWNLOAD_AGAIN}")
-    return found
+    return tensors
 
 
 def _parse_entry(file: Path, name: str, entry: Any) -> tuple[StoredTensor, int]:
     try:
         dtype = str(entry["dtype"])
-        shape = tuple(int(each) for each in entry["shape"])
-        start, stop = (int(each) for each in entry["data_offsets"])
+        shape = tuple(int(size) for size in entry["shape"])
+        start, stop = (int(offset) for offset in entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{file}: tensor {name} has a header that makes no sense ({error!r}). {_DOWNLOAD_AGAIN}"

@@ -1,7 +1,7 @@
-"""How the layouts in the wild name a gpt-oss model's tensors, and what shapes they must have. No torch.
+"""The names and shapes of a gpt-oss model's tensors in each layout of published checkpoints. No torch.
 
-`openai`: the release's own `original` folder. `transformers`: the same on the model hub, experts in MXFP4.
-`dense`: saved by transformers after fine-tuning, experts unpacked and transposed.
+`openai`: the release's own `original` folder. `transformers`: the same on the model hub, experts in MXFP4. `dense`:
+saved by transformers after fine-tuning, experts unpacked and transposed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -70,7 +70,7 @@ _TRANSFORMERS_END_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTensor:
-    """A tensor that must be there. `packed` ones are bytes, the others any floating type."""
+    """A tensor that a checkpoint must have. `is_packed` ones are bytes, the others any floating type."""
 
     name: str
     shape: tuple[int, ...]
@@ -78,66 +78,66 @@ class ExpectedTensor:
 
 
 def layer_names(layout: Layout, layer: int) -> dict[str, tuple[str, ...]]:
-    """For each part of a layer the tensors that, stacked in this order, are it."""
+    """Return for each part of a layer the tensors that, stacked in this order, are it."""
     prefix = f"block.{layer}." if layout == "openai" else f"model.layers.{layer}."
     return {part: tuple(prefix + name for name in names) for part, names in _LAYER_NAMES[layout].items()}
 
 
 def end_names(layout: Layout) -> dict[str, str]:
-    """The tensors that belong to no layer: embedding, unembedding, norm."""
+    """Return the tensors that belong to no layer: embedding, unembedding, norm."""
     return _OPENAI_END_NAMES if layout == "openai" else _TRANSFORMERS_END_NAMES
 
 
 def expected_tensors(spec: ModelSpec, layout: Layout) -> list[ExpectedTensor]:
-    """Every tensor of a checkpoint, in the order of its layers."""
+    """Return every tensor of a checkpoint, in the order of its layers."""
     ends = {"embedding": (spec.vocabulary, spec.hidden), "norm": (spec.hidden,)}
     if not spec.tied_embeddings:
         ends["unembedding"] = (spec.vocabulary, spec.hidden)
     names = end_names(layout)
-    all_of_them = [ExpectedTensor(names[part], shape, is_packed=False) for part, shape in ends.items()]
+    tensors = [ExpectedTensor(names[part], shape, is_packed=False) for part, shape in ends.items()]
     shapes = _layer_shapes(spec)
     for layer in range(len(spec.layers)):
         for part, stacked in layer_names(layout, layer).items():
             packed = part.endswith(("_blocks", "_scales"))
             rows = _stacked_rows(spec) if len(stacked) > 1 else shapes[part][:1]
             for name, count in zip(stacked, rows, strict=True):
-                all_of_them.append(ExpectedTensor(name, (count, *shapes[part][1:]), packed))
-    return all_of_them
+                tensors.append(ExpectedTensor(name, (count, *shapes[part][1:]), packed))
+    return tensors
 
 
 def detect_layout(folder: Path, names: Iterable[str]) -> Layout:
-    """Which layout the names are of. Raises ConfigError for none of them."""
-    known = set(names)
+    """Return the layout that the names belong to. Raises ConfigError for none of them."""
+    tensor_names = set(names)
     for layout, parts in _LAYER_NAMES.items():
         marker = parts["gate_up_weight" if layout == "dense" else "gate_up_blocks"][0]
-        if any(name.endswith(marker) for name in known):
+        if any(name.endswith(marker) for name in tensor_names):
             return layout
-    shown = ", ".join(sorted(known)[:3])
+    examples = ", ".join(sorted(tensor_names)[:3])
     raise ConfigError(
-        f"{folder}: its tensors ({shown}, ...) are not named as a gpt-oss checkpoint's experts are. Adapters must be "
-        "merged first, and other quantisations than MXFP4 undone: save it with transformers as bfloat16."
+        f"{folder}: its tensors ({examples}, ...) are not named as a gpt-oss checkpoint's experts are. Adapters must "
+        "be merged first, and other quantisations than MXFP4 undone: save it with transformers as bfloat16."
     )
 
 
 def check_tensors(spec: ModelSpec, layout: Layout, stored_tensors: Mapping[str, StoredTensor], folder: Path) -> None:
-    """Raises ConfigError naming the first tensor that is missing, too many, or of a wrong shape or type."""
+    """Raise ConfigError naming the first tensor that is missing, unexpected, or of a wrong shape or type."""
     if layout != "dense" and (spec.hidden % MXFP4_GROUP or spec.intermediate % MXFP4_GROUP):
         raise ConfigError(f"{folder / 'config.json'}: MXFP4 needs sizes that are multiples of {MXFP4_GROUP}.")
-    expected = {each.name: each for each in expected_tensors(spec, layout)}
-    for name, want in expected.items():
-        have = stored_tensors.get(name)
-        if have is None:
+    expected = {tensor.name: tensor for tensor in expected_tensors(spec, layout)}
+    for name, expected_tensor in expected.items():
+        stored = stored_tensors.get(name)
+        if stored is None:
             raise ConfigError(
                 f"{folder}: tensor {name} is missing. The download is not whole, or its config not its own."
             )
-        if have.shape != want.shape:
+        if stored.shape != expected_tensor.shape:
             raise ConfigError(
-                f"{have.file}: tensor {name} has the shape {list(have.shape)}, but {folder / 'config.json'} makes it "
-                f"{list(want.shape)}. File and config are not of the same model."
+                f"{stored.file}: tensor {name} has the shape {list(stored.shape)}, but {folder / 'config.json'} makes "
+                f"it {list(expected_tensor.shape)}. File and config are not of the same model."
             )
-        if have.dtype not in (("U8",) if want.is_packed else FLOAT_BYTES):
-            types = "U8" if want.is_packed else ", ".join(FLOAT_BYTES)
-            raise ConfigError(f"{have.file}: tensor {name} is of type {have.dtype}; it must be {types}.")
+        if stored.dtype not in (("U8",) if expected_tensor.is_packed else FLOAT_BYTES):
+            types = "U8" if expected_tensor.is_packed else ", ".join(FLOAT_BYTES)
+            raise ConfigError(f"{stored.file}: tensor {name} is of type {stored.dtype}; it must be {types}.")
     for name in sorted(stored_tensors.keys() - expected.keys()):
         raise ConfigError(
             f"{stored_tensors[name].file}: tensor {name} does not belong to the model that "

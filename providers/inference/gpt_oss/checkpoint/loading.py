@@ -1,4 +1,4 @@
-"""Tells the terminal how far a checkpoint's loading has come, and what was loaded."""
+"""LoadingReport: writes the progress of a checkpoint's loading, and a summary, to the terminal."""
 
 import sys
 import time
@@ -14,7 +14,8 @@ GIB: Final = 2**30
 
 
 class LoadingReport:
-    """On a terminal one line that moves; elsewhere a line now and then, and none for what loads at once."""
+    """Rewrites one line on a terminal; elsewhere prints a line every LINE_INTERVAL_S, and none for a load that is
+    quick."""
 
     def __init__(self, name: str, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
@@ -25,24 +26,24 @@ class LoadingReport:
         self._next_report_s = self._start_s + (0 if self._is_terminal else LINE_INTERVAL_S)
 
     def show(self, progress: Progress) -> None:
-        """May be called as often as one likes."""
+        """Write the progress; calls within the interval since the last line write nothing."""
         now = self._clock()
         if now < self._next_report_s:
             return
         self._next_report_s = now + (FRAME_INTERVAL_S if self._is_terminal else LINE_INTERVAL_S)
-        left = ""
+        remaining = ""
         if progress.bytes:
-            left_s = (now - self._start_s) * (progress.bytes_total - progress.bytes) / progress.bytes
-            left = f", {left_s:.0f} s left"
-        told = (
+            remaining_s = (now - self._start_s) * (progress.bytes_total - progress.bytes) / progress.bytes
+            remaining = f", {remaining_s:.0f} s left"
+        line = (
             f"{self._name}: layer {progress.layers} of {progress.layers_total}, "
-            f"{progress.bytes / GIB:.1f} of {progress.bytes_total / GIB:.1f} GiB{left}"
+            f"{progress.bytes / GIB:.1f} of {progress.bytes_total / GIB:.1f} GiB{remaining}"
         )
-        self._out.write(f"{CLEAR_LINE}{told}" if self._is_terminal else f"{told}\n")
+        self._out.write(f"{CLEAR_LINE}{line}" if self._is_terminal else f"{line}\n")
         self._out.flush()
 
     def finish(self, summary: str) -> None:
-        """The last line."""
+        """Write the last line."""
         seconds = self._clock() - self._start_s
         self._out.write(
             f"{CLEAR_LINE if self._is_terminal else ''}{self._name}: {summary}, loaded in {seconds:.1f} s\n"

@@ -11,22 +11,23 @@ SCALE_BIAS: Final = 127
 SCALE_NAN: Final = 255
 
 _GATHER_DTYPES: Final = {torch.bfloat16: torch.int64, torch.float32: torch.complex128, torch.float64: torch.complex128}
-"""An element as wide as all the values of one look-up: a gather of elements is far quicker than one of short rows."""
+"""For each type an element as wide as all the values of one look-up: a gather of elements is far quicker than one of
+short rows."""
 
 
 @cache
 def _lookup_table(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """For every look-up (two bytes, or one in float64) its values in `dtype`, as one wide element."""
+    """Return for every look-up (two bytes, or one in float64) its values in `dtype`, as one wide element."""
     values = torch.tensor(E2M1_VALUES, dtype=dtype)
-    of_byte = torch.stack((values.repeat(16), values.repeat_interleave(16)), dim=-1)
+    byte_values = torch.stack((values.repeat(16), values.repeat_interleave(16)), dim=-1)
     if _weights_per_lookup(dtype) == 4:
         pairs = torch.arange(65536)
-        of_byte = torch.cat((of_byte[pairs & 255], of_byte[pairs >> 8]), dim=-1)
-    return of_byte.contiguous().view(_GATHER_DTYPES[dtype]).flatten().to(device)
+        byte_values = torch.cat((byte_values[pairs & 255], byte_values[pairs >> 8]), dim=-1)
+    return byte_values.contiguous().view(_GATHER_DTYPES[dtype]).flatten().to(device)
 
 
 class UnpackScratch:
-    """Memory to unpack into, again and again: fresh memory of this size costs more to get than to fill."""
+    """Memory to unpack into, reused for every product: fresh memory of this size costs more to get than to fill."""
 
     def __init__(self, weights: int, dtype: torch.dtype, device: torch.device) -> None:
         per_lookup = _weights_per_lookup(dtype)
@@ -35,10 +36,10 @@ class UnpackScratch:
 
 
 def unpack(blocks: Tensor, scales: Tensor, dtype: torch.dtype, scratch: UnpackScratch | None = None) -> Tensor:
-    """The weights of `blocks` [..., G, 16] uint8 and `scales` [..., G] uint8, as [..., G * 32] of `dtype`.
+    """Return the weights of `blocks` [..., G, 16] uint8 and `scales` [..., G] uint8, as [..., G * 32] of `dtype`.
 
-    Exact in bfloat16, float32 and float64, but for what is beyond the first two's range: infinity, as in any cast.
-    The low half of a byte is the earlier weight. With `scratch` the result lies in it, until the next use of it.
+    Exact in bfloat16, float32 and float64, but for numbers beyond the first two's range: infinity, as in any cast. The
+    low half of a byte is the earlier weight. With `scratch` the result lies in it, until the next use of it.
     """
     lookups = blocks.reshape(-1)
     if dtype != torch.float64:
@@ -55,7 +56,7 @@ def _weights_per_lookup(dtype: torch.dtype) -> int:
 
 
 def scale_values(scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The powers of two that the scale bytes stand for; 255 is no number."""
+    """Return the powers of two that the scale bytes stand for; 255 is NaN."""
     return _scale_table(dtype, scales.device).index_select(0, scales.reshape(-1).int()).view(scales.shape)
 
 
@@ -67,7 +68,8 @@ def _scale_table(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def pack(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest MXFP4 form of `weights` [..., K] (K a multiple of 32): blocks [..., K/32, 16] and scales [..., K/32].
+    """Return the nearest MXFP4 form of `weights` [..., K] (K a multiple of 32): blocks [..., K/32, 16] and scales [...,
+    K/32].
 
     The scale is the power of two that brings a group's largest weight into E2M1's range without clipping it.
     """

@@ -1,4 +1,4 @@
-"""A model's shape, read from a checkpoint's config.json in either of its two dialects. No torch."""
+"""ModelSpec: a model's shape, read from a checkpoint's config.json in either of its two dialects. No torch."""
 
 import json
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """All that the weights do not say by themselves. `layers` has one kind of attention for each layer."""
+    """Every size and constant that the weights do not contain. `layers` has one kind of attention for each layer."""
 
     layers: tuple[LayerKind, ...]
     hidden: int
@@ -65,18 +65,19 @@ class ModelSpec:
 
     @property
     def dense_parameters(self) -> int:
-        """What every token reads: attention, norms and routers of all layers, the final norm and the unembedding."""
+        """Parameters that every token reads: attention, norms and routers of all layers, the final norm and the
+        unembedding."""
         attention = self.qkv * (self.hidden + 1) + self.hidden * (self.heads * self.head_dim + 1) + self.heads
         router = self.experts * (self.hidden + 1)
         return len(self.layers) * (attention + router + 2 * self.hidden) + self.hidden + self.vocabulary * self.hidden
 
     def kv_bytes(self, item_bytes: int) -> int:
-        """Of one token's keys and values in all layers."""
+        """Return the bytes of one token's keys and values in all layers."""
         return len(self.layers) * 2 * self.kv_heads * self.head_dim * item_bytes
 
 
 class _OpenaiConfig(BaseModel):
-    """`original/config.json`."""
+    """The keys of `original/config.json`."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -171,19 +172,19 @@ class _TransformersConfig(BaseModel):
     quantization_config: _Quantization | None = None
 
     def rotary(self) -> Rotary:
-        found = self.rope_parameters or self.rope_scaling
-        theta = (found.rope_theta if found else None) or self.rope_theta or 150000.0
-        if found is None:
-            found = _RopeParameters(factor=32.0, original_max_position_embeddings=4096, truncate=False)
-        plain = found.rope_type == "default"
+        rope = self.rope_parameters or self.rope_scaling
+        theta = (rope.rope_theta if rope else None) or self.rope_theta or 150000.0
+        if rope is None:
+            rope = _RopeParameters(factor=32.0, original_max_position_embeddings=4096, truncate=False)
+        plain = rope.rope_type == "default"
         return Rotary(
             theta=theta,
-            factor=1.0 if plain else found.factor,
-            original_context_tokens=found.original_max_position_embeddings,
-            beta_fast=found.beta_fast or 32.0,
-            beta_slow=found.beta_slow or 1.0,
-            truncate=found.truncate,
-            concentration=1.0 if plain else found.attention_factor,
+            factor=1.0 if plain else rope.factor,
+            original_context_tokens=rope.original_max_position_embeddings,
+            beta_fast=rope.beta_fast or 32.0,
+            beta_slow=rope.beta_slow or 1.0,
+            truncate=rope.truncate,
+            concentration=1.0 if plain else rope.attention_factor,
         )
 
     def spec(self) -> ModelSpec:
@@ -208,38 +209,38 @@ class _TransformersConfig(BaseModel):
 
 
 def read_spec(folder: Path) -> tuple[ModelSpec, ConfigDialect]:
-    """The shape that `folder/config.json` tells, and whose words it used.
+    """Return the shape in `folder/config.json`, and the dialect of that file.
 
     Raises ConfigError, naming the file and the key, where it is missing, damaged or of a model that is not gpt-oss.
     """
     file = folder / "config.json"
     try:
-        found: Any = json.loads(file.read_text(encoding="utf-8"))
+        document: Any = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{file}: there is no such file. {_missing_config_hint(folder)}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read as JSON: {error}. Download it again.") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ConfigError(f"{file}: must hold a JSON object.")
-    values = cast("dict[str, Any]", found)
-    ours = "num_experts" in values and "rope_scaling_factor" in values and "model_type" not in values
+    values = cast("dict[str, Any]", document)
+    is_openai = "num_experts" in values and "rope_scaling_factor" in values and "model_type" not in values
     try:
-        read = _OpenaiConfig.model_validate(values) if ours else _TransformersConfig.model_validate(values)
+        config = _OpenaiConfig.model_validate(values) if is_openai else _TransformersConfig.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"{file}: {key}: {first['msg']}. This engine serves gpt-oss models only.") from error
-    return _validate_spec(read.spec(), file, read.num_hidden_layers), "openai" if ours else "transformers"
+    return _validate_spec(config.spec(), file, config.num_hidden_layers), "openai" if is_openai else "transformers"
 
 
 def _validate_spec(spec: ModelSpec, file: Path, layers: int) -> ModelSpec:
-    wrong = {
+    violations = {
         "layer_types must have num_hidden_layers entries": len(spec.layers) != layers,
         "num_attention_heads must be a multiple of num_key_value_heads": spec.heads % spec.kv_heads != 0,
         "head_dim must be even": spec.head_dim % 2 != 0,
         "experts per token must not be more than there are experts": spec.experts_per_token > spec.experts,
     }
-    for law, broken in wrong.items():
+    for law, broken in violations.items():
         if broken:
             raise ConfigError(f"{file}: {law}.")
     return spec
@@ -252,7 +253,7 @@ def _alternate_layer_kinds(count: int) -> tuple[LayerKind, ...]:
 def _missing_config_hint(folder: Path) -> str:
     if not folder.is_dir():
         return "The folder of the checkpoint does not exist either: give the path of a downloaded gpt-oss checkpoint."
-    nested = sorted(each.parent for each in folder.glob("*/config.json"))
+    nested = sorted(config.parent for config in folder.glob("*/config.json"))
     if nested:
         return f"There is one in {nested[0]}: give that path instead."
     return "Give the folder that holds config.json and the .safetensors files."

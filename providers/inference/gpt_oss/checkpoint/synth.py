@@ -1,4 +1,4 @@
-"""Random checkpoints on disk: of any shape, in each of the real layouts, in one file or in shards."""
+"""Writes random checkpoints: of any shape, in each of the real layouts, in one file or in shards."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ TINY: Final = ModelSpec(
 
 @dataclass(frozen=True, slots=True)
 class SaveFormat:
-    """How a checkpoint is written: its layout, how many files, and the type of what is not packed."""
+    """The form of a written checkpoint: its layout, how many files, and the type of the tensors that are not packed."""
 
     layout: Layout = "openai"
     shards: int = 1
@@ -47,7 +47,7 @@ class SaveFormat:
 def write_checkpoint(
     folder: Path, spec: ModelSpec = TINY, save_format: SaveFormat = SaveFormat(), seed: int = 0
 ) -> None:
-    """Write config.json and the tensors. One seed gives the same model in every layout, within `saved.dtype`.
+    """Write config.json and the tensors. One seed makes the same model in every layout, within `save_format.dtype`.
 
     The sizes are such that numbers keep their magnitude through the layers, as in a trained model.
     """
@@ -63,13 +63,15 @@ def write_checkpoint(
 
 
 def random_tensors(spec: ModelSpec, seed: int) -> dict[str, Tensor]:
-    """A model in OpenAI's layout, floats in float32 with bfloat16's precision."""
+    """Return a model in OpenAI's layout, floats in float32 with bfloat16's precision."""
     generator = torch.Generator().manual_seed(seed)
-    return {each.name: _random_tensor(each.name, each.shape, generator) for each in expected_tensors(spec, "openai")}
+    return {
+        tensor.name: _random_tensor(tensor.name, tensor.shape, generator) for tensor in expected_tensors(spec, "openai")
+    }
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor], shards: int = 1) -> None:
-    """Into one file, or into several and the index of them."""
+    """Write the tensors into one file, or into several and their index."""
     if shards == 1:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
         return
@@ -86,7 +88,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], shards: int = 1) 
 
 
 def openai_config(spec: ModelSpec) -> dict[str, Any]:
-    """`original/config.json` as the release has it."""
+    """Return `original/config.json` in the release's form."""
     return {
         "num_hidden_layers": len(spec.layers),
         "num_experts": spec.experts,
@@ -108,7 +110,7 @@ def openai_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def transformers_config(spec: ModelSpec, *, experts_packed: bool) -> dict[str, Any]:
-    """config.json as it is on the model hub."""
+    """Return config.json in the model hub's form."""
     config = {
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",
@@ -190,5 +192,5 @@ def _unpack_experts(parts: Mapping[str, Tensor], part: str) -> Tensor:
 
 
 def tiny_spec_with(**changes: Any) -> ModelSpec:
-    """TINY, but for these fields."""
+    """Return TINY with these fields changed."""
     return replace(TINY, **changes)

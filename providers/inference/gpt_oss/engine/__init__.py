@@ -1,1 +1,1 @@
-"""The engine: sequences, the scheduler, KV pages, shared prefixes, one thread. It imports no torch."""
+"""The engine: sequences, scheduler, KV pages, shared prefixes and one thread. No module here imports torch."""

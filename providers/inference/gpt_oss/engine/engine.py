@@ -1,7 +1,7 @@
-"""Engine: one thread that plans, computes and tells; the event loop's side hands in requests and reads what they make.
+"""Engine: one thread plans and computes steps; the event loop's side submits requests and receives their tokens.
 
-The two share an inbox of streams to look at, a queue of news, and a few numbers that one side writes and the other
-reads. A step's news reach the event loop in one call, whatever the number of sequences.
+The two share an inbox of streams to look at, a queue of deliveries, and a few numbers that one side writes and the
+other reads. A step's deliveries reach the event loop in one call, however many sequences there are.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from providers.inference.gpt_oss.engine.scheduler import ScheduledStep, Schedule
 from providers.inference.gpt_oss.engine.sequence import EngineFinishReason, EngineRequest, TokenSequence
 
 MAX_UNREAD_TOKENS: Final = 1024
-"""A sequence whose reader is this far behind leaves its place until it has caught up."""
+"""Tokens a reader may lag; beyond that its sequence leaves its slot until the reader has caught up."""
 MAX_FAILURES: Final = 3
 REFUSE_S: Final = 10.0
 CLOSE_TIMEOUT_S: Final = 10.0
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """`step_tokens` bounds a step; `max_waiting` the requests without a slot, `max_tenant_waiting` one tenant's."""
+    """`step_tokens` bounds a step, `max_waiting` the requests without a slot, `max_tenant_waiting` one tenant's."""
 
     step_tokens: int = 2048
     max_waiting: int = 512
@@ -40,9 +40,10 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """Tokens that are new, a stop token included. `logprobs` goes with `ids` where they were asked for, else is empty.
+    """New tokens of a request, a stop token included.
 
-    `cached_tokens` of the prompt were not computed anew. `finish` is set once, in the last.
+    `logprobs` has an entry for each of `ids` if the request wants logprobs, else it is empty. `cached_tokens` of the
+    prompt came from shared prefixes. `finish_reason` is set once, in the last step.
     """
 
     ids: Sequence[int]
@@ -53,7 +54,8 @@ class EngineStep:
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Now: sequences and pages. Since the start: all else; `engine_s` is the steps' time outside of the runner."""
+    """Current sequences and pages; all other fields count since the start. `engine_s` is the steps' time outside of the
+    runner."""
 
     running: int
     waiting: int
@@ -71,7 +73,8 @@ class EngineMetrics:
 
 
 class _Stream:
-    """One request on its way out. The engine's thread writes `made`, `known` and `held`, the event loop all else."""
+    """One request on its way out. The engine's thread writes `generated_count`, `is_registered` and `is_throttled`, the
+    event loop all other attributes."""
 
     def __init__(self, sequence: TokenSequence) -> None:
         self.sequence = sequence
@@ -95,17 +98,19 @@ class _Stream:
             self._waiter.set_result(None)
 
     async def next_step(self) -> EngineStep:
-        """All that came since the last time, as soon as there is something. Raises the error it ends with."""
+        """Return all tokens since the last call, as soon as there are any. Raises the error that ends the stream."""
         while not self._new_tokens and self._finish_reason is None:
             if self.error is not None:
                 raise self.error
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        fresh, self._new_tokens = self._new_tokens, []
-        self.read_count += len(fresh)
+        new_tokens, self._new_tokens = self._new_tokens, []
+        self.read_count += len(new_tokens)
         sequence = self.sequence
-        logprobs = () if sequence.request.sampling.logprobs is None else fresh
-        return EngineStep([each.token for each in fresh], logprobs, self._finish_reason, sequence.cached_tokens or 0)
+        logprobs = () if sequence.request.sampling.logprobs is None else new_tokens
+        return EngineStep(
+            [token.token for token in new_tokens], logprobs, self._finish_reason, sequence.cached_tokens or 0
+        )
 
 
 _DeliveryBatch = list[tuple[_Stream, Sequence[SampledToken], EngineFinishReason | None, StackError | None]]
@@ -125,10 +130,10 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._refuse_until = 0.0
         self._is_closing = False
-        # The event loop's own:
+        # Used by the event loop alone:
         self._open_streams: dict[_Stream, None] = {}
         self._tenant_stream_counts = Counter[str]()
-        # The thread's own:
+        # Used by the thread alone:
         self._streams: dict[TokenSequence, _Stream] = {}
         self._pending_deliveries: _DeliveryBatch = []
         self._current_step: ScheduledStep | None = None
@@ -146,7 +151,7 @@ class Engine:
         self._thread.start()
 
     async def close(self) -> None:
-        """Every stream fails at once; then the thread ends, after the step it is in. Safe when never started."""
+        """Fail every stream at once and end the thread after the step it is in. Safe when never started."""
         self._is_closing = True
         self._fail_open_streams()
         thread, self._thread = self._thread, None
@@ -157,12 +162,12 @@ class Engine:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._thread_ended.wait()
         except TimeoutError:
-            logger.error("The engine's step did not end within %g s; its thread is left behind.", CLOSE_TIMEOUT_S)
+            logger.error("The engine's step did not end within %g s; its thread still runs.", CLOSE_TIMEOUT_S)
         else:
-            thread.join()
+            await asyncio.to_thread(thread.join)
 
     async def submit(self, request: EngineRequest) -> AsyncGenerator[EngineStep]:
-        """Generate. Steps are never empty of both tokens and a finish; closing the generator stops the generation.
+        """Generate. Each step has tokens or a finish reason; closing the generator stops the generation.
 
         Raises ContextLengthExceeded, InvalidRequest, Overloaded, or UpstreamError when the engine failed or stops.
         """
@@ -188,7 +193,7 @@ class Engine:
                 self._inbox.put(stream)
 
     def metrics(self) -> EngineMetrics:
-        """May be called anywhere; the figures may be those of two neighbouring steps."""
+        """Return the current figures. May be called on any thread; they may be those of two neighbouring steps."""
         counts, scheduler = self._scheduler.counts, self._scheduler
         return EngineMetrics(
             running=scheduler.running_count,
@@ -232,16 +237,17 @@ class Engine:
             stream.receive((), None, _engine_stopped_error())
 
     def _on_thread_end(self) -> None:
-        """On the event loop, when the thread has ended."""
+        """Runs on the event loop when the thread has ended."""
         self._fail_open_streams()
         self._thread_ended.set()
 
     def _deliver(self) -> None:
-        """On the event loop. The flag falls first: news that come meanwhile are either seen here or told anew."""
+        """Runs on the event loop. The flag is cleared first: a batch appended meanwhile is either seen here or
+        scheduled again."""
         self._delivery_scheduled = False
         while self._delivery_batches:
-            for stream, fresh, finish, error in self._delivery_batches.popleft():
-                stream.receive(fresh, finish, error)
+            for stream, new_tokens, finish, error in self._delivery_batches.popleft():
+                stream.receive(new_tokens, finish, error)
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -254,13 +260,13 @@ class Engine:
             except Exception:
                 logger.exception("A step of the engine failed.")
                 self._recover()
-                # With nobody left to try, a runner that fails at closing its slots must not be asked for ever.
+                # Without a sequence to try, a runner that fails at closing its slots must not be called for ever.
                 idle = not (self._scheduler.running_count or self._scheduler.waiting_count)
             self._schedule_delivery()
         self._call_on_loop(self._on_thread_end)
 
     def _drain_inbox(self, *, wait: bool) -> None:
-        """Heed what the event loop put in; wait for it when there is nothing else to do."""
+        """Handle all streams in the inbox; wait for one when there is nothing else to do."""
         while wait or not self._inbox.empty():
             stream = self._inbox.get()
             if stream is None:
@@ -269,7 +275,7 @@ class Engine:
             self._handle_stream(stream)
 
     def _handle_stream(self, stream: _Stream) -> None:
-        """A stream that is new, that was left, or whose reader has caught up."""
+        """Register a new stream, remove an abandoned one, or resume one whose reader has caught up."""
         sequence = stream.sequence
         if stream.was_abandoned:
             self._remove_sequence(sequence)
@@ -284,7 +290,7 @@ class Engine:
             self._scheduler.add(sequence)
 
     def _run_step(self) -> bool:
-        """Plan, compute and take in one step; False when there is nothing to do."""
+        """Plan and compute one step and deliver its tokens; return False when there is nothing to do."""
         began = time.perf_counter()
         self._current_step = step = self._scheduler.plan()
         for slot in self._scheduler.take_closed_slots() if step is None else step.closed_slots:
@@ -309,10 +315,10 @@ class Engine:
         return True
 
     def _advance_stream(self, stream: _Stream, sampled_token: SampledToken | None) -> None:
-        """Append the token, and what the grammar forces behind it; tell, and end or hold what is to."""
+        """Append the token and those the grammar forces after it; deliver them; end or throttle the stream if due."""
         sequence = stream.sequence
         try:
-            fresh = sequence.append_forced() if sampled_token is None else _append_sampled(sequence, sampled_token)
+            new_tokens = sequence.append_forced() if sampled_token is None else _append_sampled(sequence, sampled_token)
         except StackError as exc:
             self._fail_sequence(sequence, exc)
             return
@@ -320,22 +326,22 @@ class Engine:
             logger.exception("A request's grammar failed.")
             self._fail_sequence(sequence, _engine_failed_error())
             return
-        stream.generated_count += len(fresh)
-        self._generated_tokens += len(fresh)
-        if fresh or sequence.finish_reason is not None:
-            self._pending_deliveries.append((stream, fresh, sequence.finish_reason, None))
+        stream.generated_count += len(new_tokens)
+        self._generated_tokens += len(new_tokens)
+        if new_tokens or sequence.finish_reason is not None:
+            self._pending_deliveries.append((stream, new_tokens, sequence.finish_reason, None))
         if sequence.finish_reason is not None:
             self._remove_sequence(sequence)
         elif stream.generated_count - stream.read_count > MAX_UNREAD_TOKENS:
             stream.is_throttled = True
-            # The reader looks at `held` after it has read; if it did so a moment ago, nobody would wake this again.
+            # The reader checks `is_throttled` after it has read; if it did so a moment ago, this would never wake.
             if stream.generated_count - stream.read_count > MAX_UNREAD_TOKENS:
                 self._scheduler.remove(sequence)
             else:
                 stream.is_throttled = False
 
     def _recover(self) -> None:
-        """Fail what the step was about, all there is when there was none, and have the rest computed anew."""
+        """Fail the step's sequences, or all when no step was running, and have the rest computed again."""
         step, self._current_step = self._current_step, None
         self._failure_count += 1
         self._consecutive_failures += 1
@@ -356,8 +362,8 @@ class Engine:
 
     def _schedule_delivery(self) -> None:
         if self._pending_deliveries:
-            news, self._pending_deliveries = self._pending_deliveries, []
-            self._delivery_batches.append(news)
+            batch, self._pending_deliveries = self._pending_deliveries, []
+            self._delivery_batches.append(batch)
             if not self._delivery_scheduled:
                 self._delivery_scheduled = True
                 self._call_on_loop(self._deliver)
@@ -366,17 +372,17 @@ class Engine:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            # The event loop is gone, and nobody closed the engine: there is nobody to work for.
+            # The event loop ended without closing the engine: no reader remains.
             self._is_closing = True
 
 
 def _append_sampled(sequence: TokenSequence, sampled_token: SampledToken) -> list[SampledToken]:
-    """The token, and those of a run behind it that still have their place before the sequence's end."""
-    fresh = sequence.append_sampled(sampled_token)
-    for each in sampled_token.following_tokens if isinstance(sampled_token, SampledRun) else ():
+    """Append the token, and those of a SampledRun that still fit before the sequence's end; return all of them."""
+    new_tokens = sequence.append_sampled(sampled_token)
+    for following_token in sampled_token.following_tokens if isinstance(sampled_token, SampledRun) else ():
         if sequence.finish_reason is None:
-            fresh += sequence.append_sampled(each)
-    return fresh
+            new_tokens += sequence.append_sampled(following_token)
+    return new_tokens
 
 
 def _engine_failed_error() -> UpstreamError:

@@ -1,10 +1,10 @@
-"""PagePool: which pages of the key-value memory are free."""
+"""PagePool: the free pages of the key-value memory."""
 
 from collections.abc import Iterable
 
 
 class PagePool:
-    """Hands out page numbers. A page that was taken has one owner, a sequence or the prefix tree, until given back."""
+    """Allocates page numbers. An allocated page has one owner, a sequence or the prefix tree, until it is released."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -16,7 +16,7 @@ class PagePool:
         return len(self._free_pages)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` pages, which must be free. Those given back last come first: caches may know them still."""
+        """Return `count` pages, which must be free. The last released come first: a cache may still hold them."""
         assert count <= len(self._free_pages), f"{count} pages wanted, {len(self._free_pages)} free"
         if count == 0:
             return []
@@ -27,7 +27,7 @@ class PagePool:
         return pages
 
     def release(self, pages: Iterable[int]) -> None:
-        """Each page becomes free; it must be taken."""
+        """Free each page; all of them must be allocated."""
         for page in pages:
             assert self._is_allocated[page], f"page {page} is free already"
             self._is_allocated[page] = 0

@@ -1,7 +1,7 @@
 """RadixTree: computed prefixes by their tokens, so that a prompt that begins like an earlier one starts from its pages.
 
-An edge is a run of whole pages. A lock on a node keeps its pages, and all before it, from being evicted; what is not
-locked is evicted from the ends, least recently used first. Each salt has a tree of its own.
+An edge is a run of whole pages. A lock on a node protects its pages, and all before it, from eviction; unlocked runs
+are evicted from the ends, least recently used first. Each salt has a tree of its own.
 """
 
 import heapq
@@ -13,7 +13,7 @@ HEAP_SLACK = 64
 
 
 class PrefixNode:
-    """`key` is the run's tokens as bytes: runs are compared by memcmp, not token by token."""
+    """A run of whole pages. `key` is its tokens as bytes: runs are compared by memcmp, not token by token."""
 
     __slots__ = ("children", "key", "last_used", "lock_count", "pages", "parent", "salt")
 
@@ -28,7 +28,7 @@ class PrefixNode:
 
 
 class RadixTree:
-    """Owns the pages it holds. `held` counts them, `evictable` those of them that nobody has locked."""
+    """Owns the pages of stored prefixes. `page_count` counts them, `evictable_pages` those without a lock."""
 
     def __init__(self, page_tokens: int) -> None:
         self._page_tokens = page_tokens
@@ -43,11 +43,11 @@ class RadixTree:
 
     @property
     def eviction_queue_length(self) -> int:
-        """How long the queue of candidates for eviction is."""
+        """Entries in the queue of candidates for eviction, stale ones included."""
         return len(self._eviction_queue)
 
     def match(self, salt: str | None, tokens: "array[int]") -> tuple[PrefixNode, list[int]]:
-        """The longest known prefix of whole pages: its node, locked for the caller, and its pages in order."""
+        """Return the longest stored prefix of whole pages: its node, locked for the caller, and its pages in order."""
         node = self.roots.get(salt)
         if node is None:
             node = self.roots[salt] = PrefixNode(None, b"", [], salt)
@@ -58,16 +58,16 @@ class RadixTree:
         return node, pages
 
     def insert(self, node: PrefixNode, tokens: "array[int]", pages: list[int]) -> tuple[PrefixNode, int]:
-        """Put a run of whole pages below `node`, which the caller has locked; the lock moves to the run's end.
+        """Insert a run of whole pages below `node`, which the caller has locked; the lock moves to the run's end.
 
-        Gives the run's last node and how many of `pages` were known already. Those stay the caller's; the rest now are
-        the tree's.
+        Returns the run's last node and how many of `pages` the tree had already. Those remain the caller's; the tree
+        owns the rest from now on.
         """
         key = tokens.tobytes()
         end, at = self._follow_key(node, key, [])
-        known = at // self._page_bytes
+        stored_pages = at // self._page_bytes
         if at < len(key):
-            leaf = PrefixNode(end, key[at:], pages[known:])
+            leaf = PrefixNode(end, key[at:], pages[stored_pages:])
             end.children[key[at : at + self._page_bytes]] = leaf
             self._node_count += 1
             self.page_count += len(leaf.pages)
@@ -75,19 +75,19 @@ class RadixTree:
             end = leaf
         self._lock_path(end)
         self.unlock(node)
-        return end, known
+        return end, stored_pages
 
     def has_child(self, node: PrefixNode, first_page: "array[int]") -> bool:
-        """Whether a run that begins with this page is known below `node`."""
+        """Return whether the tree has a run below `node` that begins with this page."""
         return first_page.tobytes() in node.children
 
     def unlock(self, node: PrefixNode) -> None:
-        """Give back a lock got from `match` or `insert`."""
+        """Release a lock that `match` or `insert` took."""
         now = next(self._clock)
         leaf = node
         step: PrefixNode | None = node
         while step is not None:
-            assert step.lock_count > 0, "a lock is given back twice"
+            assert step.lock_count > 0, "a lock is released twice"
             step.lock_count -= 1
             step.last_used = now
             if step.lock_count == 0:
@@ -96,31 +96,31 @@ class RadixTree:
         self._queue_if_evictable(leaf)
 
     def evict(self, max_pages: int) -> list[int]:
-        """Forget up to `wanted` unlocked pages, from the least recently used ends on, and give them."""
-        gone: list[int] = []
-        while len(gone) < max_pages and self._eviction_queue:
+        """Remove and return up to `max_pages` unlocked pages, from the least recently used ends on."""
+        evicted: list[int] = []
+        while len(evicted) < max_pages and self._eviction_queue:
             used, _, node = heapq.heappop(self._eviction_queue)
             if not self._is_evictable(node) or node.last_used != used:
                 continue
             parent = node.parent
             assert parent is not None
-            kept = max(0, len(node.pages) - (max_pages - len(gone)))
-            gone += node.pages[kept:]
-            if kept:
-                del node.pages[kept:]
-                node.key = node.key[: kept * self._page_bytes]
+            remaining_pages = max(0, len(node.pages) - (max_pages - len(evicted)))
+            evicted += node.pages[remaining_pages:]
+            if remaining_pages:
+                del node.pages[remaining_pages:]
+                node.key = node.key[: remaining_pages * self._page_bytes]
                 self._queue_if_evictable(node)
             else:
                 del parent.children[node.key[: self._page_bytes]]
                 node.parent = None
                 self._node_count -= 1
                 self._queue_if_evictable(parent)
-        self.page_count -= len(gone)
-        self.evictable_pages -= len(gone)
-        return gone
+        self.page_count -= len(evicted)
+        self.evictable_pages -= len(evicted)
+        return evicted
 
     def _follow_key(self, node: PrefixNode, key: bytes, pages: list[int]) -> tuple[PrefixNode, int]:
-        """Follow `key` from `node` on, adding the pages passed; where it leaves the tree inside a run, split that."""
+        """Follow `key` from `node` on and append the passed pages; split a run inside which it leaves the tree."""
         size = self._page_bytes
         at = 0
         while at < len(key):
@@ -136,7 +136,7 @@ class RadixTree:
         return node, at
 
     def _common_bytes(self, run: bytes, key: bytes, at: int) -> int:
-        """How many bytes of whole pages `run` and `key` from `at` share: the first is known to."""
+        """Return how many bytes of whole pages `run` and `key` from `at` share; their first page is equal."""
         if key.startswith(run, at):
             return len(run)
         low, high = 1, min(len(run), len(key) - at) // self._page_bytes
@@ -149,7 +149,7 @@ class RadixTree:
         return low * self._page_bytes
 
     def _split_node(self, node: PrefixNode, at: int) -> PrefixNode:
-        """Cut a run in two and give the first half. The node becomes the second: locks on it keep their depth."""
+        """Cut a run in two and return the first half. The node becomes the second: locks on it stay at their depth."""
         parent = node.parent
         assert parent is not None
         pages = at // self._page_bytes
@@ -176,7 +176,7 @@ class RadixTree:
         return node.lock_count == 0 and not node.children and node.parent is not None
 
     def _queue_if_evictable(self, node: PrefixNode) -> None:
-        """A node that may have become an unlocked leaf takes its place among them; a root without anything goes."""
+        """Queue a node that may have become an unlocked leaf; remove a root without children and locks."""
         if node.parent is None:
             if node.lock_count == 0 and not node.children and self.roots.get(node.salt) is node:
                 del self.roots[node.salt]

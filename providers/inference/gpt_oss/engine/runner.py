@@ -1,4 +1,4 @@
-"""Runner: what the engine asks of whatever computes a model. Nothing here knows torch."""
+"""Runner: the interface between the engine and the code that computes a model. No torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToke
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """Some of one sequence's tokens, to compute now.
+    """A run of one sequence's tokens to compute in this step.
 
     `tokens` (one or more) stand at positions `start`, `start + 1`, ...; everything before is computed. `pages` is the
     block table: position p lives in page `pages[p // page_tokens]`, for all p up to the row's last. Between a slot's
     `open` and `close` its block table only grows at its end; it may be the engine's own live list, so read it during
-    the step and do not keep it. `samples` asks for the token that follows the row's last.
+    the step and hold no reference to it. `needs_sample` requests the token that follows the row's last.
     """
 
     slot: int
@@ -26,7 +26,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step's rows, each of another slot, those of one token first. Rows write to different pages, always."""
+    """One step's rows, each of another slot, those of one token first. No two rows write to the same page."""
 
     rows: Sequence[PlanRow]
 
@@ -37,10 +37,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class SampledRun(SampledToken):
-    """A chosen token and those behind it, which a runner that guesses ahead found in the same step.
+    """A chosen token and the ones that follow it, which a runner with drafts verified in the same step.
 
-    They are what as many more steps would have given. The sequence's next row has them all, and the runner computes
-    again only what it has to.
+    They equal the tokens that as many more steps would return. The sequence's next row has them all, and the runner
+    computes again only what it has to.
     """
 
     following_tokens: Sequence[SampledToken] = ()
@@ -66,21 +66,21 @@ class Runner(Protocol):
     def vocabulary_size(self) -> int: ...
 
     def open(self, slot: int, sampling: RowSampling, prompt: Sequence[int], generated: Sequence[int]) -> None:
-        """A sequence takes a free slot. `generated` is what it had made before it was paused, else empty.
+        """Open a free slot for a sequence. `generated` is its output from before it was paused, else empty.
 
-        For the penalties: `prompt` and `generated` are counted as such at once, and every token of a later row that
-        stands behind them is a generated one, counted before its row samples.
+        For the penalties: `prompt` and `generated` are counted as such at once. Every token of a later row that stands
+        after them is a generated one, counted before its row samples.
         """
         ...
 
     def close(self, slot: int) -> None:
-        """The slot's sequence leaves. Safe for a slot that is not open."""
+        """Close the slot of a sequence. Safe for a slot that is not open."""
         ...
 
     def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
-        """Compute the rows' keys and values into their pages, and sample where rows ask: the tokens by slot.
+        """Compute the rows' keys and values into their pages, and return the sampled tokens by slot.
 
         `masks` are token bitmasks by slot (little-endian 32-bit words, bit t of the whole says that token t is
-        allowed); a slot without one allows every token. What is given for a row may be a Run, if the row had no mask.
+        allowed); a slot without one allows every token. The result of a row without a mask may be a SampledRun.
         """
         ...

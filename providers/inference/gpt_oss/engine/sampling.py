@@ -1,4 +1,4 @@
-"""How one sequence's tokens are chosen, and what comes of choosing one."""
+"""Sampling parameters of one sequence, and the token that sampling returns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """A sequence's sampling, resolved: no field means "the default".
+    """A sequence's sampling parameters, resolved: no field means "the default".
 
     Order: penalties, `logit_bias`, the row's mask, temperature, then `top_k`, `top_p`, `min_p`. `temperature` 0 is
     greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. Presence and frequency penalties count generated tokens only,
-    the repetition penalty the prompt's too. The token at position p depends on (`seed`, p) and its logits alone,
-    whatever else is in the batch. `logprobs` is the number of likeliest alternatives to report (0: the chosen token's
+    the repetition penalty the prompt's too. The token at position p depends on (`seed`, p) and its logits alone, never
+    on the other rows of the batch. `logprobs` is the number of likeliest alternatives to report (0: the chosen token's
     alone), None for none at all.
     """
 
@@ -29,7 +29,8 @@ class RowSampling:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A chosen token; when asked for, its natural-log probability and the likeliest (token, logprob), best first."""
+    """A chosen token. If the row requests logprobs: its natural-log probability and the likeliest (token, logprob),
+    best first."""
 
     token: int
     logprob: float | None = None

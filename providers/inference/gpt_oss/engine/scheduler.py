@@ -1,9 +1,9 @@
-"""Scheduler: which tokens of which sequences are computed next. Policy only: it knows neither torch nor threads.
+"""Scheduler: chooses the tokens that the next step computes. Policy only: it knows neither torch nor threads.
 
-Every sequence that decodes gets its row in every step; what is left of the step's tokens goes to prompts, in chunks.
-Tenants take turns by what they were served so far, a tenant's sequences by rank: arrival, moved by priority. When pages
-run out, unlocked prefixes are forgotten first; then the youngest sequence of the tenant that runs most is paused. Its
-pages go into the prefix tree, so that resuming it finds them again if nobody needed them meanwhile.
+Every sequence that decodes gets its row in every step; the rest of the step's token budget goes to prompts, in chunks.
+Tenants take turns by the number of tokens served so far, a tenant's sequences by rank: arrival, moved by priority. When
+pages run out, unlocked prefixes are evicted first; then the youngest sequence of the tenant that runs most is paused.
+Its pages go into the prefix tree, so that resuming it matches them again if they were not evicted meanwhile.
 """
 
 from array import array
@@ -24,7 +24,8 @@ QueueEntry = tuple[Rank, TokenSequence]
 
 @dataclass(slots=True)
 class Tenant:
-    """`served` counts computed tokens; lists are in order of rank. Dropped when it has nothing here any more."""
+    """`served_tokens` counts computed tokens; `waiting_entries` are in order of rank. Removed when it has no
+    sequence."""
 
     served_tokens: int
     waiting_entries: list[QueueEntry] = field(default_factory=list[QueueEntry])
@@ -33,7 +34,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledStep:
-    """What the runner is to do: close slots, open sequences, compute the plan, whose rows are these sequences'."""
+    """Work for the runner: slots to close, sequences to open, and a plan whose rows belong to `sequences`, in order."""
 
     closed_slots: list[int]
     opened_sequences: list[TokenSequence]
@@ -43,7 +44,8 @@ class ScheduledStep:
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """Since the start: tokens that were computed, prompt tokens that were reused instead, sequences paused."""
+    """Totals since the start: computed tokens, prompt tokens reused from prefixes instead (`hit_tokens`), sequences
+    paused."""
 
     steps: int = 0
     rows: int = 0
@@ -53,7 +55,7 @@ class SchedulerCounts:
 
 
 class Scheduler:
-    """`plan` a step, have it computed, `absorb` it; in between `add` and `remove` sequences as they come and go."""
+    """Call `plan`, have the step computed, then `complete_step`; between steps `add` and `remove` sequences."""
 
     def __init__(self, runner: Runner, step_tokens: int) -> None:
         """`step_tokens` bounds the tokens of a step. Raises ConfigError when that is less than the runner's slots."""
@@ -70,7 +72,8 @@ class Scheduler:
         self.reset()
 
     def reset(self) -> None:
-        """No page's content is trusted any more: whatever runs waits again, and is computed anew. Closes every slot."""
+        """Drop all pages, as their content is not trusted any more. Running sequences wait again and are recomputed.
+        Closes every slot."""
         tenants, self._tenants = self._tenants, {}
         self.pool = PagePool(self._page_count)
         self.tree = RadixTree(self._page_tokens)
@@ -92,11 +95,11 @@ class Scheduler:
 
     @property
     def pages_free(self) -> int:
-        """Pages that could be had without pausing anyone: free ones, and those of unlocked prefixes."""
+        """Pages available without a pause: free ones, and those of unlocked prefixes."""
         return self.pool.free_count + self.tree.evictable_pages
 
     def add(self, sequence: TokenSequence) -> None:
-        """It waits for its turn; one that was here before gets its old rank. It must have room to grow."""
+        """Queue the sequence by its rank, which it keeps from an earlier `add`. It must have room to grow."""
         assert len(sequence.tokens) < sequence.limit <= self.limit
         if sequence.rank == NO_RANK:
             self._arrivals += 1
@@ -104,7 +107,8 @@ class Scheduler:
         self._enqueue(sequence)
 
     def remove(self, sequence: TokenSequence) -> None:
-        """It is finished or not wanted now: its pages and its slot are free at once. Safe for one that is not here."""
+        """Remove a sequence that is finished or throttled and free its pages and slot at once. Safe for one that is not
+        here."""
         tenant = self._tenants.get(sequence.request.tenant)
         if tenant is None:
             return
@@ -119,31 +123,31 @@ class Scheduler:
             del self._tenants[sequence.request.tenant]
 
     def take_closed_slots(self) -> list[int]:
-        """The slots that were left since the last time."""
+        """Return the slots that were closed since the last call."""
         closed, self._closed_slots = self._closed_slots, []
         return closed
 
     def plan(self) -> ScheduledStep | None:
-        """The next step; None when there is nothing to do until somebody is added."""
+        """Return the next step; None when there is nothing to do until a sequence is added."""
         if self._is_starved or not self._free_slots:
             self._pause_for_starved_tenant()
         for sequence in list(self._decode_sequences):
             if len(sequence.tokens) > len(sequence.pages) * self._page_tokens and sequence.slot >= 0:
                 self._grow_pages(sequence)
-        given: dict[TokenSequence, int] = {}
+        token_counts: dict[TokenSequence, int] = {}
         spare = self._step_tokens - len(self._decode_sequences)
         for sequence in self._decode_sequences:
             tokens = min(sequence.remaining_tokens, 1 + spare)
             spare -= tokens - 1
-            self._assign_tokens(given, sequence, tokens)
+            self._assign_tokens(token_counts, sequence, tokens)
         if len(self._decode_sequences) < self.running_count + self.waiting_count:
-            self._assign_prompt_tokens(given, spare)
-        if not given:
+            self._assign_prompt_tokens(token_counts, spare)
+        if not token_counts:
             return None
-        return self._build_step(given)
+        return self._build_step(token_counts)
 
     def complete_step(self, step: ScheduledStep) -> None:
-        """The step was computed."""
+        """Record that the runner computed the step."""
         for row, sequence in zip(step.plan.rows, step.sequences, strict=True):
             sequence.computed_tokens += len(row.tokens)
             if row.needs_sample and sequence in self._prefill_sequences:
@@ -153,27 +157,30 @@ class Scheduler:
 
     def _build_step(self, token_counts: dict[TokenSequence, int]) -> ScheduledStep:
         # Rows of one token first: runners compute those together.
-        sequences = [each for each, tokens in token_counts.items() if tokens == 1]
+        sequences = [sequence for sequence, tokens in token_counts.items() if tokens == 1]
         if len(sequences) < len(token_counts):
-            sequences += [each for each, tokens in token_counts.items() if tokens > 1]
+            sequences += [sequence for sequence, tokens in token_counts.items() if tokens > 1]
         rows: list[PlanRow] = []
-        for each in sequences:
-            start, end = each.computed_tokens, each.computed_tokens + token_counts[each]
-            rows.append(PlanRow(each.slot, start, each.tokens[start:end], each.pages, end == len(each.tokens)))
+        for sequence in sequences:
+            start, end = sequence.computed_tokens, sequence.computed_tokens + token_counts[sequence]
+            rows.append(
+                PlanRow(sequence.slot, start, sequence.tokens[start:end], sequence.pages, end == len(sequence.tokens))
+            )
         opened, self._opened_sequences = self._opened_sequences, []
         self.counts.steps += 1
         self.counts.rows += len(rows)
         self.counts.computed_tokens += sum(token_counts.values())
         return ScheduledStep(self.take_closed_slots(), opened, Plan(rows), sequences)
 
-    # --- who gets how many tokens ------------------------------------------------------------------------------------
+    # --- token budget ------------------------------------------------------------------------------------------------
 
     def _assign_tokens(self, token_counts: dict[TokenSequence, int], sequence: TokenSequence, tokens: int) -> None:
         token_counts[sequence] = token_counts.get(sequence, 0) + tokens
         self._tenants[sequence.request.tenant].served_tokens += tokens
 
     def _assign_prompt_tokens(self, token_counts: dict[TokenSequence, int], token_budget: int) -> None:
-        """Each in turn gets up to half of what is left, so that a short prompt need not wait for a long one to end."""
+        """Assign each sequence up to half of the remaining budget in turn: short prompts need not wait for long
+        ones."""
         queues: dict[str, list[QueueEntry]] = {}
         for sequence in self._prefill_sequences:
             insort(queues.setdefault(sequence.request.tenant, []), (sequence.rank, sequence))
@@ -197,7 +204,7 @@ class Scheduler:
                 token_budget -= more
 
     def _pick_sequence(self, queues: dict[str, list[QueueEntry]], *, admitting: bool) -> TokenSequence | None:
-        """The first by rank of the tenant that was served least."""
+        """Return the first sequence by rank of the tenant that was served least."""
         best: tuple[int, QueueEntry] | None = None
         for name, tenant in self._tenants.items():
             heads = queues.get(name, [])[:1] + (tenant.waiting_entries[:1] if admitting else [])
@@ -206,18 +213,19 @@ class Scheduler:
         return None if best is None else best[1][1]
 
     def _admit(self, sequence: TokenSequence) -> bool:
-        """Give it a slot and pages for all that is known of it, if others keep a page each to grow into."""
+        """Allocate a slot and pages for all tokens of the sequence, if a page remains for each running sequence to grow
+        into."""
         size = self._page_tokens
-        # The last token is computed always: its logits are what the first choice is made from.
+        # The last token is always computed: the first sampled token needs its logits.
         node, pages = self.tree.match(sequence.request.salt, sequence.tokens[:-1])
         tenant = self._tenants[sequence.request.tenant]
-        wanted = -(-len(sequence.tokens) // size) - len(pages)
-        if wanted + self.running_count > self.pages_free:
+        needed_pages = -(-len(sequence.tokens) // size) - len(pages)
+        if needed_pages + self.running_count > self.pages_free:
             self.tree.unlock(node)
             self._is_starved = not tenant.running_sequences
             return False
         sequence.node, sequence.shared_pages, sequence.computed_tokens = node, len(pages), len(pages) * size
-        sequence.pages = pages + self._allocate_pages(wanted)
+        sequence.pages = pages + self._allocate_pages(needed_pages)
         sequence.slot = self._free_slots.pop()
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.computed_tokens, sequence.prompt_tokens)
@@ -229,10 +237,10 @@ class Scheduler:
         self._opened_sequences.append(sequence)
         return True
 
-    # --- who leaves, and with what -----------------------------------------------------------------------------------
+    # --- pausing and releasing ---------------------------------------------------------------------------------------
 
     def _pause_for_starved_tenant(self) -> None:
-        """When the tenant whose turn it is has nothing running and cannot begin, one of the largest makes way."""
+        """Pause a sequence of the largest tenant when the tenant whose turn it is runs nothing and cannot begin."""
         self._is_starved = False
         needy = [tenant for tenant in self._tenants.values() if tenant.waiting_entries]
         if needy:
@@ -246,21 +254,22 @@ class Scheduler:
                 self._pause(max(largest.running_sequences, key=_sequence_rank))
 
     def _grow_pages(self, sequence: TokenSequence) -> None:
-        """Pages for all its tokens, or a pause: its own, when it is the one to make way."""
-        wanted = -(-len(sequence.tokens) // self._page_tokens) - len(sequence.pages)
-        while wanted > self.pages_free:
+        """Allocate pages for all tokens of the sequence; if none are free, pause the youngest sequences or this one."""
+        needed_pages = -(-len(sequence.tokens) // self._page_tokens) - len(sequence.pages)
+        while needed_pages > self.pages_free:
             youngest = [
                 max(tenant.running_sequences, key=_sequence_rank)
                 for tenant in self._tenants.values()
                 if tenant.running_sequences
             ]
             victim = max(
-                youngest, key=lambda each: (len(self._tenants[each.request.tenant].running_sequences), each.rank)
+                youngest,
+                key=lambda running: (len(self._tenants[running.request.tenant].running_sequences), running.rank),
             )
             self._pause(victim)
             if victim is sequence:
                 return
-        sequence.pages += self._allocate_pages(wanted)
+        sequence.pages += self._allocate_pages(needed_pages)
 
     def _allocate_pages(self, count: int) -> list[int]:
         if count > self.pool.free_count:
@@ -276,14 +285,14 @@ class Scheduler:
     def _enqueue(self, sequence: TokenSequence) -> None:
         tenant = self._tenants.get(sequence.request.tenant)
         if tenant is None:
-            # Whoever comes anew, or again, is served from now on: not for the time it was away.
-            served = min((each.served_tokens for each in self._tenants.values()), default=0)
+            # A new or returning tenant starts level with the others: it has no claim for the time it was away.
+            served = min((other.served_tokens for other in self._tenants.values()), default=0)
             tenant = self._tenants[sequence.request.tenant] = Tenant(served)
         insort(tenant.waiting_entries, (sequence.rank, sequence))
         self.waiting_count += 1
 
     def _release_slot(self, sequence: TokenSequence) -> None:
-        """Out of its slot; its pages are somebody else's by now."""
+        """Take the sequence out of its slot; its pages belong to the tree or the pool already."""
         self._free_slots.append(sequence.slot)
         self._closed_slots.append(sequence.slot)
         del self._tenants[sequence.request.tenant].running_sequences[sequence]
@@ -292,7 +301,8 @@ class Scheduler:
         sequence.reset()
 
     def _share_prefix(self, sequence: TokenSequence) -> None:
-        """Let others start from its whole pages while it runs; not if another was first, as its pages stay its own."""
+        """Insert the running sequence's whole pages into the tree for others. If another did so first, the pages stay
+        its own."""
         first, whole = sequence.shared_pages, sequence.computed_tokens // self._page_tokens
         assert sequence.node is not None
         tokens = self._page_range_tokens(sequence, first, whole)
@@ -301,15 +311,15 @@ class Scheduler:
             sequence.shared_pages = whole
 
     def _store_prefix(self, sequence: TokenSequence) -> None:
-        """Hand its whole pages to the tree, where they can be found until others need them; free the rest."""
+        """Hand the whole pages to the tree, which matches them until they are evicted; free the rest."""
         first, whole = sequence.shared_pages, sequence.computed_tokens // self._page_tokens
         assert sequence.node is not None
-        node, known = sequence.node, 0
+        node, stored_pages = sequence.node, 0
         if first < whole:
             tokens = self._page_range_tokens(sequence, first, whole)
-            node, known = self.tree.insert(node, tokens, sequence.pages[first:whole])
+            node, stored_pages = self.tree.insert(node, tokens, sequence.pages[first:whole])
         self.tree.unlock(node)
-        self.pool.release(sequence.pages[first : first + known])
+        self.pool.release(sequence.pages[first : first + stored_pages])
         self.pool.release(sequence.pages[whole:])
 
     def _page_range_tokens(self, sequence: TokenSequence, first_page: int, end_page: int) -> "array[int]":

@@ -1,4 +1,4 @@
-"""ScriptedRunner: plays tokens instead of computing them, and checks that the engine keeps its promises on pages."""
+"""ScriptedRunner: plays tokens instead of computing them, and asserts the engine's promises about pages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from providers.inference.gpt_oss.engine.runner import Plan, PlanRow
 from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
 
 TokenScript = Callable[[Sequence[int]], int]
-"""The next token, from all tokens so far."""
+"""Returns the next token of a sequence, from all tokens so far."""
 
 
 @dataclass(slots=True)
 class _OpenSequence:
-    """`written` positions were computed; -1 until the first row tells where the sequence starts."""
+    """`written_tokens` positions were computed; -1 until the first row says where the sequence starts."""
 
     prompt_tokens: int
     tokens: list[int]
@@ -23,7 +23,7 @@ class _OpenSequence:
 
 @dataclass(frozen=True, slots=True)
 class RunnerShape:
-    """A runner's numbers."""
+    """Page, slot and vocabulary sizes of a runner."""
 
     page_tokens: int = 16
     page_count: int = 1024
@@ -35,8 +35,8 @@ class RunnerShape:
 class ScriptedRunner:
     """A Runner whose memory holds, for each position, a digest of all tokens up to it.
 
-    So a row that reads a page of other tokens, one not yet written, or one that somebody else writes to is found out:
-    AssertionError. Where a mask forbids the script's token, the lowest that it allows is played.
+    A row that reads a page of other tokens, or one not yet written, or one that another slot writes to, fails with an
+    AssertionError. Where a mask forbids the script's token, the lowest token that it allows is played.
     """
 
     def __init__(self, script: TokenScript, shape: RunnerShape | None = None) -> None:
@@ -89,12 +89,12 @@ class ScriptedRunner:
         assert list(row.pages[: len(state.pages)]) == state.pages, "a block table changed"
         end = row.start + len(row.tokens)
         assert end <= min(len(row.pages) * self.page_tokens, self.context_tokens)
-        known = state.tokens[row.start : end]
-        assert list(row.tokens[: len(known)]) == known, "a row's tokens are not the sequence's"
-        state.tokens += row.tokens[len(known) :]
+        tokens = state.tokens[row.start : end]
+        assert list(row.tokens[: len(tokens)]) == tokens, "a row's tokens are not the sequence's"
+        state.tokens += row.tokens[len(tokens) :]
         for position in range(len(state.digests), end):
-            before = state.digests[position - 1] if position else 0
-            state.digests.append(hash((before, state.tokens[position])))
+            previous_digest = state.digests[position - 1] if position else 0
+            state.digests.append(hash((previous_digest, state.tokens[position])))
         for position in range(row.start):
             assert self._memory.get(self._cell(row, position)) == state.digests[position], f"{position} is not there"
         for position in range(row.start, end):
@@ -109,14 +109,14 @@ class ScriptedRunner:
     def _sample(self, row: PlanRow, mask: bytes | None) -> SampledToken:
         token = self._script(self._open_sequences[row.slot].tokens)
         if mask is not None and not mask[token // 8] >> token % 8 & 1:
-            token = next(each for each in range(len(mask) * 8) if mask[each // 8] >> each % 8 & 1)
+            token = next(candidate for candidate in range(len(mask) * 8) if mask[candidate // 8] >> candidate % 8 & 1)
         return SampledToken(token, 0.0)
 
 
 def script_from_answers(scripts: Mapping[tuple[int, ...], Sequence[int]], end_token: int) -> TokenScript:
-    """A script that answers each prompt with its own tokens, then with `end` for ever.
+    """Return a script that continues each prompt with its own tokens, then with `end_token` for ever.
 
-    Of two prompts that both begin what is asked, the longer counts.
+    If several prompts match, the longest counts.
     """
     longest_first = sorted(scripts, key=len, reverse=True)
 

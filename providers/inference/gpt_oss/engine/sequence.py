@@ -1,4 +1,4 @@
-"""TokenSequence: one request's tokens, how far they are computed, and when they end."""
+"""TokenSequence: one request's tokens, the number of them that are computed, and when the sequence ends."""
 
 from array import array
 from collections.abc import Sequence
@@ -14,32 +14,33 @@ NO_RANK: Rank = (0, 0)
 
 
 class TokenMatcher(Protocol):
-    """Holds generation to a grammar. `forced` looks ahead: only `accept` moves on.
+    """Constrains generation to a grammar. `forced_tokens` looks ahead: only `accept` moves on.
 
-    Used by the engine's thread. What any of these raises fails the request alone; a StackError says so in its words.
+    Called on the engine's thread. An exception of any of these fails the request alone; a StackError's text reaches the
+    client.
     """
 
     @property
     def is_done(self) -> bool:
-        """Nothing may follow any more."""
+        """The grammar allows no further token."""
         ...
 
     def mask(self) -> bytes:
-        """Which tokens may follow: a bit each, in little-endian 32-bit words."""
+        """Return the tokens that may follow: a bit each, in little-endian 32-bit words."""
         ...
 
     def accept(self, token: int) -> bool:
-        """Move on over `token`; False, and nothing moves, when it may not follow."""
+        """Move on over `token`; return False, and move nothing, when it may not follow."""
         ...
 
     def forced_tokens(self) -> Sequence[int]:
-        """The tokens that must follow; empty where there is a choice."""
+        """Return the tokens that must follow; empty where there is a choice."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """Tokens to continue. At most `max_tokens` come, fewer at a token of `stop_ids`, which is still given out.
+    """Tokens to continue by at most `max_tokens`; a token of `stop_ids` ends the output and is part of it.
 
     Tenants get equal shares of the engine; prefixes are shared only where `salt` is equal. `priority`, lower first,
     orders one tenant's requests: a level is worth PRIORITY_ARRIVALS arrivals.
@@ -56,19 +57,20 @@ class EngineRequest:
 
 
 class GrammarViolation(Exception):
-    """The runner sampled what the grammar's mask forbids."""
+    """The runner sampled a token that the grammar's mask forbids."""
 
 
 class TokenSequence:
-    """`tokens` are the prompt's, then the generated ones; the first `computed` have their keys and values in `pages`,
-    of which the first `shared` belong to the prefix tree, under the lock on `node`. Owned by the engine's thread."""
+    """`tokens` are the prompt's, then the generated ones; the first `computed_tokens` have their keys and values in
+    `pages`, of which the first `shared_pages` belong to the prefix tree, under the lock on `node`. Owned by the
+    engine's thread."""
 
     def __init__(self, request: EngineRequest, context_tokens: int) -> None:
         self.request = request
         self.tokens = array("i", request.ids)
         self.prompt_tokens = len(self.tokens)
-        most = context_tokens if request.max_tokens is None else self.prompt_tokens + request.max_tokens
-        self.limit = min(most, context_tokens)
+        max_length = context_tokens if request.max_tokens is None else self.prompt_tokens + request.max_tokens
+        self.limit = min(max_length, context_tokens)
         self.stop_ids = frozenset(request.stop_ids)
         self.rank = NO_RANK
         self.reset()
@@ -78,11 +80,11 @@ class TokenSequence:
 
     @property
     def remaining_tokens(self) -> int:
-        """Tokens that are known and not computed: one in the midst of decoding."""
+        """Tokens that are not computed yet: exactly one while the sequence decodes."""
         return len(self.tokens) - self.computed_tokens
 
     def reset(self) -> None:
-        """It has no place: no slot, and nothing computed that it could count on."""
+        """Detach the sequence from its slot and pages; nothing of it counts as computed."""
         self.slot = -1
         self.computed_tokens = 0
         self.pages: list[int] = []
@@ -90,9 +92,9 @@ class TokenSequence:
         self.node: PrefixNode | None = None
 
     def append_sampled(self, sampled_token: SampledToken) -> list[SampledToken]:
-        """Append a sampled token and those that a grammar forces behind it; all of them, up to the end if it is there.
+        """Append a sampled token and those that a grammar forces after it; return all that fit before the end.
 
-        Raises GrammarBroken when the token is not one that its mask allowed.
+        Raises GrammarViolation when the mask did not allow the token.
         """
         matcher = self.request.matcher
         if matcher is None:
@@ -104,11 +106,11 @@ class TokenSequence:
         return [sampled_token, *self.append_forced()]
 
     def append_forced(self) -> list[SampledToken]:
-        """Append what the grammar forces now, without a choice. Also ends the sequence when the grammar has."""
+        """Append and return the tokens that the grammar forces now; end the sequence when the grammar is done."""
         matcher = self.request.matcher
-        taken: list[SampledToken] = []
+        appended: list[SampledToken] = []
         if matcher is None:
-            return taken
+            return appended
         logprob = None if self.request.sampling.logprobs is None else 0.0
         while self.finish_reason is None and (forced := matcher.forced_tokens()):
             for token in forced:
@@ -117,11 +119,11 @@ class TokenSequence:
                 if not matcher.accept(token):
                     raise GrammarViolation(token)
                 self._append(token)
-                taken.append(SampledToken(token, logprob))
+                appended.append(SampledToken(token, logprob))
         if self.finish_reason is None and matcher.is_done:
             self.finish_reason = "stop"
         self.mask = None if self.finish_reason else matcher.mask()
-        return taken
+        return appended
 
     def _append(self, token: int) -> None:
         self.tokens.append(token)

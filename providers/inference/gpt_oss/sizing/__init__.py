@@ -1,1 +1,1 @@
-"""How much memory a model and its KV pages need, and what fits."""
+"""Arithmetic on sizes: the memory that a model and its KV pages need, and the machines it fits."""

@@ -1,5 +1,4 @@
-"""How many pages of keys and values there are, and how long a context may get: from what was asked for and what is
-free. No torch."""
+"""Sizes the key-value memory, pages and longest context, from the configuration and the free memory. No torch."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +12,8 @@ KV_SHARE: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class KvRequest:
-    """Of `slots` sequences with `context_tokens` each, in `kv_memory_gib`; None for what the model and memory allow."""
+    """Requested size: `slots` sequences with `context_tokens` each, in `kv_memory_gib`; None for the model's maximum,
+    as far as memory allows."""
 
     slots: int
     context_tokens: int | None
@@ -21,24 +21,26 @@ class KvRequest:
 
 
 def int8_unembedding_bytes(spec: ModelSpec) -> int:
-    """Of the unembedding's int8 copy (see `kernels.narrow`): a byte for each weight, three float32 for each row."""
+    """Return the size of the unembedding's int8 copy (see `kernels.narrow`): a byte for each weight, three float32 for
+    each row."""
     return spec.vocabulary * (spec.hidden + 3 * 4)
 
 
 def kv_pages(
     spec: ModelSpec, request: KvRequest, page_bytes: int, page_tokens: int, free_bytes: int
 ) -> tuple[int, int]:
-    """Pages, and the longest context. Raises ConfigError where they hold no useful one, saying what to change."""
+    """Return the pages and the longest context. Raises ConfigError, with the remedy, where they hold no useful one."""
     context = min(request.context_tokens or spec.context_tokens, spec.context_tokens)
     pages = request.slots * -(-context // page_tokens)
-    given = request.kv_memory_gib
-    memory = KV_SHARE * free_bytes if given is None else given * 2**30
+    kv_memory_gib = request.kv_memory_gib
+    memory = KV_SHARE * free_bytes if kv_memory_gib is None else kv_memory_gib * 2**30
     pages = min(pages, int(memory // page_bytes))
-    least = context if request.context_tokens else min(context, MIN_CONTEXT_TOKENS)
-    if pages * page_tokens < least:
-        which = f"{memory / 2**30:.2f} GiB " + ("of free memory" if given is None else "(kv_memory_gib)")
+    min_tokens = context if request.context_tokens else min(context, MIN_CONTEXT_TOKENS)
+    held_tokens = pages * page_tokens
+    if held_tokens < min_tokens:
+        source = "of free memory" if kv_memory_gib is None else "(kv_memory_gib)"
         raise ConfigError(
-            f"{which} holds the keys and values of {pages * page_tokens} tokens, fewer than {least}. Lower "
-            "context_tokens, raise kv_memory_gib, or take a smaller model."
+            f"{memory / 2**30:.2f} GiB {source} holds the keys and values of {held_tokens} tokens, fewer than "
+            f"{min_tokens}. Lower context_tokens, raise kv_memory_gib, or take a smaller model."
         )
-    return pages, min(context, pages * page_tokens)
+    return pages, min(context, held_tokens)

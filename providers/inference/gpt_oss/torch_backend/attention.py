@@ -14,7 +14,7 @@ PAGE_TOKENS: Final = 16
 
 
 def rotary_table(rotary: Rotary, head_dim: int, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [positions, head_dim / 2] in float32, each times YaRN's concentration.
+    """Return cosines and sines [positions, head_dim / 2] in float32, each times YaRN's concentration.
 
     The order of the operations is transformers' own: at position 131,071 another order is another angle. Source: YaRN
     (arXiv:2309.00071), sections 3.2 to 3.4.
@@ -30,8 +30,8 @@ def rotary_table(rotary: Rotary, head_dim: int, positions: int) -> tuple[Tensor,
         if low == high:
             high += 0.001
         ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-        kept = 1 - ramp
-        inverse = 1.0 / (rotary.factor * frequencies) * (1 - kept) + inverse * kept
+        unscaled_share = 1 - ramp
+        inverse = 1.0 / (rotary.factor * frequencies) * (1 - unscaled_share) + inverse * unscaled_share
         concentration = 0.1 * math.log(rotary.factor) + 1
     if rotary.concentration is not None:
         concentration = rotary.concentration
@@ -40,13 +40,13 @@ def rotary_table(rotary: Rotary, head_dim: int, positions: int) -> tuple[Tensor,
 
 
 def _correction_dimension(rotary: Rotary, head_dim: int, rotations: float) -> float:
-    """The dimension that turns this often within the original context."""
+    """Return the dimension that turns this often within the original context."""
     wavelengths = rotary.original_context_tokens / (rotations * 2 * math.pi)
     return head_dim * math.log(wavelengths) / (2 * math.log(rotary.theta))
 
 
 def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """`heads` [T, heads, D] turned by [T, 1, D / 2]; a pair is an element of each half."""
+    """Turn `heads` [T, heads, D] by [T, 1, D / 2]; a pair is one element of each half."""
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
 
@@ -60,18 +60,18 @@ class PageMemory:
         self.values = torch.empty(shape, dtype=dtype, device=device)
 
     def clear_pages(self, pages: Tensor) -> None:
-        """These pages get a new owner. A weight of zero does not silence a value that is no number: values go."""
+        """Zero the values of pages that get a new owner: a weight of zero does not silence a value that is NaN."""
         self.values.index_fill_(2, pages, 0)
 
     def write(self, layer: int, kv_offsets: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store [T, kv_heads, D] at `places` [T]: page * PAGE_TOKENS + offset."""
+        """Store [T, kv_heads, D] at `kv_offsets` [T]: page * PAGE_TOKENS + offset."""
         self.keys[layer].flatten(1, 2).index_copy_(1, kv_offsets, keys.transpose(0, 1))
         self.values[layer].flatten(1, 2).index_copy_(1, kv_offsets, values.transpose(0, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """`rows` sequences with `queries` tokens each, which are the batch's tokens `first` to `last` (exclusive).
+    """`rows` sequences with `queries` tokens each, which are the batch's tokens `first` to `end` (exclusive).
 
     `pages` [rows, P] hold the keys; the first key of row r stands at `origin[r]`. `positions` [rows, queries].
     """
@@ -83,7 +83,8 @@ class AttentionGroup:
     positions: Tensor
 
     def masked_keys(self, window: int | None) -> Tensor:
-        """[rows, queries, P * PAGE_TOKENS]: the keys after a query, or so long before that its window has passed."""
+        """Return a mask [rows, queries, P * PAGE_TOKENS], true for keys after a query and keys that its window has
+        passed."""
         offsets = torch.arange(self.pages.shape[1] * PAGE_TOKENS, device=self.pages.device)
         ages = self.positions.unsqueeze(-1) - (self.origin.unsqueeze(-1) + offsets).unsqueeze(1)
         return ages < 0 if window is None else (ages < 0) | (ages >= window)
@@ -91,7 +92,7 @@ class AttentionGroup:
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan:
-    """One row of a batch: its tokens `first` to `last` (exclusive) begin at position `start`; `pages` [P]."""
+    """One row of a batch: its tokens `first` to `end` (exclusive) begin at position `start`; `pages` [P]."""
 
     first: int
     end: int
@@ -109,12 +110,12 @@ class AttentionGrouping:
         self._scratch_bytes = scratch_bytes
 
     def group_single_tokens(self, pages: Tensor, positions: Tensor, window: int | None) -> Iterator[AttentionGroup]:
-        """Rows of one token, the batch's first ones: tables [R, P] and positions [R]."""
+        """Group rows of one token, the batch's first ones: tables [R, P] and positions [R]."""
         origin = torch.zeros_like(positions)
         if window is not None:
             first_page = (positions - (window - 1)).clamp_(min=0) // PAGE_TOKENS
-            most = min((window + PAGE_TOKENS - 2) // PAGE_TOKENS + 1, pages.shape[1])
-            columns = first_page.unsqueeze(-1) + torch.arange(most, device=pages.device)
+            column_count = min((window + PAGE_TOKENS - 2) // PAGE_TOKENS + 1, pages.shape[1])
+            columns = first_page.unsqueeze(-1) + torch.arange(column_count, device=pages.device)
             pages = pages.gather(1, columns.clamp_(max=pages.shape[1] - 1))
             origin = first_page * PAGE_TOKENS
         rows = self._scratch_bytes // (pages.shape[1] * PAGE_TOKENS * (self._key_bytes + self._query_bytes))
@@ -124,10 +125,10 @@ class AttentionGrouping:
             yield AttentionGroup(low, high, pages[low:high], origin[low:high], positions[low:high].unsqueeze(-1))
 
     def group_span(self, span: TokenSpan, window: int | None) -> Iterator[AttentionGroup]:
-        """A row of several tokens, in blocks of queries."""
+        """Group a row of several tokens, in blocks of queries."""
         end = span.start + span.end - span.first
-        seen = end if window is None else min(end, 2 * window)
-        block = max(1, self._scratch_bytes // (self._query_bytes * (seen + 2 * PAGE_TOKENS)))
+        visible_keys = end if window is None else min(end, 2 * window)
+        block = max(1, self._scratch_bytes // (self._query_bytes * (visible_keys + 2 * PAGE_TOKENS)))
         if window is not None:
             block = min(block, max(window, PAGE_TOKENS))
         for start in range(span.start, end, block):
@@ -149,7 +150,7 @@ class AttentionPlan:
 
 
 def attend(queries: Tensor, memory: PageMemory, layer: int, sinks: Tensor, plan: AttentionPlan) -> Tensor:
-    """Attention of `queries` [T, heads, D], already in memory as keys: [T, heads * D].
+    """Return the attention [T, heads * D] of `queries` [T, heads, D], whose keys and values are in memory already.
 
     `sinks` [heads], in the type to sum in, is one more score of each head, which has weight and no value.
     """
@@ -167,15 +168,15 @@ def _attend_group(
     flat = group.pages.reshape(-1)
     keys = memory.keys[layer].index_select(1, flat).view(kv_heads, rows, -1, width)
     values = memory.values[layer].index_select(1, flat).view(kv_heads, rows, -1, width)
-    asked = queries[group.first : group.end].view(rows, count, kv_heads, heads // kv_heads, width)
-    asked = asked.permute(2, 0, 1, 3, 4).reshape(kv_heads, rows, -1, width)
-    scores = (asked @ keys.transpose(-1, -2)).to(sinks.dtype).mul_(width**-0.5)
+    grouped_queries = queries[group.first : group.end].view(rows, count, kv_heads, heads // kv_heads, width)
+    grouped_queries = grouped_queries.permute(2, 0, 1, 3, 4).reshape(kv_heads, rows, -1, width)
+    scores = (grouped_queries @ keys.transpose(-1, -2)).to(sinks.dtype).mul_(width**-0.5)
     scores = scores.view(kv_heads, rows, count, heads // kv_heads, -1)
     scores.masked_fill_(group.masked_keys(window).unsqueeze(2), -torch.inf)
-    extra = sinks.view(kv_heads, 1, 1, -1, 1)
-    highest = torch.maximum(scores.amax(dim=-1, keepdim=True), extra)
+    sink_scores = sinks.view(kv_heads, 1, 1, -1, 1)
+    highest = torch.maximum(scores.amax(dim=-1, keepdim=True), sink_scores)
     weights = scores.sub_(highest).exp_()
-    total = weights.sum(dim=-1, keepdim=True) + (extra - highest).exp()
+    total = weights.sum(dim=-1, keepdim=True) + (sink_scores - highest).exp()
     weights = weights.div_(total).to(values.dtype).view(kv_heads, rows, -1, weights.shape[-1])
-    found = (weights @ values).view(kv_heads, rows, count, heads // kv_heads, width)
-    return found.permute(1, 2, 0, 3, 4).reshape(rows * count, heads * width)
+    output = (weights @ values).view(kv_heads, rows, count, heads // kv_heads, width)
+    return output.permute(1, 2, 0, 3, 4).reshape(rows * count, heads * width)

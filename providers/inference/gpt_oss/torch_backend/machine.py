@@ -1,4 +1,4 @@
-"""What a device can do: its free memory, how fast it reads weights and how fast it unpacks them."""
+"""Measures a device: its free memory, how fast it reads weights and how fast it unpacks them."""
 
 import os
 import time
@@ -21,7 +21,7 @@ _CGROUPS: Final = (
 
 
 def measure_device(device: torch.device, dtype: torch.dtype) -> Machine:
-    """Takes about a tenth of a second and 64 MiB."""
+    """Measure the device. Takes about a tenth of a second and 64 MiB."""
     weights = torch.ones(_ROWS, _SIDE, dtype=dtype, device=device)
     vector = torch.ones(1, _SIDE, dtype=dtype, device=device)
     blocks = torch.zeros(_SIDE, _SIDE // 32, 16, dtype=torch.uint8, device=device)
@@ -33,7 +33,7 @@ def measure_device(device: torch.device, dtype: torch.dtype) -> Machine:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can be had now: of the card, or of the machine within its container's limit."""
+    """Return the available memory: of the card, or of the machine within its container's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = _free_system_bytes()
@@ -46,7 +46,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def core_count() -> int:
-    """Those that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -59,7 +59,7 @@ def _free_system_bytes() -> int:
 
 
 def _best_time_s(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the best of three, after one to warm up."""
+    """Return the seconds of the best of three runs, after one to warm up."""
     times: list[float] = []
     for _ in range(4):
         began = time.perf_counter()

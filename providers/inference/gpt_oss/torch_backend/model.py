@@ -1,6 +1,6 @@
 """gpt-oss in torch: the reference forward over a ragged batch, on any device, weights as they are on disk.
 
-Source: openai/gpt-oss, gpt_oss/torch/model.py. float32 and float64 are oracles, bfloat16 is what it was trained in.
+Source: openai/gpt-oss, gpt_oss/torch/model.py. float32 and float64 are oracles, bfloat16 is the type it was trained in.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +28,8 @@ MAX_UNPACKED_BYTES: Final = 32 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where and as what a model computes. A matrix of all experts that is no larger than `together_bytes` unpacked is
-    kept unpacked and used in one go; larger ones stay as they are on disk, and are unpacked expert by expert."""
+    """The device and type that a model computes on. A matrix of all experts that takes at most `max_unpacked_bytes` is
+    stored unpacked and used in one product; larger ones stay as they are on disk, and are unpacked expert by expert."""
 
     device: torch.device
     dtype: torch.dtype
@@ -37,14 +37,14 @@ class Placement:
 
     @property
     def sum_dtype(self) -> torch.dtype:
-        """What norms, softmax and sinks are computed in."""
+        """The type of norms, softmax and sinks."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True, slots=True)
 class TorchBatch:
-    """Tokens [T] of several sequences, their `positions` [T] and `places` in the page memory [T]; `sampled` [S] are
-    the tokens whose logits are wanted, `reach` what is attended in each kind of layer."""
+    """Tokens [T] of several sequences, their `positions` [T] and `kv_offsets` in the page memory [T]; `sample_rows` [S]
+    are the tokens whose logits are needed, `attention_plans` the groups to attend in each kind of layer."""
 
     tokens: Tensor
     positions: Tensor
@@ -93,8 +93,8 @@ class TorchModel:
         turned = rotate(projected[:, : spec.heads + spec.kv_heads], *rotation)
         queries, keys = turned[:, : spec.heads], turned[:, spec.heads :]
         memory.write(index, batch.kv_offsets, keys, projected[:, spec.heads + spec.kv_heads :])
-        found = attend(queries, memory, index, layer.sinks, batch.attention_plans[spec.layers[index]])
-        return linear(found, layer.out_weight, layer.out_bias)
+        attention_output = attend(queries, memory, index, layer.sinks, batch.attention_plans[spec.layers[index]])
+        return linear(attention_output, layer.out_weight, layer.out_bias)
 
     def _compute_experts(self, layer: LayerTensors, normed_hidden: Tensor) -> Tensor:
         scores = linear(normed_hidden, layer.router_weight, layer.router_bias)
@@ -109,7 +109,7 @@ class TorchModel:
     def _compute_all_experts(
         self, gate_up: DenseExperts, down: DenseExperts, normed_hidden: Tensor, chosen_experts: Tensor
     ) -> Tensor:
-        """[T, chosen, hidden] by one product over all experts, each with as many places as the busiest needs."""
+        """Return [T, chosen, hidden] by one product over all experts, each with as many rows as the busiest needs."""
         flat = chosen_experts.flatten()
         order = flat.argsort(stable=True)
         of_expert = flat[order]
@@ -118,13 +118,13 @@ class TorchModel:
         inputs = normed_hidden.new_zeros(self.spec.experts, int(counts.max()), normed_hidden.shape[-1])
         inputs[of_expert, place] = normed_hidden[order // chosen_experts.shape[1]]
         inner = self._swiglu(torch.baddbmm(gate_up.bias.unsqueeze(1), inputs, gate_up.weight))
-        found = torch.baddbmm(down.bias.unsqueeze(1), inner, down.weight)
+        expert_outputs = torch.baddbmm(down.bias.unsqueeze(1), inner, down.weight)
         outputs = normed_hidden.new_empty(len(flat), normed_hidden.shape[-1])
-        outputs[order] = found[of_expert, place]
+        outputs[order] = expert_outputs[of_expert, place]
         return outputs.view(*chosen_experts.shape, -1)
 
     def _compute_each_expert(self, layer: LayerTensors, normed_hidden: Tensor, chosen_experts: Tensor) -> Tensor:
-        """[T, chosen, hidden], one chosen expert after the other."""
+        """Return [T, chosen, hidden], one chosen expert after the other."""
         flat = chosen_experts.flatten()
         counts: list[int] = cast("Any", torch.bincount(flat, minlength=self.spec.experts)).tolist()
         parts = torch.split(flat.argsort(stable=True), counts)
@@ -181,7 +181,7 @@ class TorchModel:
         bias = self._place_tensor(experts.bias)
         if isinstance(experts, DenseExperts):
             return DenseExperts(self._place_tensor(experts.weight), bias)
-        blocks, scales = (each.to(self.placement.device) for each in (experts.blocks, experts.scales))
+        blocks, scales = (tensor.to(self.placement.device) for tensor in (experts.blocks, experts.scales))
         if self._fits_unpacked():
             return DenseExperts(unpack(blocks, scales, self.placement.dtype).transpose(1, 2), bias)
         return PackedExperts(blocks, scales, bias)

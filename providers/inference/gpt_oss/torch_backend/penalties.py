@@ -1,4 +1,4 @@
-"""Presence, frequency and repetition penalties: what each slot that asked for them has seen."""
+"""Presence, frequency and repetition penalties over the tokens of each slot that has one."""
 
 from array import array
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from providers.inference.gpt_oss.engine.sampling import RowSampling
 
 
 class Penalties:
-    """Costs nothing for slots without a penalty, and for the others as much as they have seen tokens."""
+    """Costs nothing for slots without a penalty, and for the others as much as they have tokens."""
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
@@ -27,10 +27,11 @@ class Penalties:
         self._slots.pop(slot, None)
 
     def count(self, slot: int, start: int, tokens: Sequence[int]) -> None:
-        """Tokens of positions that were counted before, being computed anew, are not counted again."""
-        seen = self._slots.get(slot)
-        if seen is not None and start + len(tokens) > seen.counted_tokens:
-            seen.add(tokens[max(0, seen.counted_tokens - start) :])
+        """Count tokens at positions from `start` on; positions that were counted before, being recomputed, are
+        skipped."""
+        penalties = self._slots.get(slot)
+        if penalties is not None and start + len(tokens) > penalties.counted_tokens:
+            penalties.add(tokens[max(0, penalties.counted_tokens - start) :])
 
     def apply(self, scores: Tensor, slots: Sequence[int]) -> None:
         """Change the rows of `scores` whose slots have penalties, in place."""
@@ -40,7 +41,8 @@ class Penalties:
 
 
 class _SlotPenalties:
-    """One slot's. `tokens` may repeat: each gets its new score from its old one and its count, again and again."""
+    """One slot's tokens and counts. `_tokens` may repeat: each gets its new score from its old one and its count, again
+    and again."""
 
     def __init__(self, sampling: RowSampling, prompt: Sequence[int], counts: Tensor) -> None:
         self.counted_tokens = len(prompt)
@@ -51,15 +53,17 @@ class _SlotPenalties:
     def add(self, tokens: Sequence[int]) -> None:
         self.counted_tokens += len(tokens)
         self._tokens.extend(iter(tokens))  # arrays take from arrays of their own type alone
-        fresh = torch.tensor(list(tokens), device=self._counts.device)
-        self._counts.index_add_(0, fresh, torch.ones_like(fresh, dtype=self._counts.dtype))
+        new_tokens = torch.tensor(list(tokens), device=self._counts.device)
+        self._counts.index_add_(0, new_tokens, torch.ones_like(new_tokens, dtype=self._counts.dtype))
 
     def apply(self, scores: Tensor) -> None:
         if not self._tokens:
             return
         sampling = self._sampling
-        seen = torch.frombuffer(self._tokens, dtype=torch.int64).to(scores.device)
-        made = self._counts[seen].to(scores.dtype)
-        found = scores[seen]
-        repeated = torch.where(found > 0, found / sampling.repetition_penalty, found * sampling.repetition_penalty)
-        scores[seen] = repeated - sampling.frequency_penalty * made - sampling.presence_penalty * (made > 0)
+        tokens = torch.frombuffer(self._tokens, dtype=torch.int64).to(scores.device)
+        counts = self._counts[tokens].to(scores.dtype)
+        old_scores = scores[tokens]
+        repeated = torch.where(
+            old_scores > 0, old_scores / sampling.repetition_penalty, old_scores * sampling.repetition_penalty
+        )
+        scores[tokens] = repeated - sampling.frequency_penalty * counts - sampling.presence_penalty * (counts > 0)

@@ -32,14 +32,14 @@ DtypeName = Literal["bfloat16", "float32", "float64"]
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 MIN_MEASURED_BYTES: Final = 2**30
-"""A checkpoint below this runs anywhere, and is not worth a measurement."""
+"""A checkpoint of fewer bytes runs anywhere, and is not worth a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchSettings:
     """`device` auto takes a GPU where there is one. `threads` None leaves one core to the event loop.
 
-    `kv_memory_gib` None takes what `slots` sequences of `context_tokens` need, or else most of what memory is left;
+    `kv_memory_gib` None takes the need of `slots` sequences of `context_tokens`, or else most of the free memory;
     `context_tokens` None takes the model's own, or as much of it as there is memory for. `run_anyway` overrides the
     refusal of a machine that is too small or too slow.
     """
@@ -59,7 +59,7 @@ def load_runner(
 ) -> "TorchRunner":
     """Open, check and load a checkpoint. Sets the process's torch threads.
 
-    Raises ConfigError: for a damaged checkpoint (naming file and tensor), a device that is not there, a machine that
+    Raises ConfigError: for a damaged checkpoint (naming file and tensor), a device that does not exist, a machine that
     is too small or too slow for the model, or too little memory for the context (saying what to lower).
     """
     torch.set_num_threads(settings.threads or max(1, core_count() - 1))
@@ -83,10 +83,10 @@ class TorchRunner:
         self._device, dtype = model.placement.device, model.placement.dtype
         self.slots = settings.slots
         self.vocabulary_size = model.spec.vocabulary
-        wanted = KvRequest(settings.slots, settings.context_tokens, settings.kv_memory_gib)
+        kv_request = KvRequest(settings.slots, settings.context_tokens, settings.kv_memory_gib)
         page_bytes = model.spec.kv_bytes(dtype.itemsize) * PAGE_TOKENS
         free = free_bytes(self._device)
-        self.page_count, self.context_tokens = kv_pages(model.spec, wanted, page_bytes, PAGE_TOKENS, free)
+        self.page_count, self.context_tokens = kv_pages(model.spec, kv_request, page_bytes, PAGE_TOKENS, free)
         self.memory = PageMemory(model.spec, self.page_count, dtype, self._device)
         self.kv_bytes = self.memory.keys.nbytes + self.memory.values.nbytes
         self._grouping = AttentionGrouping(model.spec, dtype.itemsize, settings.scratch_mib * 2**20)
@@ -114,7 +114,7 @@ class TorchRunner:
 
     def _build_batch(self, rows: Sequence[PlanRow]) -> TorchBatch:
         tokens, slots, positions, last = array("q"), array("q"), array("q"), array("q")
-        begun: list[int] = []
+        new_pages: list[int] = []
         for row in rows:
             count = len(row.tokens)
             end = row.start + count
@@ -122,17 +122,17 @@ class TorchRunner:
             tokens.extend(iter(row.tokens))  # an array extends no array of another width
             slots.extend([row.slot] * count)
             positions.extend(range(row.start, end))
-            begun.extend(row.pages[-(-row.start // PAGE_TOKENS) : -(-end // PAGE_TOKENS)])
+            new_pages.extend(row.pages[-(-row.start // PAGE_TOKENS) : -(-end // PAGE_TOKENS)])
             if row.needs_sample:
                 last.append(len(tokens) - 1)
-        if begun:
-            self.memory.clear_pages(torch.tensor(begun, device=self._device))
-        ids, of_slot, at = torch.stack(
-            [torch.frombuffer(each, dtype=torch.int64) for each in (tokens, slots, positions)]
+        if new_pages:
+            self.memory.clear_pages(torch.tensor(new_pages, device=self._device))
+        ids, row_slots, at = torch.stack(
+            [torch.frombuffer(column, dtype=torch.int64) for column in (tokens, slots, positions)]
         ).to(self._device)
-        places = self._tables[of_slot, at // PAGE_TOKENS] * PAGE_TOKENS + at % PAGE_TOKENS
+        kv_offsets = self._tables[row_slots, at // PAGE_TOKENS] * PAGE_TOKENS + at % PAGE_TOKENS
         sampled = torch.tensor(last, dtype=torch.int64, device=self._device)
-        return TorchBatch(ids, at, places, sampled, self._plan_attention(rows, of_slot, at))
+        return TorchBatch(ids, at, kv_offsets, sampled, self._plan_attention(rows, row_slots, at))
 
     def _update_block_table(self, row: PlanRow) -> None:
         """Bring the slot's block table up to date."""
@@ -160,15 +160,15 @@ class TorchRunner:
             ("full_attention", None),
             ("sliding_attention", self._model.spec.window),
         )
-        reach: dict[LayerKind, AttentionPlan] = {}
+        plans: dict[LayerKind, AttentionPlan] = {}
         for kind, window in kinds:
             groups: list[AttentionGroup] = (
                 list(self._grouping.group_single_tokens(tables, positions[:singles], window)) if singles else []
             )
             for span in spans:
                 groups.extend(self._grouping.group_span(span, window))
-            reach[kind] = AttentionPlan(window, groups)
-        return reach
+            plans[kind] = AttentionPlan(window, groups)
+        return plans
 
 
 def find_device(name: str) -> torch.device:
@@ -188,10 +188,10 @@ def find_device(name: str) -> torch.device:
 
 
 def _check_fit(checkpoint: ModelCheckpoint, device: torch.device, dtype: torch.dtype) -> None:
-    if sum(each.nbytes for each in checkpoint.stored_tensors.values()) < MIN_MEASURED_BYTES:
+    if sum(tensor.nbytes for tensor in checkpoint.stored_tensors.values()) < MIN_MEASURED_BYTES:
         return
-    found = assess_fit(
+    report = assess_fit(
         checkpoint.spec, Precision(dtype.itemsize, checkpoint.experts_packed), measure_device(device, dtype)
     )
-    if found.refusal is not None:
-        raise ConfigError(f"{checkpoint.folder}: {found.refusal}")
+    if report.refusal is not None:
+        raise ConfigError(f"{checkpoint.folder}: {report.refusal}")

@@ -1,4 +1,5 @@
-"""Chooses tokens from logits, row by row as each asked: vectorised, and the same whatever else is in the batch."""
+"""Sampler: chooses tokens from logits, each row by its own parameters: vectorised, and independent of the other
+rows."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from providers.inference.gpt_oss.torch_backend.penalties import Penalties
 
 GREEDY_BELOW: Final = 1e-5
 CANDIDATES: Final = 512
-"""So many of the likeliest tokens are sorted first; a row that wants more has MORE times as many sorted, and so on."""
+"""Tokens that are sorted first; a row that needs more has CANDIDATE_GROWTH times as many sorted, and so on."""
 
 CANDIDATE_GROWTH: Final = 16
 
@@ -23,19 +24,20 @@ _WORD_MASK: Final = 2**64 - 1
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on these two alone: splitmix64 (Steele et al., 2014) over a hashed seed."""
+    """Return a number in [0, 1) that depends on these two alone: splitmix64 (Steele et al., 2014) over a hashed
+    seed."""
     return _mix_bits(_mix_bits(seed & _WORD_MASK) + 0x9E3779B97F4A7C15 * (position + 1) & _WORD_MASK) / 2**53
 
 
 def _mix_bits(word: int) -> int:
-    """53 well-mixed bits of 64."""
+    """Return 53 well-mixed bits of 64."""
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD_MASK
     word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD_MASK
     return (word ^ word >> 31) >> 11
 
 
 class Sampler:
-    """One per runner. Slots are opened before they sample, with what the penalties count from."""
+    """One per runner. Slots are opened before they sample, with the tokens that the penalties count from."""
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
@@ -48,13 +50,13 @@ class Sampler:
         self.close(slot)
         self._sampling_by_slot[slot] = sampling
         self._penalties.open(slot, sampling, prompt, generated)
-        # A token that does not exist has no logit to bias, and must not fail the others' step.
-        known = {token: bias for token, bias in sampling.logit_bias.items() if 0 <= token < self._vocabulary}
-        if known:
-            tokens = torch.tensor(list(known), device=self._device)
+        # A token that does not exist has no logit to bias, and must not fail the step of the other rows.
+        biases = {token: bias for token, bias in sampling.logit_bias.items() if 0 <= token < self._vocabulary}
+        if biases:
+            tokens = torch.tensor(list(biases), device=self._device)
             self._bias_by_slot[slot] = (
                 tokens,
-                torch.tensor(list(known.values()), dtype=torch.float32, device=self._device),
+                torch.tensor(list(biases.values()), dtype=torch.float32, device=self._device),
             )
 
     def close(self, slot: int) -> None:
@@ -63,26 +65,27 @@ class Sampler:
         self._penalties.close(slot)
 
     def count(self, slot: int, start: int, tokens: Sequence[int]) -> None:
-        """The slot's sequence was given `tokens` from position `start` on."""
+        """Record that the slot's sequence has `tokens` from position `start` on."""
         self._penalties.count(slot, start, tokens)
 
     def sample(
         self, logits: Tensor, rows: Sequence[tuple[int, int]], masks: Mapping[int, bytes]
     ) -> dict[int, SampledToken]:
-        """A token for each of `rows` (slot, position to fill) from its logits [rows, vocabulary], which are used up.
+        """Return a token for each of `rows` (slot, position to fill) from its logits [rows, vocabulary], which are
+        overwritten.
 
         Log-probabilities are the model's own: before penalties, bias, mask and temperature. Raises FloatingPointError
         when a row's logits are not numbers.
         """
         scores = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-        wanted = [row for row, (slot, _) in enumerate(rows) if self._sampling_by_slot[slot].logprobs is not None]
-        raw = scores[wanted] if wanted else None
+        logprob_rows = [row for row, (slot, _) in enumerate(rows) if self._sampling_by_slot[slot].logprobs is not None]
+        raw = scores[logprob_rows] if logprob_rows else None
         self._adjust_scores(scores, [slot for slot, _ in rows], masks)
         tokens: list[int] = _tensor_to_list(self._choose_tokens(scores, rows))
         chosen = {slot: SampledToken(token) for (slot, _), token in zip(rows, tokens, strict=True)}
         if raw is not None:
-            asked = [(rows[row][0], tokens[row]) for row in wanted]
-            chosen |= self._report_logprobs(raw, asked)
+            slot_tokens = [(rows[row][0], tokens[row]) for row in logprob_rows]
+            chosen |= self._report_logprobs(raw, slot_tokens)
         return chosen
 
     def _adjust_scores(self, scores: Tensor, slots: Sequence[int], masks: Mapping[int, bytes]) -> None:
@@ -116,12 +119,12 @@ class Sampler:
             dtype=torch.float64,
             device=scores.device,
         )
-        if any(each.temperature != 1 for each in samplings):
-            scores.div_(_column((each.temperature for each in samplings), scores))
+        if any(sampling.temperature != 1 for sampling in samplings):
+            scores.div_(_column((sampling.temperature for sampling in samplings), scores))
         if kind == "plain":
             return draw(scores, uniforms)
         limits = torch.tensor(
-            [(each.top_k or self._vocabulary, each.top_p, each.min_p) for each in samplings],
+            [(sampling.top_k or self._vocabulary, sampling.top_p, sampling.min_p) for sampling in samplings],
             dtype=torch.float64,
             device=scores.device,
         )
@@ -129,8 +132,8 @@ class Sampler:
 
     def _report_logprobs(self, raw_logits: Tensor, slot_tokens: Sequence[tuple[int, int]]) -> dict[int, SampledToken]:
         total = raw_logits.logsumexp(dim=-1, keepdim=True)
-        most = max(self._sampling_by_slot[slot].logprobs or 0 for slot, _ in slot_tokens)
-        values, tokens = raw_logits.topk(min(most, self._vocabulary), dim=-1)
+        top_count = max(self._sampling_by_slot[slot].logprobs or 0 for slot, _ in slot_tokens)
+        values, tokens = raw_logits.topk(min(top_count, self._vocabulary), dim=-1)
         values = values - total
         own: list[float] = _tensor_to_list(
             raw_logits[range(len(slot_tokens)), [token for _, token in slot_tokens]] - total.squeeze(-1)
@@ -145,7 +148,7 @@ class Sampler:
 
 
 def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
-    """A token of each row of `scores` [R, V], which are used up, with softmax's probabilities, by inverse CDF.
+    """Draw a token of each row of `scores` [R, V], which are overwritten, with softmax's probabilities, by inverse CDF.
 
     The sums are of blocks first, so that only a block's worth of each row is cumulated.
     """
@@ -163,7 +166,8 @@ def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def draw_filtered(scores: Tensor, limits: Tensor, uniforms: Tensor, candidates: int = CANDIDATES) -> Tensor:
-    """As `draw`, from the tokens that `limits` [R, 3] leave: top-k, then top-p of those, then min-p; at least one."""
+    """Draw like `draw` from the tokens that `limits` [R, 3] allow: top-k, then top-p of those, then min-p; at least
+    one."""
     count = min(candidates, scores.shape[-1])
     values, tokens = scores.topk(count, dim=-1)
     top_k, top_p, min_p = (limits[:, column].unsqueeze(-1) for column in range(3))
@@ -172,23 +176,24 @@ def draw_filtered(scores: Tensor, limits: Tensor, uniforms: Tensor, candidates: 
     weights = (values.double() - total).exp()
     weights.mul_(torch.arange(count, device=scores.device) < top_k)
     mass = torch.where(top_k < scores.shape[-1], weights.sum(dim=-1, keepdim=True), 1.0)
-    kept = (weights.cumsum(dim=-1) - weights < top_p * mass) | (top_p >= 1)
-    kept &= values - values[:, :1] >= min_p.log()
-    kept[:, 0] = True
-    whole = ~kept[:, -1] | (top_k.squeeze(-1) <= count)
-    cumulated = weights.mul_(kept).cumsum(dim=-1)
+    allowed = (weights.cumsum(dim=-1) - weights < top_p * mass) | (top_p >= 1)
+    allowed &= values - values[:, :1] >= min_p.log()
+    allowed[:, 0] = True
+    complete = ~allowed[:, -1] | (top_k.squeeze(-1) <= count)
+    cumulated = weights.mul_(allowed).cumsum(dim=-1)
     place = _first_above(cumulated, uniforms.unsqueeze(-1) * cumulated[:, -1:])
     chosen = tokens.gather(1, place.unsqueeze(-1)).squeeze(-1)
-    if count < scores.shape[-1] and not bool(whole.all()):
-        rest = (~whole).nonzero().squeeze(-1)
+    if count < scores.shape[-1] and not bool(complete.all()):
+        rest = (~complete).nonzero().squeeze(-1)
         chosen[rest] = draw_filtered(scores[rest], limits[rest], uniforms[rest], candidates * CANDIDATE_GROWTH)
     return chosen
 
 
 def _first_above(cumulated: Tensor, target: Tensor) -> Tensor:
-    """The first column where [R, n] is above `target` [R, 1]; rounding cannot push it past the last with weight."""
-    most = cumulated[:, -1:]
-    target = torch.minimum(target, torch.nextafter(most, torch.zeros_like(most)))
+    """Return the first column where [R, n] is above `target` [R, 1]; rounding cannot push it past the last with
+    weight."""
+    total = cumulated[:, -1:]
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulated, target, right=True).squeeze(-1).clamp_(max=cumulated.shape[-1] - 1)
 
 
@@ -204,7 +209,7 @@ def _column(values: Iterable[float], like: Tensor) -> Tensor:
 
 
 def _tensor_to_list(values: Tensor) -> Any:
-    """`tolist`, whose own type says nothing of what is in the list."""
+    """Return `values.tolist()`, whose own type does not say what the list contains."""
     return cast("Any", values).tolist()
 
 
@@ -214,7 +219,7 @@ def _check_finite(values: Tensor) -> None:
 
 
 def _forbidden_tokens(mask: bytes, vocabulary: int, device: torch.device) -> Tensor:
-    """[vocabulary] of bool. What lies behind the mask's end is forbidden."""
+    """Return [vocabulary] of bool, true for tokens whose bit is clear or past the mask's end."""
     size = (vocabulary + 7) // 8
     octets = torch.frombuffer(bytearray(mask[:size].ljust(size, b"\0")), dtype=torch.uint8).to(device)
     return _clear_bits(device).index_select(0, octets.int()).view(torch.bool)[:vocabulary]
@@ -222,6 +227,6 @@ def _forbidden_tokens(mask: bytes, vocabulary: int, device: torch.device) -> Ten
 
 @cache
 def _clear_bits(device: torch.device) -> Tensor:
-    """For every byte its eight bits, inverted, as eight booleans in one wide element."""
+    """Return for every byte its eight bits, inverted, as eight booleans in one wide element."""
     bits = (torch.arange(256).unsqueeze(-1) >> torch.arange(8)) & 1
     return (bits == 0).view(torch.int64).flatten().to(device)

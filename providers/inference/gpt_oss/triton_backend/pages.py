@@ -1,8 +1,8 @@
-"""Block tables on the device, and a page for each slot beyond those that the engine gave it.
+"""BlockTables: block tables on the device, with a spare page for each slot beyond those that the engine allocated.
 
-A step that is launched ahead, or that verifies guesses, may write behind a slot's last page. Each slot has a spare page
-for that; when the engine gives it the page that belongs there, the two change places, and nothing is copied: pages have
-other numbers here than for the engine.
+A step that is launched ahead, or that verifies drafts, may write after a slot's last page. Each slot has a spare page
+for that; when the engine allocates the page that belongs there, the two change places, and nothing is copied: pages
+have other numbers here than in the engine.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ NO_COLUMN = -1
 
 
 class BlockTables:
-    """Over `tables` [slots, columns] int32, of a memory with `pages` and a page more for every slot."""
+    """Writes `tables` [slots, columns] int32, over a memory with `pages` pages and one more for every slot."""
 
     def __init__(self, tables: Tensor, pages: int) -> None:
         slots, self._columns = tables.shape
@@ -28,12 +28,12 @@ class BlockTables:
         self._pending_writes: dict[int, int] = {}
 
     def open(self, slot: int) -> None:
-        """The slot has another sequence, of which no page is known."""
+        """Forget the pages of the slot's former sequence."""
         self._listed_page_counts[slot] = 0
         self._spare_columns[slot] = NO_COLUMN
 
     def grow(self, slot: int, pages: Sequence[int]) -> None:
-        """These are the slot's pages; the first of them it had before."""
+        """Set the slot's pages; the first of them are those it had before."""
         for column in range(self._listed_page_counts[slot], len(pages)):
             page = pages[column]
             if column == self._spare_columns[slot]:
@@ -44,14 +44,14 @@ class BlockTables:
         self._listed_page_counts[slot] = max(self._listed_page_counts[slot], len(pages))
 
     def reserve_position(self, slot: int, position: int) -> None:
-        """The slot is to have room up to `position`: at most a page more than it was given."""
+        """Give the slot room up to `position`: at most one page more than `grow` set."""
         column = position // PAGE_TOKENS
         if column >= self._listed_page_counts[slot] and column != self._spare_columns[slot]:
             self._spare_columns[slot] = column
             self._set_page(slot, column, self._spare_pages[slot])
 
     def write_tables(self) -> None:
-        """Bring the device's tables up to date, behind what it does already."""
+        """Queue the changes of the device's tables after the work that the device has already."""
         if not self._pending_writes:
             return
         pinned = self._flat_tables.device.type == "cuda"

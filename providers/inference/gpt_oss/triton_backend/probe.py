@@ -1,7 +1,7 @@
-"""Whether Triton works here: the smallest kernel is compiled and run, before minutes are spent on loading a model.
+"""Probes Triton: compiles and runs the smallest kernel, before minutes are spent on loading a model.
 
-It tells of a C compiler or a header that is missing, of a driver that is too old, and of a card that this Triton does
-not know yet; and of a Triton that is too old or too new, whose language is another.
+It detects a missing C compiler or header, a driver that is too old, a card that this Triton does not know yet, and a
+Triton whose language is too old or too new.
 """
 
 import importlib
@@ -18,7 +18,7 @@ _MAX_ERROR_CHARS = 300
 
 
 def probe_triton(device: torch.device) -> str | None:
-    """What keeps kernels from running on `device`; None where nothing does. Takes a second or two."""
+    """Return why kernels cannot run on `device`; None where they can. Takes a second or two."""
     broken: type[Exception] = cast("Any", importlib.import_module("triton")).TritonError
     try:
         norm_rows: Callable[..., None] = import_from_string(
@@ -27,8 +27,8 @@ def probe_triton(device: torch.device) -> str | None:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             numbers = torch.ones(1, 16, device=device)
             norm_rows(torch.empty_like(numbers), numbers, torch.ones(16, device=device), 1e-5)
-            numbers.sum().item()  # what fails on the device is told here
+            numbers.sum().item()  # an error on the device is raised here
     except (RuntimeError, AttributeError, ImportError, OSError, ValueError, subprocess.SubprocessError, broken) as exc:
-        told = " ".join(str(exc).split())[:_MAX_ERROR_CHARS]
-        return f"Triton cannot run a kernel: {type(exc).__name__}: {told}."
+        message = " ".join(str(exc).split())[:_MAX_ERROR_CHARS]
+        return f"Triton cannot run a kernel: {type(exc).__name__}: {message}."
     return None

@@ -1,9 +1,9 @@
-"""TritonRunner: a Runner whose steps are our own kernels, the next one launched while the engine takes in the last.
+"""TritonRunner: a Runner whose steps are the Triton kernels, the next one launched while the engine processes the last.
 
-Where every sequence of a plan only goes on, the step behind it is launched at once, before anyone knows its tokens:
-they are read on the device, where sampling left them. The next plan then finds its rows under way; a row that it does
-not have, as the sequence ended, was computed for nothing. A sequence that repeats what it has had (see `lookup`) is
-given guesses instead, each a row of its own, and gets as many tokens at once as were right, and one more.
+Where every sequence of a plan only goes on, the next step is launched at once, before its tokens are known on the host:
+they are read on the device, where sampling stored them. The next plan then finds its rows under way; a row that it does
+not have, as the sequence ended, was computed for nothing. A sequence that repeats earlier text (see `prompt_lookup`)
+gets drafts instead, each a row of its own; a step returns its accepted drafts and one token more.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,13 +31,13 @@ from providers.inference.gpt_oss.triton_backend.prompt_lookup import MAX_DRAFTS,
 from providers.inference.gpt_oss.triton_backend.steps import PendingTokens, StepLauncher
 
 MAX_DRAFTING_ROWS: Final = 4
-"""Guesses are made in steps of so many sequences at most: beyond it a step is too dear to lengthen."""
+"""Sequences of a step up to which tokens are drafted: a larger step is too dear to lengthen."""
 
 
 @dataclass(frozen=True, slots=True)
 class TritonSettings:
-    """`step_tokens` is the most that a plan has. `ahead` launches steps before they are asked for, `guesses` lets
-    sequences that repeat themselves make several tokens a step; neither changes any token."""
+    """`step_tokens` bounds the tokens of a plan. `launch_ahead` launches steps before the engine plans them,
+    `use_drafts` lets sequences that repeat themselves return several tokens a step; neither changes any token."""
 
     kv_request: KvRequest
     step_tokens: int = 2048
@@ -47,8 +47,8 @@ class TritonSettings:
 
 @dataclass(slots=True)
 class _SlotState:
-    """A sequence. `last` was sampled for position `next`, -1 where none was. `known` tokens stand at `known_at` and
-    behind, computed though the engine has not asked for them yet."""
+    """A sequence. `last_token` was sampled for position `next_position`, -1 where none was. `computed_tokens` stand at
+    `computed_start` and after, computed though the engine has not planned them yet."""
 
     sampling: RowSampling
     is_plain: bool
@@ -61,7 +61,7 @@ class _SlotState:
 
 @dataclass(slots=True)
 class _StepInFlight:
-    """A step under way, or done. `lines` are those whose tokens `pending` has, in its order."""
+    """A step that runs or has ended. `slot_tokens` are those whose tokens `pending` has, in its order."""
 
     slot_tokens: Sequence[SlotTokens]
     pending: PendingTokens
@@ -74,17 +74,20 @@ def load_triton_runner(
     settings: BackendSettings,
     progress: Callable[[Progress], None] | None = None,
 ) -> "TritonRunner":
-    """Load, repack and compile, where the backend's checks found nothing wrong. Raises ConfigError as they do."""
-    asked = settings.torch
-    room = KvRequest(asked.slots, asked.context_tokens, asked.kv_memory_gib)
-    spec, itemsize = checkpoint.spec, DTYPES[asked.dtype].itemsize
-    left = free_bytes(device) - weight_bytes(spec, Precision(itemsize, experts_packed=True))
-    kv_pages(spec, room, spec.kv_bytes(itemsize) * PAGE_TOKENS, PAGE_TOKENS, left)  # or it is said after minutes
+    """Load, repack and compile, after `find_triton_obstacle` and the probe have passed. Raises ConfigError as they
+    do."""
+    torch_settings = settings.torch
+    kv_request = KvRequest(torch_settings.slots, torch_settings.context_tokens, torch_settings.kv_memory_gib)
+    spec, itemsize = checkpoint.spec, DTYPES[torch_settings.dtype].itemsize
+    remaining_bytes = free_bytes(device) - weight_bytes(spec, Precision(itemsize, experts_packed=True))
+    kv_pages(
+        spec, kv_request, spec.kv_bytes(itemsize) * PAGE_TOKENS, PAGE_TOKENS, remaining_bytes
+    )  # else the error comes after minutes
     with torch.inference_mode():
         weights = load_weights(
-            checkpoint, device, DTYPES[asked.dtype], progress, certified_head=settings.certified_head
+            checkpoint, device, DTYPES[torch_settings.dtype], progress, certified_head=settings.certified_head
         )
-    return TritonRunner(weights, TritonSettings(room, settings.step_tokens))
+    return TritonRunner(weights, TritonSettings(kv_request, settings.step_tokens))
 
 
 class TritonRunner:
@@ -93,7 +96,7 @@ class TritonRunner:
     page_tokens = PAGE_TOKENS
 
     def __init__(self, weights: Weights, settings: TritonSettings, kernels: Kernels = TRITON) -> None:
-        """Compiles and captures all that steps need: seconds, or minutes the first time on a machine.
+        """Compile and capture all that steps need: seconds, or minutes the first time on a machine.
 
         Raises ConfigError when the memory for keys and values holds no useful context.
         """
@@ -105,7 +108,7 @@ class TritonRunner:
         self.certified_head = weights.ends.int8_unembedding is not None
         page_bytes = spec.kv_bytes(dtype.itemsize) * PAGE_TOKENS
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # loading left much of it, which would count as taken
+            torch.cuda.empty_cache()  # the allocator's cache after loading would count as used
         free = free_bytes(self._device)
         self.page_count, self.context_tokens = kv_pages(spec, settings.kv_request, page_bytes, PAGE_TOKENS, free)
         pages = self.page_count + self.slots
@@ -142,26 +145,26 @@ class TritonRunner:
             return self._run_step(plan.rows, masks)
 
     def _run_step(self, rows: Sequence[PlanRow], masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
-        flown, self._step_ahead = self._step_ahead, None
-        under_way = {line.slot: line.start for line in flown.slot_tokens} if flown else {}
-        taken: set[int] = set()
+        in_flight, self._step_ahead = self._step_ahead, None
+        starts_in_flight = {line.slot: line.start for line in in_flight.slot_tokens} if in_flight else {}
+        continued_slots: set[int] = set()
         lines: list[SlotTokens] = []
         for row in rows:
             self._update_slot(row)
-            if under_way.get(row.slot) == row.start and self._is_continuation(row) and row.slot not in masks:
-                taken.add(row.slot)
+            if starts_in_flight.get(row.slot) == row.start and self._is_continuation(row) and row.slot not in masks:
+                continued_slots.add(row.slot)
             elif (line := self._build_slot_tokens(row, masks, len(rows))) is not None:
                 lines.append(line)
-        flight = self._launch(lines, masks) if lines else None
+        launched = self._launch(lines, masks) if lines else None
         if self.settings.launch_ahead:
             self._step_ahead = self._launch_next_step(rows, masks, lines)
-        found = self._collect_tokens(flown, taken) if flown and taken else {}
-        if flight is not None:
-            found |= self._collect_tokens(flight, {line.slot for line in lines})
-        return found
+        sampled_tokens = self._collect_tokens(in_flight, continued_slots) if in_flight and continued_slots else {}
+        if launched is not None:
+            sampled_tokens |= self._collect_tokens(launched, {line.slot for line in lines})
+        return sampled_tokens
 
     def _update_slot(self, row: PlanRow) -> None:
-        """What a row tells of its sequence, before it is computed."""
+        """Update the slot's block table, penalties and lookup from a row, before it is computed."""
         state = self._slots[row.slot]
         self._block_tables.grow(row.slot, row.pages)
         self._sampler.count(row.slot, row.start, row.tokens)
@@ -169,23 +172,24 @@ class TritonRunner:
             state.lookup.extend(row.start, row.tokens)
 
     def _is_continuation(self, row: PlanRow) -> bool:
-        """Whether the row is the token that was sampled last, to be followed by the next."""
+        """Return whether the row is the token that was sampled last, to be followed by the next."""
         state = self._slots[row.slot]
         return row.needs_sample and row.start == state.next_position and list(row.tokens) == [state.last_token]
 
     def _build_slot_tokens(self, row: PlanRow, masks: Mapping[int, bytes], rows: int) -> SlotTokens | None:
-        """What is to compute of a row, with guesses behind it where they are worth it; None if nothing is."""
+        """Return the tokens of a row to compute, with drafts after them where they pay; None if all are computed."""
         state = self._slots[row.slot]
         start, tokens = row.start, list(row.tokens)
         if start == state.computed_start:
-            known = 0
+            computed_count = 0
             while (
-                known < min(len(state.computed_tokens), len(tokens) - row.needs_sample)
-                and state.computed_tokens[known] == tokens[known]
+                computed_count < min(len(state.computed_tokens), len(tokens) - row.needs_sample)
+                and state.computed_tokens[computed_count] == tokens[computed_count]
             ):
-                known += 1
-            state.computed_tokens, state.computed_start = state.computed_tokens[known:], state.computed_start + known
-            start, tokens = start + known, tokens[known:]
+                computed_count += 1
+            state.computed_tokens = state.computed_tokens[computed_count:]
+            state.computed_start += computed_count
+            start, tokens = start + computed_count, tokens[computed_count:]
         if not tokens:
             return None
         if not row.needs_sample or not state.is_plain or row.slot in masks:
@@ -205,17 +209,17 @@ class TritonRunner:
         self._block_tables.write_tables()
         batch = self.shapes.build_batch(slot_tokens)
         pending = self.steps.launch(batch)
-        asking = [(line.slot, line.start + len(line.tokens)) for line in slot_tokens if line.needs_logits]
+        logit_slots = [(line.slot, line.start + len(line.tokens)) for line in slot_tokens if line.needs_logits]
         plain = [line for line in slot_tokens if line.sample_count and not line.needs_logits]
-        if not asking:
+        if not logit_slots:
             return _StepInFlight(plain, pending)
-        return _StepInFlight(plain, pending, self._sampler.sample(self.steps.logits(batch), asking, masks))
+        return _StepInFlight(plain, pending, self._sampler.sample(self.steps.logits(batch), logit_slots, masks))
 
     def _launch_next_step(
         self, rows: Sequence[PlanRow], masks: Mapping[int, bytes], slot_tokens: Sequence[SlotTokens]
     ) -> _StepInFlight | None:
-        """The step behind this one, of all its rows; None where one of them must wait for its token, or would rather
-        guess, or where a prompt goes on: that is better computed together with the others' tokens."""
+        """Launch the step after this one, of all its rows. Returns None where a row must wait for its token, or has
+        drafts, or where a prompt goes on: it is better computed together with the other rows' tokens."""
         if any(line.sample_count > 1 for line in slot_tokens):
             return None
         ahead: list[SlotTokens] = []
@@ -234,34 +238,36 @@ class TritonRunner:
         return self._launch(ahead, {}) if ahead else None
 
     def _collect_tokens(self, flight: _StepInFlight, slots: set[int]) -> dict[int, SampledToken]:
-        """The tokens of a step's `slots`, when it has ended."""
-        found = dict(flight.sampled_tokens)
+        """Return the tokens of a step's `slots`, when it has ended."""
+        collected = dict(flight.sampled_tokens)
         ids = flight.pending.wait()
         at = 0
         for line in flight.slot_tokens:
-            made = ids[at : at + line.sample_count]
+            line_ids = ids[at : at + line.sample_count]
             at += line.sample_count
             if line.slot in slots:
-                found[line.slot] = self._accept_drafts(line, made)
-        return found
+                collected[line.slot] = self._accept_drafts(line, line_ids)
+        return collected
 
     def _accept_drafts(self, slot_tokens: SlotTokens, sampled_ids: Sequence[int]) -> SampledToken:
         state = self._slots[slot_tokens.slot]
         drafts = slot_tokens.tokens[len(slot_tokens.tokens) - slot_tokens.sample_count + 1 :]
-        right = 0
-        while right < len(drafts) and drafts[right] == sampled_ids[right]:
-            right += 1
-        if min(sampled_ids[: right + 1]) < 0:
+        accepted_count = 0
+        while accepted_count < len(drafts) and drafts[accepted_count] == sampled_ids[accepted_count]:
+            accepted_count += 1
+        if min(sampled_ids[: accepted_count + 1]) < 0:
             raise FloatingPointError("the model's logits are not finite")
         first = slot_tokens.start + len(slot_tokens.tokens) - len(drafts)
-        state.last_token, state.next_position = sampled_ids[right], first + right
+        state.last_token, state.next_position = sampled_ids[accepted_count], first + accepted_count
         if drafts:
             assert state.lookup is not None
-            state.lookup.record_drafts(len(drafts), right)
-            state.computed_tokens, state.computed_start = sampled_ids[:right], first
+            state.lookup.record_drafts(len(drafts), accepted_count)
+            state.computed_tokens, state.computed_start = sampled_ids[:accepted_count], first
         return (
-            SampledRun(sampled_ids[0], following_tokens=[SampledToken(token) for token in sampled_ids[1 : right + 1]])
-            if right
+            SampledRun(
+                sampled_ids[0], following_tokens=[SampledToken(token) for token in sampled_ids[1 : accepted_count + 1]]
+            )
+            if accepted_count
             else SampledToken(sampled_ids[0])
         )
 
@@ -270,7 +276,7 @@ class TritonRunner:
 
 
 def _is_plain(sampling: RowSampling) -> bool:
-    """Whether the kernel samples it: by temperature alone."""
+    """Return whether the kernel can sample it: by temperature alone."""
     filters = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
     filtered = filters and sampling.temperature >= GREEDY_BELOW  # they always leave the best
     penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)

@@ -1,4 +1,5 @@
-"""Steps on the device: one memory for all of their shapes, and graphs of those that are of singles alone."""
+"""StepLauncher: launches steps on the device, with one memory for all of their shapes and graphs of those of singles
+alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,14 +24,14 @@ class PendingTokens:
     done_event: torch.cuda.Event | None
 
     def wait(self) -> list[int]:
-        """Blocks until the step that makes them has ended."""
+        """Return the tokens; blocks until the step that samples them has ended."""
         if self.done_event is not None:
             self.done_event.synchronize()
         return tensor_to_list(self.ids)
 
 
 class StepLauncher:
-    """Launches batches, one behind the other, on the current stream. Nothing here waits for the device."""
+    """Launches batches, one after the other, on the current stream. No method waits for the device."""
 
     def __init__(self, weights: Weights, tables: Tables, shapes: StepShapes, kernels: Kernels) -> None:
         largest = shapes.largest
@@ -55,11 +56,11 @@ class StepLauncher:
         torch.cuda.synchronize(self._device)
 
     def clear_graphs(self) -> None:
-        """Launch every kernel of a step by itself from now on, to see whether that changes anything."""
+        """Launch every kernel of a step by itself from now on, to test that graphs change nothing."""
         self._graphs.clear()
 
     def launch(self, batch: TritonBatch) -> PendingTokens:
-        """Compute the rows, and choose the tokens of those that `samples` name."""
+        """Compute the rows, and sample the tokens of `sample_rows`."""
         self._write_inputs(batch)
         shape, samples = batch.shape, len(batch.sample_rows)
         if (graph := self._graphs.get((shape, bool(samples)))) is not None:
@@ -71,7 +72,7 @@ class StepLauncher:
         return self._fetch_tokens(self._step_buffers(shape).sampled_tokens[:samples])
 
     def logits(self, batch: TritonBatch) -> Tensor:
-        """Of the rows that `asked` names, in the batch that was launched last. Theirs to use up who asks."""
+        """Return the logits of `logit_rows` in the batch that was launched last. The caller may overwrite them."""
         step = self._logits_buffers(batch.shape)
         self._kernels.unembed(self._weights.ends, step)
         return step.logits[: len(batch.logit_rows)]
@@ -79,7 +80,7 @@ class StepLauncher:
     def _capture(self, shape: StepShape) -> None:
         for samples in (True, False):
             graph = torch.cuda.CUDAGraph()
-            # Another thread may well allocate meanwhile, as one that loads another model does.
+            # Another thread may allocate meanwhile, such as one that loads another model.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._launch_layers(shape)
                 if samples:
@@ -98,20 +99,20 @@ class StepLauncher:
     def _fetch_tokens(self, ids: Tensor) -> PendingTokens:
         if self._device.type != "cuda":
             return PendingTokens(ids.clone(), None)
-        kept = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
-        kept.copy_(ids, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        return PendingTokens(kept, done)
+        host_ids = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
+        host_ids.copy_(ids, non_blocking=True)
+        done_event = torch.cuda.Event()
+        done_event.record()
+        return PendingTokens(host_ids, done_event)
 
     def _step_buffers(self, shape: StepShape) -> StepBuffers:
-        """Made once: two dozen views take a tenth of a millisecond, which is a tenth of a small step."""
+        """Return the cached views: two dozen views take a tenth of a millisecond, which is a tenth of a small step."""
         if shape not in self._steps:
             self._steps[shape] = self._slice_buffers(shape)
         return self._steps[shape]
 
     def _slice_buffers(self, shape: StepShape) -> StepBuffers:
-        """The memory's first rows, with the inputs where `packed` has them."""
+        """Return the memory's first rows, with the inputs at their places in the packed inputs."""
         memory, rows, chosen = self._buffers, shape.rows, self._buffers.chosen_experts.shape[1]
         inputs = self._input_views(shape)
         return replace(

@@ -1,4 +1,4 @@
-"""A kernel against its reference: random inputs at the shapes' edges, outputs full of numbers that are none."""
+"""Compares a kernel with its reference: random inputs at the shapes' edges, outputs full of NaN."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,12 +28,12 @@ from providers.inference.gpt_oss.triton_backend.kernels.weights import EndWeight
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
 BY_ROW = {"hidden", "normed_hidden", "queries", "attention_output", "chosen_experts", "shares", "inner"}
-"""Tensors of a Step whose rows of padding may hold anything."""
+"""Tensors of StepBuffers whose rows of padding may hold anything."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layer and the ends of a model, and a step in the middle of its life, all of it made of `seed`."""
+    """A layer and the ends of a model, and a step in the middle of its life, all of it random by `seed`."""
 
     layer: Layer
     ends: EndWeights
@@ -42,8 +42,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Shape:
-    """Rows of a step: of each sequence (cached tokens, new tokens), single ones first, and so much padding behind
-    the singles. `window` None is a full layer."""
+    """Rows of a step: of each sequence (cached tokens, new tokens), single ones first, and this much padding after the
+    singles. `window` None is a full layer."""
 
     sequences: Sequence[tuple[int, int]] = ((0, 1), (15, 1), (16, 1), (40, 1), (100, 1))
     padding: int = 2
@@ -60,7 +60,7 @@ ENDS_SHAPES = {
     "mixed": Shape(sequences=((0, 1), (16, 1), (3, 7), (17, 20)), padding=1),
     "odd": Shape(sequences=((2, 1),) * 20, spec=tiny_spec_with(hidden=96, vocabulary=333)),
 }
-"""For the kernels behind the layers: of everything that can be sampled a little."""
+"""For the kernels after the layers: a few of every kind of row that can be sampled."""
 
 
 def make_case(shape: Shape = Shape()) -> Case:
@@ -79,7 +79,7 @@ def make_case(shape: Shape = Shape()) -> Case:
 
 
 def choose(step: StepBuffers, chosen: Tensor) -> None:
-    """These are the experts [T, K] of the rows that are not padding; `order` and `starts` follow."""
+    """Set the experts [T, K] of the rows that are not padding; `order` and `starts` follow."""
     live = (step.positions >= 0).unsqueeze(-1).cpu()
     step.chosen_experts.copy_(chosen.masked_fill(~live, -1))
     experts = len(step.starts) - 1
@@ -89,7 +89,8 @@ def choose(step: StepBuffers, chosen: Tensor) -> None:
 
 
 def make_layer(shape: Shape) -> Layer:
-    """A layer whose numbers keep their magnitude; layer 1 of two, so that a kernel that forgets the index is found."""
+    """Return a layer whose numbers keep their magnitude; layer 1 of two, so that a kernel that forgets the index
+    fails."""
     spec, wide, device = shape.spec, sum_dtype(shape.dtype), torch.device(shape.device)
 
     def matrix(*sizes: int) -> Tensor:
@@ -131,23 +132,23 @@ def make_ends(shape: Shape) -> EndWeights:
 
 
 def _step(shape: Shape, device: torch.device) -> StepBuffers:
-    """Slots in a scattered order, pages too; what a row may not see is not a number."""
+    """Return a step of slots in a scattered order, pages too; numbers that a row may not see are NaN."""
     spec = replace(shape.spec, layers=TINY.layers[:2])
     longest = max((cached + new for cached, new in shape.sequences), default=1)
-    each = -(-longest // PAGE_TOKENS)
+    columns = -(-longest // PAGE_TOKENS)
     slots = len(shape.sequences) + 2
-    room = TableSizes(slots, longest, slots * each + 1, shape.dtype, device)
-    tables = make_tables(spec, room)
-    scattered = list(range(room.pages))
+    sizes = TableSizes(slots, longest, slots * columns + 1, shape.dtype, device)
+    tables = make_tables(spec, sizes)
+    scattered = list(range(sizes.pages))
     Random(shape.seed).shuffle(scattered)
-    tables.pages.copy_(torch.tensor(scattered[: slots * each]).view(slots, each))
+    tables.pages.copy_(torch.tensor(scattered[: slots * columns]).view(slots, columns))
     for memory in (tables.keys, tables.values):
         memory.fill_(torch.nan)
     tables.last_tokens.copy_(torch.randint(0, spec.vocabulary, (slots,)))
     tables.temperatures.copy_(torch.rand(slots) * (torch.arange(slots) % 3 > 0))
     tables.seeds.copy_(torch.randint(-(2**62), 2**62, (slots,)))
-    singles = [(slots - 1 - place, *each) for place, each in enumerate(shape.sequences) if each[1] == 1]
-    several = [(slots - 1 - place, *each) for place, each in enumerate(shape.sequences) if each[1] > 1]
+    singles = [(slots - 1 - place, *columns) for place, columns in enumerate(shape.sequences) if columns[1] == 1]
+    several = [(slots - 1 - place, *columns) for place, columns in enumerate(shape.sequences) if columns[1] > 1]
     rows = [(slot, cached, -1 if slot % 2 else slot) for slot, cached, _ in singles] + [(0, -1, -1)] * shape.padding
     first_span, tiles = len(rows), list[tuple[int, int, int, int]]()
     for slot, cached, new in several:
@@ -163,14 +164,14 @@ def _step(shape: Shape, device: torch.device) -> StepBuffers:
         places = torch.arange(cached + new)
         pages = tables.pages[slot, places // PAGE_TOKENS].long()
         for memory in (tables.keys, tables.values):
-            drawn = torch.randn(2, len(places), spec.kv_heads, spec.head_dim).to(memory)
+            numbers = torch.randn(2, len(places), spec.kv_heads, spec.head_dim).to(memory)
             for layer in range(2):
-                memory[layer][pages, :, places.to(device) % PAGE_TOKENS] = drawn[layer]
+                memory[layer][pages, :, places.to(device) % PAGE_TOKENS] = numbers[layer]
     return step
 
 
 def copied(step: StepBuffers) -> StepBuffers:
-    """The same step elsewhere in memory."""
+    """Return a copy of the step elsewhere in memory."""
     tables = replace(step.tables, **{name: each.clone() for name, each in tensors_by_name(step.tables).items()})
     return replace(step, tables=tables, **{name: each.clone() for name, each in tensors_by_name(step).items()})
 
@@ -183,24 +184,25 @@ def assert_same(
     poisoned: Sequence[str] = (),
     tolerance: float | None = None,
 ) -> None:
-    """A kernel and its reference, both run on copies of the case's step, give the same `outputs` (names of a Step's or
-    a Tables' tensors) and change nothing else. `poisoned` outputs are no numbers before: those not also inputs."""
+    """Assert that a kernel and its reference, both run on copies of the case's step, return the same `outputs` (names
+    of the tensors of StepBuffers or Tables) and change nothing else. `poisoned` outputs are NaN before: those not also
+    inputs."""
     before = copied(case.step)
     for name in poisoned:
         target = tensors_by_name(before)[name]
         target.fill_(torch.nan if target.is_floating_point() else 1_000_003)
     before.partials.fill_(torch.nan)
     bound = TOLERANCES[case.step.hidden.dtype] if tolerance is None else tolerance
-    found, expected = copied(before), copied(before)
+    actual, expected = copied(before), copied(before)
     first = case.ends if pair[0].__annotations__.get("ends") else case.layer
-    pair[0](first, found)
+    pair[0](first, actual)
     pair[1](first, expected)
     live = before.positions >= 0
-    for made, wanted, was in ((found, expected, before), (found.tables, expected.tables, before.tables)):
-        for name, filled in tensors_by_name(made).items():
+    for result, reference, original in ((actual, expected, before), (actual.tables, expected.tables, before.tables)):
+        for name, filled in tensors_by_name(result).items():
             of_row = live if name in BY_ROW else before.sample_rows >= 0 if name == "logits" else ...
             value, truth, old = (
-                each[of_row] for each in (filled, tensors_by_name(wanted)[name], tensors_by_name(was)[name])
+                each[of_row] for each in (filled, tensors_by_name(reference)[name], tensors_by_name(original)[name])
             )
             if name not in outputs:
                 assert name == "partials" or torch.equal(_bits(value), _bits(old)), f"{name} was changed"
@@ -210,11 +212,11 @@ def assert_same(
                 assert _distance(value, truth) <= bound, f"{name} is off by {_distance(value, truth):.2e}"
 
 
-def _distance(found: Tensor, expected: Tensor) -> float:
-    """Of the difference's norm to the expected one's; what is no number must be none in both."""
-    if not torch.equal(found.isnan(), expected.isnan()):
+def _distance(actual: Tensor, expected: Tensor) -> float:
+    """Return the ratio of the difference's norm to the expected one's; NaN must be NaN in both."""
+    if not torch.equal(actual.isnan(), expected.isnan()):
         return float("inf")
-    difference = (found.double() - expected.double()).nan_to_num().square().sum()
+    difference = (actual.double() - expected.double()).nan_to_num().square().sum()
     return float((difference / expected.double().nan_to_num().square().sum().clamp(min=1e-60)).sqrt())
 
 

@@ -1,4 +1,5 @@
-"""The process behind `compiling`: launches kernels on no device and tells what was compiled, a line of JSON a job."""
+"""The worker process of `compiling`: launches kernels on no device and writes the compiled kernels, a line of JSON a
+job."""
 
 # Triton has no types:
 # pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false
@@ -45,10 +46,10 @@ MODELS: Final = {"20b": (24, 32), "120b": (36, 128)}
 
 
 class NoCard:
-    """Stands in for Triton's driver where there is none: it only knows what to compile for."""
+    """Stands in for Triton's driver without a card: it only knows the architecture to compile for."""
 
     def __init__(self, architecture: int, fresh: bool = False) -> None:
-        """Of a `fresh` one Triton knows nothing yet that was compiled for it."""
+        """Make Triton compile again for a `fresh` card, ignoring kernels that it compiled before."""
         self._target = GPUTarget("cuda", architecture, 32)
         self._number = architecture + 1000 * fresh
 
@@ -56,7 +57,7 @@ class NoCard:
         return self._target
 
     def get_current_device(self) -> int:
-        """Triton keeps what it compiled for each device: this one's number tells its architecture."""
+        """Return a number for the architecture: Triton caches compiled kernels by device."""
         return self._number
 
     def get_current_stream(self, device: int) -> int:
@@ -113,7 +114,8 @@ def make_layer(spec: ModelSpec, window: int | None) -> Layer:
 
 
 def launches(job: dict[str, Any]) -> list[Any]:
-    """What Triton compiled while the launch function ran, on a full layer and then on a sliding one."""
+    """Return the kernels that Triton compiled while the launch function ran, on a full layer and then on a sliding
+    one."""
     spec = spec_of(job["model"])
     rows = job["rows"]
     tables = make_tables(spec, TableSizes(128, 32768, 1 << 17, torch.bfloat16, NOWHERE))
@@ -125,13 +127,13 @@ def launches(job: dict[str, Any]) -> list[Any]:
     launch = getattr(
         importlib.import_module(f"providers.inference.gpt_oss.triton_backend.kernels.{job['kernel']}"), job["kernel"]
     )
-    found: list[Any] = []
+    kernels: list[Any] = []
     original = triton.JITFunction.run
 
-    def compile_only(self: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> Any:
-        kernel = original(self, *given, grid=grid, warmup=True, **named)
-        if all(kernel is not each for each in found):
-            found.append(kernel)
+    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+        kernel = original(self, *arguments, grid=grid, warmup=True, **named)
+        if all(kernel is not each for each in kernels):
+            kernels.append(kernel)
         return kernel
 
     triton.JITFunction.run = compile_only
@@ -143,18 +145,18 @@ def launches(job: dict[str, Any]) -> list[Any]:
             launch(replace(full, window=spec.window), step)
     finally:
         triton.JITFunction.run = original
-    return found
+    return kernels
 
 
 class Unknown(StepLauncher):
-    """Steps that no device runs: nothing is captured."""
+    """A launcher of steps that no device runs: nothing is captured."""
 
     def _capture(self, shape: StepShape) -> None:
         pass
 
 
 def compiled_when(job: dict[str, Any]) -> dict[str, Any]:
-    """How many kernels a runner's warming up compiles, and which all steps that can ever be would add."""
+    """Return how many kernels a runner's warm-up compiles, and which all possible later steps would add."""
     triton.runtime.driver.set_active(NoCard(job["architecture"], fresh=True))
     spec = replace(spec_of(job["model"]), layers=("full_attention", "sliding_attention"))
     tables = make_tables(spec, TableSizes(job["slots"], 32768, 1 << 17, torch.bfloat16, NOWHERE))
@@ -163,34 +165,34 @@ def compiled_when(job: dict[str, Any]) -> dict[str, Any]:
     layers = (make_layer(spec, None), replace(make_layer(spec, spec.window), index=0))
     shapes = StepShapes(job["slots"], job["step_tokens"])
     steps = Unknown(Weights(spec, layers, ends), tables, shapes, TRITON)
-    found: dict[tuple[str, str], None] = {}
+    compiled: dict[tuple[str, str], None] = {}
     original, synchronize = triton.JITFunction._do_compile, torch.cuda.synchronize
 
-    def never(self: Any, key: Any, *given: Any, **named: Any) -> None:
-        found[self.__name__, str(key)] = None
+    def never(self: Any, key: Any, *arguments: Any, **named: Any) -> None:
+        compiled[self.__name__, str(key)] = None
 
     triton.JITFunction._do_compile = never
     torch.cuda.synchronize = lambda device=None: None
     try:
         steps.warm_up(shapes.all_shapes())
-        before = len(found)
+        before = len(compiled)
         rows = shapes.buckets[-1]
         mixed = [(singles, spans) for spans in shapes.spans for singles in (0, *shapes.buckets)]
         tiles = {shape.rows - shape.singles: shape.tiles for shape in shapes.all_shapes()}
         steps.warm_up([StepShape(singles + spans, singles, rows, tiles[spans]) for singles, spans in mixed])
     finally:
         triton.JITFunction._do_compile, torch.cuda.synchronize = original, synchronize
-    return {"before": before, "later": [name for name, _ in list(found)[before:]]}
+    return {"before": before, "later": [name for name, _ in list(compiled)[before:]]}
 
 
 def measured(kernel: Any) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        told = _tool("cuobjdump", "-res-usage", "-sass", file.name)
-    usage = USAGE.search(told)
-    assert usage is not None, told
-    body = [(int(at, 16), opcode, rest) for at, opcode, rest in _instructions(told)]
+        listing = _tool("cuobjdump", "-res-usage", "-sass", file.name)
+    usage = USAGE.search(listing)
+    assert usage is not None, listing
+    body = [(int(at, 16), opcode, rest) for at, opcode, rest in _instructions(listing)]
     spills = sum(opcode.startswith(("LDL", "STL")) for _, opcode, _ in body)
     return {
         "name": kernel.metadata.name,
@@ -205,26 +207,27 @@ def measured(kernel: Any) -> dict[str, Any]:
     }
 
 
-def _instructions(told: str) -> Sequence[tuple[str, str, str]]:
-    found = [match.groups() for match in map(INSTRUCTION.match, told.splitlines()) if match]
-    return [(at, opcode, rest) for at, opcode, rest in found if opcode != "NOP"]
+def _instructions(listing: str) -> Sequence[tuple[str, str, str]]:
+    matches = [match.groups() for match in map(INSTRUCTION.match, listing.splitlines()) if match]
+    return [(at, opcode, rest) for at, opcode, rest in matches if opcode != "NOP"]
 
 
 def _before_waiting(body: Sequence[tuple[int, str, str]]) -> Sequence[tuple[int, str, str]]:
-    """What stands before the wait for the kernel before; all of it, where nothing waits."""
+    """Return the instructions before the wait for the previous kernel; all of them where nothing waits."""
     waits = (index for index, (_, opcode, _) in enumerate(body) if opcode.startswith("ACQBULK"))
     return body[: next(waits, len(body))]
 
 
 def _loops(body: Sequence[tuple[int, str, str]]) -> list[tuple[int, int]]:
-    """Indices of the first and last instruction of every backward branch's body, but for a jump to itself."""
+    """Return the indices of the first and last instruction of every backward branch's body, but for a jump to
+    itself."""
     places = {at: index for index, (at, _, _) in enumerate(body)}
-    found: list[tuple[int, int]] = []
+    loops: list[tuple[int, int]] = []
     for index, (at, opcode, rest) in enumerate(body):
         target = re.search(r"0x([0-9a-f]+)\s*$", rest) if opcode.startswith("BRA") else None
         if target and int(target[1], 16) < at and int(target[1], 16) in places:
-            found.append((places[int(target[1], 16)], index))
-    return found
+            loops.append((places[int(target[1], 16)], index))
+    return loops
 
 
 def _counted(body: Sequence[tuple[int, str, str]]) -> dict[str, int]:
@@ -246,7 +249,7 @@ def main() -> None:
                 answer = compiled_when(job)
             else:
                 answer = {"kernels": [measured(kernel) for kernel in launches(job)]}
-        except Exception:  # noqa: BLE001 - told to whoever asked
+        except Exception:  # noqa: BLE001 - returned to the test
             answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), flush=True)
 

@@ -1,7 +1,8 @@
-"""What a launch compiles to: registers, spills, shared memory and instructions, on cards that are not there.
+"""Compiles launches for cards that this machine does not have: registers, spills, shared memory and instructions.
 
 A worker process (kernels are interpreted in this one) runs a launch function on memory that does not exist, with the
-true model's shapes, and hands back what Triton would have launched: exactly those constants, warps and alignments.
+true model's shapes, and returns the kernels that Triton would have launched: exactly those constants, warps and
+alignments.
 """
 
 import atexit
@@ -20,7 +21,7 @@ from typing import Any, Final, Literal
 ARCHITECTURES: Final = (80, 90, 100)
 TRITON: Final = tuple(int(part) for part in version("triton").split(".")[:2])
 OLD: Final = TRITON < (3, 7)
-"""Of 3.6 the code is longer, and its wgmma wait for each other; what it is compiled to was looked at all the same."""
+"""Triton 3.6 compiles to longer code, and its wgmma wait for each other; its output was inspected all the same."""
 
 LEAST_SHARED: Final = 101_376
 """Bytes that a CTA may have on cards of capability 8.6, 8.9 and 12.0: those of 8.0, 9.0 and 10.0 allow far more."""
@@ -64,7 +65,7 @@ class Loop:
 @dataclass(frozen=True)
 class Compiled:
     """A kernel as it would be loaded. `shared_bytes` as launched; `spills` are loads and stores of local memory;
-    `early` is what stands before the wait for the kernel before."""
+    `early` are the instructions before the wait for the previous kernel."""
 
     name: str
     registers: int
@@ -100,35 +101,35 @@ class Budget:
 
 
 def check(job: Job, budget: Budget) -> Sequence[Compiled]:
-    """Every kernel of a launch compiles, spills nothing and is within its budget."""
+    """Assert that every kernel of a launch compiles, spills nothing and is within its budget."""
     kernels = compiled(job)
     assert kernels, f"{job} launches nothing"
     for kernel in kernels:
-        shown = f"{kernel.name} for {job}"
-        assert kernel.spills == 0, f"{shown} spills {kernel.spills} times"
-        assert kernel.registers <= budget.registers * (1.25 if OLD else 1), f"{shown}: {kernel.registers} registers"
-        assert kernel.shared_bytes <= budget.shared_bytes, f"{shown}: {kernel.shared_bytes} bytes of shared memory"
-        assert kernel.shared_bytes <= LEAST_SHARED, f"{shown}: some cards have no {kernel.shared_bytes} bytes"
+        label = f"{kernel.name} for {job}"
+        assert kernel.spills == 0, f"{label} spills {kernel.spills} times"
+        assert kernel.registers <= budget.registers * (1.25 if OLD else 1), f"{label}: {kernel.registers} registers"
+        assert kernel.shared_bytes <= budget.shared_bytes, f"{label}: {kernel.shared_bytes} bytes of shared memory"
+        assert kernel.shared_bytes <= LEAST_SHARED, f"{label}: some cards have no {kernel.shared_bytes} bytes"
         allowed = budget.instructions * (1.6 if OLD else 1)
-        assert kernel.instructions <= allowed, f"{shown}: {kernel.instructions} instructions"
+        assert kernel.instructions <= allowed, f"{label}: {kernel.instructions} instructions"
         if job.architecture >= 90:
             check_order(kernel, free=kernel.name in FREE and job.kernel != "route")
     return kernels
 
 
 def check_order(kernel: Compiled, *, free: bool) -> None:
-    """What another kernel made is only read, and what it reads only overwritten, when that one has ended: nothing has
-    moved before the wait. And the next one is let begin."""
+    """Assert that nothing is read or written before the wait: outputs of another kernel are only read, and its inputs
+    only overwritten, when it has ended. And the kernel lets the next one begin."""
     assert kernel.early != kernel.opcodes, f"{kernel.name} never waits for the kernel before"
     assert any(opcode.startswith("PREEXIT") for opcode in kernel.opcodes), f"{kernel.name} lets no other begin"
     writes = ("ST", "RED", "ATOM", "UBLKRED", "UTMAST")
     reads = ("LDG", "LD.", "UBLKCP", "UTMALDG")
     forbidden = writes if free else writes + reads
-    # Shared memory is nobody else's.
+    # Shared memory belongs to the CTA alone.
     shared = ("STS", "ATOMS")
     moved = [opcode for opcode in kernel.early if opcode.startswith(forbidden) and not opcode.startswith(shared)]
     assert not moved, f"{kernel.name} does {moved} before it has waited"
-    # Who counts that it has arrived has a barrier between its threads' stores and the count, and one behind it.
+    # A CTA that counts its arrival has a barrier between its threads' stores and the count, and one after it.
     events = re.findall(r"st\.global|bar\.sync|atom\.global\S*acq_rel", kernel.ptx)
     for place, event in enumerate(events):
         if event.startswith("atom"):
@@ -136,8 +137,8 @@ def check_order(kernel: Compiled, *, free: bool) -> None:
 
 
 def multiplying(architecture: int, columns: int) -> str:
-    """What products of so many columns are made of, by its opcode: the widest there is, but for 8 columns, which are
-    too few for it before Triton 3.9."""
+    """Return the opcode of products of `columns` columns: the widest there is, but for 8 columns, which are too few for
+    it before Triton 3.9."""
     if columns < 16 and TRITON < (3, 9):
         return "HMMA"
     return {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}[architecture]
@@ -149,17 +150,17 @@ def compiled(job: Job) -> Sequence[Compiled]:
     return [_read(each) for each in _worker().ask(asdict(job))]
 
 
-def _read(told: dict[str, Any]) -> Compiled:
-    loops = [Loop(opcodes) for opcodes in told.pop("loops")]
-    return Compiled(**told, loops=loops)
+def _read(fields: dict[str, Any]) -> Compiled:
+    loops = [Loop(opcodes) for opcodes in fields.pop("loops")]
+    return Compiled(**fields, loops=loops)
 
 
 def left_to_compile(architecture: int, model: str, slots: int, step_tokens: int) -> tuple[int, list[str]]:
-    """How many kernels a runner compiles before it serves, and the names of those that it would have to compile when
-    requests wait already: there may be none."""
-    asked = {"architecture": architecture, "model": model, "slots": slots, "step_tokens": step_tokens}
-    told = _worker().answer(asked)
-    return told["before"], told["later"]
+    """Return how many kernels a runner compiles before it serves, and the names of those that it would have to compile
+    when requests wait already: there may be none."""
+    job = {"architecture": architecture, "model": model, "slots": slots, "step_tokens": step_tokens}
+    counts = _worker().answer(job)
+    return counts["before"], counts["later"]
 
 
 class Worker:

@@ -1,4 +1,4 @@
-"""A hand on steps: tokens of many sequences in, through launch functions of one's choice, logits and tokens out."""
+"""Stepper: computes steps for tokens of many sequences with any launch functions, and returns logits and tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Asked:
-    """Some tokens of a slot's sequence, behind the `start` that are computed. A token of -1 is the one sampled last."""
+    """Tokens of a slot's sequence after the `start` that are computed. A token of -1 is the one sampled last."""
 
     slot: int
     start: int
@@ -37,7 +37,7 @@ class Asked:
 
 @dataclass
 class Stepper:
-    """Drives steps by hand. Pages are given out scattered; memory is full of numbers that are none."""
+    """Drives steps by hand. Pages are allocated scattered; memory is full of NaN."""
 
     weights: Weights
     tables: Tables
@@ -45,19 +45,19 @@ class Stepper:
     alone_rows: int
     pages: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
 
-    def step(self, asked: Sequence[Asked], *, padding: int = 0) -> StepBuffers:
-        """Compute all of it in one step, those of one token first, with so many rows of padding behind those."""
-        ordered = sorted(asked, key=lambda each: len(each.tokens) > 1)
-        singles = sum(len(each.tokens) == 1 for each in ordered) + padding
+    def step(self, runs: Sequence[Asked], *, padding: int = 0) -> StepBuffers:
+        """Compute all of it in one step, those of one token first, with `padding` rows of padding after those."""
+        ordered = sorted(runs, key=lambda run: len(run.tokens) > 1)
+        singles = sum(len(run.tokens) == 1 for run in ordered) + padding
         rows: list[tuple[int, int, int]] = []
         samples: list[int] = []
         tiles: list[tuple[int, int, int, int]] = []
-        for each in ordered:
-            if len(each.tokens) > 1:
+        for run in ordered:
+            if len(run.tokens) > 1:
                 rows += [(0, -1, -1)] * (singles - len(rows))
-                tiles += query_tiles(len(rows), len(each.tokens), each.slot, each.start)
-            self._grow(each.slot, each.start + len(each.tokens))
-            rows += [(each.slot, each.start + place, token) for place, token in enumerate(each.tokens)]
+                tiles += query_tiles(len(rows), len(run.tokens), run.slot, run.start)
+            self._grow(run.slot, run.start + len(run.tokens))
+            rows += [(run.slot, run.start + place, token) for place, token in enumerate(run.tokens)]
             samples.append(len(rows) - 1)
         rows += [(0, -1, -1)] * (singles - len(rows))
         step = make_step(self.weights.spec, self.tables, len(rows), len(samples) + padding, singles)
@@ -69,30 +69,30 @@ class Stepper:
         launch_step(self.weights, step, self.kernels, ungrouped_rows=self.alone_rows)
         return step
 
-    def logits(self, asked: Sequence[Asked], *, padding: int = 0) -> Tensor:
-        step = self.step(asked, padding=padding)
+    def logits(self, runs: Sequence[Asked], *, padding: int = 0) -> Tensor:
+        step = self.step(runs, padding=padding)
         self.kernels.unembed(self.weights.ends, step)
-        return step.logits[: len(asked)].clone()
+        return step.logits[: len(runs)].clone()
 
-    def sampled(self, asked: Sequence[Asked], *, padding: int = 0) -> Mapping[int, int]:
-        """The chosen tokens by slot."""
-        step = self.step(asked, padding=padding)
+    def sampled(self, runs: Sequence[Asked], *, padding: int = 0) -> Mapping[int, int]:
+        """Return the chosen tokens by slot."""
+        step = self.step(runs, padding=padding)
         self.kernels.sample(self.weights.ends, step)
-        ordered = sorted(asked, key=lambda each: len(each.tokens) > 1)
-        return {each.slot: token for each, token in zip(ordered, tensor_to_list(step.sampled_tokens), strict=False)}
+        ordered = sorted(runs, key=lambda run: len(run.tokens) > 1)
+        return {run.slot: token for run, token in zip(ordered, tensor_to_list(step.sampled_tokens), strict=False)}
 
     def _grow(self, slot: int, tokens: int) -> None:
-        held = self.pages.setdefault(slot, [])
-        used = sum(len(each) for each in self.pages.values())
-        while len(held) * PAGE_TOKENS < tokens:
+        slot_pages = self.pages.setdefault(slot, [])
+        used = sum(len(allocated) for allocated in self.pages.values())
+        while len(slot_pages) * PAGE_TOKENS < tokens:
             # 7 has no factor in common with the page counts used here, so this visits every page once.
-            held.append(used * 7 % self.tables.keys.shape[1])
+            slot_pages.append(used * 7 % self.tables.keys.shape[1])
             used += 1
-            self.tables.pages[slot, len(held) - 1] = held[-1]
+            self.tables.pages[slot, len(slot_pages) - 1] = slot_pages[-1]
 
 
 def poison(step: StepBuffers) -> None:
-    """What a step makes is not a number before."""
+    """Fill the step's outputs with NaN."""
     for name in ("hidden", "normed_hidden", "queries", "attention_output", "shares", "inner", "logits", "partials"):
         getattr(step, name).fill_(torch.nan)
     for name in ("chosen_experts", "order", "starts", "sampled_tokens"):
@@ -102,7 +102,7 @@ def poison(step: StepBuffers) -> None:
 def stepper(
     folder: Path, dtype: torch.dtype = torch.float32, kernels: Kernels = REFERENCE, alone_rows: int = MAX_UNGROUPED_ROWS
 ) -> Stepper:
-    """Of a checkpoint, for 8 slots of 1,024 tokens."""
+    """Return a Stepper for a checkpoint, with 8 slots of 1,024 tokens."""
     torch.set_num_threads(1)
     weights = load_weights(open_checkpoint(folder), CPU, dtype)
     tables = make_tables(

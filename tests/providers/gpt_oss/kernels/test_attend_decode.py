@@ -24,7 +24,7 @@ def compare(shape: Shape) -> None:
 
 @BOTH
 @pytest.mark.parametrize("window", [None, 16])
-def test_it_is_its_reference(dtype: torch.dtype, window: int | None) -> None:
+def test_the_kernel_equals_its_reference(dtype: torch.dtype, window: int | None) -> None:
     cached = ((0, 1), (14, 1), (15, 1), (16, 1), (100, 1), (63, 1), (64, 1))
     compare(Shape(sequences=cached, dtype=dtype, window=window))
 
@@ -55,14 +55,14 @@ def test_odd_shapes(spec: ModelSpec) -> None:
 
 
 def test_several_rows_of_one_slot() -> None:
-    """As of drafts: a row sees those before it, and none behind it."""
+    """Rows of drafts: each sees those before it, and none after it."""
     case = make_case(Shape(sequences=((40, 1), (3, 1), (3, 1), (3, 1)), padding=1))
     fill_input(case.step, "slots", [5, 5, 5, 3])
     fill_input(case.step, "positions", [14, 15, 16, 3])
     assert_same(case, KERNELS, ["attention_output"], poisoned=["attention_output"])
 
 
-def test_rows_behind_the_singles_are_left_alone() -> None:
+def test_rows_after_the_singles_are_not_written() -> None:
     case = make_case(Shape(sequences=((40, 1), (3, 5)), padding=1))
     assert_same(case, KERNELS, ["attention_output"])
 
@@ -81,7 +81,7 @@ BUDGETS = {
 
 @pytest.mark.parametrize("rows", [1, 128])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_it_is_within_its_budget(architecture: int, rows: int) -> None:
+def test_the_kernel_is_within_its_budget(architecture: int, rows: int) -> None:
     """One kernel for full layers, one for sliding ones."""
     kernels = check(Job("attend_decode", architecture, rows), BUDGETS[architecture])
     assert len(kernels) == 2

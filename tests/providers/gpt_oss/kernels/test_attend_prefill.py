@@ -23,7 +23,7 @@ def compare(shape: Shape) -> None:
 
 @BOTH
 @pytest.mark.parametrize("window", [None, 16])
-def test_it_is_its_reference(dtype: torch.dtype, window: int | None) -> None:
+def test_the_kernel_equals_its_reference(dtype: torch.dtype, window: int | None) -> None:
     compare(Shape(sequences=((5, 1), (0, 2), (0, 16), (15, 17), (300, 5)), dtype=dtype, window=window))
 
 
@@ -59,7 +59,7 @@ BUDGETS = {
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_it_is_within_its_budget(architecture: int) -> None:
+def test_the_kernel_is_within_its_budget(architecture: int) -> None:
     """One kernel for full layers, one for sliding ones; on 90 two CTAs of each are on a multiprocessor."""
     kernels = check(Job("attend_prefill", architecture, 2048, singles=False), BUDGETS[architecture])
     assert len(kernels) == 2

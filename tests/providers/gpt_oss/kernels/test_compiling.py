@@ -20,13 +20,13 @@ GOOD = Compiled(
 )
 
 
-def test_what_is_right_passes() -> None:
+def test_a_right_kernel_passes() -> None:
     check_order(GOOD, free=False)
     check_order(replace(GOOD, early={"LDG.E.128": 4}), free=True)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (replace(GOOD, early={"LDG.E.128": 1}), "before it has waited"),
         (replace(GOOD, early={"STG.E": 1}), "before it has waited"),
@@ -36,8 +36,8 @@ def test_what_is_right_passes() -> None:
         (replace(GOOD, ptx=COUNTING.replace("st.global.b32; bar.sync 0;", "st.global.b32;")), "without a barrier"),
     ],
 )
-def test_what_is_wrong_does_not(wrong: Compiled, told: str) -> None:
-    with pytest.raises(AssertionError, match=told):
+def test_a_wrong_kernel_fails(wrong: Compiled, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
         check_order(wrong, free=False)
 
 

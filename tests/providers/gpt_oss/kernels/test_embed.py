@@ -11,11 +11,11 @@ BUDGET = Budget(registers=40, shared_bytes=0, instructions=200)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_is_its_reference(dtype: torch.dtype) -> None:
+def test_the_kernel_equals_its_reference(dtype: torch.dtype) -> None:
     case = make_case(Shape(sequences=((0, 1), (15, 1), (16, 1), (3, 7)), dtype=dtype))
     assert_same(case, (embed, embed_reference), ["hidden"], poisoned=["hidden"], tolerance=0)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_it_is_within_its_budget(architecture: int) -> None:
+def test_the_kernel_is_within_its_budget(architecture: int) -> None:
     check(Job("embed", architecture), BUDGET)

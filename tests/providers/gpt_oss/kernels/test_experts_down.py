@@ -32,14 +32,14 @@ def same(case: Case) -> None:
 
 @BOTH
 @pytest.mark.parametrize("rows", [1, 2])
-def test_it_is_its_reference(dtype: torch.dtype, rows: int) -> None:
+def test_the_kernel_equals_its_reference(dtype: torch.dtype, rows: int) -> None:
     same(make_case(Shape(sequences=((3, 1),) * rows, padding=rows - 1, dtype=dtype)))
 
 
 @BOTH
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("spec", [ODD, DEEP], ids=["odd", "deep"])
-def test_shapes_beside_the_tiles(dtype: torch.dtype, spec: ModelSpec, rows: int) -> None:
+def test_shapes_between_the_tiles(dtype: torch.dtype, spec: ModelSpec, rows: int) -> None:
     same(make_case(Shape(sequences=((3, 1),) * rows, padding=0, dtype=dtype, spec=spec)))
 
 
@@ -53,7 +53,7 @@ def test_rows_of_padding_may_hold_anything() -> None:
     same(case)
 
 
-def test_it_gives_the_same_bits_every_time_and_counts_from_zero() -> None:
+def test_the_sum_has_the_same_bits_every_time_and_counts_from_zero() -> None:
     case = make_case(Shape(sequences=((3, 1), (5, 1)), padding=0, dtype=torch.bfloat16))
     first, again = copied(case.step), copied(case.step)
     for step in (first, again):
@@ -63,7 +63,7 @@ def test_it_gives_the_same_bits_every_time_and_counts_from_zero() -> None:
 
 
 @pytest.mark.parametrize(("architecture", "rows"), [(80, 1), (90, 1), (90, 2), (100, 1)])
-def test_it_is_within_its_budget(architecture: int, rows: int) -> None:
+def test_the_kernel_is_within_its_budget(architecture: int, rows: int) -> None:
     (kernel,) = check(Job("experts_down", architecture, rows=rows), BUDGETS[architecture])
     product = multiplying(architecture, SINGLE_PAIR_TILING.pair_columns)
     assert sum(count for opcode, count in kernel.opcodes.items() if opcode.startswith(product)) >= 16

@@ -34,13 +34,13 @@ def same(case: Case) -> None:
 
 @BOTH
 @pytest.mark.parametrize("rows", [1, 2])
-def test_it_is_its_reference(dtype: torch.dtype, rows: int) -> None:
+def test_the_kernel_equals_its_reference(dtype: torch.dtype, rows: int) -> None:
     same(make_case(Shape(sequences=((3, 1),) * rows, padding=rows - 1, dtype=dtype)))
 
 
 @BOTH
 @pytest.mark.parametrize("spec", [ODD, DEEP], ids=["odd", "deep"])
-def test_shapes_beside_the_tiles(dtype: torch.dtype, spec: ModelSpec) -> None:
+def test_shapes_between_the_tiles(dtype: torch.dtype, spec: ModelSpec) -> None:
     same(make_case(Shape(sequences=((3, 1), (4, 1)), padding=0, dtype=dtype, spec=spec)))
 
 
@@ -59,14 +59,14 @@ def test_rows_of_padding_may_hold_anything() -> None:
     same(case)
 
 
-def test_what_is_no_number_stays_none() -> None:
+def test_nan_stays_nan() -> None:
     case = make_case(Shape(sequences=((3, 1), (4, 1)), padding=0))
     case.step.normed_hidden[0, 5] = torch.nan
     same(case)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_it_is_within_its_budget(architecture: int) -> None:
+def test_the_kernel_is_within_its_budget(architecture: int) -> None:
     (kernel,) = check(Job("experts_up", architecture), BUDGETS[architecture])
     product = multiplying(architecture, SINGLE_PAIR_TILING.pair_columns)
     assert sum(count for opcode, count in kernel.opcodes.items() if opcode.startswith(product)) >= 16

@@ -1,5 +1,5 @@
-"""Kernels 4 and 5 for rows that share experts: as their references say, whatever the rows chose, and within their
-numbers."""
+"""Kernels 4 and 5 for rows that share experts: equal to their references for every choice of the rows, and within their
+budgets."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ INTEGER = {80: 2.3, 90: 2.1}
 @EACH
 @BOTH
 @pytest.mark.parametrize("rows", [11, 30], ids=["16 wide", "32 wide"])
-def test_it_is_its_reference(grouped: Grouped, dtype: torch.dtype, rows: int) -> None:
+def test_the_kernel_equals_its_reference(grouped: Grouped, dtype: torch.dtype, rows: int) -> None:
     grouped.same(make_case(Shape(sequences=((0, 1), (15, 1), (3, rows - 4)), padding=2, dtype=dtype)))
 
 
@@ -87,13 +87,13 @@ def test_prefill_is_its_reference(grouped: Grouped, dtype: torch.dtype, rows: in
 @EACH
 @BOTH
 @pytest.mark.parametrize("odd", [True, False], ids=["odd", "deep"])
-def test_shapes_beside_the_tiles(grouped: Grouped, dtype: torch.dtype, odd: bool) -> None:
+def test_shapes_between_the_tiles(grouped: Grouped, dtype: torch.dtype, odd: bool) -> None:
     spec = ODD if odd else grouped.deep
     grouped.same(make_case(Shape(sequences=((0, 1), (3, 9)), padding=1, dtype=dtype, spec=spec)))
 
 
 @EACH
-def test_prefill_of_shapes_beside_the_tiles(grouped: Grouped) -> None:
+def test_prefill_of_shapes_between_the_tiles(grouped: Grouped) -> None:
     spec = tiny_spec_with(hidden=96, intermediate=96, heads=12, kv_heads=4, experts=2, experts_per_token=1)
     grouped.same(make_case(Shape(sequences=((3, 80),), padding=1, spec=spec)))
 
@@ -123,7 +123,7 @@ def test_nothing_but_padding_changes_nothing(grouped: Grouped) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "architecture", "rows"), BUDGETS)
-def test_it_is_within_its_budget(kernel: str, architecture: int, rows: int) -> None:
+def test_the_kernel_is_within_its_budget(kernel: str, architecture: int, rows: int) -> None:
     """16, 32 and 128 wide."""
     job = Job(kernel, architecture, rows=rows, singles=rows <= 128)
     compiled, *_ = check(job, BUDGETS[kernel, architecture, rows])

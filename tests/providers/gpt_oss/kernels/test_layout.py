@@ -35,7 +35,7 @@ def test_repacking_is_undone_exactly(shape: tuple[int, int, int]) -> None:
 
 
 def test_masks_and_one_multiplication_give_the_weights() -> None:
-    """As a kernel is to do it: a tile of words, in the order of a warp's registers, to four left operands."""
+    """Unpacks in a kernel's way: a tile of words, in the order of a warp's registers, to four left operands."""
     experts = packed(1, 128, 128)
     weights = unpack(experts.blocks[0], experts.scales[0], torch.bfloat16)
     tiled = tile_experts(experts)
@@ -50,15 +50,15 @@ def test_masks_and_one_multiplication_give_the_weights() -> None:
                 words << 1 & 0x8000 | words >> 3 & 0x0180 | words >> 7 & 0x0040,
             )
             factors = (tiled.scales[0, row, depth].view(TILE_ROWS, 2).int() << 7).to(torch.int16).view(torch.bfloat16)
-            found = [
+            unpacked = [
                 code.to(torch.int16).view(torch.bfloat16) * factors[:, k // 2, None] for k, code in enumerate(codes)
             ]
             rows = slice(row * TILE_ROWS, (row + 1) * TILE_ROWS)
             inputs = slice(depth * TILE_DEPTH, (depth + 1) * TILE_DEPTH)
-            assert torch.equal(torch.cat(found, dim=1), weights[rows, inputs])
+            assert torch.equal(torch.cat(unpacked, dim=1), weights[rows, inputs])
 
 
-def test_what_tiles_add_is_zero() -> None:
+def test_padding_of_tiles_is_zero() -> None:
     tiled = tile_experts(packed(1, 34, 32))
     assert int((tiled.values != 0).sum()) <= 34 * 16
     assert not tiled.scales.view(64, 2)[34:].sub(126).any()

@@ -13,16 +13,16 @@ from providers.inference.gpt_oss.triton_backend.kernels.noise import exponential
 
 
 def words(seed: int, c0: int, c1: int) -> list[int]:
-    found = philox(torch.tensor([seed]), (torch.tensor([c0]), torch.tensor([c1])))
-    return [int(each) for each in found]
+    result = philox(torch.tensor([seed]), (torch.tensor([c0]), torch.tensor([c1])))
+    return [int(each) for each in result]
 
 
 @triton.jit
 def philox_kernel(out, seed, c1, block: tl.constexpr):
     lanes = tl.arange(0, block)
-    found = tl.philox(seed, lanes, c1, 0, 0)
+    result = tl.philox(seed, lanes, c1, 0, 0)
     for word in tl.static_range(4):
-        tl.store(out + word * block + lanes, found[word].to(tl.int64))
+        tl.store(out + word * block + lanes, result[word].to(tl.int64))
 
 
 def test_words_are_those_that_its_authors_published() -> None:
@@ -31,20 +31,20 @@ def test_words_are_those_that_its_authors_published() -> None:
 
 def test_words_are_those_that_triton_computes() -> None:
     for seed, place in ((0, 0), (-(2**61) + 12345, 131071), (2**62 + 7, 3)):
-        found = torch.empty(4, 64, dtype=torch.int64)
+        result = torch.empty(4, 64, dtype=torch.int64)
         launch: Any = philox_kernel[(1,)]
-        launch(found, torch.tensor(seed).item(), place, block=64)
+        launch(result, torch.tensor(seed).item(), place, block=64)
         lanes = torch.arange(64)
         expected = philox(torch.tensor([seed]), (lanes, torch.full_like(lanes, place)))
-        assert torch.equal(found, torch.stack(expected))
+        assert torch.equal(result, torch.stack(expected))
 
 
 def test_every_word_gives_a_finite_number_and_small_ones_are_precise() -> None:
     edges = torch.tensor([0, 1, 2**24 - 1, 2**24, 2**31, 2**32 - 2, 2**32 - 1])
-    found = exponential(edges).double()
+    numbers = exponential(edges).double()
     expected = -torch.log1p(-((edges.double() + 0.5) / 2**32).clamp(max=1 - 2.0**-24))
-    assert bool((found > 0).all())
-    assert float(((found - expected) / expected).abs().max()) < 1e-5
+    assert bool((numbers > 0).all())
+    assert float(((numbers - expected) / expected).abs().max()) < 1e-5
 
 
 def test_the_largest_of_logits_and_noise_has_the_softmaxs_probability() -> None:

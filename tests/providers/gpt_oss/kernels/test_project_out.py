@@ -20,7 +20,7 @@ MANY = tiny_spec_with(layers=TINY.layers[:2], experts=128)
 
 
 @BOTH
-def test_it_is_its_reference(dtype: torch.dtype) -> None:
+def test_the_kernel_equals_its_reference(dtype: torch.dtype) -> None:
     case = make_case(Shape(sequences=((0, 1), (15, 1), (16, 1), (100, 1), (3, 7)), dtype=dtype))
     assert_same(case, KERNELS, ["hidden", *SORTED], poisoned=SORTED)
 
@@ -91,7 +91,7 @@ BUDGETS = {
 
 
 @pytest.mark.parametrize(("model", "architecture", "rows"), BUDGETS)
-def test_it_is_within_its_budget(model: Literal["20b", "120b"], architecture: int, rows: int) -> None:
+def test_the_kernel_is_within_its_budget(model: Literal["20b", "120b"], architecture: int, rows: int) -> None:
     job = Job("project_out", architecture, rows, singles=rows <= 128, model=model)
     kernels = check(job, BUDGETS[model, architecture, rows])
     assert len(kernels) == (2 if rows <= 128 else 3)

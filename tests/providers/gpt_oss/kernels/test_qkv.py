@@ -19,13 +19,13 @@ ODD = tiny_spec_with(layers=TINY.layers[:2], hidden=96, intermediate=32, heads=1
 
 
 def norming_reference(layer: Layer, step: StepBuffers) -> None:
-    """Of many rows the norm is written down."""
+    """Runs `qkv_reference` and stores the norm, as the kernel does for many rows."""
     qkv_reference(layer, step)
     step.normed_hidden.copy_(rms_norm(step.hidden, layer.attention_norm, layer.spec.norm_eps))
 
 
 @BOTH
-def test_it_is_its_reference(dtype: torch.dtype) -> None:
+def test_the_kernel_equals_its_reference(dtype: torch.dtype) -> None:
     case = make_case(Shape(sequences=((0, 1), (14, 1), (15, 1), (16, 1), (100, 1), (3, 7)), dtype=dtype))
     assert_same(case, (qkv, qkv_reference), OUTPUTS, poisoned=["queries"])
 
@@ -83,11 +83,11 @@ BUDGETS = {
     (90, 2048): Budget(registers=128, shared_bytes=98_304, instructions=1_100),
     (100, 2048): Budget(registers=128, shared_bytes=98_400, instructions=1_220),
 }
-"""Of 2,048 rows two CTAs are to be on a multiprocessor: 128 registers for 2 x 8 warps, and half of shared memory."""
+"""With 2,048 rows two CTAs are to be on a multiprocessor: 128 registers for 2 x 8 warps, and half of shared memory."""
 
 
 @pytest.mark.parametrize(("architecture", "rows"), BUDGETS)
-def test_it_is_within_its_budget(architecture: int, rows: int) -> None:
+def test_the_kernel_is_within_its_budget(architecture: int, rows: int) -> None:
     kernels = check(Job("qkv", architecture, rows, singles=rows <= 128), BUDGETS[architecture, rows])
     product = kernels[-1]
     assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", product.ptx)

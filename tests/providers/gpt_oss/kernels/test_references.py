@@ -1,4 +1,5 @@
-"""What references promise beyond today's forward pass: padding, ties, rows without a choice, other orders of work."""
+"""Promises of the references beyond the torch model's forward pass: padding, ties, rows without a choice, other orders
+of work."""
 
 import pytest
 import torch
@@ -74,14 +75,14 @@ def test_sampled_tokens_are_left_for_the_next_step() -> None:
     case = make_case()
     case.step.hidden[0] = torch.nan
     sample_reference(case.ends, case.step)
-    asked = case.step.sample_rows >= 0
-    rows = case.step.sample_rows[asked].long()
+    live = case.step.sample_rows >= 0
+    rows = case.step.sample_rows[live].long()
     assert rows[0] == 0
     assert int(case.step.sampled_tokens[0]) == -1
-    assert bool((case.step.sampled_tokens[asked][1:] >= 0).all())
-    assert bool((case.step.sampled_tokens[~asked] == -1).all())
+    assert bool((case.step.sampled_tokens[live][1:] >= 0).all())
+    assert bool((case.step.sampled_tokens[~live] == -1).all())
     last = case.step.tables.last_tokens[case.step.slots[rows].long()]
-    assert torch.equal(last, case.step.sampled_tokens[asked].clamp(min=0)), "never a token that there is not"
+    assert torch.equal(last, case.step.sampled_tokens[live].clamp(min=0)), "never a token that there is not"
 
 
 def test_greedy_rows_take_the_best_logit_and_warm_ones_their_own_draw() -> None:
@@ -128,7 +129,12 @@ def test_the_comparison_sees_what_is_wrong() -> None:
     def idle(layer: Layer, step: StepBuffers) -> None:
         pass
 
-    for wrong, told in ((forgetful, "inner"), (careless, "arrivals"), (inexact, "inner is off by 1"), (idle, "inner")):
-        with pytest.raises(AssertionError, match=told):
+    for wrong, message in (
+        (forgetful, "inner"),
+        (careless, "arrivals"),
+        (inexact, "inner is off by 1"),
+        (idle, "inner"),
+    ):
+        with pytest.raises(AssertionError, match=message):
             assert_same(case, (wrong, experts_up_reference), ["inner"], poisoned=["inner"])
     assert_same(case, (experts_up_reference, experts_up_reference), ["inner"], poisoned=["inner"])

@@ -18,7 +18,7 @@ def same(case: Case) -> None:
 
 
 @pytest.mark.parametrize("spec", [TINY, tiny_spec_with(experts=5, experts_per_token=3)], ids=["tiny", "odd"])
-def test_it_is_its_reference(spec: ModelSpec) -> None:
+def test_the_kernel_equals_its_reference(spec: ModelSpec) -> None:
     same(make_case(Shape(sequences=((0, 1), (3, 30)), spec=spec)))
     same(make_case(Shape(sequences=((0, 1),), padding=0, spec=spec)))
     same(make_case(Shape(sequences=((3, 200),), padding=0, spec=spec)))
@@ -40,5 +40,5 @@ def test_nothing_but_padding_is_in_no_experts_run() -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_it_is_within_its_budget(architecture: int) -> None:
+def test_the_kernel_is_within_its_budget(architecture: int) -> None:
     check(Job("route", architecture, rows=2048, singles=False, model="120b"), BUDGET)

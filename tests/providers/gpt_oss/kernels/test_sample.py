@@ -22,9 +22,9 @@ def same(case: Case) -> None:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", ENDS_SHAPES)
-def test_it_is_its_reference(shape: str, dtype: torch.dtype, seed: int) -> None:
-    given = ENDS_SHAPES[shape]
-    same(make_case(Shape(given.sequences, given.padding, spec=given.spec, dtype=dtype, seed=seed)))
+def test_the_kernel_equals_its_reference(shape: str, dtype: torch.dtype, seed: int) -> None:
+    ends_shape = ENDS_SHAPES[shape]
+    same(make_case(Shape(ends_shape.sequences, ends_shape.padding, spec=ends_shape.spec, dtype=dtype, seed=seed)))
 
 
 def test_of_equal_scores_the_lowest_token_wins() -> None:
@@ -58,7 +58,7 @@ def test_nothing_but_padding_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(("architecture", "rows"), [(80, 128), (90, 1), (90, 128), (100, 128)])
-def test_it_is_within_its_budget(architecture: int, rows: int) -> None:
+def test_the_kernel_is_within_its_budget(architecture: int, rows: int) -> None:
     kernels = check(Job("sample", architecture, rows=rows), BUDGETS[architecture])
     assert [kernel.name for kernel in kernels] == ["norm_rows_kernel", "best_of_block_kernel", "best_of_all_kernel"]
     assert any(opcode.startswith(PRODUCTS[architecture]) for opcode in kernels[1].opcodes)

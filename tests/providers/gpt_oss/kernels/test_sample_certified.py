@@ -56,7 +56,7 @@ def drawn(seed: int, change: Callable[[Case], None], shape: Shape = FIVE) -> Cas
 
 
 def looked_at(case: Case) -> tuple[StepBuffers, CertifiedScratch]:
-    """What was computed on the way, of a step that nothing was known of."""
+    """Return the intermediate results of a step whose scratch memory was NaN before."""
     step = copied(case.step)
     step.partials.fill_(torch.nan)
     sample_certified(case.ends, step)
@@ -64,7 +64,7 @@ def looked_at(case: Case) -> tuple[StepBuffers, CertifiedScratch]:
 
 
 def scores(case: Case, step: StepBuffers, logits: Tensor) -> Tensor:
-    """Of logits [S, V], in float64."""
+    """Return the scores of logits [S, V], in float64."""
     rows = step.sample_rows.long()
     slots = step.slots[rows].long()
     warmth = step.tables.temperatures[slots].double().unsqueeze(-1)
@@ -175,7 +175,7 @@ def test_bounds_hold_and_the_token_is_samples(change: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype"), [("decoding", torch.bfloat16), ("one", torch.float32), ("mixed", torch.float32)]
 )
-def test_it_is_its_reference(shape: str, dtype: torch.dtype) -> None:
+def test_the_kernel_equals_its_reference(shape: str, dtype: torch.dtype) -> None:
     case = with_copy(make_case(replace(ENDS_SHAPES[shape], dtype=dtype)))
     assert_same(
         case, (sample_certified, sample_reference), ["sampled_tokens", "last_tokens"], poisoned=["sampled_tokens"]
@@ -191,15 +191,15 @@ def test_more_rows_than_it_certifies_are_samples(rows: int) -> None:
     same(case)
 
 
-def test_what_cannot_win_is_not_read() -> None:
+def test_tokens_that_cannot_win_are_not_read() -> None:
     case = drawn(1, CHANGES["nothing"])
     expected, room = looked_at(case)
-    wanted = (room.bounds.view(256, -1) >= room.floors).any(dim=-1)
-    assert 5 <= int(wanted.sum()) < 100
-    case.ends.unembedding[~wanted] = torch.nan
-    found, _ = looked_at(case)
-    assert torch.equal(found.sampled_tokens, expected.sampled_tokens)
-    case.ends.unembedding[wanted] = torch.nan
+    candidates = (room.bounds.view(256, -1) >= room.floors).any(dim=-1)
+    assert 5 <= int(candidates.sum()) < 100
+    case.ends.unembedding[~candidates] = torch.nan
+    result, _ = looked_at(case)
+    assert torch.equal(result.sampled_tokens, expected.sampled_tokens)
+    case.ends.unembedding[candidates] = torch.nan
     assert bool((looked_at(case)[0].sampled_tokens == -1).any())
 
 
@@ -209,9 +209,9 @@ def test_a_block_that_cannot_win_is_left_out() -> None:
         case.ends.unembedding[128:] *= 1e-3
 
     step, room = looked_at(drawn(2, change))
-    left = room.scores.view(2, -1)
-    assert bool((left[1] == -torch.inf).all())
-    assert bool(left[0].isfinite().all())
+    scores = room.scores.view(2, -1)
+    assert bool((scores[1] == -torch.inf).all())
+    assert bool(scores[0].isfinite().all())
     assert bool((step.sampled_tokens < 128).all())
     assert not bool(step.arrivals.any())
 
@@ -230,7 +230,7 @@ def test_of_equal_scores_the_lowest_token_wins() -> None:
     [("hidden", torch.nan, 1), ("weight", torch.inf, 5), ("weight", 3e38, 5), ("against", 1e37, 5)],
 )
 def test_rows_whose_logits_are_no_numbers_have_no_token(place: str, value: float, rows: int) -> None:
-    """Of an input; of a token's weights; of their product alone, though that token loses."""
+    """Bad numbers of an input; of a token's weights; of their product alone, though that token loses."""
 
     def change(case: Case) -> None:
         if place == "hidden":
@@ -260,22 +260,22 @@ def test_the_copy_is_as_near_as_it_says() -> None:
     weight = torch.randn(300, 96, generator=drawing).mul(torch.randn(300, 1, generator=drawing).exp()).bfloat16()
     weight[5], weight[6, 3], weight[7] = 0, torch.inf, weight[7] * 1e-37
     copy = quantize_unembedding(weight)
-    held = copy.codes.double() * copy.scales.double().unsqueeze(-1)
-    left = lengths(weight.double() - held)
+    restored = copy.codes.double() * copy.scales.double().unsqueeze(-1)
+    rest_lengths = lengths(weight.double() - restored)
     fine = torch.arange(300) != 6
-    assert bool((copy.spreads.double() >= left)[fine].all())
+    assert bool((copy.spreads.double() >= rest_lengths)[fine].all())
     assert bool((copy.lengths.double() >= lengths(weight.double()))[fine].all())
-    assert bool((copy.lengths.double() >= lengths(held))[fine].all())
+    assert bool((copy.lengths.double() >= lengths(restored))[fine].all())
     assert float((copy.spreads.double() / copy.lengths.double())[fine & (torch.arange(300) != 7)].median()) < 0.01
     assert float(copy.spreads[6]) == float(copy.lengths[6]) == torch.inf
-    kept = sum(each.nbytes for each in (copy.codes, copy.scales, copy.spreads, copy.lengths))
-    assert kept == int8_unembedding_bytes(tiny_spec_with(vocabulary=300, hidden=96))
+    copy_bytes = sum(each.nbytes for each in (copy.codes, copy.scales, copy.spreads, copy.lengths))
+    assert copy_bytes == int8_unembedding_bytes(tiny_spec_with(vocabulary=300, hidden=96))
 
 
 @pytest.mark.parametrize(("architecture", "rows"), [(80, 8), (90, 8), (100, 8)])
-def test_it_is_within_its_budget(architecture: int, rows: int) -> None:
+def test_the_kernel_is_within_its_budget(architecture: int, rows: int) -> None:
     kernels = check(Job("sample_certified", architecture, rows=rows), BUDGETS[architecture])
-    _, bounds, wanted, _ = kernels
+    _, bounds, candidates, _ = kernels
     assert [kernel.name.removesuffix("_kernel") for kernel in kernels] == [
         "norm_digits",
         "bounds_of_block",
@@ -287,7 +287,7 @@ def test_it_is_within_its_budget(architecture: int, rows: int) -> None:
     assert product.instructions / 128 < 2
     assert not product.count("I2F"), "integers are multiplied as they are"
     assert set(re.findall(r"cp\.async\.c[ag]\.shared\.global .*?(0x\w+)", bounds.ptx)) == {"0x10"}, "16 bytes each"
-    assert set(re.findall(r"cp\.async\.c[ag]\.shared\.global .*?(0x\w+)", wanted.ptx)) == {"0x10"}, "16 bytes each"
+    assert set(re.findall(r"cp\.async\.c[ag]\.shared\.global .*?(0x\w+)", candidates.ptx)) == {"0x10"}, "16 bytes each"
 
 
 def test_its_scores_are_computed_as_samples_are() -> None:

@@ -46,10 +46,10 @@ STEPS: Sequence[Sequence[Asked]] = (
 def both(by_step: Stepper, by_torch: Hand, tolerance: float, steps: Sequence[Sequence[Asked]] = STEPS) -> None:
     for slot in range(5):
         by_torch.open(slot)
-    for padding, asked in enumerate(steps):
-        found = by_step.logits(asked, padding=padding)
-        expected = by_torch.logits(*(by_torch.row(each.slot, each.start, each.tokens) for each in asked))
-        assert relative_error(found, expected) < tolerance
+    for padding, runs in enumerate(steps):
+        logits = by_step.logits(runs, padding=padding)
+        expected = by_torch.logits(*(by_torch.row(each.slot, each.start, each.tokens) for each in runs))
+        assert relative_error(logits, expected) < tolerance
 
 
 @pytest.mark.parametrize("alone_rows", [0, 1000], ids=["grouped", "alone"])
@@ -107,15 +107,15 @@ def test_greedy_tokens_stay_on_the_device(tiny: Path) -> None:
 
 
 def test_several_tokens_of_a_slot_may_be_singles(tiny: Path) -> None:
-    """As when drafted tokens are verified: each is a row of its own, and sees those before it."""
+    """Drafted tokens are verified so: each is a row of its own, and sees those before it."""
     by_step, by_torch = stepper(tiny, torch.float64), hand(tiny, "float64")
     by_torch.open(1)
     by_step.step([Asked(1, 0, TOKENS[:30])])
     by_torch.step(by_torch.row(1, 0, TOKENS[:30]))
-    found = by_step.logits([Asked(1, 30 + place, [TOKENS[30 + place]]) for place in range(4)])
+    logits = by_step.logits([Asked(1, 30 + place, [TOKENS[30 + place]]) for place in range(4)])
     for place in range(4):
         expected = by_torch.logits(by_torch.row(1, 30 + place, [TOKENS[30 + place]]))
-        assert relative_error(found[place : place + 1], expected) < 1e-12
+        assert relative_error(logits[place : place + 1], expected) < 1e-12
 
 
 def test_a_step_of_nothing_but_padding_changes_nothing(tiny: Path) -> None:

@@ -19,9 +19,9 @@ PRODUCTS = {80: "HMMA", 90: "HGMMA", 100: "UTC"}
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", ENDS_SHAPES)
-def test_it_is_its_reference(shape: str, dtype: torch.dtype) -> None:
-    given = ENDS_SHAPES[shape]
-    case = make_case(Shape(given.sequences, given.padding, spec=given.spec, dtype=dtype))
+def test_the_kernel_equals_its_reference(shape: str, dtype: torch.dtype) -> None:
+    ends_shape = ENDS_SHAPES[shape]
+    case = make_case(Shape(ends_shape.sequences, ends_shape.padding, spec=ends_shape.spec, dtype=dtype))
     assert_same(case, (unembed, unembed_reference), ["logits"], poisoned=["logits"])
 
 
@@ -32,7 +32,7 @@ def test_a_row_that_is_no_number_is_alone_in_it() -> None:
 
 
 @pytest.mark.parametrize(("architecture", "rows"), [(80, 128), (90, 1), (90, 128), (100, 128)])
-def test_it_is_within_its_budget(architecture: int, rows: int) -> None:
+def test_the_kernel_is_within_its_budget(architecture: int, rows: int) -> None:
     product = check(Job("unembed", architecture, rows=rows), BUDGETS[architecture])[-1]
     assert any(opcode.startswith(PRODUCTS[architecture]) for opcode in product.opcodes)
     assert set(re.findall(r"cp\.async\.c[ag]\.shared\.global .*?(0x\w+)", product.ptx)) == {"0x10"}, "16 bytes each"

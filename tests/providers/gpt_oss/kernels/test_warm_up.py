@@ -1,4 +1,4 @@
-"""What is compiled, and when: all of it before a runner serves, whatever steps come."""
+"""A runner compiles all kernels before it serves, for every step that can come."""
 
 import pytest
 

@@ -59,8 +59,8 @@ def combine_splits(  # noqa: PLR0913, PLR0917 - a kernel's part
     parts_per_read: tl.constexpr,
     interpreted: tl.constexpr,
 ):
-    """Store the sum of `used` parts: each with its `numbers` [group, head_dim], their weights' sum, and the power of
-    two that both are to be multiplied by."""
+    """Store the sum of the first `used_parts` parts: each with its `numbers` [group, head_dim], their `weights`' sum,
+    and in `tops` the power of two that both are to be multiplied by."""
     head = tl.arange(0, padded_group)
     dim = tl.arange(0, head_dim)
     part = tl.arange(0, parts)
@@ -74,11 +74,13 @@ def combine_splits(  # noqa: PLR0913, PLR0917 - a kernel's part
     sums = tl.zeros([padded_group, head_dim], tl.float32)
     for low in range(0, used_parts, parts_per_read):
         one = low + tl.arange(0, parts_per_read)
-        known = (one < used_parts)[:, None] & real[None, :]
+        inside = (one < used_parts)[:, None] & real[None, :]
         place = one[:, None] * group + head[None, :]
-        scale = tl.exp2(tl.load(tops + place, known, other=-float("inf")) - top[None, :])
-        found = tl.load(numbers + place[:, :, None] * head_dim + dim[None, None, :], known[:, :, None], other=0)
-        sums += tl.sum(found * scale[:, :, None], 0)
+        scale = tl.exp2(tl.load(tops + place, inside, other=-float("inf")) - top[None, :])
+        sums_of_splits = tl.load(
+            numbers + place[:, :, None] * head_dim + dim[None, None, :], inside[:, :, None], other=0
+        )
+        sums += tl.sum(sums_of_splits * scale[:, :, None], 0)
     result = round_to_type(sums / total[:, None], output.dtype.element_ty, interpreted)
     tl.store(output + head[:, None] * head_dim + dim[None, :], result, real[:, None])
 
@@ -120,39 +122,39 @@ def attend_decode_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
     if window:
         low = tl.maximum(position - window + 1, 0)
     begin = low // page_tokens * page_tokens
-    # Blocks of all parts, of each part, and parts that have any.
+    # Blocks of all parts, of each part, and the number of parts that have any.
     blocks = tl.cdiv(position + 1 - begin, block)
-    each = tl.maximum(tl.cdiv(blocks, parts), 1)
-    used = tl.cdiv(blocks, each)
+    blocks_per_part = tl.maximum(tl.cdiv(blocks, parts), 1)
+    used = tl.cdiv(blocks, blocks_per_part)
     if part < used:
         slot = tl.load(slots + row)
         kind = keys.dtype.element_ty
         head = tl.arange(0, padded_group)
         dim = tl.arange(0, head_dim)
         real = head < group
-        of_row = row * kv_heads + kv_head
-        at = (of_row * group + head)[:, None] * head_dim + dim[None, :]
-        asked = tl.load(queries + at, real[:, None], other=0)
+        row_head = row * kv_heads + kv_head
+        at = (row_head * group + head)[:, None] * head_dim + dim[None, :]
+        query = tl.load(queries + at, real[:, None], other=0)
         top = tl.load(sinks + kv_head * group + head, real, other=0) * LOG2_E
         top = tl.where(part == 0, top, -float("inf"))
         total = tl.zeros([padded_group], tl.float32) + tl.where(part == 0, 1.0, 0.0)
         sums = tl.zeros([padded_group, head_dim], tl.float32)
-        first = begin + part * each * block
-        for place in range(first, tl.minimum(first + each * block, position + 1), block):
+        first = begin + part * blocks_per_part * block
+        for place in range(first, tl.minimum(first + blocks_per_part * block, position + 1), block):
             token = place + tl.arange(0, block)
-            seen = token <= position
+            visible = token <= position
             if window:
-                seen = seen & (token >= low)
-            page = tl.load(pages + slot * columns + token // page_tokens, seen, other=0).to(tl.int64)
+                visible = visible & (token >= low)
+            page = tl.load(pages + slot * columns + token // page_tokens, visible, other=0).to(tl.int64)
             offset = ((page * kv_heads + kv_head) * page_tokens + token % page_tokens) * head_dim
-            key = tl.load(keys + offset[None, :] + dim[:, None], seen[None, :], other=0)
-            scores = dot(asked, key, tl.zeros([padded_group, block], tl.float32), interpreted) * (scale * LOG2_E)
-            scores = tl.where(seen[None, :], scores, -float("inf"))
+            key = tl.load(keys + offset[None, :] + dim[:, None], visible[None, :], other=0)
+            scores = dot(query, key, tl.zeros([padded_group, block], tl.float32), interpreted) * (scale * LOG2_E)
+            scores = tl.where(visible[None, :], scores, -float("inf"))
             higher = tl.maximum(top, tl.max(scores, 1))
             weights = tl.exp2(scores - higher[:, None])
             shrink = tl.exp2(top - higher)
             total = total * shrink + tl.sum(weights, 1)
-            value = tl.load(values + offset[:, None] + dim[None, :], seen[:, None], other=0)
+            value = tl.load(values + offset[:, None] + dim[None, :], visible[:, None], other=0)
             sums = dot(round_to_type(weights, kind, interpreted), value, sums * shrink[:, None], interpreted)
             top = higher
 
@@ -162,14 +164,14 @@ def attend_decode_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
         else:
             # All parts' numbers, then all tops, then all weights.
             count = tl.num_programs(0) * kv_heads * parts * group
-            heads = of_row * parts * group
+            heads = row_head * parts * group
             tops = partials + count * head_dim
             mine = heads + part * group + head
             tl.store(partials + mine[:, None] * head_dim + dim[None, :], sums, real[:, None])
             tl.store(tops + mine, top, real)
             tl.store(tops + count + mine, total, real)
-            if is_last_arrival(arrivals + of_row, used):
-                to = attention_output + of_row * group * head_dim
+            if is_last_arrival(arrivals + row_head, used):
+                to = attention_output + row_head * group * head_dim
                 numbers = partials + heads * head_dim
                 more = tops + heads
                 combine_splits(
@@ -188,12 +190,12 @@ def attend_decode_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
 
 
 def attend_decode(layer: Layer, step: StepBuffers) -> None:
-    """Set `attended` of the first `singles` rows; each sees what is cached of its slot up to its own position.
+    """Set `attention_output` of the first `singles` rows; each attends to the keys of its slot up to its own position.
 
-    Keys and values outside of what a row may see can be anything, NaN too.
+    Keys and values outside of a row's range can be anything, NaN too.
     """
     spec, tables = layer.spec, step.tables
-    # A window is few blocks: to wait for them one after the other is quicker than for each other.
+    # A window is few blocks: to read them one after the other is quicker than to combine splits.
     parts = split_count(spec, step.singles) if layer.window is None or layer.window > 4 * _BLOCK else 1
     group = spec.heads // spec.kv_heads
     attend_decode_kernel[(step.singles, spec.kv_heads, parts)](
@@ -228,12 +230,13 @@ def attend_decode_reference(layer: Layer, step: StepBuffers) -> None:
     positions, slots = step.positions[: step.singles], step.slots[: step.singles]
     for row in tensor_to_list((positions >= 0).nonzero().squeeze(-1)):
         one = slice(row, row + 1)
-        seen = attend_slot(layer, step.tables, int(slots[row]), (step.queries[one], positions[one]))
-        step.attention_output[one] = seen.to(step.attention_output.dtype)
+        output = attend_slot(layer, step.tables, int(slots[row]), (step.queries[one], positions[one]))
+        step.attention_output[one] = output.to(step.attention_output.dtype)
 
 
 def attend_slot(layer: Layer, tables: Tables, slot: int, queries_and_positions: tuple[Tensor, Tensor]) -> Tensor:
-    """Attention of one slot's queries [n, heads, D] at positions [n] over its pages: [n, heads * D], not rounded."""
+    """Return the attention of one slot's queries [n, heads, D] at positions [n] over its pages: [n, heads * D], not
+    rounded."""
     queries, positions = queries_and_positions
     spec, wide = layer.spec, layer.sinks.dtype
     last = int(positions.max())
@@ -241,7 +244,7 @@ def attend_slot(layer: Layer, tables: Tables, slot: int, queries_and_positions: 
     columns = slice(first // PAGE_TOKENS, last // PAGE_TOKENS + 1)
     pages = tables.pages[slot, columns].long()
     keys, values = (
-        each[layer.index][pages].transpose(0, 1).flatten(1, 2).to(wide) for each in (tables.keys, tables.values)
+        memory[layer.index][pages].transpose(0, 1).flatten(1, 2).to(wide) for memory in (tables.keys, tables.values)
     )
     places = torch.arange(columns.start * PAGE_TOKENS, columns.stop * PAGE_TOKENS, device=positions.device)
     ages = positions.unsqueeze(-1) - places

@@ -4,7 +4,7 @@ Grid: tiles x kv heads. A tile is up to QUERY_TILE tokens of one sequence with a
 rows of a left operand. Only the pages between the first token's window and the last token are visited, and of full
 layers only the last blocks are masked. The sink is the first running maximum, with a weight of one.
 
-Must meet, against the reference in float32: 2e-6 in float32 (interpreted), 4e-3 in bfloat16. 2,048 tokens behind 6,144
+Must meet, against the reference in float32: 2e-6 in float32 (interpreted), 4e-3 in bfloat16. 2,048 tokens after 6,144
 others: 45 % of 790 TFLOP/s in a full layer; a sliding layer in the time of its own band.
 """
 
@@ -52,33 +52,33 @@ def attend_block(  # noqa: PLR0913, PLR0917 - a kernel's part
     masked: tl.constexpr,
     interpreted: tl.constexpr,
 ):
-    """The sums, their maxima and weights behind the keys at `token`, by rows that stand at `position`; `last` is the
-    last of those."""
+    """Return the sums, their maxima and weights, updated with the keys at `token`, for rows that stand at `position`;
+    `last` is the last of those."""
     head_dim: tl.constexpr = query.shape[1]
     dim = tl.arange(0, head_dim)
-    there = token <= last
+    exists = token <= last
     if masked:
-        page = tl.load(pages + token // page_tokens, there, other=0).to(tl.int64)
+        page = tl.load(pages + token // page_tokens, exists, other=0).to(tl.int64)
     else:
         page = tl.load(pages + token // page_tokens).to(tl.int64)
     offset = page * page_stride + token % page_tokens * head_dim
     if masked:
-        key = tl.load(keys + offset[None, :] + dim[:, None], there[None, :], other=0)
+        key = tl.load(keys + offset[None, :] + dim[:, None], exists[None, :], other=0)
     else:
         key = tl.load(keys + offset[None, :] + dim[:, None])
     scores = dot(query, key, tl.zeros([query.shape[0], token.shape[0]], tl.float32), interpreted)
     if masked:
         age = position[:, None] - token[None, :]
-        seen = age >= 0
+        visible = age >= 0
         if window:
-            seen = seen & (age < window)
-        scores = tl.where(seen, scores, -float("inf"))
+            visible = visible & (age < window)
+        scores = tl.where(visible, scores, -float("inf"))
     higher = tl.maximum(top, tl.max(scores, 1) * factor)
     weights = tl.exp2(scores * factor - higher[:, None])
     shrink = tl.exp2(top - higher)
     total = total * shrink + tl.sum(weights, 1)
     if masked:
-        value = tl.load(values + offset[:, None] + dim[None, :], there[:, None], other=0)
+        value = tl.load(values + offset[:, None] + dim[None, :], exists[:, None], other=0)
     else:
         value = tl.load(values + offset[:, None] + dim[None, :])
     sums = dot(round_to_type(weights, value.dtype, interpreted), value, sums * shrink[:, None], interpreted)
@@ -109,7 +109,7 @@ def attend_prefill_kernel(  # noqa: PLR0913, PLR0917 - a kernel
 ):
     wait_for_inputs(dependent)
     release_next_kernel(dependent)
-    # The tiles behind see most keys: they go first, and the short ones fill what time is left.
+    # The last tiles see most keys: they go first, and the short ones fill the remaining time.
     tile = tiles + (tl.num_programs(0) - 1 - tl.program_id(0)) * 4
     count = tl.load(tile + 1)
     if count > 0:
@@ -124,7 +124,7 @@ def attend_prefill_kernel(  # noqa: PLR0913, PLR0917 - a kernel
         row = tl.load(tile) + token
         dim = tl.arange(0, head_dim)
         at = ((row * kv_heads + kv_head) * group + head)[:, None] * head_dim + dim[None, :]
-        asked = tl.load(queries + at, real[:, None], other=0)
+        query = tl.load(queries + at, real[:, None], other=0)
         top = tl.load(sinks + kv_head * group + head, head < group, other=0) * LOG2_E
         total = tl.full([query_tile * padded_group], 1, tl.float32)
         sums = tl.zeros([query_tile * padded_group, head_dim], tl.float32)
@@ -141,12 +141,12 @@ def attend_prefill_kernel(  # noqa: PLR0913, PLR0917 - a kernel
             edge = (start + 1) // block * block
             for place in range(0, edge, block):
                 sums, top, total = attend_block(
-                    asked, sums, top, total, keys, values, pages, place + ahead, position, last, factor,
+                    query, sums, top, total, keys, values, pages, place + ahead, position, last, factor,
                     stride, page_tokens, window, False, interpreted,
                 )  # fmt: skip
         for place in range(edge, last + 1, block):
             sums, top, total = attend_block(
-                asked, sums, top, total, keys, values, pages, place + ahead, position, last, factor,
+                query, sums, top, total, keys, values, pages, place + ahead, position, last, factor,
                 stride, page_tokens, window, True, interpreted,
             )  # fmt: skip
         result = round_to_type(sums / total[:, None], attention_output.dtype.element_ty, interpreted)
@@ -154,7 +154,7 @@ def attend_prefill_kernel(  # noqa: PLR0913, PLR0917 - a kernel
 
 
 def attend_prefill(layer: Layer, step: StepBuffers) -> None:
-    """Set `attended` of the rows that `tiles` name. Keys and values that none of them sees can be anything."""
+    """Set `attention_output` of the rows that `tiles` name. Keys and values that none of them sees can be anything."""
     spec, tables = layer.spec, step.tables
     group = spec.heads // spec.kv_heads
     attend_prefill_kernel[(len(step.tiles), spec.kv_heads)](
@@ -182,10 +182,10 @@ def attend_prefill(layer: Layer, step: StepBuffers) -> None:
 
 def attend_prefill_reference(layer: Layer, step: StepBuffers) -> None:
     for tile in step.tiles:
-        first, count, slot, start = (int(each) for each in tile)
+        first, count, slot, start = (int(number) for number in tile)
         if count:
             rows = slice(first, first + count)
             positions: Tensor = step.positions[rows]
             assert int(positions[0]) == start, "a tile says where its first token stands"
-            seen = attend_slot(layer, step.tables, slot, (step.queries[rows], positions))
-            step.attention_output[rows] = seen.to(step.attention_output.dtype)
+            output = attend_slot(layer, step.tables, slot, (step.queries[rows], positions))
+            step.attention_output[rows] = output.to(step.attention_output.dtype)

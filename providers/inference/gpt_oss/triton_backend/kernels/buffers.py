@@ -1,7 +1,9 @@
-"""The memory of a step: allocated once, at addresses that never change, so that a graph of a step can be replayed.
+"""StepBuffers: the memory of a step, allocated once, at addresses that never change, so that a graph of a step can be
+replayed.
 
-The kernels are told nothing but where this memory is. What differs from step to step (which tokens, whose, where) is
-in tensors on the device, written before the step; a bucket's shapes are all a graph knows.
+The kernels get nothing but the addresses of this memory. The inputs that differ from step to step (which tokens, of
+which slot, at which position) are in tensors on the device, written before the step; a graph contains only a bucket's
+shapes.
 """
 
 from collections.abc import Sequence
@@ -19,13 +21,13 @@ QUERY_TILE: Final = 16
 """Tokens of one sequence that prefill attention takes together: with 8 heads to a key, 128 rows of a product."""
 
 MAX_DECODE_ROWS: Final = 128
-"""The largest bucket of decoding. Up to so many rows `project_out` sorts the pairs too, beyond it `route` does."""
+"""The largest bucket of decoding. Up to this many rows `project_out` sorts the pairs too, beyond it `route` does."""
 
 MAX_UNGROUPED_ROWS: Final = 3
-"""Up to so many rows an expert is computed for each row that chose it; beyond it, once for all of them."""
+"""Up to this many rows an expert is computed for each row that chose it; beyond it, once for all of them."""
 
 MAX_CERTIFIED_ROWS: Final = 8
-"""Up to so many rows are sampled by way of an int8 copy of the unembedding, where there is one."""
+"""Up to this many rows are sampled by way of an int8 copy of the unembedding, where there is one."""
 
 MAX_SPLITS: Final = 32
 _CTAS: Final = 264
@@ -33,7 +35,7 @@ _CTAS: Final = 264
 
 @dataclass(frozen=True, slots=True)
 class TableSizes:
-    """How much memory: of `slots` sequences with `context_tokens` each, in `pages`; numbers of type `dtype`."""
+    """Size of the memory: `slots` sequences with `context_tokens` each, in `pages` pages; numbers of type `dtype`."""
 
     slots: int
     context_tokens: int
@@ -44,11 +46,11 @@ class TableSizes:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What lasts from step to step. One of it for a runner.
+    """Memory that lasts from step to step, one for each runner.
 
-    keys, values [layers, pages, kv_heads, PAGE_TOKENS, head_dim]: what is not written yet may be anything, NaN too;
+    keys, values [layers, pages, kv_heads, PAGE_TOKENS, head_dim]: positions not written yet may be anything, NaN too;
     pages [slots, P] int32: position p of slot s is in page `pages[s, p // PAGE_TOKENS]`;
-    last [slots] int32: the token that was sampled last;
+    last_tokens [slots] int32: the token that was sampled last;
     temperatures [slots] float32: 0 is greedy; seeds [slots] int64.
     """
 
@@ -65,20 +67,21 @@ class StepBuffers:
     """One bucket's memory: T tokens, of which the first `singles` are attended by `attend_decode` (each by itself,
     though several may be of one slot), the others by `attend_prefill`, in M tiles; S rows may be sampled.
 
-    Given before the step:
-    slots, positions, tokens [T] int32: whose a token is, where it stands (-1: the row is padding), and which it is
-    (-1: the slot's `last`). A slot's tokens of one step stand one behind the other, and what is before them is cached.
+    Inputs, written before the step:
+    slots, positions, tokens [T] int32: a token's slot, its position (-1: the row is padding), and its number (-1: the
+    slot's `last_tokens`). A slot's tokens of one step stand one after the other, and all before them are cached.
     tiles [M, 4] int32: first token's row, how many (0 to QUERY_TILE; 0 is padding), slot, first token's position.
-    samples [S] int32: the rows whose next token is wanted; -1 is padding.
+    sample_rows [S] int32: the rows whose next token is to be sampled; -1 is padding.
 
-    Made by the step, of the model's type where not said otherwise. Rows of padding hold anything, but `chosen` is -1.
-    hidden [T, hidden]: the residual stream; normed [T, hidden]: it, normed for the experts;
-    queries [T, heads, head_dim]: turned, not scaled; attended [T, heads * head_dim];
-    chosen [T, K] int32: the experts of a token, best first, the lower number of equals; shares [T, K] float32;
+    Outputs of the step, of the model's type where not said otherwise. Rows of padding hold anything, but their
+    `chosen_experts` are -1.
+    hidden [T, hidden]: the residual stream; normed_hidden [T, hidden]: it, normed for the experts;
+    queries [T, heads, head_dim]: turned, not scaled; attention_output [T, heads * head_dim];
+    chosen_experts [T, K] int32: the experts of a token, best first, the lower number of equals; shares [T, K] float32;
     inner [T, K, intermediate]: after SwiGLU;
     order [T * K] int32: pairs t * K + k by expert, then by number, those of padding last;
     starts [experts + 1] int32: where in `order` each expert's begin; the last is how many pairs there are;
-    logits [S, vocabulary] float32; sampled [S] int32: -1 where a logit is not finite, or the row is padding.
+    logits [S, vocabulary] float32; sampled_tokens [S] int32: -1 where a logit is not finite, or the row is padding.
 
     Private to the kernels: `partials` float32 and `arrivals` int32, which is zero between kernels, always.
     """
@@ -106,11 +109,11 @@ class StepBuffers:
 
 
 INPUT_FIELDS: Final = ("slots", "positions", "tokens", "tiles", "sample_rows")
-"""The fields of a Step that are written before it. Their padding is -1, or a tile's 0."""
+"""The fields of StepBuffers that are written before a step. Their padding is -1, or 0 in `slots` and `tiles`."""
 
 
 def make_tables(spec: ModelSpec, sizes: TableSizes) -> Tables:
-    """Fresh tables; keys and values are left as memory had them."""
+    """Return new tables; keys and values are not initialised."""
     shape = (len(spec.layers), sizes.pages, spec.kv_heads, PAGE_TOKENS, spec.head_dim)
     columns = -(-sizes.context_tokens // PAGE_TOKENS)
     return Tables(
@@ -124,7 +127,7 @@ def make_tables(spec: ModelSpec, sizes: TableSizes) -> Tables:
 
 
 def make_step(spec: ModelSpec, tables: Tables, tokens: int, samples: int, singles: int | None = None) -> StepBuffers:
-    """Memory for `tokens` tokens and `samples` sampled ones; all tokens are singles unless `singles` says less.
+    """Return memory for `tokens` tokens and `samples` sampled ones; all tokens are singles unless `singles` says less.
 
     Every input is padding, so that the step as it is computes nothing.
     """
@@ -163,18 +166,19 @@ def make_step(spec: ModelSpec, tables: Tables, tokens: int, samples: int, single
 
 
 def split_count(spec: ModelSpec, singles: int) -> int:
-    """Into how many parts decode attention cuts a sequence, at most: as many as fill the largest card, a power of 2."""
-    wanted = -(-_CTAS // (spec.kv_heads * max(1, singles)))
-    return min(MAX_SPLITS, 1 << (wanted - 1).bit_length())
+    """Return the most parts that decode attention cuts a sequence into: as many as fill the largest card, a power
+    of 2."""
+    needed_parts = -(-_CTAS // (spec.kv_heads * max(1, singles)))
+    return min(MAX_SPLITS, 1 << (needed_parts - 1).bit_length())
 
 
 def expert_parts(rows: int) -> int:
-    """Into how many parts `experts_down` cuts its inputs: the pairs of one row are too few for a large card."""
+    """Return into how many parts `experts_down` cuts its inputs: the pairs of one row are too few for a large card."""
     return 2 if rows == 1 else 1
 
 
 def query_tiles(first: int, count: int, slot: int, start: int) -> list[tuple[int, int, int, int]]:
-    """The tiles of one sequence's `count` tokens, which are the rows `first`, ... and stand at `start`, ..."""
+    """Return the tiles of one sequence's `count` tokens, which are the rows `first`, ... and stand at `start`, ..."""
     return [(first + low, min(QUERY_TILE, count - low), slot, start + low) for low in range(0, count, QUERY_TILE)]
 
 
@@ -187,18 +191,19 @@ def fill_input(step: StepBuffers, name: str, values: Sequence[object]) -> None:
 
 
 def tensors_by_name(memory: StepBuffers | Tables) -> dict[str, Tensor]:
-    """Every tensor by its name."""
+    """Return every tensor by its name."""
     named = {field.name: getattr(memory, field.name) for field in fields(memory)}
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def tensor_to_list(values: Tensor) -> list[int]:
-    """A tensor of integers as a list; torch's own `tolist` says nothing of what is in it."""
+    """Return a tensor of integers as a list; torch's own `tolist` does not say what the list contains."""
     return cast("Any", values).tolist()
 
 
 def _partial_count(spec: ModelSpec, tokens: int) -> int:
-    """Enough for split attention (a value, a sum and a maximum for every head) and for a sum of every output."""
+    """Return the size of `partials`, enough for split attention (a value, a sum and a maximum for every head), a sum of
+    every output, and sampling."""
     # However few of the tokens are singles, their parts are never more than this.
     parts = max(tokens, 4 * _CTAS // spec.kv_heads)
     attention = parts * spec.heads * (spec.head_dim + 2)

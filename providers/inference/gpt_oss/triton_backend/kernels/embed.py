@@ -1,4 +1,4 @@
-"""Embedding: the first numbers of the residual stream, of tokens that the host or the last step gave.
+"""Embedding: the first values of the residual stream, for tokens from the host or from the last step.
 
 Must meet: equal to the bit. 2 x 5.8 KB a token, so its launch is its cost: one CTA a token, under 3 us in a graph.
 """
@@ -37,7 +37,8 @@ def embed_kernel(  # noqa: PLR0913, PLR0917 - a kernel
 
 
 def embed(ends: EndWeights, step: StepBuffers) -> None:
-    """Set `hidden` from `tokens`, or from `last` of the row's slot where the token is -1. Padding is left alone."""
+    """Set `hidden` from `tokens`, or from `last_tokens` of the row's slot where the token is -1. Rows of padding are
+    not written."""
     rows, width = step.hidden.shape
     inputs = (step.tokens, step.tables.last_tokens, step.slots, step.positions)
     block = triton.next_power_of_2(width)

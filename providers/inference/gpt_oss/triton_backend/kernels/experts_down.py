@@ -1,8 +1,9 @@
 """Kernel 5 of a layer: the chosen experts' second matrix, their weighted sum and the residual sum.
 
-For rows as few as in `experts_up`, and as there; the sum over a row's experts is the last arriving CTA's, in the order
-of `chosen`: the result does not depend on who came first. The bias is added before the share is multiplied. At one row
-the inputs are cut in two, for there would be too few CTAs. `grouped_down` launches the same kernel for tiles of pairs.
+For as few rows as `experts_up`, in the same way; the last arriving CTA sums a row's experts, in the order of
+`chosen_experts`: the result does not depend on the order of arrival. The bias is added before the share is multiplied.
+At one row the inputs are cut in two, for there would be too few CTAs. `grouped_down` launches the same kernel for tiles
+of pairs.
 
 Must meet, against the reference in float32: 2e-6 in float32 (interpreted), 4e-3 in bfloat16; the same bits every time.
 Instructions as kernel 4's. At one row it reads 17.7 MB: 4.1 us at 4.3 TB/s, to be done within 60 % of that speed.
@@ -68,20 +69,20 @@ def experts_down_kernel(  # noqa: PLR0913, PLR0917 - a kernel
 ):
     wait_for_inputs(dependent)
     release_next_kernel(dependent)
-    expert, pairs, wanted = load_tile_pairs(
+    expert, pairs, is_own = load_tile_pairs(
         chosen_experts, order, starts, tl.program_id(1), experts, pair_columns, single_pair
     )
     if expert >= 0:
-        tall: tl.constexpr = (hidden + 63) // 64
+        tile_rows: tl.constexpr = (hidden + 63) // 64
         group, part = tl.program_id(0), tl.program_id(2)
-        tiles = expert * tall + tl.minimum(group * output_tiles + tl.arange(0, output_tiles), tall - 1)
+        tiles = expert * tile_rows + tl.minimum(group * output_tiles + tl.arange(0, output_tiles), tile_rows - 1)
         inputs = inner + pairs.to(tl.int64) * intermediate
         total = expert_product(
             values,
             scales,
             tiles,
             inputs,
-            wanted,
+            is_own,
             part,
             parts,
             intermediate,
@@ -91,8 +92,8 @@ def experts_down_kernel(  # noqa: PLR0913, PLR0917 - a kernel
             interpreted,
         )
         outputs = group * (64 * output_tiles) + tl.arange(0, 64 * output_tiles)
-        kept = (outputs < hidden)[:, None] & wanted[None, :]
-        tl.store(partials + ((pairs * parts + part) * hidden)[None, :] + outputs[:, None], total, kept)
+        inside = (outputs < hidden)[:, None] & is_own[None, :]
+        tl.store(partials + ((pairs * parts + part) * hidden)[None, :] + outputs[:, None], total, inside)
         if sums_experts:
             add_complete_sums(
                 stream,
@@ -102,7 +103,7 @@ def experts_down_kernel(  # noqa: PLR0913, PLR0917 - a kernel
                 chosen_experts,
                 shares,
                 pairs // experts_per_token,
-                wanted,
+                is_own,
                 hidden,
                 experts_per_token,
                 parts,
@@ -127,9 +128,9 @@ def add_complete_sums(  # noqa: PLR0913, PLR0917 - a kernel
     output_count: tl.constexpr,
     interpreted: tl.constexpr,
 ):
-    """`add_sums` for those `wanted` ones of `rows` [n] of which this CTA brought the last sums of its outputs."""
+    """Call `add_sums` for the rows of `rows` [n] in `mask` of which this CTA brought the last sums of its outputs."""
     group = tl.program_id(0)
-    # All threads' sums are there before one thread says so.
+    # All threads' sums are stored before one thread counts the arrival.
     tl.debug_barrier()
     counters = arrivals + rows * tl.num_programs(0) + group
     last = mask & (tl.atomic_add(counters, 1, mask, sem="acq_rel") == experts_per_token * parts - 1)
@@ -167,20 +168,20 @@ def add_sums(  # noqa: PLR0913, PLR0917 - a kernel
     parts: tl.constexpr,
     interpreted: tl.constexpr,
 ):
-    """Add the sum of their experts to `outputs` [m] of the residual stream of the `wanted` ones of `rows` [n]."""
-    kept = (outputs < hidden)[:, None] & mask[None, :]
+    """Add the sum of their experts to `outputs` [m] of the residual stream, for the rows of `rows` [n] in `mask`."""
+    inside = (outputs < hidden)[:, None] & mask[None, :]
     at = stream + (rows * hidden)[None, :] + outputs[:, None]
-    found = tl.zeros(kept.shape, tl.float32)
+    sums = tl.zeros(inside.shape, tl.float32)
     for place in tl.static_range(experts_per_token):
         pairs = rows * experts_per_token + place
         experts = tl.load(chosen_experts + pairs, mask, other=0)
-        output = tl.load(bias + (experts * hidden)[None, :] + outputs[:, None], kept, other=0).to(tl.float32)
+        output = tl.load(bias + (experts * hidden)[None, :] + outputs[:, None], inside, other=0).to(tl.float32)
         for part in tl.static_range(parts):
             start = (pairs * parts + part) * hidden
-            output += tl.load(partials + start[None, :] + outputs[:, None], kept, other=0)
-        found += output * tl.load(shares + pairs, mask, other=0)[None, :]
-    found += tl.load(at, kept, other=0).to(tl.float32)
-    tl.store(at, round_to_type(found, stream.dtype.element_ty, interpreted), kept)
+            output += tl.load(partials + start[None, :] + outputs[:, None], inside, other=0)
+        sums += output * tl.load(shares + pairs, mask, other=0)[None, :]
+    sums += tl.load(at, inside, other=0).to(tl.float32)
+    tl.store(at, round_to_type(sums, stream.dtype.element_ty, interpreted), inside)
 
 
 @triton.jit
@@ -200,19 +201,31 @@ def add_sums_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     release_next_kernel(dependent)
     rows = tl.program_id(0) + tl.arange(0, 1)
     outputs = tl.program_id(1) * block + tl.arange(0, block)
-    wanted = tl.load(chosen_experts + rows * experts_per_token) >= 0
+    is_live = tl.load(chosen_experts + rows * experts_per_token) >= 0
     add_sums(
-        stream, partials, bias, chosen_experts, shares, rows, wanted, outputs, hidden, experts_per_token, 1, interpreted
+        stream,
+        partials,
+        bias,
+        chosen_experts,
+        shares,
+        rows,
+        is_live,
+        outputs,
+        hidden,
+        experts_per_token,
+        1,
+        interpreted,
     )
 
 
 def experts_down(layer: Layer, step: StepBuffers) -> None:
-    """Add to `hidden` the sum of a row's experts, each times its share; rounded once. Padding is left alone."""
+    """Add to `hidden` the sum of a row's experts, each times its share; rounded once. Rows of padding are not
+    written."""
     launch_down(layer, step, SINGLE_PAIR_TILING)
 
 
 def launch_down(layer: Layer, step: StepBuffers, tiling: ExpertTiling) -> None:
-    """The kernel above, cut so; the sums over experts in a kernel of their own if it does not finish them."""
+    """Launch the kernel with this tiling; a second kernel sums over experts if the tiling says so."""
     spec, weights, rows = layer.spec, layer.down, len(step.positions)
     parts = expert_parts(rows) if tiling.single_pair else 1
     experts_down_kernel[(tiling.output_group_count(weights.rows), tiling.pair_tile_count(step, spec), parts)](
@@ -261,7 +274,7 @@ def experts_down_reference(layer: Layer, step: StepBuffers) -> None:
 
 
 def expert_output(layer: Layer, expert: int, inner: Tensor) -> Tensor:
-    """One expert's [n, hidden] of [n, intermediate], not rounded."""
+    """Return one expert's output [n, hidden] of `inner` [n, intermediate], not rounded."""
     wide = layer.sinks.dtype
     return linear(inner.to(wide), expert_matrix(layer.down, expert, wide), layer.down.bias[expert].to(wide))
 
@@ -269,5 +282,5 @@ def expert_output(layer: Layer, expert: int, inner: Tensor) -> Tensor:
 def add_expert_outputs(step: StepBuffers, outputs: Tensor) -> None:
     """Add [T, K, hidden] to the residual stream of the rows that are not padding."""
     live = step.positions >= 0
-    found = (outputs[live] * step.shares[live].unsqueeze(-1)).sum(dim=1)
-    step.hidden[live] = (step.hidden[live].to(found.dtype) + found).to(step.hidden.dtype)
+    sums = (outputs[live] * step.shares[live].unsqueeze(-1)).sum(dim=1)
+    step.hidden[live] = (step.hidden[live].to(sums.dtype) + sums).to(step.hidden.dtype)

@@ -1,4 +1,4 @@
-"""Kernel 4 of a layer: the chosen experts' first matrix, with SwiGLU, for rows too few to share many (ALONE_ROWS).
+"""Kernel 4 of a layer: the chosen experts' first matrix, with SwiGLU, for up to MAX_UNGROUPED_ROWS rows.
 
 One CTA for a tile of outputs and a pair; an expert that two rows chose is read twice, the second time from L2. Weights
 go from packed words to operands in registers. In a tile's order a gate and its linear part lie in one thread: SwiGLU
@@ -60,16 +60,16 @@ def experts_up_kernel(  # noqa: PLR0913, PLR0917 - a kernel
 ):
     wait_for_inputs(dependent)
     release_next_kernel(dependent)
-    expert, pairs, wanted = load_tile_pairs(
+    expert, pairs, is_own = load_tile_pairs(
         chosen_experts, order, starts, tl.program_id(1), experts, pair_columns, single_pair
     )
     if expert >= 0:
         rows: tl.constexpr = (2 * intermediate + 63) // 64
-        # Behind the last tile it is computed again, and not stored.
+        # Past the last tile it is computed again, and not stored.
         tiles = expert * rows + tl.minimum(tl.program_id(0) * output_tiles + tl.arange(0, output_tiles), rows - 1)
         inputs = normed_hidden + (pairs // experts_per_token).to(tl.int64) * hidden
         total = expert_product(
-            values, scales, tiles, inputs, wanted, 0, 1, hidden, pair_columns, output_tiles, input_tiles, interpreted
+            values, scales, tiles, inputs, is_own, 0, 1, hidden, pair_columns, output_tiles, input_tiles, interpreted
         )
         gate, line = tl.split(total.reshape(32 * output_tiles, 2, pair_columns).permute(0, 2, 1))
         outputs = tl.program_id(0) * (32 * output_tiles) + tl.arange(0, 32 * output_tiles)
@@ -79,18 +79,19 @@ def experts_up_kernel(  # noqa: PLR0913, PLR0917 - a kernel
         line += tl.load(biases + 1, inside, other=0).to(tl.float32)[:, None]
         gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
         line = tl.clamp(line, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
-        found = gate * tl.sigmoid(gate * alpha) * (line + 1)
+        activations = gate * tl.sigmoid(gate * alpha) * (line + 1)
         at = inner + (pairs * intermediate)[None, :] + outputs[:, None]
-        tl.store(at, round_to_type(found, inner.dtype.element_ty, interpreted), inside[:, None] & wanted[None, :])
+        tl.store(at, round_to_type(activations, inner.dtype.element_ty, interpreted), inside[:, None] & is_own[None, :])
 
 
 def experts_up(layer: Layer, step: StepBuffers) -> None:
-    """Set `inner` [T, K, intermediate] of every pair of a row and an expert it chose; -1 is none, and left alone."""
+    """Set `inner` [T, K, intermediate] of every pair of a row and an expert it chose; pairs of expert -1 are not
+    written."""
     launch_up(layer, step, SINGLE_PAIR_TILING)
 
 
 def launch_up(layer: Layer, step: StepBuffers, tiling: ExpertTiling) -> None:
-    """The kernel above, cut so."""
+    """Launch the kernel with this tiling."""
     spec, weights = layer.spec, layer.gate_up
     experts_up_kernel[(tiling.output_group_count(weights.rows), tiling.pair_tile_count(step, spec))](
         step.inner,
@@ -121,14 +122,14 @@ def experts_up_reference(layer: Layer, step: StepBuffers) -> None:
 
 
 def expert_inner(layer: Layer, expert: int, inputs: Tensor) -> Tensor:
-    """One expert's [n, intermediate] of [n, hidden], not rounded."""
+    """Return one expert's activations [n, intermediate] of `inputs` [n, hidden], not rounded."""
     wide = layer.sinks.dtype
     weight = expert_matrix(layer.gate_up, expert, wide)
     return swiglu(linear(inputs.to(wide), weight, layer.gate_up.bias[expert].to(wide)), layer.spec)
 
 
 def swiglu(gate_up: Tensor, spec: ModelSpec) -> Tensor:
-    """[..., I] of [..., 2 * I], whose even columns are gates and whose odd ones are linear."""
+    """Return [..., I] of [..., 2 * I], whose even columns are gates and whose odd ones are linear."""
     gate = gate_up[..., 0::2].clamp(max=spec.swiglu_limit)
     line = gate_up[..., 1::2].clamp(-spec.swiglu_limit, spec.swiglu_limit)
     return gate * torch.sigmoid(gate * spec.swiglu_alpha) * (line + 1)

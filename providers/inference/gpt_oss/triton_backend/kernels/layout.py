@@ -1,7 +1,7 @@
 """The private layout of MXFP4 experts: tiles in the order in which tensor cores take a matrix, and the exact way back.
 
-Version 1. A matrix of an expert is cut into tiles of TILE_ROWS rows by TILE_DEPTH inputs, zero behind its edges; tiles
-lie row of tiles by row of tiles, so that whoever computes TILE_ROWS outputs reads one unbroken run of memory.
+Version 1. A matrix of an expert is cut into tiles of TILE_ROWS rows by TILE_DEPTH inputs, zero past its edges; tiles
+lie row of tiles by row of tiles, so that a CTA that computes TILE_ROWS outputs reads one unbroken run of memory.
 
 Values. A tile is 1024 words of 16 bits, one for each row and each of 16 columns. Word (row, column) holds the codes of
 the inputs 16 * k + column for k = 0..3, so that with all words of a tile as [64, 16] the k-th codes are the left
@@ -44,16 +44,16 @@ SCALE_SHIFT: Final = 126
 LARGEST_SCALE: Final = 128
 
 _EXPERTS_PER_PASS: Final = 8
-"""So many experts are repacked at once: the codes of all would take twice the model's memory."""
+"""Experts that are repacked at once: the codes of all would take twice the model's memory."""
 
 _BIT_POSITIONS: Final = ((15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 11, 10, 13))
-"""Of each code: where its sign, its exponent's two bits and its mantissa go."""
+"""For each code the bits of its sign, its exponent's two bits and its mantissa."""
 
 
 @dataclass(frozen=True, slots=True)
 class TiledExperts:
     """One matrix of every expert: `values` [E, R, D, 1024] int16 and `scales` [E, R, D, 128] uint8 in R by D tiles,
-    `bias` [E, rows]. `rows` are outputs and `depth` inputs, without what the tiles add."""
+    `bias` [E, rows]. `rows` are outputs and `depth` inputs, without the tiles' padding."""
 
     values: Tensor
     scales: Tensor
@@ -80,7 +80,7 @@ def tile_experts(experts: PackedExperts) -> TiledExperts:
 
 
 def untile_experts(tiled: TiledExperts) -> PackedExperts:
-    """What `tile` was given, bit for bit."""
+    """Return the argument of `tile_experts`, bit for bit."""
     count, row_tiles, depth_tiles, _ = tiled.values.shape
     words = tiled.values.view(count, row_tiles, depth_tiles, 4, 8, 4, 2, 2, 2)
     codes = torch.stack([_unpack_code(words, k) for k in range(4)], dim=-1)
@@ -99,7 +99,7 @@ def _pack_words(blocks: Tensor, row_tiles: int, depth_tiles: int) -> Tensor:
     flat = blocks.reshape(count, rows, groups * 16)
     codes[:, :rows, 0 : groups * 32 : 2] = flat & 15
     codes[:, :rows, 1 : groups * 32 : 2] = flat >> 4
-    # Rows are w g h, inputs are k c3 c21 c0 (see Order): w g c21 c3 h c0 is wanted, and k together in a word.
+    # Rows are w g h, inputs are k c3 c21 c0 (see Order): the result is w g c21 c3 h c0, with k together in a word.
     split = codes.view(count, row_tiles, 4, 8, 2, depth_tiles, 4, 2, 4, 2)
     placed = split.permute(0, 1, 5, 2, 3, 8, 7, 4, 9, 6).reshape(count, row_tiles, depth_tiles, TILE_WORDS, 4).int()
     word = torch.zeros_like(placed[..., 0])
@@ -125,7 +125,9 @@ def _scale_tiles(scales: Tensor, row_tiles: int, depth_tiles: int) -> Tensor:
 
 
 def expert_matrix(tiled: TiledExperts, expert: int, dtype: torch.dtype) -> Tensor:
-    """One expert's weights [rows, depth] as numbers, for references."""
+    """Return one expert's weights [rows, depth] as numbers, for references."""
     one = slice(expert, expert + 1)
-    found = untile_experts(TiledExperts(tiled.values[one], tiled.scales[one], tiled.bias[one], tiled.rows, tiled.depth))
-    return unpack(found.blocks[0], found.scales[0], dtype)
+    packed = untile_experts(
+        TiledExperts(tiled.values[one], tiled.scales[one], tiled.bias[one], tiled.rows, tiled.depth)
+    )
+    return unpack(packed.blocks[0], packed.scales[0], dtype)

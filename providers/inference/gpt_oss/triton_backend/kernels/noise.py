@@ -27,7 +27,8 @@ _ROUNDS: Final = 10
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """[R, vocabulary] float32 for rows with `seeds` [R] int64 and `positions` [R]: of the token to be chosen."""
+    """Return noise [R, vocabulary] float32 for rows with `seeds` [R] int64 and `positions` [R], those of the token to
+    be chosen."""
     blocks = -(-vocabulary // BLOCK_TOKENS)
     counters = torch.arange(blocks * 32, device=seeds.device).expand(len(seeds), -1)
     places = positions.to(torch.int64).unsqueeze(-1).expand_as(counters)
@@ -37,7 +38,7 @@ def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
 
 
 def exponential(words: Tensor) -> Tensor:
-    """Exponentially distributed float32 from words in [0, 2 ** 32); precise where they are small, as the largest
+    """Return exponentially distributed float32 from words in [0, 2 ** 32); precise where they are small, as the largest
     Gumbel numbers come from the smallest of these."""
     uniform = ((words.float() + 0.5) * 2.0**-32).clamp(max=MAX_UNIFORM)
     series = uniform * (1 + uniform * (0.5 + uniform * (1 / 3)))
@@ -45,8 +46,8 @@ def exponential(words: Tensor) -> Tensor:
 
 
 def philox(seed: Tensor, counters: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox-4x32-10 of a 64-bit `seed` and the counter (c0, c1, 0, 0), as four words in int64."""
-    c0, c1 = (each & _WORD_MASK for each in counters)
+    """Return Philox-4x32-10 of a 64-bit `seed` and the counter (c0, c1, 0, 0), as four words in int64."""
+    c0, c1 = (counter & _WORD_MASK for counter in counters)
     c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
     k0, k1 = seed & _WORD_MASK, seed >> 32 & _WORD_MASK
     for _ in range(_ROUNDS):
@@ -58,7 +59,7 @@ def philox(seed: Tensor, counters: tuple[Tensor, Tensor]) -> tuple[Tensor, Tenso
 
 
 def _multiply_words(multiplier: int, words: Tensor) -> tuple[Tensor, Tensor]:
-    """High and low word of a product of words, by halves: 64 bits with a sign do not hold it."""
+    """Return the high and the low word of a product of words, by halves: 64 bits with a sign do not hold it."""
     low, high = multiplier * (words & 0xFFFF), multiplier * (words >> 16)
     middle = high + (low >> 16)
     return middle >> 16 & _WORD_MASK, (middle & 0xFFFF) << 16 | low & 0xFFFF
@@ -66,14 +67,15 @@ def _multiply_words(multiplier: int, words: Tensor) -> tuple[Tensor, Tensor]:
 
 @triton.jit
 def gumbel_tile(seeds, positions, block, columns: tl.constexpr):
-    """[BLOCK, columns] float32: of the tokens block * BLOCK, ... (rows), for a seed and a position in each column."""
+    """Return [BLOCK_TOKENS, columns] float32: noise of the tokens block * BLOCK_TOKENS, ... (rows), for a seed and a
+    position in each column."""
     lanes = tl.arange(0, 32)[:, None] + block * 32
     counters = tl.zeros([32, columns], tl.uint32) + lanes.to(tl.uint32)
     keys = tl.zeros([32, columns], tl.int64) + seeds[None, :]
     w0, w1, w2, w3 = tl.philox(
         keys, counters, counters * 0 + positions.to(tl.uint32)[None, :], counters * 0, counters * 0
     )
-    # The bits of a word's number, from the highest down, are the last two axes': the words stand one behind the other.
+    # The bits of a word's number, from the highest down, are the last two axes': the words stand one after the other.
     words = tl.join(tl.join(w0, w1), tl.join(w2, w3))
     words = tl.reshape(tl.permute(words, (3, 2, 0, 1)), (128, columns))
     uniform = tl.minimum((words.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.999999940395355225)

@@ -1,4 +1,4 @@
-"""The root mean square norm, as every kernel that begins with one is to compute it, and one as a kernel of its own.
+"""The root mean square norm that several kernels begin with, and a kernel that computes it alone.
 
 Kernels that read few rows norm them themselves; for many rows the norm is quicker once, ahead of the product.
 """
@@ -44,14 +44,15 @@ def norm_kernel(  # noqa: PLR0913, PLR0917 - a kernel
 
 
 def norm_rows(output: Tensor, hidden: Tensor, weight: Tensor, eps: float) -> None:
-    """Launch it: set `normed` [T, hidden] to `rms_norm` of `hidden`."""
+    """Launch the kernel: set `output` [T, hidden] to `rms_norm` of `hidden`."""
     rows, width = hidden.shape
     sizes = {"width": width, "block": triton.next_power_of_2(width)}
     norm_kernel[(rows,)](output, hidden, weight, eps, **sizes, interpreted=INTERPRETED, **launch_options(warps=4))
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """[T, hidden], normed and weighted in the weight's type, rounded once to `hidden`'s: what a product then takes."""
+    """Return [T, hidden], normed and weighted in the weight's type, rounded once to the type of `hidden`, which a
+    product then takes."""
     wide = hidden.to(weight.dtype)
     scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
     return (wide * scale * weight).to(hidden.dtype)

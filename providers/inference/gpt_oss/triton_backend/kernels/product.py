@@ -1,8 +1,8 @@
-"""The product that qkv and project_out are made of: rows of a weight with the step's tokens, in tiles.
+"""The product inside qkv and project_out: rows of a weight with the step's tokens, in tiles.
 
 The weight is the left operand, so that a single token wastes no more than the 16 columns of a tensor core's tile. While
 there are few tokens the weight is only read once and tiles are small: as many CTAs as fill a card, each with enough
-loads under way. With many, tiles are what computes at full rate.
+loads under way. With many tokens, tiles are of the size that computes at full rate.
 """
 
 # Triton has no types:
@@ -18,7 +18,7 @@ from providers.inference.gpt_oss.triton_backend.kernels.buffers import MAX_DECOD
 from providers.inference.gpt_oss.triton_backend.kernels.device import dot, round_to_type
 
 MAX_FOLDED_ROWS: Final = 32
-"""Up to so many tokens every CTA norms what it multiplies; beyond it, that would be more work than the product."""
+"""Up to this many tokens every CTA norms its own inputs; beyond it, that would be more work than the product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,14 @@ class Tiling:
     stages: int
 
     def grid(self, outputs: int, rows: int) -> tuple[int, int]:
-        """CTAs of the same tokens stand together: they are in flight at once, and read the same rows."""
+        """Return the grid. CTAs of the same tokens stand together: they are in flight at once, and read the same
+        rows."""
         return triton.cdiv(outputs, self.outputs), triton.cdiv(rows, self.tokens)
 
 
 def choose_tiling(rows: int, decode_outputs: int) -> Tiling:
-    """For so many tokens; `narrow` is how many rows of the weight a CTA takes of a decoding step's few tokens."""
+    """Return the tiling for `rows` tokens; a CTA takes `decode_outputs` rows of the weight in a decoding step of few
+    tokens."""
     if rows <= 16:
         return Tiling(decode_outputs, 16, 128, warps=4, stages=7 if decode_outputs == 16 else 5)
     if rows <= MAX_FOLDED_ROWS:
@@ -52,14 +54,14 @@ _PREFETCH_ASM: Final = tl.constexpr("cp.async.bulk.prefetch.L2.global [$1], $2; 
 
 @triton.jit
 def prefetch_weights(weight, tile, size: tl.constexpr, dependent: tl.constexpr):
-    """Ask for the weight's numbers tile * size, ... + size to be brought into the cache that all CTAs share.
+    """Prefetch the weight's numbers tile * size, ... + size into the cache that all CTAs share.
 
     To be called before `wait_for_inputs`: while the kernel before this one ends, memory would be idle.
     """
-    each: tl.constexpr = size // 128
-    bytes_each: tl.constexpr = each * weight.dtype.element_ty.primitive_bitwidth // 8
+    numbers_each: tl.constexpr = size // 128
+    bytes_each: tl.constexpr = numbers_each * weight.dtype.element_ty.primitive_bitwidth // 8
     if dependent and bytes_each % 16 == 0 and size % 128 == 0 and tl.program_id(1) == 0:
-        at = (weight + tile * size + tl.arange(0, 128) * each).to(tl.int64)
+        at = (weight + tile * size + tl.arange(0, 128) * numbers_each).to(tl.int64)
         tl.inline_asm_elementwise(_PREFETCH_ASM, "=r,l,n", [at, bytes_each], tl.int32, False, 1)
 
 
@@ -76,25 +78,25 @@ def dense_product(  # noqa: PLR0913, PLR0917 - a kernel's part
     folded: tl.constexpr,
     interpreted: tl.constexpr,
 ):
-    """[outputs, tokens], of the weight's rows `outputs` with the rows `tokens` of `inputs`, both `width` wide; zero
-    for tokens that are not `there`: none of their numbers are read.
+    """Return [outputs, tokens], the weight's rows `outputs` with the rows `tokens` of `inputs`, both `width` wide; zero
+    for tokens outside `mask`, whose numbers are not read.
 
-    `folded`: inputs are weighted by `norm`, and their squares' sums [tokens] are handed back as well: a norm's scale
-    can be applied to the product as well as to its inputs.
+    `folded`: inputs are weighted by `norm`. Returns their squares' sums [tokens] as well (zero if not `folded`): a
+    norm's scale can be applied to the product as well as to its inputs.
     """
     total = tl.zeros([outputs.shape[0], tokens.shape[0]], tl.float32)
     squares = tl.zeros([depth, tokens.shape[0]], tl.float32)
-    left = weight + outputs[:, None] * width
-    right = inputs + tokens[None, :] * width
+    weight_rows = weight + outputs[:, None] * width
+    input_rows = inputs + tokens[None, :] * width
     for low in range(0, width, depth):
         k = low + tl.arange(0, depth)
-        # Where the width is a multiple of the depth this is true for certain, and no mask is left of it.
+        # Where the width is a multiple of the depth this is true for certain, and no mask remains of it.
         inside = (k < width) | (width % depth == 0)
-        numbers = tl.load(right + k[:, None], inside[:, None] & mask[None, :], other=0)
+        numbers = tl.load(input_rows + k[:, None], inside[:, None] & mask[None, :], other=0)
         if folded:
             wide = numbers.to(tl.float32)
             squares += wide * wide
             factors = tl.load(norm + k, inside, other=0)
             numbers = round_to_type(wide * factors[:, None], numbers.dtype, interpreted)
-        total = dot(tl.load(left + k[None, :], inside[None, :], other=0), numbers, total, interpreted)
+        total = dot(tl.load(weight_rows + k[None, :], inside[None, :], other=0), numbers, total, interpreted)
     return total, tl.sum(squares, 0)

@@ -1,13 +1,13 @@
-"""Kernel 3 of a layer: the projection of what was attended, the residual sum, the experts' norm and the router.
+"""Kernel 3 of a layer: the projection of the attention's output, the residual sum, the experts' norm and the router.
 
 Two launches when decoding. The router's CTAs hold the weights of some experts before the projection ends, and then need
-a row's numbers alone. Whoever of them comes last chooses for all rows and sorts the pairs. The projection's own last
-CTA could do so too, but all would wait while it reads the router's weights (184 KB of 20b's, 737 KB of 120b's). Of more
-rows the norm is a launch, and the router is a product like others.
+a row's numbers alone. The last of them to arrive chooses for all rows and sorts the pairs. The projection's own last
+CTA could do so too, but all would wait while it reads the router's weights (184 KB of 20b's, 737 KB of 120b's). For
+more rows the norm is a launch, and the router is a product like others.
 
-Must meet, against the reference in float32: 2e-6 in float32 (interpreted), 4e-3 in bfloat16, `chosen` equal where no
-two scores are within the tolerance. At one row it reads 23.6 MB: 5.5 us at 4.3 TB/s, to be done within 60 % of that
-speed; at 2,048 rows 45 % of 790 TFLOP/s.
+Must meet, against the reference in float32: 2e-6 in float32 (interpreted), 4e-3 in bfloat16, `chosen_experts` equal
+where no two scores are within the tolerance. At one row it reads 23.6 MB: 5.5 us at 4.3 TB/s, to be done within 60 % of
+that speed; at 2,048 rows 45 % of 790 TFLOP/s.
 """
 
 # Triton has no types:
@@ -37,13 +37,14 @@ _EXPERTS_PER_CTA: Final = 4
 """Experts of a CTA: their weights are in its registers."""
 
 _CTAS: Final = 128
-"""Of those one is on a multiprocessor: they hold many registers."""
+"""CTAs of the router; a multiprocessor runs one of them, as they take many registers."""
 
 _TOKENS_PER_CTA: Final = 16
-"""Of a CTA of the router, where there are so many that its weights are read for several at once."""
+"""Tokens of a CTA of the router, where there are so many that its weights are read for several at once."""
 
 _MAX_SINGLE_CTA_ROWS: Final = 16
-"""Up to so many rows one CTA chooses for all, and sorts; of more, each CTA that is its rows' last chooses for those."""
+"""Up to this many rows one CTA chooses for all and sorts; beyond it, each CTA that is its rows' last chooses for
+those."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -69,14 +70,14 @@ def project_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     token = tl.program_id(1) * tokens + tl.arange(0, tokens)
     row = tl.minimum(token, rows - 1)
     place = tl.minimum(output, height - 1)
-    found, _ = dense_product(
+    product, _ = dense_product(
         weight, place, attention_output, row, token < rows, weight, width, depth, False, interpreted
     )
-    wanted = (output < height)[:, None] & (token < rows)[None, :]
+    inside = (output < height)[:, None] & (token < rows)[None, :]
     at = hidden + row[None, :] * height + output[:, None]
-    found += tl.load(bias + output, output < height, other=0).to(tl.float32)[:, None]
-    found += tl.load(at, wanted, other=0).to(tl.float32)
-    tl.store(at, round_to_type(found, hidden.dtype.element_ty, interpreted), wanted)
+    product += tl.load(bias + output, output < height, other=0).to(tl.float32)[:, None]
+    product += tl.load(at, inside, other=0).to(tl.float32)
+    tl.store(at, round_to_type(product, hidden.dtype.element_ty, interpreted), inside)
 
 
 @triton.jit
@@ -92,27 +93,28 @@ def choose_experts(  # noqa: PLR0913, PLR0917 - a kernel's part
     experts_per_token: tl.constexpr,
     places: tl.constexpr,
 ):
-    """Set `chosen` and `shares` of the rows `row`; hands back the experts [rows, places], `experts` where none is."""
+    """Set `chosen_experts` and `shares` of the rows `row`. Returns the experts [rows, places]; `experts` stands for
+    none."""
     expert = tl.arange(0, padded_experts)[None, :]
     place = tl.arange(0, places)[None, :]
     at = row[:, None]
-    left = tl.load(scores + at * padded_experts + expert, (at < rows) & (expert < experts), other=0)
-    # A score that is no number equals nothing, and an expert must be chosen all the same.
-    left = tl.where(left == left, left, -3e38)  # noqa: PLR0124 - not so of what is no number
-    left = tl.where(expert < experts, left, -float("inf"))
+    remaining = tl.load(scores + at * padded_experts + expert, (at < rows) & (expert < experts), other=0)
+    # A score that is NaN equals nothing, and an expert must be chosen all the same.
+    remaining = tl.where(remaining == remaining, remaining, -3e38)  # noqa: PLR0124 - false for NaN alone
+    remaining = tl.where(expert < experts, remaining, -float("inf"))
     tops = tl.full([row.shape[0], places], -float("inf"), tl.float32)
     picks = tl.full([row.shape[0], places], experts, tl.int32)
     for k in tl.static_range(experts_per_token):
-        top = tl.max(left, 1)[:, None]
-        pick = tl.min(tl.where(left == top, expert, padded_experts), 1)[:, None]
+        top = tl.max(remaining, 1)[:, None]
+        pick = tl.min(tl.where(remaining == top, expert, padded_experts), 1)[:, None]
         tops = tl.where(place == k, top, tops)
         picks = tl.where(place == k, pick, picks)
-        left = tl.where(expert == pick, -float("inf"), left)
+        remaining = tl.where(expert == pick, -float("inf"), remaining)
     weights = tl.exp(tops - tl.max(tops, 1)[:, None])
-    wanted = (at < rows) & (place < experts_per_token)
-    tl.store(shares + at * experts_per_token + place, weights / tl.sum(weights, 1)[:, None], wanted)
+    inside = (at < rows) & (place < experts_per_token)
+    tl.store(shares + at * experts_per_token + place, weights / tl.sum(weights, 1)[:, None], inside)
     live = tl.load(positions + row, row < rows, other=-1)[:, None] >= 0
-    tl.store(chosen_experts + at * experts_per_token + place, tl.where(live, picks, -1), wanted)
+    tl.store(chosen_experts + at * experts_per_token + place, tl.where(live, picks, -1), inside)
     return tl.where(live, picks, experts)
 
 
@@ -131,9 +133,9 @@ def sort_pairs(  # noqa: PLR0913, PLR0917 - a kernel's part
     """Set `order` and `starts` from the `picks` [rows, places] of all rows."""
     size: tl.constexpr = row.shape[0] * places
     place = tl.arange(0, places)[None, :]
-    # Behind the pairs of padding (of no expert) come those that there are not.
-    there = (place < count) & (row < rows)[:, None]
-    expert = tl.where(there, picks, experts + 1)
+    # The pairs of padding (of no expert) come after all others, then the places without a pair.
+    is_pair = (place < count) & (row < rows)[:, None]
+    expert = tl.where(is_pair, picks, experts + 1)
     pairs = tl.sort(tl.reshape(expert * size + row[:, None] * count + place, [size]))
     index = tl.arange(0, size)
     tl.store(order + index, pairs % size, index < rows * count)
@@ -175,10 +177,10 @@ def route_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     columns = tl.arange(0, block)
     inside = columns < width
     expert = tl.program_id(0) * experts_per_cta + tl.arange(0, experts_per_cta)
-    known = expert < experts
-    weights = tl.load(weight + expert[:, None] * width + columns[None, :], known[:, None] & inside[None, :], other=0)
+    exists = expert < experts
+    weights = tl.load(weight + expert[:, None] * width + columns[None, :], exists[:, None] & inside[None, :], other=0)
     factors = tl.load(norm + columns, inside, other=0)
-    biases = tl.load(bias + expert, known, other=0).to(tl.float32)
+    biases = tl.load(bias + expert, exists, other=0).to(tl.float32)
     wait_for_inputs(dependent)
     release_next_kernel(dependent)
     begin = tl.program_id(1) * rows_per_cta
@@ -190,26 +192,26 @@ def route_kernel(  # noqa: PLR0913, PLR0917 - a kernel
         if tl.program_id(0) == 0:
             tl.store(normed_hidden + row * width + columns, result, inside)
         score = tl.sum(weights.to(tl.float32) * result.to(tl.float32)[None, :], 1) + biases
-        tl.store(scores + row * padded_experts + expert, score, known)
+        tl.store(scores + row * padded_experts + expert, score, exists)
 
     first = begin // rows_per_choice * rows_per_choice
     arriving = tl.num_programs(0) * tl.cdiv(tl.minimum(rows - first, rows_per_choice), rows_per_cta)
     if is_last_arrival(arrivals + begin // rows_per_choice, arriving):
-        beside = first + tl.arange(0, rows_per_choice)
+        choice_rows = first + tl.arange(0, rows_per_choice)
         picks = choose_experts(
-            scores, positions, chosen_experts, shares, beside, rows, experts, padded_experts, count, places
+            scores, positions, chosen_experts, shares, choice_rows, rows, experts, padded_experts, count, places
         )
         if rows_per_choice >= padded_rows:
-            sort_pairs(picks, order, starts, beside, rows, experts, count, places, bins)
+            sort_pairs(picks, order, starts, choice_rows, rows, experts, count, places, bins)
         else:
             groups = tl.cdiv(rows, rows_per_choice)
             if is_last_arrival(arrivals + groups, groups):
-                every = tl.arange(0, padded_rows)
+                all_rows = tl.arange(0, padded_rows)
                 place = tl.arange(0, places)[None, :]
-                there = (every < rows)[:, None] & (place < count)
-                picked = tl.load(chosen_experts + every[:, None] * count + place, there, other=-1)
+                is_pair = (all_rows < rows)[:, None] & (place < count)
+                picked = tl.load(chosen_experts + all_rows[:, None] * count + place, is_pair, other=-1)
                 picked = tl.where(picked < 0, experts, picked)
-                sort_pairs(picked, order, starts, every, rows, experts, count, places, bins)
+                sort_pairs(picked, order, starts, all_rows, rows, experts, count, places, bins)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -236,22 +238,29 @@ def route_many_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     wait_for_inputs(dependent)
     release_next_kernel(dependent)
     expert = tl.arange(0, outputs)
-    known = expert < experts
+    exists = expert < experts
     token = tl.program_id(0) * tokens + tl.arange(0, tokens)
     row = tl.minimum(token, rows - 1)
     place = tl.minimum(expert, experts - 1)
-    found, _ = dense_product(weight, place, normed_hidden, row, token < rows, weight, width, depth, False, interpreted)
-    found += tl.load(bias + expert, known, other=0).to(tl.float32)[:, None]
-    tl.store(scores + row[None, :] * padded_experts + expert[:, None], found, known[:, None] & (token < rows)[None, :])
+    router_scores, _ = dense_product(
+        weight, place, normed_hidden, row, token < rows, weight, width, depth, False, interpreted
+    )
+    router_scores += tl.load(bias + expert, exists, other=0).to(tl.float32)[:, None]
+    tl.store(
+        scores + row[None, :] * padded_experts + expert[:, None],
+        router_scores,
+        exists[:, None] & (token < rows)[None, :],
+    )
     tl.debug_barrier()
     choose_experts(scores, positions, chosen_experts, shares, token, rows, experts, padded_experts, count, places)
 
 
 def project_out(layer: Layer, step: StepBuffers) -> None:
-    """Add to `hidden`; set `normed`, `chosen` (-1 for rows of padding) and `shares`, the softmax of the chosen ones.
+    """Add to `hidden`; set `normed_hidden`, `chosen_experts` (-1 for rows of padding) and `shares`, the softmax of the
+    chosen ones.
 
-    Up to DECODED_ROWS rows it sets `order` and `starts` as well. `hidden` is rounded before it is normed, and `normed`
-    before the router reads it.
+    Up to MAX_DECODE_ROWS rows it sets `order` and `starts` as well. `hidden` is rounded before it is normed, and
+    `normed_hidden` before the router reads it.
     """
     rows, width = step.attention_output.shape
     height = layer.spec.hidden
@@ -278,10 +287,10 @@ def project_out(layer: Layer, step: StepBuffers) -> None:
 
 def _route(layer: Layer, step: StepBuffers) -> None:
     spec, rows = layer.spec, len(step.positions)
-    held = triton.cdiv(spec.experts, _EXPERTS_PER_CTA)
-    each = triton.next_power_of_2(triton.cdiv(rows * held, _CTAS))
-    most = triton.next_power_of_2(rows)
-    route_kernel[(held, triton.cdiv(rows, each))](
+    expert_groups = triton.cdiv(spec.experts, _EXPERTS_PER_CTA)
+    rows_per_cta = triton.next_power_of_2(triton.cdiv(rows * expert_groups, _CTAS))
+    padded_rows = triton.next_power_of_2(rows)
+    route_kernel[(expert_groups, triton.cdiv(rows, rows_per_cta))](
         step.hidden,
         step.normed_hidden,
         layer.mlp_norm,
@@ -303,9 +312,9 @@ def _route(layer: Layer, step: StepBuffers) -> None:
         count=spec.experts_per_token,
         places=triton.next_power_of_2(spec.experts_per_token),
         experts_per_cta=_EXPERTS_PER_CTA,
-        rows_per_cta=each,
-        rows_per_choice=max(each, most) if rows <= _MAX_SINGLE_CTA_ROWS else each,
-        padded_rows=most,
+        rows_per_cta=rows_per_cta,
+        rows_per_choice=max(rows_per_cta, padded_rows) if rows <= _MAX_SINGLE_CTA_ROWS else rows_per_cta,
+        padded_rows=padded_rows,
         bins=triton.next_power_of_2(spec.experts + 2),
         interpreted=INTERPRETED,
         **launch_options(warps=8),
@@ -313,7 +322,7 @@ def _route(layer: Layer, step: StepBuffers) -> None:
 
 
 def _route_many(layer: Layer, step: StepBuffers) -> None:
-    """So many rows that the router is a product like others, after a norm of its own."""
+    """Launch the router for many rows: a product like others, after a norm of its own."""
     spec, rows = layer.spec, len(step.positions)
     norm_rows(step.normed_hidden, step.hidden, layer.mlp_norm, spec.norm_eps)
     padded = triton.next_power_of_2(spec.experts)
@@ -333,7 +342,7 @@ def _route_many(layer: Layer, step: StepBuffers) -> None:
         places=triton.next_power_of_2(spec.experts_per_token),
         outputs=max(16, padded),
         tokens=_TOKENS_PER_CTA,
-        # Of 128 experts 64 inputs at a time: more would not fit into every card's shared memory.
+        # With 128 experts 64 inputs at a time: more would not fit into every card's shared memory.
         depth=min(128 if padded < 128 else 64, triton.next_power_of_2(spec.hidden)),
         interpreted=INTERPRETED,
         **launch_options(warps=4, stages=4),

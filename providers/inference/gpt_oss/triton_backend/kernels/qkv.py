@@ -1,8 +1,8 @@
 """Kernel 1 of a layer: norm, projection to queries, keys and values, rotary positions, and the write to the cache.
 
-Of a decoding step's rows every CTA norms what it multiplies: the scale is a number of the row, and applied to the
-product. Of more rows the norm is a launch of its own. The rotation and the write are the epilogue: keys and values
-leave registers once, for the page where they stay.
+In a decoding step every CTA norms its own inputs: the scale is a number of the row, and applied to the product. For
+more rows the norm is a launch of its own. The rotation and the write are the epilogue: keys and values
+leave registers once, for their page.
 
 Must meet, against the reference in float32: 2e-6 in float32 (interpreted), 4e-3 in bfloat16. At one row it reads 29.5
 MB: 6.9 us at 4.3 TB/s, to be done within 60 % of that speed; at 2,048 rows 60 GFLOP, at 45 % of 790 TFLOP/s.
@@ -38,7 +38,7 @@ from providers.inference.gpt_oss.triton_backend.kernels.weights import Layer
 
 @triton.jit
 def locate_weight_rows(index, head_dim: tl.constexpr):
-    """The head and the dimension of a row of a tile. Its 16 rows i and i + 8 are a pair that turns together: one
+    """Return the head and the dimension of a row of a tile. Its 16 rows i and i + 8 are a pair that turns together: one
     thread holds both."""
     within = index % head_dim
     return index // head_dim, within // 8 % 2 * (head_dim // 2) + within // 16 * 8 + within % 8
@@ -81,17 +81,17 @@ def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
     head, dim = locate_weight_rows(tl.program_id(0) * outputs + tl.arange(0, outputs), head_dim)
     token = tl.program_id(1) * tokens + tl.arange(0, tokens)
     row = tl.minimum(token, rows - 1)
-    found, squares = dense_product(
+    product, squares = dense_product(
         weight, head * head_dim + dim, inputs, row, token < rows, norm, width, depth, folded, interpreted
     )
 
     # Two of each 16 rows are a pair: 8 apart.
-    first, second = tl.split(found.reshape(outputs // 16, 2, 8, tokens).permute(0, 2, 3, 1))
+    first, second = tl.split(product.reshape(outputs // 16, 2, 8, tokens).permute(0, 2, 3, 1))
     first = first.reshape(outputs // 2, tokens)
     second = second.reshape(outputs // 2, tokens)
     pair = tl.arange(0, outputs // 2)
     head, dim = locate_weight_rows(tl.program_id(0) * outputs + pair // 8 * 16 + pair % 8, head_dim)
-    # A tile's rows are all of queries, or all of keys, or of values: `stored` is where they are among those.
+    # A tile's rows are all of queries, or all of keys, or of values: `stored` is their place among those.
     kind = tl.program_id(0) * outputs // head_dim
     stored = tl.max_contiguous(tl.multiple_of(head * head_dim + dim, 8), 8)
     at = bias + stored
@@ -106,7 +106,7 @@ def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
     live = ((position >= 0) & (token < rows))[None, :]
     position = tl.maximum(position, 0)
     if kind < heads + kv_heads:
-        # That is `dim`, but Triton 3.7 forgets hints on what a call gives.
+        # That is `dim`, but Triton 3.7 forgets hints on a call's results.
         turn = tl.max_contiguous(tl.multiple_of(stored % head_dim, 8), 8)
         angle = rotary + position[None, :] * half + turn[:, None]
         cosine = tl.load(angle)
@@ -117,9 +117,9 @@ def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
     first = round_to_type(first, queries.dtype.element_ty, interpreted)
     second = round_to_type(second, queries.dtype.element_ty, interpreted)
     if kind < heads:
-        asked = queries + (row * (heads * head_dim))[None, :] + stored[:, None]
-        tl.store(asked, first, live)
-        tl.store(asked + half, second, live)
+        query_place = queries + (row * (heads * head_dim))[None, :] + stored[:, None]
+        tl.store(query_place, first, live)
+        tl.store(query_place + half, second, live)
     else:
         page = tl.load(pages + tl.load(slots + row) * columns + position // page_tokens).to(tl.int64)
         start = page * (kv_heads * page_tokens * head_dim) + position % page_tokens * head_dim
@@ -136,17 +136,17 @@ def qkv_kernel(  # noqa: PLR0913, PLR0915, PLR0917 - a kernel
 def qkv(layer: Layer, step: StepBuffers) -> None:
     """Set `queries` of all rows, and write the rows' keys and values to their places in the layer's pages.
 
-    Rows of padding write nothing to pages: their page 0 is someone's.
+    Rows of padding write nothing to pages: their page 0 belongs to a sequence.
     """
     spec, tables = layer.spec, step.tables
     rows = len(step.positions)
     tiles = choose_tiling(rows, 32)
-    # The largest power of two in what keys take: no tile may be of keys and of something else.
+    # The largest power of two that divides the keys' rows: no tile may be of keys and of something else.
     whole = spec.kv_heads * spec.head_dim & -(spec.kv_heads * spec.head_dim)
     tiles = replace(tiles, outputs=min(tiles.outputs, whole))
     folded = rows <= MAX_FOLDED_ROWS
     if not folded:
-        # Whoever norms for the experts comes later: until then `normed` is free.
+        # The norm for the experts comes later: until then `normed_hidden` is free.
         norm_rows(step.normed_hidden, step.hidden, layer.attention_norm, spec.norm_eps)
     qkv_kernel[tiles.grid(spec.qkv, rows)](
         step.queries,

@@ -47,7 +47,7 @@ def route_kernel(  # noqa: PLR0913, PLR0917 - a kernel
 
 
 def route(layer: Layer, step: StepBuffers) -> None:
-    """Set `order` and `starts` from `chosen`."""
+    """Set `order` and `starts` from `chosen_experts`."""
     pairs, experts = step.chosen_experts.numel(), layer.spec.experts
     block = min(_BLOCK, triton.next_power_of_2(pairs))
     route_kernel[(experts + 1,)](

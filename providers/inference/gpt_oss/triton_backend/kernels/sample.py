@@ -1,8 +1,8 @@
 """The final norm, the unembedding and the choice of a token in one: no row of logits is ever written.
 
-Every CTA keeps of its rows of the unembedding the best score and its token, in the scratch memory; a last small kernel
-keeps the best of all, and puts it where the next step reads its token. A score is the logit over the temperature, plus
-Gumbel noise; of equals the lowest token wins. Temperatures below GREEDY_BELOW have the logits alone.
+Every CTA stores the best score of its rows of the unembedding and its token in the scratch memory; a last small kernel
+chooses the best of all, and stores it where the next step reads its token. A score is the logit over the temperature,
+plus Gumbel noise; of equals the lowest token wins. Temperatures below GREEDY_BELOW have the logits alone.
 
 Must meet, against the reference: the same token wherever the two best scores are further apart than 2e-6 (float32) or
 4e-3 (bfloat16) of the largest logit. At one row it reads 1,158 MB: 269 us at 4.3 TB/s, to be done within 85 % of that.
@@ -49,9 +49,9 @@ def best_of_block_kernel(  # noqa: PLR0913, PLR0917 - a kernel
         normed, unembedding, block * tokens, first_row, rows, vocabulary, None, width, tokens, columns, depth,
         interpreted,
     )  # fmt: skip
-    known = block * tokens + tl.arange(0, tokens) < vocabulary
+    exists = block * tokens + tl.arange(0, tokens) < vocabulary
     store_best(
-        scores, best, logits, known, samples, slots, positions, temperatures, seeds, first_row, block, rows, tokens,
+        scores, best, logits, exists, samples, slots, positions, temperatures, seeds, first_row, block, rows, tokens,
         columns, greedy_below,
     )  # fmt: skip
 
@@ -61,7 +61,7 @@ def store_best(  # noqa: PLR0913, PLR0917 - a kernel's part
     scores, best, logits, mask, samples, slots, positions, temperatures, seeds, first_row, block, rows,
     tokens: tl.constexpr, columns: tl.constexpr, greedy_below: tl.constexpr,
 ):  # fmt: skip
-    """Of a block's `known` tokens [tokens] the best score and its token, for each row."""
+    """Store the best score and its token for each row, of the block's tokens in `mask` [tokens]."""
     row = first_row + tl.arange(0, columns)
     sampled = tl.load(samples + row, row < rows, other=-1)
     live = sampled >= 0
@@ -75,7 +75,7 @@ def store_best(  # noqa: PLR0913, PLR0917 - a kernel's part
     finite = (tl.abs(logits) < float("inf")) | (mask == 0)
     score = tl.where(mask & finite, tl.where(greedy[None, :], logits, warm), -float("inf"))
     highest, at = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    # A logit that is no number makes its block the best, and its token none.
+    # A logit that is not finite makes its block the best, and its token -1.
     whole = tl.min(finite.to(tl.int32), axis=0) > 0
     partial = block * rows + row
     tl.store(scores + partial, tl.where(whole, highest, float("inf")), row < rows)
@@ -102,31 +102,32 @@ def best_of_all_kernel(  # noqa: PLR0913, PLR0917 - a kernel
 
 
 def sample(ends: EndWeights, step: StepBuffers) -> None:
-    """Set `sampled` of the rows that `samples` name, and `last` of their slots; -1 (`last`: 0) where a logit is none.
+    """Set `sampled_tokens` of the rows in `sample_rows`, and `last_tokens` of their slots; -1 (`last_tokens`: 0) where
+    a logit is not finite.
 
-    That is where it is not finite. The token of row t is chosen for position `positions[t] + 1`. Of padding `sampled`
-    is -1, and `last` left alone. Of several rows of one slot any may be its `last`.
+    The token of row t is chosen for position `positions[t] + 1`. For padding `sampled_tokens` is -1, and `last_tokens`
+    is not written. If several rows belong to one slot, any of their tokens may be its `last_tokens`.
     """
     normed = norm_sampled_rows(ends, step)
     grid, shape = choose_unembed_tiling(ends, step)
     blocks = grid[1]
     rows, tables = len(step.sample_rows), step.tables
-    behind = -(-normed.nbytes // 4)
-    scores, best = step.partials[behind : behind + 2 * rows * blocks].view(2, -1)
+    first_score = -(-normed.nbytes // 4)
+    scores, best = step.partials[first_score : first_score + 2 * rows * blocks].view(2, -1)
     best = best.view(torch.int32)
     columns = (step.sample_rows, step.slots, step.positions, tables.temperatures, tables.seeds)
     best_of_block_kernel[grid](
         scores, best, normed, ends.unembedding, *columns, rows, ends.spec.vocabulary, greedy_below=GREEDY_BELOW, **shape
     )
-    found = (step.sampled_tokens, tables.last_tokens, scores, best, step.sample_rows, step.slots)
+    outputs = (step.sampled_tokens, tables.last_tokens, scores, best, step.sample_rows, step.slots)
     best_of_all_kernel[(rows,)](
-        *found, rows, blocks=blocks, width=triton.next_power_of_2(blocks), **launch_options(warps=4)
+        *outputs, rows, blocks=blocks, width=triton.next_power_of_2(blocks), **launch_options(warps=4)
     )
 
 
 def sample_reference(ends: EndWeights, step: StepBuffers) -> None:
-    asked = (step.sample_rows >= 0).nonzero().squeeze(-1)
-    rows = step.sample_rows[asked].long()
+    live = (step.sample_rows >= 0).nonzero().squeeze(-1)
+    rows = step.sample_rows[live].long()
     slots = step.slots[rows].long()
     wide = ends.norm.dtype
     normed = rms_norm(step.hidden[rows], ends.norm, ends.spec.norm_eps)
@@ -137,5 +138,5 @@ def sample_reference(ends: EndWeights, step: StepBuffers) -> None:
     best = scores.nan_to_num(nan=-torch.inf).argmax(dim=-1)
     finite = logits.isfinite().all(dim=-1)
     step.sampled_tokens.fill_(-1)
-    step.sampled_tokens[asked] = best.where(finite, -1).int()
-    step.tables.last_tokens[slots] = step.sampled_tokens[asked].clamp(min=0)
+    step.sampled_tokens[live] = best.where(finite, -1).int()
+    step.tables.last_tokens[slots] = step.sampled_tokens[live].clamp(min=0)

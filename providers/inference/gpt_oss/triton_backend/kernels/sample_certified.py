@@ -1,33 +1,33 @@
-"""`sample` for few rows, reading an int8 copy of the unembedding first: the very token that `sample` gives, to the bit.
+"""`sample` for few rows, reading an int8 copy of the unembedding first: it returns `sample`'s own token, to the bit.
 
-Of most tokens it is plain from half the bytes that they cannot win; those that could are computed by `sample`'s own
-tile, from the true unembedding. Four kernels, none of which knows beforehand how many tokens those are:
+For most tokens half the bytes prove that they cannot win; those that could are computed by `sample`'s own tile, from
+the true unembedding. Four kernels, none of which knows in advance how many tokens those are:
 
 1. `norm_digits` norms the rows as `sample` does (the same code and bits), and cuts them into integers.
-2. `bounds_of_block` gives every token a score that it cannot exceed, and its block of tokens one that is reached for
-   certain by one of them. The last CTA to end finds the highest of the latter, the `floor`.
+2. `bounds_of_block` gives every token a score that it cannot exceed, and its block of tokens one that one of them
+   certainly reaches. The last CTA to end stores the highest of the latter, the `floor`.
 3. `best_of_candidates` is `sample`'s kernel, on tokens whose bound is not below the floor. Other tokens are not read; a
-   block that has none ends at once. With nothing certain (flat logits, numbers that are none) it is all of `sample`.
+   block that has none ends at once. With no certain score (flat logits, NaN) it is all of `sample`.
 4. `best_of_all` is `sample`'s own.
 
 Why it is right. w is a row of the unembedding, w = s q + e (see `narrow`). x is a normed row; u a power of two such
 that |x| / u < 2 ** 14, n the integers nearest x / u, and r = x - u n, which float32 holds exactly. Then
     w x = s u (q n) + s q r + e x,  so  |w x - s u (q n)| <= |s q| |r| + |e| |x|          (Cauchy-Schwarz)
 with |.| the length of a row. n = 256 c + f, of int8 c and f, so q n = 256 (q c) + q f, of int32 sums without rounding.
-The logit of `sample` is w x summed in float32, which is off by at most K SUMS_OFF |w| |x|; `spreads` has that added to
-|e|. What is left is rounding elsewhere: |x| and |r| are made longer by 2 ** -10, more than sums of K < 4096 squares and
-the few operations behind them lose; joining c and f, and making a score of a logit, by a temperature and noise, here
-and there, each get 2 ** -20 of the magnitudes (noise has an error of its own where it is near zero: its counts as 1
-more), several times what float32 loses. Where numbers come near float32's end, or are none, the bound is infinite:
-`sample` has to look, and says -1 where it would.
+The logit of `sample` is w x summed in float32, which is off by at most K SUM_ERROR |w| |x|; `spreads` has that added to
+|e|. The remaining error is rounding elsewhere: |x| and |r| are increased by 2 ** -10, more than sums of K < 4096
+squares and the few operations after them lose; joining c and f, and turning a logit into a score, by a temperature and
+noise, here and there, each get 2 ** -20 of the magnitudes (noise has an error of its own where it is near zero: its
+magnitude counts as 1 more), several times float32's loss. Where numbers come near float32's end, or are NaN, the bound
+is infinite: the token is computed, and `sampled_tokens` is -1 where `sample` sets it so.
 
 So the floor is below or at the best score; every token that has the best score is computed, and the lowest wins.
 How many are computed: of SmolLM2-135M's 49,152, over 310 states of chats, prose and code, greedy and at temperature 1,
 a median of 3 to 8 and at most 166, that is 1 MB. (Int8 by itself would have chosen another token in 1 to 5 % of them.)
 
 It pays while rows are few: it saves 579 MB, 135 us at 4.3 TB/s, of a step of 0.87 ms (one row) to 2.2 ms (eight rows of
-20b). Digits of eight rows fill the 16 columns that a tensor core's tile has anyway, so eight cost no more than one. Of
-more rows the gain is below 5 %, and sooner is one among them for which all must be read again.
+20b). Digits of eight rows fill the 16 columns that a tensor core's tile has anyway, so eight cost no more than one. For
+more rows the gain is below 5 %, and it is likelier that for one of them all must be read again.
 """
 
 # Triton has no types:
@@ -77,7 +77,8 @@ def norm_digits_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     normed, digits, units, hidden, weight, samples, eps, rows, width: tl.constexpr, block: tl.constexpr,
     interpreted: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
-    """`digits` [rows, 2, width] int8: c and f. `units` [3, rows]: u, |x| (infinite where x is not finite) and |r|."""
+    """Norm the rows and store `digits` [rows, 2, width] int8: c and f, and `units` [3, rows]: u, |x| (infinite where x
+    is not finite) and |r|."""
     place = tl.program_id(0)
     columns = tl.arange(0, block)
     inside = columns < width
@@ -116,21 +117,21 @@ def bounds_of_block_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     block = tl.program_id(0)
     coarse, fine = integers_tile(digits, codes, block, rows, vocabulary, width, tokens, padded_rows, depth)
     token = block * tokens + tl.arange(0, tokens)
-    known = token < vocabulary
-    scale = tl.load(scales + token, known, other=0)[:, None]
-    spread = tl.load(spreads + token, known, other=1)[:, None]
-    length = tl.load(lengths + token, known, other=1)[:, None]
+    exists = token < vocabulary
+    scale = tl.load(scales + token, exists, other=0)[:, None]
+    spread = tl.load(spreads + token, exists, other=1)[:, None]
+    length = tl.load(lengths + token, exists, other=1)[:, None]
     row = tl.arange(0, padded_rows)
-    there = row < rows
-    unit = tl.load(units + row, there, other=0)[None, :]
-    long = tl.load(units + rows + row, there, other=1)[None, :]
-    short = tl.load(units + 2 * rows + row, there, other=0)[None, :]
+    row_exists = row < rows
+    unit = tl.load(units + row, row_exists, other=0)[None, :]
+    long = tl.load(units + rows + row, row_exists, other=1)[None, :]
+    short = tl.load(units + 2 * rows + row, row_exists, other=0)[None, :]
     high = 256.0 * coarse.to(tl.float32)
     low = fine.to(tl.float32)
     middle = (high + low) * scale * unit
     joined = (tl.abs(high) + tl.abs(low)) * scale * unit
     radius = spread * long + length * short + joined * ROUNDING_ERROR + MIN_RADIUS
-    sampled = tl.load(samples + row, there, other=-1)
+    sampled = tl.load(samples + row, row_exists, other=-1)
     live = sampled >= 0
     slot = tl.load(slots + sampled, live, other=0)
     place = tl.load(positions + sampled, live, other=0) + 1
@@ -145,14 +146,14 @@ def bounds_of_block_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     radius += magnitude * ROUNDING_ERROR
     middle += noise
     highest = tl.where(certain, middle + radius, float("inf"))
-    tl.store(bounds + token[:, None] * rows + row[None, :], highest, known[:, None] & there[None, :])
-    least = tl.where(certain & known[:, None], middle - radius, -float("inf"))
-    tl.store(reached_scores + block * rows + row, tl.max(least, axis=0), there)
+    tl.store(bounds + token[:, None] * rows + row[None, :], highest, exists[:, None] & row_exists[None, :])
+    least = tl.where(certain & exists[:, None], middle - radius, -float("inf"))
+    tl.store(reached_scores + block * rows + row, tl.max(least, axis=0), row_exists)
     if is_last_arrival(arrivals, blocks):
-        every = tl.arange(0, padded)
-        of_row = reached_scores + every[:, None] * rows + row[None, :]
-        found = tl.load(of_row, (every < blocks)[:, None] & there[None, :], other=-float("inf"))
-        tl.store(floors + row, tl.max(found, axis=0), there)
+        all_blocks = tl.arange(0, padded)
+        row_scores = reached_scores + all_blocks[:, None] * rows + row[None, :]
+        reached = tl.load(row_scores, (all_blocks < blocks)[:, None] & row_exists[None, :], other=-float("inf"))
+        tl.store(floors + row, tl.max(reached, axis=0), row_exists)
 
 
 @triton.jit
@@ -160,18 +161,19 @@ def integers_tile(  # noqa: PLR0913, PLR0917 - a kernel's part
     digits, codes, block, rows, vocabulary, width: tl.constexpr, tokens: tl.constexpr, padded_rows: tl.constexpr,
     depth: tl.constexpr,
 ):  # fmt: skip
-    """q c and q f, [tokens, most] int32 each; zero behind the rows. A row's two digits are neighbouring columns."""
+    """Return q c and q f, [tokens, padded_rows] int32 each; zero past the rows. A row's two digits are neighbouring
+    columns."""
     token = tl.minimum(block * tokens + tl.arange(0, tokens), vocabulary - 1).to(tl.int64)
     column = tl.arange(0, 2 * padded_rows)
     deep = tl.arange(0, depth)
-    lefts = codes + token[:, None] * width + deep[None, :]
-    rights = digits + column[None, :] * width + deep[:, None]
+    lhs_places = codes + token[:, None] * width + deep[None, :]
+    rhs_places = digits + column[None, :] * width + deep[:, None]
     total = tl.zeros([tokens, 2 * padded_rows], tl.int32)
     for start in range(0, width, depth):
         inside = start + deep < width
-        left = tl.load(lefts + start, inside[None, :], other=0)
-        right = tl.load(rights + start, inside[:, None] & (column < 2 * rows)[None, :], other=0)
-        total = tl.dot(left, right, total, out_dtype=tl.int32)
+        lhs = tl.load(lhs_places + start, inside[None, :], other=0)
+        rhs = tl.load(rhs_places + start, inside[:, None] & (column < 2 * rows)[None, :], other=0)
+        total = tl.dot(lhs, rhs, total, out_dtype=tl.int32)
     return tl.split(tl.reshape(total, (tokens, padded_rows, 2)))
 
 
@@ -185,18 +187,29 @@ def best_of_candidates_kernel(  # noqa: PLR0913, PLR0917 - a kernel
     release_next_kernel(dependent)
     block = tl.program_id(1)
     token, row = block * tokens + tl.arange(0, tokens), tl.arange(0, columns)
-    known = token < vocabulary
-    there = row < rows
-    live = tl.load(samples + row, there, other=-1) >= 0
-    floor = tl.load(floors + row, there, other=0)
-    bound = tl.load(bounds + token[:, None] * rows + row[None, :], known[:, None] & there[None, :], other=0)
-    wanted = tl.max((known[:, None] & live[None, :] & (bound >= floor[None, :])).to(tl.int32), axis=1) > 0
-    if tl.max(wanted.to(tl.int32), axis=0) > 0:
+    exists = token < vocabulary
+    row_exists = row < rows
+    live = tl.load(samples + row, row_exists, other=-1) >= 0
+    floor = tl.load(floors + row, row_exists, other=0)
+    bound = tl.load(bounds + token[:, None] * rows + row[None, :], exists[:, None] & row_exists[None, :], other=0)
+    candidate = tl.max((exists[:, None] & live[None, :] & (bound >= floor[None, :])).to(tl.int32), axis=1) > 0
+    if tl.max(candidate.to(tl.int32), axis=0) > 0:
         logits = logits_tile(
-            normed, unembedding, block * tokens, 0, rows, vocabulary, wanted, width, tokens, columns, depth, interpreted
+            normed,
+            unembedding,
+            block * tokens,
+            0,
+            rows,
+            vocabulary,
+            candidate,
+            width,
+            tokens,
+            columns,
+            depth,
+            interpreted,
         )
         store_best(
-            scores, best, logits, wanted, samples, slots, positions, temperatures, seeds, 0, block, rows, tokens,
+            scores, best, logits, candidate, samples, slots, positions, temperatures, seeds, 0, block, rows, tokens,
             columns, greedy_below,
         )  # fmt: skip
     else:
@@ -204,7 +217,8 @@ def best_of_candidates_kernel(  # noqa: PLR0913, PLR0917 - a kernel
 
 
 def sample_certified(ends: EndWeights, step: StepBuffers) -> None:
-    """As `sample`, to the bit; it uses `partials` up. Without an int8 copy, and for more rows, it is `sample`."""
+    """Do the work of `sample`, with equal results to the bit, overwriting `partials`. Without an int8 copy, and for
+    more rows, it calls `sample`."""
     rows, spec, tables = len(step.sample_rows), ends.spec, step.tables
     narrow = ends.int8_unembedding
     if narrow is None or rows > MAX_CERTIFIED_ROWS:
@@ -212,32 +226,42 @@ def sample_certified(ends: EndWeights, step: StepBuffers) -> None:
         return
     grid, shape = choose_unembed_tiling(ends, step)
     blocks = grid[1]
-    room = slice_scratch(ends, step)
+    scratch = slice_scratch(ends, step)
     row = {"width": spec.hidden, "block": triton.next_power_of_2(spec.hidden), "interpreted": INTERPRETED}
     inputs = (step.hidden, ends.norm, step.sample_rows, spec.norm_eps, rows)
-    norm_digits_kernel[(rows,)](room.normed_rows, room.digits, room.units, *inputs, **row, **launch_options(warps=4))
+    norm_digits_kernel[(rows,)](
+        scratch.normed_rows, scratch.digits, scratch.units, *inputs, **row, **launch_options(warps=4)
+    )
     columns = (step.sample_rows, step.slots, step.positions, tables.temperatures, tables.seeds, rows, spec.vocabulary)
     copy = (narrow.codes, narrow.scales, narrow.spreads, narrow.lengths)
     tile = {"width": spec.hidden, "tokens": BLOCK_TOKENS, "padded_rows": MAX_CERTIFIED_ROWS, "depth": DEPTH}
     padded = triton.next_power_of_2(blocks)
     bounds_of_block_kernel[(blocks,)](
-        room.bounds, room.reached_scores, room.floors, step.arrivals, room.digits, room.units, *copy, *columns,
+        scratch.bounds, scratch.reached_scores, scratch.floors, step.arrivals, scratch.digits, scratch.units, *copy,
+        *columns,
         blocks=blocks, padded=padded, greedy_below=GREEDY_BELOW, **tile, **launch_options(warps=4, stages=5),
     )  # fmt: skip
     best_of_candidates_kernel[grid](
-        room.scores, room.best_tokens, room.bounds, room.floors, room.normed_rows, ends.unembedding, *columns,
-        greedy_below=GREEDY_BELOW, **shape,
+        scratch.scores, scratch.best_tokens, scratch.bounds, scratch.floors, scratch.normed_rows, ends.unembedding,
+        *columns, greedy_below=GREEDY_BELOW, **shape,
     )  # fmt: skip
-    found = (step.sampled_tokens, tables.last_tokens, room.scores, room.best_tokens, step.sample_rows, step.slots)
-    best_of_all_kernel[(rows,)](*found, rows, blocks=blocks, width=padded, **launch_options(warps=4))
+    outputs = (
+        step.sampled_tokens,
+        tables.last_tokens,
+        scratch.scores,
+        scratch.best_tokens,
+        step.sample_rows,
+        step.slots,
+    )
+    best_of_all_kernel[(rows,)](*outputs, rows, blocks=blocks, width=padded, **launch_options(warps=4))
 
 
 @dataclass(frozen=True, slots=True)
 class CertifiedScratch:
-    """What the kernels hand on to one another, in `partials`, for S rows and V tokens in B blocks.
+    """Intermediate results of the kernels, in `partials`, for S rows and V tokens in B blocks.
 
-    normed [S * hidden] of the model's type; digits [S, 2, hidden] int8; units [3, S]; floors [S]; bounds [V, S], of
-    scores; reached, scores [B, S]; best [B, S] int32.
+    normed_rows [S * hidden] of the model's type; digits [S, 2, hidden] int8; units [3, S]; floors [S]; bounds [V, S],
+    of scores; reached_scores, scores [B, S]; best_tokens [B, S] int32.
     """
 
     normed_rows: Tensor
@@ -251,14 +275,14 @@ class CertifiedScratch:
 
 
 def slice_scratch(ends: EndWeights, step: StepBuffers) -> CertifiedScratch:
-    """Where all of it is. Each begins at a multiple of 16 bytes."""
+    """Return the views of `partials`, in the order of the fields. Each begins at a multiple of 16 bytes."""
     rows, width, tokens = len(step.sample_rows), ends.spec.hidden, ends.spec.vocabulary
     blocks = choose_unembed_tiling(ends, step)[0][1]
-    each = (normed_row_words(step, width), rows * width // 2, 3 * rows, rows, rows * tokens, *[rows * blocks] * 3)
-    found: list[Tensor] = []
+    sizes = (normed_row_words(step, width), rows * width // 2, 3 * rows, rows, rows * tokens, *[rows * blocks] * 3)
+    views: list[Tensor] = []
     at = 0
-    for size in each:
-        found.append(step.partials[at : at + size])
+    for size in sizes:
+        views.append(step.partials[at : at + size])
         at += -(-size // 4) * 4
-    normed, digits, *rest, best = found
+    normed, digits, *rest, best = views
     return CertifiedScratch(normed.view(step.hidden.dtype), digits.view(torch.int8), *rest, best.view(torch.int32))

@@ -1,4 +1,4 @@
-"""A step of the model: nothing but launches, in order, on memory that was there before."""
+"""A step of the model: nothing but launches, in order, on memory that is allocated already."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ EndKernel = Callable[[EndWeights, StepBuffers], None]
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The launch functions of a step; any of them may be another's reference."""
+    """Launch functions of a step; a kernel's reference may take the place of any of them."""
 
     embed: EndKernel = embed
     qkv: LayerKernel = qkv
@@ -62,9 +62,9 @@ REFERENCE: Final = Kernels(
 def launch_step(
     weights: Weights, step: StepBuffers, kernels: Kernels, *, ungrouped_rows: int = MAX_UNGROUPED_ROWS
 ) -> None:
-    """Compute a step's rows, up to their numbers behind the last layer; what to do with them is another launch.
+    """Compute a step's rows, up to `hidden` after the last layer; logits and sampling are other launches.
 
-    A step of only singles is the same launches whatever its inputs are, and can be captured as a graph.
+    A step of only singles is the same launches for all inputs, and can be captured as a graph.
     """
     rows = len(step.positions)
     kernels.embed(weights.ends, step)

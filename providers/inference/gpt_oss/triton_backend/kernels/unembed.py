@@ -1,8 +1,8 @@
-"""The final norm and the logits of the rows that are sampled, for whoever needs all of them: the sampler in torch.
+"""The final norm and the logits of the rows that are sampled, for the sampler in torch, which needs all of them.
 
-One small kernel norms the rows, a CTA each, into the scratch memory. A second multiplies: a CTA has BLOCK tokens of the
-vocabulary, the left operand, and up to MOST_COLUMNS rows, the right one; all rows of a token's block are neighbours in
-the grid, so that the block comes from memory once.
+One small kernel norms the rows, a CTA each, into the scratch memory. A second multiplies: a CTA has BLOCK_TOKENS tokens
+of the vocabulary, the left operand, and up to MAX_COLUMNS rows, the right one; all rows of a token's block are
+neighbours in the grid, so that the block comes from memory once.
 
 Must meet, against the reference in float32: 2e-6 in float32 (interpreted), 4e-3 in bfloat16. At one row it reads 1,158
 MB: 269 us at 4.3 TB/s, to be done within 85 % of that speed.
@@ -48,7 +48,7 @@ def norm_row(  # noqa: PLR0913, PLR0917 - a kernel's part
     normed, hidden, weight, samples, eps, width: tl.constexpr, block: tl.constexpr, interpreted: tl.constexpr,
     dependent: tl.constexpr,
 ):  # fmt: skip
-    """The first of a kernel: stores, and hands back, the CTA's row; behind its width are zeros."""
+    """Norm, store and return the CTA's row; past its width are zeros. Must be the first statement of a kernel."""
     columns = tl.arange(0, block)
     inside = columns < width
     weights = tl.load(weight + columns, inside, other=0)
@@ -58,9 +58,9 @@ def norm_row(  # noqa: PLR0913, PLR0917 - a kernel's part
     row = tl.maximum(tl.load(samples + place), 0).to(tl.int64)
     numbers = tl.load(hidden + row * width + columns, inside, other=0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(numbers * numbers) / width + eps)
-    found = round_to_type(numbers * scale * weights, normed.dtype.element_ty, interpreted)
-    tl.store(normed + place.to(tl.int64) * width + columns, found, inside)
-    return found
+    normed_row = round_to_type(numbers * scale * weights, normed.dtype.element_ty, interpreted)
+    tl.store(normed + place.to(tl.int64) * width + columns, normed_row, inside)
+    return normed_row
 
 
 @triton.jit
@@ -68,22 +68,23 @@ def logits_tile(  # noqa: PLR0913, PLR0917 - a kernel
     normed, unembedding, first_token, first_row, rows, vocabulary, mask, width: tl.constexpr, tokens: tl.constexpr,
     columns: tl.constexpr, depth: tl.constexpr, interpreted: tl.constexpr,
 ):  # fmt: skip
-    """[tokens, columns] float32. What is behind the vocabulary or the rows is the last one's, once more.
+    """Return logits [tokens, columns] float32. Past the vocabulary's or the rows' end they are those of the last one
+    again.
 
-    Of tokens that are not `wanted` [tokens], where that is not None, nothing is read and the logits are zero.
+    Of tokens outside `mask` [tokens], where that is not None, nothing is read and the logits are zero.
     """
     token = tl.minimum(first_token + tl.arange(0, tokens), vocabulary - 1).to(tl.int64)
     row = tl.minimum(first_row + tl.arange(0, columns), rows - 1)
     deep = tl.arange(0, depth)
-    lefts = unembedding + token[:, None] * width + deep[None, :]
-    rights = normed + row[None, :] * width + deep[:, None]
+    lhs_places = unembedding + token[:, None] * width + deep[None, :]
+    rhs_places = normed + row[None, :] * width + deep[:, None]
     total = tl.zeros([tokens, columns], tl.float32)
     for start in range(0, width, depth):
         inside = start + deep < width
         read = inside[None, :] if mask is None else inside[None, :] & mask[:, None]
-        left = tl.load(lefts + start, read, other=0)
-        right = tl.load(rights + start, inside[:, None], other=0)
-        total = dot(left, right, total, interpreted)
+        lhs = tl.load(lhs_places + start, read, other=0)
+        rhs = tl.load(rhs_places + start, inside[:, None], other=0)
+        total = dot(lhs, rhs, total, interpreted)
     return total
 
 
@@ -104,14 +105,14 @@ def unembed_kernel(  # noqa: PLR0913, PLR0917 - a kernel
 
 
 def unembed(ends: EndWeights, step: StepBuffers) -> None:
-    """Set `logits` of the rows that `samples` name, not rounded to the model's type. Padding may hold anything."""
+    """Set `logits` of the rows in `sample_rows`, not rounded to the model's type. Rows of padding may hold anything."""
     normed = norm_sampled_rows(ends, step)
     grid, shape = choose_unembed_tiling(ends, step)
     unembed_kernel[grid](step.logits, normed, ends.unembedding, len(step.sample_rows), ends.spec.vocabulary, **shape)
 
 
 def norm_sampled_rows(ends: EndWeights, step: StepBuffers) -> Tensor:
-    """[S, hidden] of the model's type at the scratch memory's beginning: the sampled rows, normed."""
+    """Norm the sampled rows into the scratch memory's beginning and return them: [S, hidden] of the model's type."""
     rows, width = len(step.sample_rows), ends.spec.hidden
     normed = step.partials[: normed_row_words(step, width)].view(step.hidden.dtype)
     shape = {
@@ -125,12 +126,12 @@ def norm_sampled_rows(ends: EndWeights, step: StepBuffers) -> Tensor:
 
 
 def normed_row_words(step: StepBuffers, width: int) -> int:
-    """How many of `partials`' numbers the normed rows take."""
+    """Return how many numbers of `partials` the normed rows take."""
     return -(-len(step.sample_rows) * width * step.hidden.itemsize // step.partials.itemsize)
 
 
 def choose_unembed_tiling(ends: EndWeights, step: StepBuffers) -> tuple[tuple[int, int], dict[str, Any]]:
-    """The grid of a product with the unembedding, and its tiles and size."""
+    """Return the grid of a product with the unembedding, and its constants and launch options."""
     rows = len(step.sample_rows)
     columns = min(MAX_COLUMNS, max(MIN_COLUMNS, triton.next_power_of_2(rows)))
     blocks = -(-ends.spec.vocabulary // BLOCK_TOKENS)

@@ -1,4 +1,4 @@
-"""What the experts' kernels share: whose pairs a CTA computes, weights from packed words, and products of them.
+"""The experts' kernels' shared parts: the pairs of a CTA, weights from packed words, and products of them.
 
 Weights are the left operand of a product: words lie in memory in the order of its registers (see `layout`), so that
 unpacking moves nothing between threads. The right operand has a column for each pair of a row and an expert.
@@ -49,10 +49,10 @@ and.b32 $1, t, 0x7F807F80;
 
 @dataclass(frozen=True)
 class ExpertTiling:
-    """What one CTA computes: `high` tiles of outputs of `wide` pairs, `together` tiles of inputs at a time; or, when
-    `alone`, of one pair, in one column of `wide`. When it is to `finish`, whoever comes last to a row sums its experts.
-    From sm_90 on a thread has at most so many `registers`: one CTA more runs on a multiprocessor then.
-    """
+    """The work of one CTA: `output_tiles` tiles of outputs for `pair_columns` pairs, `input_tiles` tiles of inputs at a
+    time; or, with `single_pair`, for one pair, in one column of `pair_columns`. With `sums_experts`, the last CTA to
+    arrive at a row sums its experts. From sm_90 on a thread has at most `max_registers` registers: one CTA more runs on
+    a multiprocessor then."""
 
     pair_columns: int
     output_tiles: int
@@ -64,11 +64,11 @@ class ExpertTiling:
     max_registers: int | None = None
 
     def output_group_count(self, outputs: int) -> int:
-        """CTAs for so many outputs."""
+        """Return the CTAs for `outputs` outputs."""
         return -(-outputs // (TILE_ROWS * self.output_tiles))
 
     def pair_tile_count(self, step: StepBuffers, spec: ModelSpec) -> int:
-        """Tiles of a step's pairs, at most, however they fall on the experts."""
+        """Return the most tiles that a step's pairs can take, for any distribution over the experts."""
         pairs = step.chosen_experts.numel()
         if self.single_pair:
             return pairs
@@ -76,7 +76,7 @@ class ExpertTiling:
         return busy + (pairs - busy) // self.pair_columns
 
     def kernel_constants(self) -> dict[str, Any]:
-        """What a kernel is told of it."""
+        """Return the constants and launch options of a kernel with this tiling."""
         shape = {
             "single_pair": self.single_pair,
             "pair_columns": self.pair_columns,
@@ -100,47 +100,49 @@ _GROUPED_TILINGS: Final = (
     ),
     ExpertTiling(pair_columns=128, output_tiles=2, input_tiles=1, warps=8, stages=4, sums_experts=False),
 )
-"""By width. Scales are not read ahead where a turn has just 2 bytes of them for each thread: take another cut then."""
+"""Sorted by `pair_columns`. Scales are not read ahead where an iteration has just 2 bytes of them for each thread:
+choose another tiling then."""
 
 
 def choose_expert_tiling(step: StepBuffers, spec: ModelSpec) -> ExpertTiling:
-    """Wide enough that the experts of a step read their weights once, if none has twice its part of the pairs."""
-    wanted = 2 * step.chosen_experts.numel() // spec.experts
-    return next((cut for cut in _GROUPED_TILINGS if wanted <= cut.pair_columns), _GROUPED_TILINGS[-1])
+    """Return a tiling so wide that the experts of a step read their weights once, if none has twice its part of the
+    pairs."""
+    columns = 2 * step.chosen_experts.numel() // spec.experts
+    return next((tiling for tiling in _GROUPED_TILINGS if columns <= tiling.pair_columns), _GROUPED_TILINGS[-1])
 
 
 @triton.jit
 def load_tile_pairs(  # noqa: PLR0913, PLR0917 - a kernel
     chosen_experts, order, starts, tile, experts: tl.constexpr, pair_columns: tl.constexpr, single_pair: tl.constexpr
 ):
-    """The expert of a tile of pairs (-1: there is no such tile), its pairs [wide] and which of those are its own; the
-    others name one of its own too."""
+    """Return the expert of a tile of pairs (-1: there is no such tile), its pairs [pair_columns] and a mask of those
+    that are its own; the others name one of its own too."""
     columns = tl.arange(0, pair_columns)
     if single_pair:
         expert = tl.load(chosen_experts + tile)
         pairs = tile + columns * 0
-        wanted = columns < 1
+        is_own = columns < 1
     else:
         block: tl.constexpr = triton.next_power_of_2(experts)
         numbers = tl.arange(0, block)
-        there = numbers < experts
-        begins = tl.load(starts + numbers, there, other=0)
-        ends = tl.load(starts + numbers + 1, there, other=0)
+        exists = numbers < experts
+        begins = tl.load(starts + numbers, exists, other=0)
+        ends = tl.load(starts + numbers + 1, exists, other=0)
         tiles = (ends - begins + pair_columns - 1) // pair_columns
         expert = tl.sum((tl.cumsum(tiles, 0) <= tile).to(tl.int32), 0)
         before = tl.sum(tl.where(numbers < expert, tiles, 0), 0)
         mine = numbers == expert
         first = tl.sum(tl.where(mine, begins, 0), 0) + (tile - before) * pair_columns
-        behind = tl.sum(tl.where(mine, ends, 0), 0)
+        end = tl.sum(tl.where(mine, ends, 0), 0)
         expert = tl.where(expert < experts, expert, -1)
-        wanted = first + columns < behind
-        pairs = tl.load(order + tl.maximum(tl.minimum(first + columns, behind - 1), 0))
-    return expert, pairs, wanted
+        is_own = first + columns < end
+        pairs = tl.load(order + tl.maximum(tl.minimum(first + columns, end - 1), 0))
+    return expert, pairs, is_own
 
 
 @triton.jit
 def unpack_codes(words, interpreted: tl.constexpr):
-    """The four codes of each word, as numbers that are 2 ** -126 times too small.
+    """Return the four codes of each word, as numbers that are 2 ** -126 times too small.
 
     Interpreted they are float32, of the same bits: a conversion there makes zeros of the smallest.
     """
@@ -158,7 +160,7 @@ def unpack_codes(words, interpreted: tl.constexpr):
 
 @triton.jit
 def unpack_factors(scales, interpreted: tl.constexpr):
-    """What to multiply by, 2 ** 126 times too large: of a row's first 32 inputs, and of the other ones."""
+    """Return the factors, 2 ** 126 times too large: of a row's first 32 inputs, and of the other ones."""
     if interpreted:
         scales = scales.to(tl.uint16, bitcast=True).to(tl.uint32)
         low = ((scales << 7 & 0x7F80) << 16).to(tl.float32, bitcast=True)
@@ -170,11 +172,14 @@ def unpack_factors(scales, interpreted: tl.constexpr):
 
 @triton.jit
 def unpack_weights(words, scales, output_tiles: tl.constexpr, input_tiles: tl.constexpr, interpreted: tl.constexpr):
-    """Weights [64 * high, 64 * together] of words [high, 1024 * together] and scales [high, 64 * together].
+    """Return weights [64 * output_tiles, 64 * input_tiles] of words [output_tiles, 1024 * input_tiles] and scales
+    [output_tiles, 64 * input_tiles].
 
-    In each 16 rows those of even number come first."""
+    In each 16 rows those of even number come first.
+    """
     rows: tl.constexpr = 64 * output_tiles
-    # From high, together, w, g, c21, c3, h, c0 (see `layout`) to rows high, w, h, g and columns together, c3, c21, c0.
+    # From output_tiles, input_tiles, w, g, c21, c3, h, c0 (see `layout`)
+    # to rows output_tiles, w, h, g and columns input_tiles, c3, c21, c0.
     words = words.reshape(output_tiles, input_tiles, 4, 8, 4, 2, 2, 2).permute(0, 2, 6, 3, 1, 5, 4, 7)
     code0, code1, code2, code3 = unpack_codes(words.reshape(rows, 16 * input_tiles), interpreted)
     scales = scales.reshape(output_tiles, input_tiles, 4, 8, 2).permute(0, 2, 4, 3, 1).reshape(rows, input_tiles)
@@ -202,20 +207,21 @@ def expert_product(  # noqa: PLR0913, PLR0917 - a kernel
     input_tiles: tl.constexpr,
     interpreted: tl.constexpr,
 ):
-    """Sums [64 * high, wide] of weights times inputs, in float32.
+    """Return sums [64 * output_tiles, pair_columns] of weights times inputs, in float32.
 
-    `tiles` [high] are rows of tiles, counted over all experts; `inputs` [wide] point to the `depth` numbers of each
-    column, of which those not `wanted` give anything that is finite. Of `parts` this is the sum over one part.
+    `tiles` [output_tiles] are rows of tiles, counted over all experts; `inputs` [pair_columns] point to the `depth`
+    numbers of each column, of which those outside `mask` give anything that is finite. With several `parts` this is the
+    sum over one part.
     """
     rows: tl.constexpr = (depth + 63) // 64
     loops: tl.constexpr = depth // (64 * input_tiles)
-    each: tl.constexpr = (loops + parts - 1) // parts
+    steps: tl.constexpr = (loops + parts - 1) // parts
     rest: tl.constexpr = triton.next_power_of_2(rows - loops * input_tiles)
     values += tiles.to(tl.int64)[:, None] * (rows * 1024)
     scales += tiles.to(tl.int64)[:, None] * (rows * 64)
     total = tl.zeros([64 * output_tiles, pair_columns], tl.float32)
     if loops * 64 * input_tiles < depth:
-        # Read before the loop and used behind it, that nobody waits for it.
+        # Read before the loop and used after it, so that no product waits for it.
         mine = (part + 1) // parts * (rows - loops * input_tiles)
         word, scale, number = tl.arange(0, rest * 1024), tl.arange(0, rest * 64), tl.arange(0, rest * 64)
         last_words = tl.load(
@@ -229,24 +235,24 @@ def expert_product(  # noqa: PLR0913, PLR0917 - a kernel
         tl.arange(0, input_tiles * 64),
         tl.arange(0, input_tiles * 64),
     )
-    for step in range(each):
+    for step in range(steps):
         # Every part has as many steps, or the products would wait for each other: the last of the last may be empty.
-        at = part * each + step
+        at = part * steps + step
         read = inputs[None, :] + (at * (input_tiles * 64) + number)[:, None]
         if parts == 1:
             words = tl.load(values + (at * (input_tiles * 1024) + word)[None, :])
             marks = tl.load(scales + (at * (input_tiles * 64) + scale)[None, :])
-            right = tl.load(read, mask[None, :], other=0) if pair_columns < 64 else tl.load(read)
+            rhs = tl.load(read, mask[None, :], other=0) if pair_columns < 64 else tl.load(read)
         else:
             there = (loops - at) * (input_tiles * 1024)
             words = tl.load(values + (at * (input_tiles * 1024) + word)[None, :], (word < there)[None, :], other=0)
             marks = tl.load(scales + (at * (input_tiles * 64) + scale)[None, :], (scale < there)[None, :], other=0)
-            right = tl.load(read, (number < there)[:, None] & mask[None, :], other=0)
-        left = unpack_weights(words, marks, output_tiles, input_tiles, interpreted)
-        total = dot(left.to(right.dtype), right, total, interpreted)
+            rhs = tl.load(read, (number < there)[:, None] & mask[None, :], other=0)
+        weights = unpack_weights(words, marks, output_tiles, input_tiles, interpreted)
+        total = dot(weights.to(rhs.dtype), rhs, total, interpreted)
     if loops * 64 * input_tiles < depth:
-        left = unpack_weights(last_words, last_scales, output_tiles, rest, interpreted)
-        total = dot(left.to(last_inputs.dtype), last_inputs, total, interpreted)
+        weights = unpack_weights(last_words, last_scales, output_tiles, rest, interpreted)
+        total = dot(weights.to(last_inputs.dtype), last_inputs, total, interpreted)
     return (
         total.reshape(4 * output_tiles, 2, 8, pair_columns).permute(0, 2, 1, 3).reshape(64 * output_tiles, pair_columns)
     )

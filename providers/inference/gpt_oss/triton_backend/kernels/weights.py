@@ -1,4 +1,4 @@
-"""A model's weights as the kernels read them: experts in tiles, everything else as it is on disk."""
+"""A model's weights in the form that the kernels read: experts in tiles, everything else as it is on disk."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,8 +48,8 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class EndWeights:
-    """What comes before and after the layers: embedding and unembedding [vocabulary, hidden], norm [hidden]. `narrow`
-    is the unembedding's int8 copy, for those who asked for one."""
+    """Weights before and after the layers: embedding and unembedding [vocabulary, hidden], norm [hidden].
+    `int8_unembedding` is the unembedding's int8 copy, or None without `certified_head`."""
 
     spec: ModelSpec
     embedding: Tensor
@@ -75,7 +75,7 @@ def load_weights(
     *,
     certified_head: bool = False,
 ) -> Weights:
-    """Load and repack layer by layer, on the device. `certified` makes the unembedding's int8 copy too.
+    """Load and repack layer by layer, on the device. `certified_head` quantizes the unembedding's int8 copy too.
 
     Raises ConfigError naming the tensor and file where one is damaged, and for experts that are not in MXFP4.
     """
@@ -88,17 +88,17 @@ def load_weights(
         _build_layer(spec, index, tensors, (rotary, dtype))
         for index, tensors in enumerate(checkpoint.read_layers(progress))
     )
-    found = checkpoint.read_ends()
-    embedding = found.embedding.to(device, dtype)
-    unembedding = embedding if found.unembedding is found.embedding else found.unembedding.to(device, dtype)
+    ends = checkpoint.read_ends()
+    embedding = ends.embedding.to(device, dtype)
+    unembedding = embedding if ends.unembedding is ends.embedding else ends.unembedding.to(device, dtype)
     narrow = quantize_unembedding(unembedding) if certified_head else None
     return Weights(
-        spec, layers, EndWeights(spec, embedding, found.norm.to(device, sum_dtype(dtype)), unembedding, narrow)
+        spec, layers, EndWeights(spec, embedding, ends.norm.to(device, sum_dtype(dtype)), unembedding, narrow)
     )
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What norms, softmax and every sum are computed in; float64 is there for the references alone."""
+    """Return the type of norms, softmax and every sum; float64 is there for the references alone."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
