@@ -4,9 +4,9 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -14,28 +14,16 @@ from apis.errors import ConfigError
 from apis.imports import import_from_string
 from providers.inference.gpt_oss.checkpoint.checkpoint import ModelCheckpoint, Progress, open_checkpoint
 from providers.inference.gpt_oss.engine.runner import Runner
+from providers.inference.gpt_oss.settings import BackendSettings
 from providers.inference.gpt_oss.sizing.fit import MIN_CONTEXT_TOKENS, Precision, weight_bytes
 from providers.inference.gpt_oss.sizing.kv_memory import KV_SHARE, int8_unembedding_bytes
 from providers.inference.gpt_oss.torch_backend.machine import free_bytes
 from providers.inference.gpt_oss.torch_backend.runner import DTYPES, TorchSettings, find_device, load_runner
 
-Backend = Literal["auto", "torch", "triton"]
-
 MIN_CAPABILITY: Final = 80
 _GIB: Final = 2**30
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class BackendSettings:
-    """`step_tokens` bounds the tokens of a plan; `torch` has the settings that both backends share. `certified_head` is
-    for kernels: few rows are sampled by way of an int8 copy of the unembedding, with the same tokens."""
-
-    backend: Backend = "torch"
-    step_tokens: int = 2048
-    certified_head: bool = False
-    torch: TorchSettings = field(default_factory=TorchSettings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from apis.deltas import DeltaBatch, TokenLogprob
 from apis.errors import InvalidRequest, ModelNotFound
 from apis.inference import Inference, Model
 from apis.provider import Provider
-from providers.inference.gpt_oss.backend import Backend, BackendSettings, LoadedRunner, load_backend
+from providers.inference.gpt_oss.backend import LoadedRunner, load_backend
 from providers.inference.gpt_oss.checkpoint.loading import GIB, LoadingReport
 from providers.inference.gpt_oss.engine.engine import Engine, EngineMetrics, EngineRequest, EngineSettings
 from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
+from providers.inference.gpt_oss.settings import Backend, BackendSettings
 from providers.inference.gpt_oss.torch_backend.runner import DtypeName, TorchSettings
 from providers.inference.harmony.harmony import Harmony
 from providers.inference.harmony.options import HarmonyOptions

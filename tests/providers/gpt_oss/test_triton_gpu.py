@@ -15,12 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from providers.inference.gpt_oss.backend import BackendSettings, load_backend
+from providers.inference.gpt_oss.backend import load_backend
 from providers.inference.gpt_oss.checkpoint.synth import TINY, write_checkpoint
 from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings
 from providers.inference.gpt_oss.engine.runner import Runner
 from providers.inference.gpt_oss.engine.sampling import RowSampling
 from providers.inference.gpt_oss.engine.sequence import EngineRequest
+from providers.inference.gpt_oss.settings import BackendSettings
 from providers.inference.gpt_oss.sizing.kv_memory import KvRequest
 from providers.inference.gpt_oss.torch_backend.runner import TorchSettings
 from providers.inference.gpt_oss.triton_backend.kernels import device

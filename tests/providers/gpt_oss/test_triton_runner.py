@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from apis.errors import ConfigError
-from providers.inference.gpt_oss.backend import BackendSettings
 from providers.inference.gpt_oss.checkpoint.checkpoint import open_checkpoint
 from providers.inference.gpt_oss.checkpoint.synth import TINY, tiny_spec_with, write_checkpoint
 from providers.inference.gpt_oss.engine.engine import Engine, EngineSettings
 from providers.inference.gpt_oss.engine.runner import Plan, PlanRow, Runner, SampledRun
 from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
 from providers.inference.gpt_oss.engine.sequence import EngineRequest
+from providers.inference.gpt_oss.settings import BackendSettings
 from providers.inference.gpt_oss.sizing.kv_memory import KvRequest
 from providers.inference.gpt_oss.torch_backend.runner import TorchSettings, load_runner
 from providers.inference.gpt_oss.triton_backend.batch import TritonBatch

@@ -13,10 +13,10 @@ from typing import Final
 
 import torch
 
-from providers.inference.gpt_oss.backend import BackendSettings
 from providers.inference.gpt_oss.checkpoint.checkpoint import ModelCheckpoint, Progress
 from providers.inference.gpt_oss.engine.runner import Plan, PlanRow, SampledRun
 from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToken
+from providers.inference.gpt_oss.settings import BackendSettings
 from providers.inference.gpt_oss.sizing.fit import Precision, weight_bytes
 from providers.inference.gpt_oss.sizing.kv_memory import KvRequest, kv_pages
 from providers.inference.gpt_oss.torch_backend.machine import free_bytes
