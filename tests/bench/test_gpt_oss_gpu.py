@@ -41,6 +41,7 @@ LIMITS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_all_of_it_runs_and_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """But for the comparison, which has a test of its own."""

@@ -198,7 +198,7 @@ async def test_sessions_outlive_the_runtime_that_created_them_and_end_with_the_l
         async with started(store, timeout_s=5) as other:
             await text_of(other, "x = 1")
         assert await text_of(one, "x") == "1"
-        processes = psutil.Process().children(recursive=True)
+        processes = [*server_processes(), *server_processes()[0].children(recursive=True)]
     assert len(processes) == 4
     await assert_ended(processes)
     async with started(store, timeout_s=5) as one:
