@@ -37,16 +37,16 @@ $python -m pip install --quiet --disable-pip-version-check --editable '.[all,tes
 $python -m ruff check .
 $python -m ruff format --check .
 
-# Types are checked while the tests run: pyright takes one core for a minute, the tests wait for much of their time.
+# Types are checked while the tests run: the tests wait for much of their time, so three processes fill two cores.
 types=$(mktemp)
 trap 'rm -f "$types"' EXIT
 $python -m pyright --pythonpath $python >"$types" 2>&1 &
 pyright=$!
 
-# One thread for each process: the tests run in two, and small matrices only lose time on more.
+# One thread for each process: small matrices only lose time on more.
 export OMP_NUM_THREADS=1
 failed=0
-$python -m pytest --numprocesses 2 --dist loadfile "$@" || failed=$?
+$python -m pytest --numprocesses 3 --dist loadfile "$@" || failed=$?
 wait $pyright || { cat "$types"; failed=1; }
 tail -n 1 "$types"
 exit $failed
