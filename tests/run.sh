@@ -32,7 +32,7 @@ fi
 
 python=.venv/bin/python
 [ -x $python ] || "${PYTHON:-python3}" -m venv .venv
-$python -m pip install --quiet --disable-pip-version-check --editable '.[all,test]'
+$python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[all,test]'
 
 $python -m ruff check .
 $python -m ruff format --check .
