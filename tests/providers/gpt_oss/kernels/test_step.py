@@ -59,6 +59,7 @@ def test_references_make_todays_forward_pass(tmp_path: Path, spec: ModelSpec, al
     both(stepper(tmp_path, torch.float64, alone_rows=alone_rows), hand(tmp_path, "float64"), 1e-12)
 
 
+@pytest.mark.long
 def test_attention_by_kernels_makes_it_too(tiny: Path) -> None:
     kernels = replace(
         REFERENCE,

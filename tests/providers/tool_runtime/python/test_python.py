@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,11 @@ def server_socket(python: Python) -> Path:
 
 def server_processes() -> list[psutil.Process]:
     """The session servers that this process has started, oldest first."""
-    servers = [child for child in psutil.Process().children() if "session_server" in " ".join(child.cmdline())]
+    servers: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # or a zombie: it has ended
+            if "session_server" in " ".join(child.cmdline()):
+                servers.append(child)
     return sorted(servers, key=lambda server: server.create_time())
 
 
