@@ -175,6 +175,17 @@ async def test_the_systemd_unit_starts_a_command_that_exists() -> None:
     assert all(option in usage for option in options if option.startswith("--"))
 
 
+async def test_the_metrics_that_the_operations_page_names_are_there(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(SCRIPTED))
+    async with running_stack("run.yaml", cwd=tmp_path) as (url, _), sdk_client(url) as client:
+        async for _event in await client.responses.create(model="scripted", input="Hi", stream=True):
+            pass
+        metrics = await output_of(("curl", "-s", f"{url}/metrics"))
+    names = set(re.findall(r"\b(?:stack|process)_[a-z_]+\b", (ROOT / OPERATING).read_text()))
+    assert len(names) >= 4
+    assert [name for name in names if not re.search(rf"^{name}(_bucket)?[ {{]", metrics, re.MULTILINE)] == []
+
+
 def test_the_table_of_providers_is_the_registry() -> None:
     rows = re.findall(r"^\| (\w+) \| `(\w+)` \|", (ROOT / "providers/README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted((api, name) for api, names in PROVIDERS.items() for name in names)
