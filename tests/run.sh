@@ -46,7 +46,7 @@ pyright=$!
 # One thread for each process: small matrices only lose time on more.
 export OMP_NUM_THREADS=1
 failed=0
-$python -m pytest --numprocesses 3 --dist loadfile "$@" || failed=$?
+$python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder "$@" || failed=$?
 wait $pyright || { cat "$types"; failed=1; }
 tail -n 1 "$types"
 exit $failed
