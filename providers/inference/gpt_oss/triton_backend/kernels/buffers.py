@@ -108,10 +108,6 @@ class StepBuffers:
     arrivals: Tensor
 
 
-INPUT_FIELDS: Final = ("slots", "positions", "tokens", "tiles", "sample_rows")
-"""The fields of StepBuffers that are written before a step. Their padding is -1, or 0 in `slots` and `tiles`."""
-
-
 def make_tables(spec: ModelSpec, sizes: TableSizes) -> Tables:
     """Return new tables; keys and values are not initialised."""
     shape = (len(spec.layers), sizes.pages, spec.kv_heads, PAGE_TOKENS, spec.head_dim)
