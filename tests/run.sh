@@ -30,6 +30,9 @@ if [ ${#missing[@]} -gt 0 ]; then
     DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq "${missing[@]}" >/dev/null
 fi
 
+# Dozens of servers and sandboxes start as processes of their own: each would compile every import again.
+unset PYTHONDONTWRITEBYTECODE
+
 python=.venv/bin/python
 [ -x $python ] || "${PYTHON:-python3}" -m venv .venv
 $python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[all,test]'
