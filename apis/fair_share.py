@@ -1,0 +1,173 @@
+"""FairShare: places of one scarce resource, shared by tenants so that a flood by one of them delays no other for long.
+
+It is used for whatever is scarce in one process: sessions, child processes, batches of a model, connections.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+from apis.errors import RateLimited
+
+_RETRY_AFTER_S = 1.0
+
+
+class Place:
+    """One place of a FairShare. Its holder releases it once, by `release()` or by leaving the `with` block."""
+
+    __slots__ = ("_released", "_return_place", "tenant")
+
+    def __init__(self, tenant: str, return_place: Callable[[str], None]) -> None:
+        self.tenant = tenant
+        self._return_place = return_place
+        self._released = False
+
+    def release(self) -> None:
+        """Return the place; the next waiting request gets it at once. A second call does nothing."""
+        if not self._released:
+            self._released = True
+            self._return_place(self.tenant)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+@dataclass(slots=True)
+class _TenantUse:
+    used: int = 0
+    last_turn: int = 0
+    waiters: deque["asyncio.Future[Place]"] = field(default_factory=deque["asyncio.Future[Place]"])
+
+
+class FairShare:
+    """Admits tenants to `places` places.
+
+    A free place goes to the waiting tenant that uses the fewest places; among equals, to the one that was served the
+    longest time ago; within a tenant, to the request that came first. So with N tenants waiting, each gets at least
+    one of N places that become free, however many requests another tenant has.
+
+    - `tenant_places`: places that one tenant may use at a time once a second tenant has come, default half of them. A
+      tenant waits at this limit even while places are free; so the others find one at once. A tenant that has been
+      alone so far may use all.
+    - `tenant_waiting`: requests of one tenant that may wait; the next one raises RateLimited. None: no limit.
+
+    All methods run on one event loop.
+    """
+
+    def __init__(
+        self, resource: str, places: int, *, tenant_places: int | None = None, tenant_waiting: int | None = None
+    ) -> None:
+        """`resource` is a plural noun for the error message, such as "files being read"."""
+        self._resource = resource
+        self._places = places
+        self._tenant_places = min(places, tenant_places or max(1, places // 2))
+        self._tenant_waiting = tenant_waiting
+        self._tenants: dict[str, _TenantUse] = {}
+        self._first_tenant: str | None = None
+        self._several_tenants = False
+        self._used = 0
+        self._turn = 0
+
+    @property
+    def used(self) -> int:
+        """Number of places in use."""
+        return self._used
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for a place."""
+        return sum(len(use.waiters) for use in self._tenants.values())
+
+    @property
+    def tenants(self) -> int:
+        """Number of tenants that use or wait for a place."""
+        return len(self._tenants)
+
+    def used_by(self, tenant: str) -> int:
+        """Number of places that `tenant` uses."""
+        use = self._tenants.get(tenant)
+        return use.used if use else 0
+
+    def try_acquire(self, tenant: str) -> Place | None:
+        """Return a place, or None if `tenant` would have to wait for one."""
+        self._notice(tenant)
+        use = self._tenants.get(tenant)
+        if self._used >= self._places or (use and (use.waiters or use.used >= self._tenant_limit)):
+            return None
+        return self._take_place(tenant)
+
+    async def acquire(self, tenant: str) -> Place:
+        """Return a place as soon as it is the tenant's turn.
+
+        Raises RateLimited if too many requests of the tenant wait already. A caller that is cancelled leaves the queue.
+        """
+        place = self.try_acquire(tenant)
+        if place is not None:
+            return place
+        use = self._tenants.setdefault(tenant, _TenantUse())
+        if self._tenant_waiting is not None and len(use.waiters) >= self._tenant_waiting:
+            raise RateLimited(
+                f"Too many {self._resource} wait already: at most {self._tenant_waiting} at a time.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        waiter: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        use.waiters.append(waiter)
+        try:
+            return await waiter
+        except BaseException:
+            if waiter.done() and not waiter.cancelled():
+                waiter.result().release()  # the place came in the same moment as the cancellation
+            elif waiter in use.waiters:
+                use.waiters.remove(waiter)
+                self._forget_idle(tenant)
+            raise
+
+    @property
+    def _tenant_limit(self) -> int:
+        return self._tenant_places if self._several_tenants else self._places
+
+    def _notice(self, tenant: str) -> None:
+        if self._first_tenant is None:
+            self._first_tenant = tenant
+        elif tenant != self._first_tenant:
+            self._several_tenants = True
+
+    def _take_place(self, tenant: str) -> Place:
+        use = self._tenants.setdefault(tenant, _TenantUse())
+        self._turn += 1
+        self._used += 1
+        use.used += 1
+        use.last_turn = self._turn
+        return Place(tenant, self._return_place)
+
+    def _return_place(self, tenant: str) -> None:
+        self._used -= 1
+        self._tenants[tenant].used -= 1
+        self._serve_waiting()
+        self._forget_idle(tenant)
+
+    def _serve_waiting(self) -> None:
+        while self._used < self._places:
+            candidates = [
+                (use.used, use.last_turn, tenant)
+                for tenant, use in self._tenants.items()
+                if use.waiters and use.used < self._tenant_limit
+            ]
+            if not candidates:
+                return
+            tenant = min(candidates)[2]
+            waiter = self._tenants[tenant].waiters.popleft()
+            if waiter.done():
+                self._forget_idle(tenant)  # its caller was cancelled
+            else:
+                waiter.set_result(self._take_place(tenant))
+
+    def _forget_idle(self, tenant: str) -> None:
+        use = self._tenants.get(tenant)
+        if use and not use.used and not use.waiters:
+            del self._tenants[tenant]

@@ -1,0 +1,129 @@
+"""Properties of FairShare over random orders of arrivals, cancellations and releases, and its promises by example."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apis.errors import RateLimited
+from apis.fair_share import FairShare, Place
+
+STEPS = st.lists(st.tuples(st.sampled_from(["ask", "release", "cancel"]), st.integers(0, 9)), max_size=80)
+
+
+@settings(deadline=None, max_examples=150)
+@given(steps=STEPS, places=st.integers(1, 4), tenant_places=st.integers(1, 4))
+def test_places_are_never_lost_nor_given_twice(steps: list[tuple[str, int]], places: int, tenant_places: int) -> None:
+    asyncio.run(_run_steps(steps, places, tenant_places))
+
+
+async def _run_steps(steps: list[tuple[str, int]], places: int, tenant_places: int) -> None:
+    share = FairShare("readers", places, tenant_places=tenant_places)
+    requests: list[tuple[str, asyncio.Task[Place]]] = []
+    held: list[Place] = []
+    limit = min(places, tenant_places)
+    for action, number in steps:
+        if action == "ask":
+            tenant = "abc"[number % 3]
+            requests.append((tenant, asyncio.create_task(share.acquire(tenant))))
+        elif action == "release" and held:
+            held.pop(number % len(held)).release()
+        elif action == "cancel" and requests:
+            requests.pop(number % len(requests))[1].cancel()
+        if number % 2:  # on even numbers the next step comes before any request has run
+            await _settle(requests, held)
+    await _settle(requests, held)
+    assert share.used == len(held) <= places
+    assert share.waiting == len(requests)
+    tenants = {tenant for tenant, _ in requests}
+    if len({place.tenant for place in held} | tenants) > 1 and share.used < places:
+        assert all(share.used_by(tenant) >= limit for tenant in tenants), "a place is free and a tenant waits"
+    while held:
+        held.pop().release()
+        await _settle(requests, held)
+    assert (share.used, share.waiting) == (0, 0)
+    assert share.tenants == 0, "a tenant that is gone is remembered"
+
+
+async def _settle(requests: list[tuple[str, asyncio.Task[Place]]], held: list[Place]) -> None:
+    for _ in range(4):
+        await asyncio.sleep(0)
+    for entry in list(requests):
+        if entry[1].done():
+            requests.remove(entry)
+            held.append(entry[1].result())
+
+
+@contextlib.asynccontextmanager
+async def flood(share: FairShare, tenant: str, count: int) -> AsyncGenerator[list[asyncio.Task[Place]]]:
+    tasks = [asyncio.create_task(share.acquire(tenant)) for _ in range(count)]
+    await asyncio.sleep(0)
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_the_next_free_place_goes_to_the_tenant_that_uses_fewest() -> None:
+    share = FairShare("readers", 2)
+    async with flood(share, "loud", 50) as loud:
+        quiet = asyncio.create_task(share.acquire("quiet"))
+        await asyncio.sleep(0)
+        assert not quiet.done()
+        loud[0].result().release()
+        await asyncio.sleep(0)
+        assert quiet.done()
+
+
+async def test_one_place_goes_round() -> None:
+    share = FairShare("batches", 1)
+    order: list[str] = []
+
+    async def use(tenant: str) -> None:
+        with await share.acquire(tenant):
+            order.append(tenant)
+            await asyncio.sleep(0)
+
+    await asyncio.gather(*(use(tenant) for tenant in "aaaaabbc"))
+    assert order == ["a", "b", "c", "a", "b", "a", "a", "a"]
+
+
+async def test_a_tenant_that_is_alone_may_use_all_places() -> None:
+    share = FairShare("sessions", 4)
+    assert all(share.try_acquire("a") for _ in range(4))
+    assert share.try_acquire("a") is None
+
+
+async def test_once_a_second_tenant_has_come_one_may_use_half_of_the_places() -> None:
+    share = FairShare("sessions", 4)
+    first = share.try_acquire("b")
+    assert first is not None
+    first.release()
+    assert [bool(share.try_acquire("a")) for _ in range(3)] == [True, True, False]
+    assert [bool(share.try_acquire("b")) for _ in range(3)] == [True, True, False]
+
+
+async def test_requests_of_one_tenant_that_wait_are_bounded() -> None:
+    share = FairShare("texts", 1, tenant_waiting=2)
+    async with flood(share, "a", 3):
+        with pytest.raises(RateLimited, match="Too many texts wait already: at most 2 at a time"):
+            await share.acquire("a")
+        waiting = asyncio.create_task(share.acquire("b"))
+        await asyncio.sleep(0)
+        assert share.waiting == 3
+        waiting.cancel()
+
+
+async def test_a_place_is_released_once() -> None:
+    share = FairShare("readers", 2)
+    place = share.try_acquire("a")
+    assert place is not None
+    share.try_acquire("a")
+    place.release()
+    place.release()
+    assert share.used == 1
