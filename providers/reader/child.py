@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter
 from apis.errors import ConfigError, FetchFailed, Unsupported
 from apis.fetcher import Fetcher, FetchRequest
 from apis.files import Files
+from apis.imports import install_command
 from apis.provider import Provider
 from apis.reader import Document, FetchedPage, Reader, UnreadableFile, WebPage
 
@@ -48,8 +49,7 @@ class Child(Reader):
         missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
             raise ConfigError(
-                f"needs packages that are not installed ({', '.join(missing)}). "
-                "Run: pip install 'responses-stack[files]'"
+                f"needs packages that are not installed ({', '.join(missing)}). Run: {install_command('files')}"
             )
 
     async def extract_text(self, document: Document, max_chars: int) -> str:
