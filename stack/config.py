@@ -57,7 +57,8 @@ class HttpServerConfig(BaseModel):
     a WebSocket before a ping; a WebSocket that has been open for `max_websocket_age_s` is closed between responses;
     running requests have `grace_period_s` to finish after SIGTERM. A `*` among `allowed_hosts` allows any Host;
     loopback names are always allowed. `/metrics` requires `metrics_key`, or any API key if that is unset (`keyed`), or
-    no key (`open`), or does not exist (`closed`); with `access_log` each request logs a line."""
+    no key (`open`), or does not exist (`closed`); with `access_log` each request logs a line. `console` serves the
+    built-in page at `/`, which a server without keys does by default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -75,7 +76,13 @@ class HttpServerConfig(BaseModel):
     access_log: bool = False
     metrics: Literal["closed", "open", "keyed"] = "keyed"
     metrics_key: SecretStr | None = Field(default=None, min_length=1)
+    console: bool | None = None
     dangerously_allow_unauthenticated: bool = False
+
+    @property
+    def serves_console(self) -> bool:
+        """True if the built-in page is served: as `console` says, else on a server without keys."""
+        return not self.api_keys if self.console is None else self.console
 
     @field_validator("api_keys")
     @classmethod

@@ -15,6 +15,7 @@ from starlette.routing import WebSocketRoute
 from stack.build import open_stack
 from stack.config import StackConfig
 from stack.http.cache_salts import CacheSalts
+from stack.http.console import Console
 from stack.http.context import Endpoint, Services
 from stack.http.edge import Edge
 from stack.http.idempotency import Idempotency
@@ -85,7 +86,8 @@ def create_app(config: StackConfig) -> Starlette:
     ]
     fixed_paths = {path: template for path, template, _ in routes if "{" not in path}
     # the only layers around the routes: Starlette's own ones would cost more than all else a request does here
-    app.middleware_stack = Edge(Idempotency(app.router), config.server, metrics, fixed_paths)
+    edge = Edge(Idempotency(app.router), config.server, metrics, fixed_paths)
+    app.middleware_stack = Console(edge) if config.server.serves_console else edge
     return app
 
 

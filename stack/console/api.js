@@ -1,0 +1,106 @@
+// Calls of the public HTTP API. Every view goes through here; there is no private route.
+
+import { readEvents } from "./sse.js";
+
+const KEY = "stack.key";
+const base = new URL("v1/", document.baseURI).href;
+
+/** An error of the API, with everything that helps its reader: message, code, param, status, request id. */
+export class ApiError extends Error {
+  constructor(status, body, requestId) {
+    const error = (body && body.error) || {};
+    super(error.message || `The server answered with status ${status}.`);
+    this.status = status;
+    this.code = error.code || null;
+    this.param = error.param || null;
+    this.type = error.type || null;
+    this.requestId = requestId || null;
+  }
+}
+
+export const readKey = () => sessionStorage.getItem(KEY) || "";
+export const saveKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
+export const baseUrl = base.replace(/\/$/, "");
+
+async function send(method, path, { body, form, query, signal, headers } = {}) {
+  const url = new URL(path.replace(/^\//, ""), base);
+  for (const [name, value] of Object.entries(query || {})) {
+    if (value !== undefined && value !== null && value !== "") url.searchParams.set(name, value);
+  }
+  const init = { method, signal, headers: { ...headers }, cache: "no-store" };
+  const key = readKey();
+  if (key) init.headers.authorization = `Bearer ${key}`;
+  if (body !== undefined) {
+    init.headers["content-type"] = "application/json";
+    init.body = JSON.stringify(body);
+  } else if (form) {
+    init.body = form;
+  }
+  let response;
+  try {
+    response = await fetch(url, init);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, { error: { message: "The server cannot be reached. Is it still running?", code: "unreachable" } });
+  }
+  if (!response.ok) {
+    const requestId = response.headers.get("x-request-id");
+    throw new ApiError(response.status, await response.json().catch(() => null), requestId);
+  }
+  return response;
+}
+
+/** Return the JSON answer of a call. Throws ApiError. */
+export async function call(method, path, options) {
+  const response = await send(method, path, options);
+  return (response.headers.get("content-type") || "").includes("json") ? response.json() : response.text();
+}
+
+export const get = (path, query, signal) => call("GET", path, { query, signal });
+export const post = (path, body) => call("POST", path, { body });
+export const remove = (path) => call("DELETE", path);
+
+/** Yield the events of a streamed call as {event, size, at}; `at` is the time in ms at which it came. */
+export async function* stream(method, path, options) {
+  const response = await send(method, path, options);
+  yield* readEvents(response.body);
+}
+
+/** Return the content of a path as a Blob, for pictures and downloads. */
+export async function blob(path, signal) {
+  return (await send("GET", path, { signal })).blob();
+}
+
+/** Upload a file and report its progress from 0 to 1; fetch cannot, so this is the one use of XMLHttpRequest. */
+export function upload(path, form, onProgress) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", new URL(path.replace(/^\//, ""), base));
+    if (readKey()) request.setRequestHeader("authorization", `Bearer ${readKey()}`);
+    request.upload.onprogress = (event) => event.lengthComputable && onProgress(event.loaded / event.total);
+    request.onerror = () => reject(new ApiError(0, { error: { message: "The upload broke off." } }));
+    request.onload = () => {
+      let body = null;
+      try {
+        body = JSON.parse(request.responseText);
+      } catch {
+        body = null;
+      }
+      if (request.status < 300) resolve(body);
+      else reject(new ApiError(request.status, body, request.getResponseHeader("x-request-id")));
+    };
+    request.send(form);
+  });
+}
+
+/** Return all pages of a listing up to `most` objects. */
+export async function listAll(path, query, most = 500, signal) {
+  const objects = [];
+  let after;
+  do {
+    const page = await get(path, { limit: 100, ...query, after }, signal);
+    objects.push(...page.data);
+    after = page.has_more ? page.last_id || page.data.at(-1)?.id : undefined;
+  } while (after && objects.length < most);
+  return objects;
+}

@@ -1,0 +1,40 @@
+// Numbers, times and ids as text.
+
+export const ms = (value) =>
+  value === undefined || value === null || Number.isNaN(value)
+    ? ""
+    : value < 1000
+      ? `${Math.round(value)} ms`
+      : value < 60_000
+        ? `${(value / 1000).toFixed(value < 10_000 ? 2 : 1)} s`
+        : `${Math.floor(value / 60_000)} min ${Math.round((value % 60_000) / 1000)} s`;
+
+export const bytes = (value) =>
+  value < 1024 ? `${value} B` : value < 1024 ** 2 ? `${(value / 1024).toFixed(1)} KiB` : `${(value / 1024 ** 2).toFixed(1)} MiB`;
+
+export const count = (value) => (value ?? 0).toLocaleString("en-US");
+
+/** Shorten an id in the middle; its title and its copy are whole. */
+export const shortId = (id) => (id && id.length > 18 ? `${id.slice(0, 10)}…${id.slice(-4)}` : id || "");
+
+export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+
+/** Local time of a Unix time in seconds; `utc` is for its title. */
+export const time = (seconds) => {
+  if (!seconds) return "";
+  const date = new Date(seconds * 1000);
+  const today = new Date().toDateString() === date.toDateString();
+  return date.toLocaleString(undefined, today ? { timeStyle: "medium" } : { dateStyle: "medium", timeStyle: "short" });
+};
+export const utc = (seconds) => (seconds ? new Date(seconds * 1000).toISOString() : "");
+
+export const pretty = (value) => JSON.stringify(value, null, 2);
+
+/** Return the JSON of a text laid out, or the text itself where it is none (yet). */
+export const prettyText = (text) => {
+  try {
+    return pretty(JSON.parse(text));
+  } catch {
+    return text || "";
+  }
+};

@@ -1,0 +1,137 @@
+// The frame of the page: rail, view of the current route, key dialog, list of shortcuts.
+
+import { get, readKey, saveKey } from "./api.js";
+import { SHORTCUTS, listenToKeys } from "./keys.js";
+import { Icon } from "./parts/icons.js";
+import { Failure } from "./parts/states.js";
+import { hashOf, useRoute } from "./route.js";
+import { html, render, useCallback, useEffect, useErrorBoundary, useState } from "./vendor/preact.js";
+import { Conversations } from "./views/conversations.js";
+import { Figures } from "./views/figures.js";
+import { Files } from "./views/files.js";
+import { Playground } from "./views/playground.js";
+import { ResponseView } from "./views/response.js";
+import { Responses } from "./views/responses.js";
+import { Runs } from "./views/runs.js";
+import { Traces } from "./views/traces.js";
+
+const VIEWS = [
+  ["playground", "Play", "Playground", Playground],
+  ["responses", "Responses", "Responses", Responses],
+  ["runs", "Runs", "Background runs", Runs],
+  ["conversations", "Convs", "Conversations", Conversations],
+  ["files", "Files", "Files and vector stores", Files],
+  ["traces", "Traces", "Traces", Traces],
+  ["figures", "Figures", "Figures", Figures],
+];
+
+function Rail({ current, onKey, onTheme, needsKey }) {
+  return html`<nav class="rail" aria-label="Views">
+    ${VIEWS.map(
+      ([view, label, title]) => html`<a
+        key=${view}
+        href=${hashOf({ view })}
+        title=${title}
+        class=${view === current ? "on" : ""}
+        aria-current=${view === current ? "page" : undefined}
+        ><${Icon} name=${view} /><span>${label}</span></a
+      >`,
+    )}
+    <span class="grow"></span>
+    <button class="plain" title="API key" onClick=${onKey}><${Icon} name="key" /><span>${needsKey ? "Key!" : "Key"}</span></button>
+    <button class="plain" title="Light or dark" onClick=${onTheme}><${Icon} name="theme" /><span>Theme</span></button>
+  </nav>`;
+}
+
+function KeyDialog({ message, onSaved, onClose }) {
+  const [key, setKey] = useState(readKey());
+  const save = (event) => {
+    event.preventDefault();
+    saveKey(key.trim());
+    onSaved();
+  };
+  return html`<div class="veil" onClick=${(event) => event.target === event.currentTarget && onClose()}>
+    <form class="dialog" role="dialog" aria-modal="true" aria-labelledby="key-title" onSubmit=${save}>
+      <h2 id="key-title">API key</h2>
+      <p class="quiet">${message || "Sent with each request. It stays in this tab and is gone when the tab is closed."}</p>
+      <label>Key<input type="password" autocomplete="off" autofocus value=${key} onInput=${(event) => setKey(event.target.value)} /></label>
+      <div class="row end"><button type="button" onClick=${onClose}>Cancel</button><button class="primary">Use this key</button></div>
+    </form>
+  </div>`;
+}
+
+function Help({ onClose }) {
+  return html`<div class="veil" onClick=${onClose}>
+    <div class="dialog" role="dialog" aria-modal="true" aria-label="Keyboard shortcuts">
+      <h2>Keyboard</h2>
+      <table class="keys">
+        ${SHORTCUTS.map(([key, effect]) => html`<tr key=${key}><th scope="row"><kbd>${key}</kbd></th><td>${effect}</td></tr>`)}
+      </table>
+      <div class="row end"><button autofocus onClick=${onClose}>Close</button></div>
+    </div>
+  </div>`;
+}
+
+function applyTheme(theme) {
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+}
+
+function nextTheme() {
+  const dark = document.documentElement.dataset.theme
+    ? document.documentElement.dataset.theme === "dark"
+    : matchMedia("(prefers-color-scheme: dark)").matches;
+  localStorage.setItem("stack.theme", dark ? "light" : "dark");
+  applyTheme(dark ? "light" : "dark");
+}
+
+function App() {
+  const route = useRoute();
+  const [models, setModels] = useState([]);
+  const [dialog, setDialog] = useState(null);
+  const [error, setError] = useState(null);
+  const [broken, retry] = useErrorBoundary((bug) => console.error(bug));
+
+  const loadModels = useCallback(async () => {
+    try {
+      setModels((await get("models")).data);
+      setError(null);
+    } catch (failure) {
+      setError(failure);
+      if (failure.status === 401) setDialog({ kind: "key", message: "This server wants an API key." });
+    }
+  }, []);
+  useEffect(() => void loadModels(), []);
+  useEffect(() => listenToKeys(() => setDialog({ kind: "help" })), []);
+  useEffect(() => {
+    const close = (event) => event.key === "Escape" && setDialog(null);
+    addEventListener("keydown", close);
+    return () => removeEventListener("keydown", close);
+  }, []);
+
+  const [view, , title, View] = VIEWS.find(([name]) => name === route.view) || VIEWS[0];
+  useEffect(() => {
+    document.title = `${route.id ? `${route.id} · ` : ""}${title} · Responses Stack`;
+  }, [title, route.id]);
+  const Current = view === "responses" && route.id ? ResponseView : View;
+  return html`<${Rail} current=${view} needsKey=${error?.status === 401} onTheme=${nextTheme} onKey=${() => setDialog({ kind: "key" })} />
+    <main class="view" id="main">
+      ${error && html`<${Failure} error=${error} onRetry=${loadModels} />`}
+      ${broken
+        ? html`<${Failure} error=${broken} onRetry=${retry} />`
+        : html`<${Current} key=${view === "playground" ? `${view} ${route.params.from || ""}` : `${view} ${route.id}`} route=${route} models=${models} />`}
+    </main>
+    ${dialog?.kind === "key" &&
+    html`<${KeyDialog}
+      message=${dialog.message}
+      onClose=${() => setDialog(null)}
+      onSaved=${() => {
+        setDialog(null);
+        loadModels();
+      }}
+    />`}
+    ${dialog?.kind === "help" && html`<${Help} onClose=${() => setDialog(null)} />`}`;
+}
+
+applyTheme(localStorage.getItem("stack.theme"));
+render(html`<${App} />`, document.getElementById("app"));

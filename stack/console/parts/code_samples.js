@@ -1,0 +1,52 @@
+// "View code": curl, Python and JavaScript of one request.
+
+import { baseUrl } from "../api.js";
+import { pretty } from "../format.js";
+import { html, useState } from "../vendor/preact.js";
+import { Copy, Tabs } from "./states.js";
+
+const shellQuote = (text) => `'${text.replace(/'/g, "'\\''")}'`;
+
+/** A JSON value as a Python literal. */
+export function python(value, indent = 0) {
+  const pad = " ".repeat(indent + 4);
+  const end = `\n${" ".repeat(indent)}`;
+  if (value === null) return "None";
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (Array.isArray(value)) return value.length ? `[\n${value.map((child) => `${pad}${python(child, indent + 4)},`).join("\n")}${end}]` : "[]";
+  if (typeof value === "object") {
+    const entries = Object.entries(value);
+    return entries.length ? `{\n${entries.map(([key, child]) => `${pad}${JSON.stringify(key)}: ${python(child, indent + 4)},`).join("\n")}${end}}` : "{}";
+  }
+  return JSON.stringify(value);
+}
+
+export const SAMPLES = {
+  curl: (body) => `curl ${baseUrl}/responses \\
+  -H "Authorization: Bearer $OPENAI_API_KEY" \\
+  -H "Content-Type: application/json" \\
+  -d ${shellQuote(pretty(body))}`,
+  Python: (body) => `from openai import OpenAI
+
+client = OpenAI(base_url=${JSON.stringify(baseUrl)})
+${body.stream ? "events" : "response"} = client.responses.create(
+${Object.entries(body).map(([key, value]) => `    ${key}=${python(value, 4)},`).join("\n")}
+)
+${body.stream ? 'for event in events:\n    if event.type == "response.output_text.delta":\n        print(event.delta, end="", flush=True)' : "print(response.output_text)"}
+`,
+  JavaScript: (body) => `import OpenAI from "openai";
+
+const client = new OpenAI({ baseURL: ${JSON.stringify(baseUrl)} });
+const ${body.stream ? "events" : "response"} = await client.responses.create(${pretty(body)});
+${body.stream ? 'for await (const event of events) {\n  if (event.type === "response.output_text.delta") process.stdout.write(event.delta);\n}' : "console.log(response.output_text);"}
+`,
+};
+
+export function CodeSamples({ body }) {
+  const [language, setLanguage] = useState("Python");
+  const code = SAMPLES[language](body);
+  return html`<${Tabs} names=${Object.keys(SAMPLES)} current=${language} onChange=${setLanguage} label="Language">
+    <div class="cell"><${Copy} text=${code} label="Copy the code" /><pre class="wrap code" tabindex="0">${code}</pre></div>
+  <//>`;
+}

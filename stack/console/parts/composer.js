@@ -1,0 +1,87 @@
+// The box to write in: text, pictures and files by drop, paste or choice; Ctrl+Enter sends, Escape stops.
+
+import { bytes } from "../format.js";
+import { html, useRef, useState } from "../vendor/preact.js";
+import { Icon } from "./icons.js";
+
+const MOST_BYTES = 20 * 1024 ** 2;
+
+function readDataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
+
+async function partOf(file) {
+  const data = await readDataUrl(file);
+  if (file.type.startsWith("image/")) return { type: "input_image", image_url: data, detail: "auto" };
+  return { type: "input_file", filename: file.name, file_data: data };
+}
+
+export function Composer({ draft, onDraft, running, onStop, onSend }) {
+  const [over, setOver] = useState(false);
+  const [problem, setProblem] = useState("");
+  const chooser = useRef(null);
+  const { text, parts } = draft;
+
+  const add = async (files) => {
+    const chosen = [...files];
+    const large = chosen.find((file) => file.size > MOST_BYTES);
+    setProblem(large ? `${large.name} has ${bytes(large.size)}: upload it in Files and search in it instead.` : "");
+    const added = await Promise.all(chosen.filter((file) => file.size <= MOST_BYTES).map(partOf));
+    onDraft({ text, parts: [...parts, ...added] });
+  };
+  const submit = (event) => {
+    event?.preventDefault();
+    if (running || !(text.trim() || parts.length)) return;
+    onSend(text, parts);
+    onDraft({ text: "", parts: [] });
+  };
+  const dropped = (event) => {
+    event.preventDefault();
+    setOver(false);
+    add(event.dataTransfer.files);
+  };
+  const pasted = (event) => {
+    if (event.clipboardData.files.length) {
+      event.preventDefault();
+      add(event.clipboardData.files);
+    }
+  };
+  return html`<form
+    class="composer ${over ? "over" : ""}"
+    onSubmit=${submit}
+    onDragOver=${(event) => (event.preventDefault(), setOver(true))}
+    onDragLeave=${() => setOver(false)}
+    onDrop=${dropped}
+  >
+    ${parts.length > 0 &&
+    html`<div class="row wrap">
+      ${parts.map(
+        (part, index) => html`<span class="chip" key=${index}
+          >${part.filename || "picture"}<button type="button" class="plain" aria-label="Remove" onClick=${() => onDraft({ text, parts: parts.filter((_, other) => other !== index) })}><${Icon} name="close" /></button
+        ></span>`,
+      )}
+    </div>`}
+    ${problem && html`<p class="bad small">${problem}</p>`}
+    <textarea
+      aria-label="Message"
+      placeholder="Ask…"
+      rows="2"
+      value=${text}
+      onInput=${(event) => onDraft({ text: event.target.value, parts })}
+      onPaste=${pasted}
+      onKeyDown=${(event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && submit(event)}
+    ></textarea>
+    <div class="row">
+      <input ref=${chooser} type="file" multiple hidden aria-hidden="true" tabindex="-1" onChange=${(event) => add(event.target.files)} />
+      <button type="button" class="plain" onClick=${() => chooser.current.click()}><${Icon} name="attach" /> Attach</button>
+      <span class="grow"></span>
+      <span class="quiet small">Ctrl + Enter</span>
+      ${running ? html`<button type="button" onClick=${onStop}>Stop</button>` : html`<button class="primary" disabled=${!text.trim() && !parts.length}>Send</button>`}
+    </div>
+  </form>`;
+}

@@ -1,0 +1,86 @@
+// One output item as a lane: reasoning, message, tool call, whatever its type. Unknown types show as JSON.
+
+import { ms } from "../format.js";
+import { html, useState } from "../vendor/preact.js";
+import { Icon } from "./icons.js";
+import { JsonTree } from "./json_tree.js";
+import { Lane } from "./lane.js";
+import { Markdown, Sources } from "./markdown.js";
+import { Status } from "./states.js";
+import { ToolCard } from "./tool_card.js";
+
+/** The output items of a response. `meta[i]` has the times of item i; `actions` answers calls, see tool_card.js. */
+export function Items({ items, meta = [], running, selected, onSelect, actions }) {
+  return html`${items.map(
+    (item, index) =>
+      item &&
+      html`<${Item}
+        key=${item.id || index}
+        item=${item}
+        meta=${meta[index] || {}}
+        running=${running && meta[index]?.endedAt === undefined}
+        selected=${selected && selected === item.id}
+        onSelect=${onSelect}
+        actions=${actions}
+      />`,
+  )}`;
+}
+
+export function Item({ item, meta = {}, running, selected, onSelect, actions }) {
+  const elapsed = meta.endedAt !== undefined && meta.startedAt !== undefined ? meta.endedAt - meta.startedAt : undefined;
+  const common = { item, meta, running, elapsed, actions };
+  return html`<section class="item ${item.type} ${selected ? "selected" : ""}" data-item=${item.id} onClick=${() => onSelect?.(item.id)}>
+    ${item.type === "message"
+      ? html`<${Message} ...${common} />`
+      : item.type === "reasoning"
+        ? html`<${Reasoning} ...${common} />`
+        : item.type === "compaction"
+          ? html`<${Lane} label="compaction" ...${common}><p class="quiet small">Earlier turns were condensed into this item.</p><//>`
+          : html`<${ToolCard} ...${common} />`}
+  </section>`;
+}
+
+function Message({ item, running }) {
+  const parts = item.content || [];
+  const label = item.role === "assistant" ? "assistant" : item.role || "message";
+  if (typeof parts === "string") return html`<${Lane} label=${label} icon="message"><${Markdown} text=${parts} /><//>`;
+  return html`<${Lane} label=${item.phase ? `${label} · ${item.phase}` : label} icon="message" status=${item.status}>
+    ${parts.map(
+      (part, index) => html`<div key=${index} aria-live=${running ? "off" : "polite"}>
+        ${part && html`<${Part} part=${part} />`}${running && index === parts.length - 1 && html`<span class="caret" aria-hidden="true"></span>`}
+      </div>`,
+    )}
+  <//>`;
+}
+
+function Part({ part }) {
+  if (part.refusal !== undefined) return html`<p class="refusal">${part.refusal}</p>`;
+  if (part.text !== undefined && part.type !== "input_text")
+    return html`<${Markdown} text=${part.text} /><${Sources} annotations=${part.annotations} />`;
+  if (part.text !== undefined) return html`<p class="input">${part.text}</p>`;
+  if (part.type === "input_image" && (part.image_url || "").startsWith("data:image/"))
+    return html`<img class="attached" src=${part.image_url} alt="attached picture" />`;
+  if (part.type === "input_image") return html`<p class="quiet">picture: ${part.image_url || part.file_id}</p>`;
+  if (part.type === "input_file") return html`<p class="quiet">file: ${part.filename || part.file_id || part.file_url}</p>`;
+  return html`<${JsonTree} value=${part} open=${1} />`;
+}
+
+function Reasoning({ item, running, elapsed }) {
+  const [open, setOpen] = useState(false);
+  const text = (item.content || []).map((part) => part?.text || "").join("\n\n");
+  const summary = (item.summary || []).map((part) => part?.text || "").join("\n\n");
+  const shown = summary || text;
+  return html`<details class="reasoning-fold" open=${open} onToggle=${(event) => setOpen(event.target.open)}>
+    <summary><${Icon} name="reasoning" /><b>reasoning</b>
+      ${elapsed !== undefined && html`<span class="quiet tabular">${ms(elapsed)}</span>`}
+      ${running ? html`<${Status} status="running" />` : ""}
+      ${!open && html`<span class="quiet clip">${shown.slice(-160)}</span>`}
+    </summary>
+    ${open &&
+    html`<div class="thought">
+      ${summary && html`<${Markdown} text=${summary} />`}
+      ${text && summary && html`<h4 class="quiet">Reasoning text</h4>`}${text && html`<pre class="wrap">${text}</pre>`}
+      ${!shown && html`<p class="quiet">${item.encrypted_content ? "Sealed: only the server can read it." : "Hidden."}</p>`}
+    </div>`}
+  </details>`;
+}

@@ -1,0 +1,87 @@
+// Empty, loading and failed states, and the small parts that all views share.
+
+import { shortId, time, utc } from "../format.js";
+import { html, useState } from "../vendor/preact.js";
+import { Icon } from "./icons.js";
+
+const REMEDIES = {
+  401: "Enter a valid key: the button Key in the rail.",
+  404: "It may have been deleted, or belong to another key.",
+  413: "Send less, or ask the operator for a higher limit.",
+  429: "Wait a moment and try again.",
+  503: "The server is busy, or its store is away. Try again.",
+};
+
+/** The API's message with its code, param and request id, and one remedy. */
+export function Failure({ error, onRetry }) {
+  const facts = [error.status && `HTTP ${error.status}`, error.code, error.param && `param ${error.param}`, error.requestId]
+    .filter(Boolean)
+    .join(" · ");
+  return html`<div class="failure" role="alert">
+    <b>${error.message || String(error)}</b>
+    ${facts && html`<div class="mono small">${facts}</div>`}
+    ${REMEDIES[error.status] && html`<div class="quiet">${REMEDIES[error.status]}</div>`}
+    ${onRetry && html`<button onClick=${onRetry}>Try again</button>`}
+  </div>`;
+}
+
+/** One sentence, and one thing to do. */
+export const Empty = ({ title, children }) => html`<div class="empty"><p>${title}</p>${children}</div>`;
+
+export const Skeleton = ({ rows = 6 }) =>
+  html`<div class="skeleton" aria-label="Loading">${Array.from({ length: rows }, (_, row) => html`<i key=${row}></i>`)}</div>`;
+
+/** A status as word, shape and colour. */
+export const Status = ({ status }) => html`<span class="status ${status}"><i aria-hidden="true"></i>${(status || "").replace("_", " ")}</span>`;
+
+export const Time = ({ at }) => html`<time datetime=${utc(at)} title=${utc(at)}>${time(at)}</time>`;
+
+/** An id, shortened in the middle, that copies whole. */
+export function Id({ id, href }) {
+  return html`<span class="id mono" title=${id}>
+    ${href ? html`<a href=${href}>${shortId(id)}</a>` : shortId(id)}<${Copy} text=${id} label="Copy the id" />
+  </span>`;
+}
+
+export function Copy({ text, label = "Copy" }) {
+  const [done, setDone] = useState(false);
+  const copy = async (event) => {
+    event.preventDefault();
+    event.stopPropagation();
+    await navigator.clipboard.writeText(typeof text === "function" ? text() : text);
+    setDone(true);
+    setTimeout(() => setDone(false), 1200);
+  };
+  return html`<button class="plain copy" type="button" title=${label} aria-label=${label} onClick=${copy}>
+    ${done ? "copied" : html`<${Icon} name="copy" />`}
+  </button>`;
+}
+
+/** A button that deletes: the first press asks, naming the object, the second does it. */
+export function DeleteButton({ what, onDelete }) {
+  const [asks, setAsks] = useState(false);
+  if (!asks) return html`<button type="button" class="plain danger" onClick=${() => setAsks(true)}>Delete</button>`;
+  return html`<span class="row ask" role="group" aria-label="Delete ${what}?">
+    Delete ${what}?
+    <button type="button" class="danger" onClick=${onDelete}>Delete</button>
+    <button type="button" autofocus onClick=${() => setAsks(false)}>Keep</button>
+  </span>`;
+}
+
+/** Tabs by name; `children` is the content of the current one. */
+export function Tabs({ names, current, onChange, children, label }) {
+  return html`<div class="tabs" role="tablist" aria-label=${label}>
+      ${names.map(
+        (name) => html`<button
+          key=${name}
+          role="tab"
+          type="button"
+          aria-selected=${name === current}
+          class=${name === current ? "on" : ""}
+          onClick=${() => onChange(name)}
+          >${name}</button
+        >`,
+      )}
+    </div>
+    <div role="tabpanel" class="panel" aria-label=${current}>${children}</div>`;
+}

@@ -1,0 +1,103 @@
+// A tool call: its name, its arguments as they arrive, the state word of the API, its result, and what waits for the client.
+//
+// `actions.answer(item, answer)` sends a function's output or an approval; it is absent where nothing can be answered.
+
+import { pretty, prettyText } from "../format.js";
+import { html, useState } from "../vendor/preact.js";
+import { CodeCell } from "./code_cell.js";
+import { FunctionForm } from "./function_form.js";
+import { JsonTree } from "./json_tree.js";
+import { Lane, Output } from "./lane.js";
+
+export function ToolCard({ item, meta, running, elapsed, actions }) {
+  const Body = BODIES[item.type] || Unknown;
+  return html`<${Lane} label=${labelOf(item)} status=${item.status} running=${running} elapsed=${elapsed}>
+    ${running && meta.word && html`<span class="quiet">${meta.word.replace(/_/g, " ")}</span>`}
+    <${Body} item=${item} running=${running} actions=${actions} />
+  <//>`;
+}
+
+function labelOf(item) {
+  const kind = item.type.replace(/_call$/, "").replace(/_/g, " ");
+  if (item.type === "mcp_call") return `${item.server_label} · ${item.name}`;
+  if (item.type === "mcp_list_tools") return `${item.server_label} · tools`;
+  if (item.type === "mcp_approval_request") return `${item.server_label} · ${item.name} asks for approval`;
+  return item.name ? `${item.namespace ? `${item.namespace}.` : ""}${item.name}` : kind;
+}
+
+const Arguments = ({ text, label = "arguments" }) => (text ? html`<pre class="wrap code" aria-label=${label} tabindex="0">${prettyText(text)}</pre>` : null);
+
+function FunctionCall({ item, running, actions }) {
+  const answers = !running && actions?.answer && actions.isOpen(item);
+  return html`<${Arguments} text=${item.arguments ?? item.input} />
+    ${answers && html`<${FunctionForm} item=${item} onAnswer=${(output) => actions.answer(item, output)} />`}`;
+}
+
+function FunctionOutput({ item }) {
+  const text = typeof item.output === "string" ? prettyText(item.output) : pretty(item.output ?? null);
+  return html`<${Output} text=${text} />`;
+}
+
+function McpCall({ item }) {
+  const error = item.error && (typeof item.error === "string" ? item.error : pretty(item.error));
+  return html`<${Arguments} text=${item.arguments} />
+    ${item.output && html`<${Output} text=${prettyText(item.output)} />`} ${error && html`<pre class="wrap bad">${error}</pre>`}`;
+}
+
+function McpTools({ item }) {
+  const [open, setOpen] = useState(false);
+  if (item.error) return html`<pre class="wrap bad">${typeof item.error === "string" ? item.error : pretty(item.error)}</pre>`;
+  const tools = item.tools || [];
+  return html`<details open=${open} onToggle=${(event) => setOpen(event.target.open)}>
+    <summary class="quiet">${tools.length} tools</summary>
+    ${open && html`<dl>${tools.map((tool) => html`<div key=${tool.name}><dt class="mono">${tool.name}</dt><dd class="quiet">${tool.description}</dd></div>`)}</dl>`}
+  </details>`;
+}
+
+function Approval({ item, actions }) {
+  const [reason, setReason] = useState("");
+  if (!actions?.answer || !actions.isOpen(item)) return html`<${Arguments} text=${item.arguments} />`;
+  return html`<${Arguments} text=${item.arguments} />
+    <div class="row">
+      <button type="button" class="primary" onClick=${() => actions.answer(item, { approve: true })}>Approve</button>
+      <button type="button" onClick=${() => actions.answer(item, { approve: false, reason })}>Deny</button>
+      <input class="grow" placeholder="Reason for a denial" aria-label="Reason" value=${reason} onInput=${(event) => setReason(event.target.value)} />
+    </div>`;
+}
+
+function WebSearch({ item }) {
+  const action = item.action || {};
+  const words =
+    action.type === "open_page" ? action.url : action.type === "find_in_page" ? `“${action.pattern}” in ${action.url}` : action.query || (action.queries || []).join(", ");
+  return html`<p><span class="quiet">${(action.type || "search").replace(/_/g, " ")}</span> ${words}</p>
+    ${(action.sources || []).length > 0 &&
+    html`<ul class="sources">${action.sources.map((source) => html`<li key=${source.url} class="mono small">${source.url}</li>`)}</ul>`}`;
+}
+
+function FileSearch({ item }) {
+  return html`<p class="quiet">${(item.queries || []).join(" · ")}</p>
+    ${(item.results || []).map(
+      (result, index) => html`<details key=${index}><summary><b>${result.filename}</b> <span class="quiet tabular">${result.score?.toFixed(2)}</span></summary><${Output} text=${result.text || ""} /></details>`,
+    )}`;
+}
+
+const ShellCall = ({ item, running, actions }) =>
+  html`<${Output} label="commands" text=${(item.action?.commands || [item.action?.command].flat()).filter(Boolean).join("\n")} />
+    ${!running && actions?.answer && actions.isOpen(item) && html`<${FunctionForm} item=${item} onAnswer=${(output) => actions.answer(item, output)} />`}`;
+
+const Unknown = ({ item }) => html`<${JsonTree} value=${item} open=${1} />`;
+
+const BODIES = {
+  function_call: FunctionCall,
+  custom_tool_call: FunctionCall,
+  function_call_output: FunctionOutput,
+  custom_tool_call_output: FunctionOutput,
+  mcp_call: McpCall,
+  mcp_list_tools: McpTools,
+  mcp_approval_request: Approval,
+  web_search_call: WebSearch,
+  file_search_call: FileSearch,
+  code_interpreter_call: CodeCell,
+  local_shell_call: ShellCall,
+  shell_call: ShellCall,
+};

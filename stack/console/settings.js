@@ -1,0 +1,90 @@
+// What a request asks for: settings of the Playground, and the body that they make.
+
+export const DEFAULTS = {
+  model: "",
+  instructions: "",
+  effort: "",
+  temperature: "",
+  topP: "",
+  maxOutputTokens: "",
+  tools: [],
+  vectorStoreIds: "",
+  functions: "",
+  mcpServers: "",
+  schema: "",
+  background: false,
+  store: true,
+  chain: "previous_response_id",
+};
+
+export const HOSTED_TOOLS = [
+  ["web_search", "Web search"],
+  ["code_interpreter", "Python"],
+  ["file_search", "File search"],
+];
+
+const STORAGE = "stack.playground";
+
+export function loadSettings() {
+  try {
+    return { ...DEFAULTS, ...JSON.parse(localStorage.getItem(STORAGE) || "{}") };
+  } catch {
+    return { ...DEFAULTS };
+  }
+}
+
+export const saveSettings = (settings) => localStorage.setItem(STORAGE, JSON.stringify(settings));
+
+/** Return the JSON of a text field, undefined where it is empty. Throws an Error that names the field. */
+function parse(text, name) {
+  if (!text.trim()) return undefined;
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${name} is not JSON: ${error.message}`);
+  }
+}
+
+const number = (text) => (text === "" ? undefined : Number(text));
+
+function toolsOf(settings) {
+  const tools = settings.tools.map((type) => {
+    if (type === "code_interpreter") return { type, container: { type: "auto" } };
+    if (type === "file_search") return { type, vector_store_ids: settings.vectorStoreIds.split(/[\s,]+/).filter(Boolean) };
+    return { type };
+  });
+  const functions = [parse(settings.functions, "Functions") || []].flat().map((each) => ({ type: "function", ...each }));
+  const servers = [parse(settings.mcpServers, "MCP servers") || []].flat().map((each) => ({ type: "mcp", ...each }));
+  return [...tools, ...functions, ...servers];
+}
+
+/** Return the body of POST /v1/responses for `input`, following `previous` (a response) where there is one. */
+export function bodyOf(settings, input, previous) {
+  const tools = toolsOf(settings);
+  const schema = parse(settings.schema, "The schema");
+  const body = {
+    model: settings.model,
+    input,
+    stream: true,
+    store: settings.store || settings.background,
+    instructions: settings.instructions || undefined,
+    reasoning: settings.effort ? { effort: settings.effort } : undefined,
+    temperature: number(settings.temperature),
+    top_p: number(settings.topP),
+    max_output_tokens: number(settings.maxOutputTokens),
+    tools: tools.length ? tools : undefined,
+    include: includeOf(settings),
+    text: schema && { format: { type: "json_schema", name: schema.title || "answer", schema, strict: true } },
+    background: settings.background || undefined,
+    previous_response_id: previous?.id,
+  };
+  return Object.fromEntries(Object.entries(body).filter(([, value]) => value !== undefined));
+}
+
+function includeOf(settings) {
+  const include = [];
+  if (settings.tools.includes("web_search")) include.push("web_search_call.action.sources");
+  if (settings.tools.includes("file_search")) include.push("file_search_call.results");
+  if (settings.tools.includes("code_interpreter")) include.push("code_interpreter_call.outputs");
+  return include.length ? include : undefined;
+}

@@ -1,0 +1,121 @@
+// One stored response: input, output, events, the chain it belongs to, and what to do with it.
+
+import { call, get, listAll, remove } from "../api.js";
+import { Inspector } from "../parts/inspector.js";
+import { Items } from "../parts/items.js";
+import { Waterfall, spansOf } from "../parts/waterfall.js";
+import { DeleteButton, Failure, Id, Skeleton, Status, Tabs, Time } from "../parts/states.js";
+import { UsageBar } from "../parts/usage_bar.js";
+import { TERMINAL, stateOf } from "../reducer.js";
+import { hashOf } from "../route.js";
+import { Run } from "../run.js";
+import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact.js";
+
+export function ResponseView({ route }) {
+  const { id } = route;
+  const [response, setResponse] = useState(null);
+  const [input, setInput] = useState([]);
+  const [error, setError] = useState(null);
+  const [selected, setSelected] = useState(null);
+  const [, redraw] = useReducer((count) => count + 1, 0);
+  const run = useRef(null);
+  const tab = route.tab || "output";
+
+  useEffect(() => {
+    const stops = new AbortController();
+    (async () => {
+      try {
+        const stored = await get(`responses/${id}`, {}, stops.signal);
+        setResponse(stored);
+        setInput((await get(`responses/${id}/input_items`, { limit: 100, order: "asc" }, stops.signal)).data);
+        if (stored.background) {
+          run.current = new Run(null, redraw);
+          run.current.follow(id, -1);
+        }
+      } catch (failure) {
+        if (failure.name !== "AbortError") setError(failure);
+      }
+    })();
+    return () => {
+      stops.abort();
+      run.current?.close();
+    };
+  }, [id]);
+
+  if (error) return html`<${Failure} error=${error} />`;
+  if (!response) return html`<div class="page"><${Skeleton} /></div>`;
+  const live = run.current && run.current.state.response ? run.current : null;
+  const state = live ? live.state : stateOf(response);
+  const current = state.response;
+  const deleted = async () => {
+    await remove(`responses/${id}`);
+    location.hash = hashOf({ view: "responses" });
+  };
+  return html`<div class="playground inspects">
+    <section class="main">
+      <header class="bar">
+        <h1><${Id} id=${id} /></h1>
+        <${Status} status=${current.status} />
+        <span class="grow"></span>
+        ${!TERMINAL.has(current.status) && html`<button onClick=${() => call("POST", `responses/${id}/cancel`, { body: {} }).then(setResponse, setError)}>Cancel the run</button>`}
+        <a class="button" href=${hashOf({ view: "playground", params: { from: id } })}>Continue in the Playground</a>
+        <${DeleteButton} what=${id} onDelete=${deleted} />
+      </header>
+      <p class="facts quiet">
+        <span>${current.model}</span><${Time} at=${current.created_at} />
+        ${current.conversation && html`<a href=${hashOf({ view: "conversations", id: current.conversation.id })}>${current.conversation.id}</a>`}
+        ${current.previous_response_id && html`<span>follows <a href=${hashOf({ view: "responses", id: current.previous_response_id })}>${current.previous_response_id}</a></span>`}
+      </p>
+      <${Tabs} label="Parts of the response" names=${["output", "chain", "trace"]} current=${tab} onChange=${(name) => (location.hash = hashOf({ view: "responses", id, tab: name }))}>
+        ${tab === "output" &&
+        html`<div class="turns">
+          <${Items} items=${input} />
+          <${Items} items=${state.items} meta=${state.meta} running=${live?.running} selected=${selected} onSelect=${setSelected} />
+          ${(current.error || live?.failure) && html`<${Failure} error=${current.error || live.failure} />`}
+          <${UsageBar} usage=${current.usage} />
+        </div>`}
+        ${tab === "chain" && html`<${Chain} response=${current} />`}
+        ${tab === "trace" && html`<${Waterfall} spans=${spansOf(state, live)} />`}
+      <//>
+    </section>
+    <${Inspector} rows=${live?.rows || []} startedAt=${live?.startedAt} request=${null} response=${current} selected=${selected} onSelect=${setSelected} />
+  </div>`;
+}
+
+/** The responses before this one, the oldest first. */
+function Chain({ response }) {
+  const [nodes, setNodes] = useState(null);
+  const [error, setError] = useState(null);
+  useEffect(() => {
+    (async () => {
+      try {
+        const chain = [response];
+        while (chain[0].previous_response_id && chain.length < 100) chain.unshift(await get(`responses/${chain[0].previous_response_id}`));
+        setNodes(chain);
+      } catch (failure) {
+        setError(failure);
+      }
+    })();
+  }, [response.id]);
+  if (error) return html`<${Failure} error=${error} />`;
+  if (!nodes) return html`<${Skeleton} rows=${3} />`;
+  return html`<ol class="chain">
+    ${nodes.map(
+      (node) => html`<li key=${node.id} class=${node.id === response.id ? "on" : ""}>
+        <${Id} id=${node.id} href=${hashOf({ view: "responses", id: node.id })} /> <${Status} status=${node.status} />
+        <span class="quiet">${node.model}</span>
+        <p class="clip quiet">${firstWords(node)}</p>
+      </li>`,
+    )}
+  </ol>`;
+}
+
+const firstWords = (response) =>
+  response.output
+    .filter((item) => item.type === "message")
+    .flatMap((item) => item.content)
+    .map((part) => part.text || "")
+    .join(" ")
+    .slice(0, 200);
+
+export const inputItems = (id) => listAll(`responses/${id}/input_items`, { order: "asc" });
