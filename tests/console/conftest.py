@@ -1,0 +1,62 @@
+"""The page in a real Chromium: every report of its security policy, every console error and every request that leaves
+the origin fails the test."""
+
+import shutil
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+REPORT = """
+addEventListener("securitypolicyviolation", (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));
+"""
+EXPECTED = "Failed to load resource"
+"""Chromium writes this for every answer of 400 and more, which pages show as errors on purpose."""
+
+OpenPage = Callable[[str], AbstractAsyncContextManager[Page]]
+
+
+@pytest.fixture
+async def browser() -> AsyncGenerator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> OpenPage:
+    """Open a URL; what goes wrong in the page is raised when the context ends."""
+
+    @asynccontextmanager
+    async def opened(url: str, **options: object) -> AsyncGenerator[Page]:
+        problems: list[str] = []
+        origin = "/".join(url.split("/")[:3])
+
+        def on_console(message: ConsoleMessage) -> None:
+            if message.type in ("error", "warning") and EXPECTED not in message.text:
+                problems.append(f"{message.type}: {message.text}")
+
+        def on_request(request: Request) -> None:
+            if not request.url.startswith((origin, "data:", "blob:")):
+                problems.append(f"left the origin: {request.url}")
+
+        context = await browser.new_context(**{"viewport": {"width": 1360, "height": 860}, **options})  # type: ignore[arg-type]  # options of new_context
+        await context.add_init_script(REPORT)
+        page = await context.new_page()
+        page.set_default_timeout(15_000)
+        page.on("console", on_console)
+        page.on("pageerror", lambda error: problems.append(f"exception: {error}"))
+        page.on("request", on_request)
+        try:
+            await page.goto(url)
+            yield page
+            assert not problems, problems
+        finally:
+            await context.close()
+
+    return opened
