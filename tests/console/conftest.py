@@ -10,7 +10,8 @@ from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_p
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 REPORT = """
-addEventListener("securitypolicyviolation", (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));
+addEventListener("securitypolicyviolation", (event) =>
+  console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));
 """
 EXPECTED = "Failed to load resource"
 """Chromium writes this for every answer of 400 and more, which pages show as errors on purpose."""

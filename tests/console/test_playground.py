@@ -20,7 +20,8 @@ HOSTILE = [
     "[data](data:text/html,<script>document.title='owned'</script>)",
     "<iframe src='https://evil.example'></iframe><style>@import 'https://evil.example/x.css'</style>",
     "<form action='https://evil.example'><input name=q></form>",
-    "| <b onmouseover=alert(1)>x</b> | y |\n|---|---|\n| ![a](//evil.example/b.png) | <math><mi xlink:href='javascript:1'>z</mi></math> |",
+    "| <b onmouseover=alert(1)>x</b> |\n|---|\n| ![a](//evil.example/b.png) |",
+    "<math><mi xlink:href='javascript:1'>z</mi></math>",
 ]
 FUNCTION = [{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]
 
