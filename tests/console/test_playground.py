@@ -23,6 +23,18 @@ HOSTILE = [
     "| <b onmouseover=alert(1)>x</b> |\n|---|\n| ![a](//evil.example/b.png) |",
     "<math><mi xlink:href='javascript:1'>z</mi></math>",
 ]
+WATCH_FRAMES = """
+() => {
+  let last = performance.now();
+  window.longest = 0;
+  const frame = (now) => {
+    window.longest = Math.max(window.longest, now - last);
+    last = now;
+    requestAnimationFrame(frame);
+  };
+  requestAnimationFrame(frame);
+}
+"""
 FUNCTION = [{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]
 
 
@@ -89,12 +101,7 @@ async def test_nothing_of_a_models_output_runs_loads_or_leaves(open_page: OpenPa
         assert "owned" not in await page.title()
         links = await page.locator(".markdown a[href]").evaluate_all("links => links.map((link) => link.href)")
         assert not [link for link in links if not link.startswith(("http:", "https:", "mailto:"))]
-        assert (
-            await page.locator(
-                ".markdown img, .markdown iframe, .markdown script, .markdown form, .markdown style"
-            ).count()
-            == 0
-        )
+        assert await page.locator(".markdown :is(img, iframe, script, form, style)").count() == 0
         overflow = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert overflow <= 0, f"the page is {overflow} px wider than the window"
 
@@ -150,11 +157,7 @@ async def test_a_server_with_keys_asks_for_one_and_keeps_it_in_the_tab_alone(ope
 async def test_ten_thousand_events_keep_the_frames_short(open_page: OpenPage) -> None:
     words = [f"word{number} " for number in range(10_000)]
     async with serving(scripted([{"text": words}])) as served, open_page(f"{served.url}/") as page:
-        await page.evaluate(
-            "() => { window.longest = 0; let last = performance.now();"
-            " const frame = (now) => { window.longest = Math.max(window.longest, now - last); last = now; requestAnimationFrame(frame); };"
-            " requestAnimationFrame(frame); }"
-        )
+        await page.evaluate(WATCH_FRAMES)
         await ask(page, "Write")
         await expect(page.locator(".turn > footer")).to_have_count(1, timeout=60_000)
         assert await page.locator(".event").count() < 200

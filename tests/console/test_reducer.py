@@ -29,7 +29,7 @@ async (events) => {
   const { emptyState, reduce, stateOf } = await import("/console/reducer.js");
   const state = events.reduce((before, event) => reduce(before, event), emptyState());
   const partial = events.slice(0, -1).reduce((before, event) => reduce(before, event), emptyState());
-  return { items: state.items, partial: partial.items, stored: stateOf(state.response).items, status: state.response.status };
+  return { items: state.items, partial: partial.items, stored: stateOf(state.response).items };
 }
 """
 
