@@ -31,6 +31,14 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkedText:
+    """The text of a file, and overlapping chunks of it in their order."""
+
+    text: str
+    chunks: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class FetchedPage:
     """A page as fetched: HTML, or text where `is_html` is false. `charset` is the one that the server named."""
 
@@ -62,6 +70,13 @@ class Reader(Provider, ABC):
     @abstractmethod
     async def extract_text(self, document: Document, max_chars: int) -> str:
         """Return the text of a file, within a minute. Raises UnreadableFile, also for more than `max_chars`."""
+
+    @abstractmethod
+    async def extract_chunks(
+        self, document: Document, max_chars: int, *, max_tokens: int, overlap_tokens: int
+    ) -> ChunkedText:
+        """Return the text of a file with its chunks of at most `max_tokens` estimated tokens, of which `overlap_tokens`
+        are also the end of the chunk before. Bounded and raising as `extract_text`."""
 
     @abstractmethod
     async def extract_page(self, page: FetchedPage, max_chars: int) -> WebPage:

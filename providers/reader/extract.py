@@ -1,9 +1,10 @@
 """Program that extracts the text of one file or page from outside, in a process of its own with hard limits.
 
 A parser that loops, crashes or exhausts memory ends with this process. Input: one line of JSON (`kind`: file, html or
-text; the limits; `name` of a file, `url` and `charset` of a page), then the bytes. Output: one line of JSON (of a page
-`title`, `links` and `is_truncated`; of a failure `code` and `message`), then the text in UTF-8. No archive is unpacked
-to disk, nothing is fetched and no script is run.
+text; the limits; `name` of a file, and `chunk_sizes` where its chunks are requested; `url` and `charset` of a page),
+then the bytes. Output: one line of JSON (of a page `title`, `links` and `is_truncated`; of a file `chunks`, the start
+and the end of each in turn; of a failure `code` and `message`), then the text in UTF-8. No archive is unpacked to disk,
+nothing is fetched and no script is run.
 """
 
 import csv
@@ -20,6 +21,7 @@ if __name__ == "__main__":
     # `python -I` searches neither this folder nor the one that `providers` is in.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from providers.reader.chunks import find_chunks
 from providers.reader.html_text import (
     CONTROL_CHARS,
     decode_marked,
@@ -55,7 +57,7 @@ def file_to_text(name: str, data: bytes, max_chars: int) -> str:
         raise ExtractionError(
             "invalid_file", "The file has no text. Scanned pages would have to be read by a model first."
         )
-    return text.strip("\n")
+    return text.strip()
 
 
 def _file_to_lines(ending: str, data: bytes) -> Iterable[str]:
@@ -156,7 +158,10 @@ def _extract(task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], str]:
     """Return the header of the output, and the text. Raises ExtractionError."""
     max_chars = task["max_chars"]
     if task["kind"] == "file":
-        return {}, file_to_text(task["name"], data, max_chars)
+        text = file_to_text(task["name"], data, max_chars)
+        if "chunk_sizes" not in task:
+            return {}, text
+        return {"chunks": [place for span in find_chunks(text, *task["chunk_sizes"]) for place in span]}, text
     if task["kind"] == "html":
         page = html_to_page(data, task["url"], task["charset"], max_chars)
     else:
