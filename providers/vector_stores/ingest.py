@@ -184,8 +184,8 @@ class IngestWorker:
             usage_bytes += sum(len(text.encode()) + 4 * len(v) for text, v in zip(texts, vectors, strict=True))
         return usage_bytes
 
-    async def _embed_texts(self, store: StoreRecord, texts: list[str]) -> Sequence[Sequence[float]]:
-        request = EmbeddingRequest(model=store.model, input=texts, dimensions=store.dimensions)
+    async def _embed_texts(self, store: StoreRecord, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        request = EmbeddingRequest(model=store.model, input=list(texts), dimensions=store.dimensions)
         try:
             return (await self._inference.embed(request)).vectors
         except StackError as exc:

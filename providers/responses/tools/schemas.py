@@ -1,8 +1,8 @@
 """Checks the JSON schemas of a request before any model sees them: self-contained, and small with references expanded.
 
 Nothing is fetched or compiled: a reference must point into the same schema, and a pattern is bounded by its length and
-by the product of its counted repetitions. `schema_values` checks the values of keywords. Recursion through properties and items is legal; a schema
-that is its own definition is not.
+by the product of its counted repetitions. `schema_values` checks the values of keywords. Recursion through properties
+and items is legal; a schema that is its own definition is not.
 """
 
 import hashlib
