@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from providers.reader.chunks import count_tokens, find_chunks
-from providers.vector_stores.search import fuse_rankings
 
 PROSE = " ".join(f"This is sentence number {i} of a longer text." for i in range(400))
 
@@ -71,16 +70,3 @@ def test_a_run_of_one_character_takes_linear_time(char: str, tail: str) -> None:
 def test_the_estimate_is_near_the_truth() -> None:
     english = "The sea was calm, and the captain looked at the horizon for a long time before he said anything."
     assert 0.85 < count_tokens(english) / 21 < 1.15
-
-
-def test_fusion_lifts_what_is_in_both_rankings() -> None:
-    def sure(keys: str) -> list[tuple[str, float]]:
-        return [(key, 1.0) for key in keys]
-
-    scores = fuse_rankings([(1, sure("abc")), (1, sure("dbe"))])
-    assert list(scores) == ["b", "a", "d", "c", "e"]
-    assert fuse_rankings([(1, sure("a")), (1, sure("a"))]) == {"a": 1.0}
-    assert fuse_rankings([(3, sure("a")), (1, sure("b"))])["a"] == pytest.approx(0.75)
-    assert fuse_rankings([(1, sure("a")), (1, [("b", 0.1)])])["b"] == pytest.approx(0.05)
-    assert fuse_rankings([]) == {}
-    assert fuse_rankings([(0, sure("a"))]) == {"a": 0.0}
