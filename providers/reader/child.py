@@ -34,8 +34,8 @@ _HTTP_OK: Final = 200
 
 
 class Child(Reader):
-    """Reads text, HTML, CSV, JSON, PDF and DOCX, at most `parallel` files at a time. Pages are not counted: each takes
-    at most two seconds of CPU time, and must not wait for files."""
+    """Reads text, HTML, CSV, JSON, PDF, DOCX, XLSX and PPTX, at most `parallel` files at a time. Pages are not counted:
+    each takes at most two seconds of CPU time, and must not wait for files."""
 
     class Config(Provider.Config):
         parallel: int = Field(default=4, ge=1, le=64)
