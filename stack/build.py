@@ -10,6 +10,7 @@ from apis.fetcher import Fetcher
 from apis.files import Files
 from apis.inference import Inference
 from apis.provider import Provider
+from apis.reader import Reader
 from apis.responses import Responses
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
@@ -32,6 +33,7 @@ class Stack:
     files: Files | None = None
     vector_stores: VectorStores | None = None
     fetcher: Fetcher | None = None
+    reader: Reader | None = None
     providers_by_path: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
 
 
@@ -59,6 +61,7 @@ async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
             cast("Files | None", live.get("files")),
             cast("VectorStores | None", live.get("vector_stores")),
             cast("Fetcher | None", live.get("fetcher")),
+            cast("Reader | None", live.get("reader")),
             {part.path: provider for part, provider in order},
         )
 

@@ -17,7 +17,7 @@ from apis.fetcher import Fetcher, FetchRequest
 from apis.files import Files
 from apis.imports import install_command
 from apis.provider import Provider
-from apis.reader import Document, FetchedPage, Reader, UnreadableFile, WebPage
+from apis.reader import ChunkedText, Document, FetchedPage, Reader, UnreadableFile, WebPage
 
 _PROGRAM: Final = Path(__file__).with_name("extract.py")
 _REQUIRED_PACKAGES: Final = ("docx", "lxml", "pypdf")
@@ -29,13 +29,14 @@ _MAX_MEMORY_BYTES: Final = 1024 * 2**20
 _MAX_HEADER_BYTES: Final = 2**20
 _TIMEOUT_S: Final = 60.0
 _PAGE_ADAPTER: Final = TypeAdapter(WebPage)
+_PLACES_ADAPTER: Final = TypeAdapter(list[int])
 _BROKEN_FILE_MESSAGE: Final = "The file cannot be read: it is broken, not what its name says, or too much work."
 _HTTP_OK: Final = 200
 
 
 class Child(Reader):
-    """Reads text, HTML, CSV, JSON, PDF and DOCX, at most `parallel` files at a time. Pages are not counted: each takes
-    at most two seconds of CPU time, and must not wait for files."""
+    """Reads text, HTML, CSV, JSON, PDF, DOCX, XLSX and PPTX, at most `parallel` files at a time. Pages are not counted:
+    each takes at most two seconds of CPU time, and must not wait for files."""
 
     class Config(Provider.Config):
         parallel: int = Field(default=4, ge=1, le=64)
@@ -53,10 +54,24 @@ class Child(Reader):
             )
 
     async def extract_text(self, document: Document, max_chars: int) -> str:
+        _, text = await self._extract_file(document, max_chars)
+        return text
+
+    async def extract_chunks(
+        self, document: Document, max_chars: int, *, max_tokens: int, overlap_tokens: int
+    ) -> ChunkedText:
+        header, text = await self._extract_file(document, max_chars, chunk_sizes=[max_tokens, overlap_tokens])
+        try:
+            places = _PLACES_ADAPTER.validate_python(header["chunks"])
+        except (KeyError, ValueError):
+            raise UnreadableFile("invalid_file", _BROKEN_FILE_MESSAGE) from None
+        chunks = [text[start:end] for start, end in zip(places[::2], places[1::2], strict=True)]
+        return ChunkedText(text, chunks)
+
+    async def _extract_file(self, document: Document, max_chars: int, **fields: Any) -> tuple[dict[str, Any], str]:
         async with self._process_slots:
-            task = {"kind": "file", "name": document.name, "max_cpu_s": _MAX_FILE_CPU_S}
-            _, text = await _extract(task, document.data, max_chars)
-            return text
+            task = {"kind": "file", "name": document.name, "max_cpu_s": _MAX_FILE_CPU_S, **fields}
+            return await _extract(task, document.data, max_chars)
 
     async def extract_page(self, page: FetchedPage, max_chars: int) -> WebPage:
         kind = "html" if page.is_html else "text"
@@ -89,7 +104,7 @@ async def _extract(task: dict[str, Any], data: bytes, max_chars: int) -> tuple[d
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             output = await _run_program(
-                json.dumps(task).encode() + b"\n", data, max_output_bytes=4 * max_chars + _MAX_HEADER_BYTES
+                json.dumps(task).encode() + b"\n", data, max_output_bytes=6 * max_chars + _MAX_HEADER_BYTES
             )
     except TimeoutError:
         raise UnreadableFile("invalid_file", "The file takes too long to read.") from None

@@ -1,9 +1,10 @@
 """Program that extracts the text of one file or page from outside, in a process of its own with hard limits.
 
 A parser that loops, crashes or exhausts memory ends with this process. Input: one line of JSON (`kind`: file, html or
-text; the limits; `name` of a file, `url` and `charset` of a page), then the bytes. Output: one line of JSON (of a page
-`title`, `links` and `is_truncated`; of a failure `code` and `message`), then the text in UTF-8. No archive is unpacked
-to disk, nothing is fetched and no script is run.
+text; the limits; `name` of a file, and `chunk_sizes` where its chunks are requested; `url` and `charset` of a page),
+then the bytes. Output: one line of JSON (of a page `title`, `links` and `is_truncated`; of a file `chunks`, the start
+and the end of each in turn; of a failure `code` and `message`), then the text in UTF-8. No archive is unpacked to disk,
+nothing is fetched and no script is run.
 """
 
 import csv
@@ -20,6 +21,8 @@ if __name__ == "__main__":
     # `python -I` searches neither this folder nor the one that `providers` is in.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from providers.reader.chunks import find_chunks
+from providers.reader.errors import ExtractionError
 from providers.reader.html_text import (
     CONTROL_CHARS,
     decode_marked,
@@ -27,18 +30,11 @@ from providers.reader.html_text import (
     html_to_page,
     text_to_page,
 )
+from providers.reader.office_text import office_to_lines
 
 MAX_PAGES: Final = 5000
 _MAX_UNPACKED_BYTES: Final = 128 * 2**20
 _MAX_PARTS: Final = 5000
-
-
-class ExtractionError(Exception):
-    """The file has no readable text. `code` is one of the API's error codes."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def file_to_text(name: str, data: bytes, max_chars: int) -> str:
@@ -55,14 +51,14 @@ def file_to_text(name: str, data: bytes, max_chars: int) -> str:
         raise ExtractionError(
             "invalid_file", "The file has no text. Scanned pages would have to be read by a model first."
         )
-    return text.strip("\n")
+    return text.strip()
 
 
 def _file_to_lines(ending: str, data: bytes) -> Iterable[str]:
     if b"%PDF-" in data[:1024]:
         return _pdf_to_lines(data)
     if data.startswith(b"PK\x03\x04"):
-        return _docx_to_lines(data)
+        return office_to_lines(data) or _docx_to_lines(data)
     text = _decode_text(data)
     if ending in ("html", "htm", "xhtml") or re.match(r"\s*<(!doctype html|html)\b", text[:1000], re.IGNORECASE):
         return html_to_lines(text)
@@ -77,13 +73,13 @@ def _decode_text(data: bytes) -> str:
     if (marked := decode_marked(data)) is not None:
         return marked
     if b"\0" in data:
-        raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor DOCX.")
+        raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor an Office document.")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         text = data.decode("cp1252", "replace")
     if len(CONTROL_CHARS.findall(text[:10_000])) > len(text[:10_000]) // 20:
-        raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor DOCX.")
+        raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor an Office document.")
     return text
 
 
@@ -107,7 +103,9 @@ def _docx_to_lines(data: bytes) -> Iterator[str]:
     with zipfile.ZipFile(BytesIO(data)) as parts:
         infos = parts.infolist()
         if "word/document.xml" not in parts.namelist():
-            raise ExtractionError("unsupported_file", "The file is an archive; of those, only DOCX is read.")
+            raise ExtractionError(
+                "unsupported_file", "The file is an archive; of those, only DOCX, XLSX and PPTX are read."
+            )
         if len(infos) > _MAX_PARTS or sum(info.file_size for info in infos) > _MAX_UNPACKED_BYTES:
             raise ExtractionError("invalid_file", f"The DOCX unpacks to more than {_MAX_UNPACKED_BYTES} bytes.")
     for block in docx.Document(BytesIO(data)).iter_inner_content():
@@ -156,7 +154,10 @@ def _extract(task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], str]:
     """Return the header of the output, and the text. Raises ExtractionError."""
     max_chars = task["max_chars"]
     if task["kind"] == "file":
-        return {}, file_to_text(task["name"], data, max_chars)
+        text = file_to_text(task["name"], data, max_chars)
+        if "chunk_sizes" not in task:
+            return {}, text
+        return {"chunks": [place for span in find_chunks(text, *task["chunk_sizes"]) for place in span]}, text
     if task["kind"] == "html":
         page = html_to_page(data, task["url"], task["charset"], max_chars)
     else:

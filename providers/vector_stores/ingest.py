@@ -16,13 +16,13 @@ from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record, scan_all
 from apis.vector_index import Chunk, VectorIndex
 from providers.vector_stores import records
-from providers.vector_stores.chunks import text_to_chunks
 from providers.vector_stores.records import JOB_PREFIX, LEASE_PREFIX, FileRecord, FileRef, JobRecord, StoreRecord
 
 log = logging.getLogger(__name__)
 
 _EMBED_BATCH_SIZE: Final = 32
-_MAX_ATTEMPTS: Final = 4
+_MAX_ATTEMPTS: Final = 2
+"""Attempts at a file. Each is stored before it begins, so that one that ends with its process counts, too."""
 _MAX_PARALLEL_JOBS: Final = 2
 _STOP_TIMEOUT_S: Final = 5.0
 
@@ -116,15 +116,22 @@ class IngestWorker:
             log.warning("Another worker makes the file %s searchable now", file_ref.file_id)
         except asyncio.CancelledError:
             # This process stops, or the file was removed: neither counts as a failed attempt.
-            await self._release_job(file_ref, JobRecord(job.attempts - 1), lease)
+            await self._refund_attempt(file_ref, job, lease, release=True)
+            raise
+        except StackError:
+            # The store or the index is in trouble, which says nothing of the file. The lease delays the next attempt.
+            await self._refund_attempt(file_ref, job, lease, release=False)
             raise
 
-    async def _release_job(self, file_ref: FileRef, job: JobRecord, lease: Lease) -> None:
+    async def _refund_attempt(self, file_ref: FileRef, job: JobRecord, lease: Lease, *, release: bool) -> None:
         with suppress(StackError, LeaseLost, TimeoutError):
             async with asyncio.timeout(_STOP_TIMEOUT_S / 2):
                 entry = await self._kv.get(file_ref.job_key)
-                ops = [] if entry is None else [Put(file_ref.job_key, encode_record(job), expect=entry.version)]
-                if not await lease.release(ops):
+                refunded = encode_record(JobRecord(job.attempts - 1))
+                ops = [] if entry is None else [Put(file_ref.job_key, refunded, expect=entry.version)]
+                if not release:
+                    await lease.write(ops)
+                elif not await lease.release(ops):
                     await lease.release()
 
     async def _ingest_file(self, file_ref: FileRef, job: JobRecord, lease: Lease) -> None:
@@ -154,11 +161,16 @@ class IngestWorker:
             document = await self._reader.load_upload(file_ref.file_id, tenant=file_ref.tenant)
         except NotFound:
             raise UnreadableFile("invalid_file", "The file was deleted, or has expired.") from None
-        text = await self._reader.extract_text(replace(document, name=record.filename), self._max_chars)
-        chunks = await asyncio.to_thread(lambda: list(text_to_chunks(text, record.max_tokens, record.overlap_tokens)))
+        chunked_text = await self._reader.extract_chunks(
+            replace(document, name=record.filename),
+            self._max_chars,
+            max_tokens=record.max_tokens,
+            overlap_tokens=record.overlap_tokens,
+        )
+        chunks = chunked_text.chunks
         lease.check()
         await self._index.delete(file_ref.index_namespace, file_ref.file_id)
-        await records.store_text(self._kv, file_ref, text)
+        await records.store_text(self._kv, file_ref, chunked_text.text)
         usage_bytes = 0
         for start in range(0, len(chunks), _EMBED_BATCH_SIZE):
             texts = chunks[start : start + _EMBED_BATCH_SIZE]
@@ -172,8 +184,8 @@ class IngestWorker:
             usage_bytes += sum(len(text.encode()) + 4 * len(v) for text, v in zip(texts, vectors, strict=True))
         return usage_bytes
 
-    async def _embed_texts(self, store: StoreRecord, texts: list[str]) -> Sequence[Sequence[float]]:
-        request = EmbeddingRequest(model=store.model, input=texts, dimensions=store.dimensions)
+    async def _embed_texts(self, store: StoreRecord, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        request = EmbeddingRequest(model=store.model, input=list(texts), dimensions=store.dimensions)
         try:
             return (await self._inference.embed(request)).vectors
         except StackError as exc:

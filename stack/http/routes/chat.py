@@ -31,6 +31,7 @@ from apis.deltas import (
 from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
 from apis.wire.base import Wire, sdk_model_to_json
 from stack.http.answers import json_response
+from stack.http.chat_files import read_files
 from stack.http.context import HttpContext, Route, Services
 from stack.http.images import inline_images
 from stack.http.parsing import read_request
@@ -69,6 +70,7 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     fields = {name: getattr(request, name) for name in ChatRequest.model_fields}
     fields["max_completion_tokens"] = request.max_completion_tokens or request.max_tokens
     chat = await inline_images(ChatRequest.model_validate(fields), services.stack.fetcher)
+    chat = await read_files(chat, services.stack.inference, services.stack.reader, context.tenant)
     builder = _CompletionBuilder(request.model, context.request_record)
     batches = services.stack.inference.chat(services.cache_salts.add_salt(chat, context.tenant))
     if request.stream:

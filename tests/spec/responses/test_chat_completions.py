@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from openai import APIError, BadRequestError, InternalServerError, NotFoundError
 
+from tests.support.models.images import PIXEL_URL
 from tests.support.sdk.answer_shapes import SHAPES, Script, call
 from tests.support.sdk.requests import asked, messages
 from tests.support.servers.serving import Served, scripted, serving
@@ -176,7 +177,7 @@ FORMS: dict[str, list[Json]] = {
             "role": "user",
             "content": [
                 {"type": "text", "text": "what?"},
-                {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+                {"type": "image_url", "image_url": {"url": PIXEL_URL}},
             ],
         }
     ],

@@ -81,7 +81,7 @@ async def test_what_the_declaration_sets_reaches_the_search(tmp_path: Path) -> N
     declared: list[Json] = [
         {"max_num_results": 1},
         {"filters": sea},
-        {"ranking_options": {"score_threshold": 0.99}},
+        {"ranking_options": {"score_threshold": 0.3}},
         {"ranking_options": {"ranker": "auto", "hybrid_search": {"embedding_weight": 0, "text_weight": 1}}},
     ]
     turns = [turn for _ in declared for turn in ([search("sourdough")], ANSWER)]
