@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from apis.errors import ConfigError
 from apis.provider import Provider
 from providers import PROVIDERS
-from stack.build import locate_errors, open_stack
+from stack.build import confinement_lines, locate_errors, open_stack
 from stack.config import StackConfig, load_config
 from stack.wiring import load_provider_class, wire_providers, wiring_lines
 
@@ -37,6 +37,8 @@ async def _check(config: StackConfig, write_line: Callable[[str], None]) -> None
         async with asyncio.timeout(_TIMEOUT_S), open_stack(config) as stack:
             with locate_errors(config, "inference"):
                 models = sorted(model.id for model in await stack.inference.models())
+            for line in confinement_lines(stack):
+                write_line(line)
     except TimeoutError as exc:
         raise ConfigError(f"{config.source}: not everything started and answered in {_TIMEOUT_S:.0f} seconds.") from exc
     named = ", ".join(models[:_MAX_LISTED_MODELS]) or "none yet"
