@@ -23,20 +23,6 @@ class BubblewrapUnavailable(Exception):
     """Bubblewrap cannot be used on this machine. The text is for the operator and names the remedy."""
 
 
-def build_unprivileged_command() -> list[str]:
-    """Return the beginning of a command that runs another as `UNPRIVILEGED_UID`; empty unless this process is root's.
-
-    Raise BubblewrapUnavailable when `setpriv` is missing.
-    """
-    if os.geteuid() != 0:
-        return []
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        raise BubblewrapUnavailable("a server run by root needs `setpriv`: `apt-get install util-linux`")
-    user = str(UNPRIVILEGED_UID)
-    return [setpriv, "--reuid", user, "--regid", user, "--clear-groups", "--no-new-privs", "--"]
-
-
 def build_isolation_command(environment: Mapping[str, str], readable_paths: Sequence[str]) -> list[str]:
     """Return the beginning of a bubblewrap command; options and a program follow it.
 
@@ -47,7 +33,7 @@ def build_isolation_command(environment: Mapping[str, str], readable_paths: Sequ
     if bwrap is None:
         raise BubblewrapUnavailable(f"the program `bwrap` of bubblewrap was not found; {INSTALL_HINT}")
     return [
-        *build_unprivileged_command(),
+        *_build_unprivileged_command(),
         bwrap,
         *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--clearenv"),
         *("--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000", "--hostname", "python"),
@@ -78,6 +64,20 @@ def open_data_pipe(data: bytes) -> Generator[int]:
         yield reading
     finally:
         os.close(reading)
+
+
+def _build_unprivileged_command() -> list[str]:
+    """Return the beginning of a command that runs another as `UNPRIVILEGED_UID`; empty unless this process is root's.
+
+    Raise BubblewrapUnavailable when `setpriv` is missing.
+    """
+    if os.geteuid() != 0:
+        return []
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        raise BubblewrapUnavailable("a server run by root needs `setpriv`: `apt-get install util-linux`")
+    user = str(UNPRIVILEGED_UID)
+    return [setpriv, "--reuid", user, "--regid", user, "--clear-groups", "--no-new-privs", "--"]
 
 
 def _build_system_folder_options() -> list[str]:

@@ -18,7 +18,6 @@ from apis.confinement.bubblewrap import (
     BubblewrapUnavailable,
     build_isolation_command,
     build_proc_options,
-    build_unprivileged_command,
     is_below_usr,
     open_data_pipe,
 )
@@ -188,14 +187,18 @@ def _find_prefixes(python: Path) -> list[str]:
     Raise SandboxUnavailable, naming the path that stands in the way, unless programs in the sandbox can run it.
     """
     program = "import sys; print(sys.prefix); print(sys.base_prefix)"
+    user = UNPRIVILEGED_UID if os.geteuid() == 0 else None
     try:
         output = subprocess.run(  # noqa: S603 - the operator's own choice of interpreter, from the run config
-            [*build_unprivileged_command(), python, "-I", "-c", program],
+            [python, "-I", "-c", program],
             capture_output=True,
             check=True,
             env={},
             text=True,
             timeout=_PROBE_TIMEOUT_S,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
         )
     except subprocess.CalledProcessError as exc:
         raise _interpreter_error(python, [str(python)], f"it does not run: {exc.stderr.strip()[-300:]}") from exc
