@@ -89,6 +89,6 @@ def _build_system_folder_options() -> list[str]:
             options += ["--symlink", str(folder.readlink()), str(folder)]
         elif folder.is_dir():
             options += ["--ro-bind", str(folder), str(folder)]
-    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
+    for name in ("/etc/ld.so.cache", "/etc/alternatives", "/etc/fonts"):
         options += ["--ro-bind-try", name, name]
     return options

@@ -13,7 +13,7 @@ import pytest
 
 from apis.containers import ContainerListParams, Containers, CreateContainer
 from apis.errors import ConfigError, NotFound
-from providers.tool_runtime.python.session_client import SessionClient
+from providers.tool_runtime.python.machine_sessions import MachineSessions
 from stack.build import confinement_lines, open_stack
 from stack.config import StackConfig
 from tests.providers.tool_runtime.python.test_python import started, text_of
@@ -50,7 +50,7 @@ async def test_several_tenants_need_bounds_that_hold(monkeypatch: pytest.MonkeyP
     async with started() as python:
         if python.shared_use_risk() is None:
             await confinement_of(stack_config(KEYS))
-    monkeypatch.setattr(SessionClient, "has_cgroup", property(lambda _: False, lambda *_: None), raising=False)
+    monkeypatch.setattr(MachineSessions, "has_cgroup", False)
     with pytest.raises(
         ConfigError, match=r"tool_runtime.providers.code: server.api_keys has several tenants.*Delegate=yes"
     ):
