@@ -4,11 +4,13 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 NORMAL_UID: Final = 30001
+SHARED_PYTHON: Final[Mapping[str, Any]] = {"dangerously_share_without_bounds": True}
+"""Fields of the tool `python` for several tenants: a normal user who runs the tests may have no control groups."""
 
 # In a mount namespace of its own, which ends with the command, the way to a Python in root's home is open.
 _OPEN_WAY: Final = """

@@ -34,5 +34,5 @@ def test_memory_is_bounded_for_a_normal_user(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_every_escape_fails_for_a_normal_user(tmp_path: Path) -> None:
-    """S2: the whole suite of escapes."""
+    """S2, S20: the whole suite of escapes."""
     run_escapes(tmp_path)
