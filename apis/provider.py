@@ -40,6 +40,16 @@ class Provider:
     async def close(self) -> None:
         """Release everything `start` opened; safe to call when `start` failed or never ran."""
 
+    def confinement(self) -> str | None:
+        """Return one line about what holds the untrusted programs or files that the provider runs or parses, or None
+        if there are none. Called after `start`, to be shown to the operator."""
+        return None
+
+    def shared_use_risk(self) -> str | None:
+        """Return why several tenants must not share the provider, with the remedy, or None if they may. Called after
+        `start`; the answer keeps a server with several tenants from starting."""
+        return None
+
     def metrics(self) -> ProviderMetrics | None:
         """Return the numbers of the provider for its operator, or None if it has none.
 

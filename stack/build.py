@@ -51,6 +51,7 @@ async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
             entered.push_async_callback(provider.close)
             with locate_errors(config, part.path):
                 await provider.start()
+                _check_shared_use(config, provider)
         yield Stack(
             config,
             parts,
@@ -64,6 +65,18 @@ async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
             cast("Reader | None", live.get("reader")),
             {part.path: provider for part, provider in order},
         )
+
+
+def _check_shared_use(config: StackConfig, provider: Provider) -> None:
+    risk = provider.shared_use_risk()
+    if risk is not None and len({entry.tenant for entry in config.server.api_keys}) > 1:
+        raise ConfigError(f"server.api_keys has several tenants, and {risk}")
+
+
+def confinement_lines(stack: Stack) -> list[str]:
+    """Return a line for each provider that runs untrusted programs or parses untrusted files: what holds them."""
+    holds = {path: provider.confinement() for path, provider in stack.providers_by_path.items()}
+    return [f"{path:<14}{line}" for path, line in holds.items() if line is not None]
 
 
 @contextmanager

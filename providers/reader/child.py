@@ -3,10 +3,8 @@
 import asyncio
 import importlib.util
 import json
-import os
-import sys
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -18,14 +16,16 @@ from apis.files import Files
 from apis.imports import install_command
 from apis.provider import Provider
 from apis.reader import ChunkedText, Document, FetchedPage, Reader, UnreadableFile, WebPage
+from providers.reader.confinement import ReaderConfinement, build_environment, choose_confinement
 
-_PROGRAM: Final = Path(__file__).with_name("extract.py")
 _REQUIRED_PACKAGES: Final = ("docx", "lxml", "pypdf")
-_ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-"""Environment variables of the child. It gets no other, since they may hold secrets."""
 _MAX_FILE_CPU_S: Final = 30
 _MAX_PAGE_CPU_S: Final = 2
-_MAX_MEMORY_BYTES: Final = 1024 * 2**20
+_MAX_MEMORY_BYTES: Final = 256 * 2**20
+_MAX_PDF_MEMORY_BYTES: Final = 512 * 2**20
+"""Address space of a child in addition to the file itself."""
+_PDF_SIGNATURE: Final = b"%PDF-"
+_MAX_SIGNATURE_OFFSET: Final = 1024
 _MAX_HEADER_BYTES: Final = 2**20
 _TIMEOUT_S: Final = 60.0
 _PAGE_ADAPTER: Final = TypeAdapter(WebPage)
@@ -45,6 +45,12 @@ class Child(Reader):
         self._files = files
         self._fetcher = fetcher
         self._process_slots = asyncio.Semaphore(config.parallel)
+
+    async def start(self) -> None:
+        await asyncio.to_thread(choose_confinement)
+
+    def confinement(self) -> str:
+        return choose_confinement().description
 
     def check(self) -> None:
         missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
@@ -100,12 +106,14 @@ class Child(Reader):
 
 async def _extract(task: dict[str, Any], data: bytes, max_chars: int) -> tuple[dict[str, Any], str]:
     """Return the header and the text of the child's output. Raises UnreadableFile."""
-    task = {**task, "max_chars": max_chars, "max_memory_bytes": _MAX_MEMORY_BYTES}
+    is_pdf = _PDF_SIGNATURE in data[:_MAX_SIGNATURE_OFFSET]
+    max_memory_bytes = (_MAX_PDF_MEMORY_BYTES if is_pdf else _MAX_MEMORY_BYTES) + len(data)
+    confinement = await asyncio.to_thread(choose_confinement)
+    limits = {"max_chars": max_chars, "max_memory_bytes": max_memory_bytes, "size": len(data)}
+    header = json.dumps({**task, **limits, **confinement.task}).encode() + b"\n"
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            output = await _run_program(
-                json.dumps(task).encode() + b"\n", data, max_output_bytes=6 * max_chars + _MAX_HEADER_BYTES
-            )
+            output = await _run_program(confinement, header, data, max_output_bytes=6 * max_chars + _MAX_HEADER_BYTES)
     except TimeoutError:
         raise UnreadableFile("invalid_file", "The file takes too long to read.") from None
     header_line, _, text = output.partition(b"\n")
@@ -118,15 +126,17 @@ async def _extract(task: dict[str, Any], data: bytes, max_chars: int) -> tuple[d
     return header, decoded_text
 
 
-async def _run_program(task: bytes, data: bytes, *, max_output_bytes: int) -> bytes:
+async def _run_program(confinement: ReaderConfinement, task: bytes, data: bytes, *, max_output_bytes: int) -> bytes:
     """Return the whole output of the program, empty when it died. A caller that is cancelled ends the program."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", str(_PROGRAM)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-    )
+    with confinement.launch() as (command, descriptors):
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=build_environment(),
+            pass_fds=descriptors,
+        )
     assert process.stdin is not None
     assert process.stdout is not None
     output = bytearray()

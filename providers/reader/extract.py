@@ -4,15 +4,18 @@ A parser that loops, crashes or exhausts memory ends with this process. Input: o
 text; the limits; `name` of a file, and `chunk_sizes` where its chunks are requested; `url` and `charset` of a page),
 then the bytes. Output: one line of JSON (of a page `title`, `links` and `is_truncated`; of a file `chunks`, the start
 and the end of each in turn; of a failure `code` and `message`), then the text in UTF-8. No archive is unpacked to disk,
-nothing is fetched and no script is run.
+nothing is fetched and no script is run. Where bubblewrap does not hold the process, it confines itself before it reads
+the bytes.
 """
 
 import csv
 import json
+import os
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, Final
@@ -31,10 +34,13 @@ from providers.reader.html_text import (
     text_to_page,
 )
 from providers.reader.office_text import office_to_lines
+from providers.reader.self_confinement import confine
 
 MAX_PAGES: Final = 5000
 _MAX_UNPACKED_BYTES: Final = 128 * 2**20
 _MAX_PARTS: Final = 5000
+_MAX_COLUMNS: Final = 1000
+"""Columns that the cells of one row of a table may span together; the parser makes an object for each."""
 
 
 def file_to_text(name: str, data: bytes, max_chars: int) -> str:
@@ -98,6 +104,7 @@ def _pdf_to_lines(data: bytes) -> Iterator[str]:
 
 def _docx_to_lines(data: bytes) -> Iterator[str]:
     import docx  # noqa: PLC0415 - a quarter of a second, only for DOCX
+    from docx.oxml.ns import qn  # noqa: PLC0415 - as above
     from docx.table import Table  # noqa: PLC0415 - as above
 
     with zipfile.ZipFile(BytesIO(data)) as parts:
@@ -108,7 +115,12 @@ def _docx_to_lines(data: bytes) -> Iterator[str]:
             )
         if len(infos) > _MAX_PARTS or sum(info.file_size for info in infos) > _MAX_UNPACKED_BYTES:
             raise ExtractionError("invalid_file", f"The DOCX unpacks to more than {_MAX_UNPACKED_BYTES} bytes.")
-    for block in docx.Document(BytesIO(data)).iter_inner_content():
+    document = docx.Document(BytesIO(data))
+    body: Any = document.element.body
+    for row in body.iter(qn("w:tr")):
+        if sum(map(int, row.xpath("./w:tc/w:tcPr/w:gridSpan/@w:val"))) > _MAX_COLUMNS:
+            raise ExtractionError("invalid_file", f"The DOCX has a table of more than {_MAX_COLUMNS} columns.")
+    for block in document.iter_inner_content():
         if isinstance(block, Table):
             for row in block.rows:
                 yield " | ".join(dict.fromkeys(cell.text.strip() for cell in row.cells))
@@ -150,9 +162,38 @@ def _set_limits(max_cpu_s: int, max_memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _extract(task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], str]:
-    """Return the header of the output, and the text. Raises ExtractionError."""
+def _find_faults(parent_pid: int) -> list[str]:
+    """Return what a parser should not be able to do and this process can."""
+    import _socket  # noqa: PLC0415 - for the probe alone
+
+    def connect() -> None:
+        _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM).close()
+
+    def write_file() -> None:
+        os.close(os.open(f"/tmp/reader-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_EXCL))  # noqa: S108 - must fail
+
+    attempts: dict[str, Callable[[], object]] = {
+        "opening a socket": connect,
+        "reading the server's environment": Path(f"/proc/{parent_pid}/environ").read_bytes,
+        "writing a file": write_file,
+        "signalling the server": lambda: os.kill(parent_pid, 0),
+    }
+    faults: list[str] = []
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except OSError:
+            continue
+        faults.append(name)
+    return faults
+
+
+def _extract(task: dict[str, Any], data: bytes, layers: list[str]) -> tuple[dict[str, Any], str]:
+    """Return the header of the output, and the text. `layers` are those by which the process confined itself. Raises
+    ExtractionError."""
     max_chars = task["max_chars"]
+    if task["kind"] == "probe":
+        return {"faults": _find_faults(task["parent_pid"]), "layers": layers}, ""
     if task["kind"] == "file":
         text = file_to_text(task["name"], data, max_chars)
         if "chunk_sizes" not in task:
@@ -168,9 +209,12 @@ def _extract(task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], str]:
 def _main() -> None:
     task: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     _set_limits(task["max_cpu_s"], task["max_memory_bytes"])
+    layers: list[str] = []
+    if "confinement" in task:
+        layers = confine(task["confinement"]["readable_paths"], b64decode(task["confinement"]["seccomp"]))
     text = ""
     try:
-        header, text = _extract(task, sys.stdin.buffer.read())
+        header, text = _extract(task, sys.stdin.buffer.read(task["size"]), layers)
     except ExtractionError as exc:
         header = {"code": exc.code, "message": str(exc)}
     except ModuleNotFoundError as exc:

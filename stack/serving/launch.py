@@ -24,6 +24,7 @@ from uvicorn.supervisors.statreload import StatReload
 
 from apis.errors import ConfigError
 from apis.imports import import_from_string
+from stack.build import confinement_lines
 from stack.config import find_config, load_config
 from stack.http.metrics import forget_worker, share_metrics
 from stack.serving.exit_codes import exit_on_error
@@ -106,7 +107,8 @@ def _serve(launch: LaunchOptions, listener: socket.socket, shared_state: _Shared
     def announce() -> None:
         if shared_state is None or not shared_state.listening_event.is_set():
             url = listener_url(listener)
-            _print_lines(f"listening on {url}", f"try it: stack ask --url {url}/v1 'Say hello.'")
+            lines = confinement_lines(app.state.services.stack)
+            _print_lines(*lines, f"listening on {url}", f"try it: stack ask --url {url}/v1 'Say hello.'")
         if shared_state is not None:
             shared_state.listening_event.set()
 

@@ -81,6 +81,10 @@ class PythonSessionPool:
         """Return a named session, or None."""
         return self._entries.get((tenant, name, 0))
 
+    def get_loss_reason(self, tenant: str, name: str) -> str:
+        """Return why an earlier session of this name is gone, or "" where that is not known."""
+        return self._loss_reasons.get((tenant, name, 0), "")
+
     def create_session(
         self, tenant: str, name: str | None, settings: SessionSettings, loss_reason: str = ""
     ) -> SessionKey:
