@@ -17,9 +17,10 @@ from apis.errors import ConfigError
 from apis.imports import import_from_string
 from apis.inference import Inference, Modality, Model
 from apis.provider import Provider
+from providers.inference.chat_completions.answer_limits import DEFAULT_MAX_ANSWER_BYTES
 from providers.inference.chat_completions.body import ChatDialect, UpstreamEngine
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
-from providers.inference.chat_completions.endpoint import ChatCompletions, Timeouts
+from providers.inference.chat_completions.endpoint import ChatCompletions, EndpointLimits
 from providers.inference.chat_completions.formatted_answers import chat_in_two_passes, needs_two_passes
 from providers.inference.chat_completions.replicas import ReplicaPolicy, Upstreams
 from providers.inference.harmony.options import HarmonyOptions
@@ -45,7 +46,8 @@ class VLLM(Inference):
         tokens. `grammars` then says that vLLM enforces them, as it does when started with --structured-outputs-config
         '{"backend": "guidance", "enable_in_reasoning": true}'. `proxy` is the URL of an HTTP proxy for all base
         URLs, such as http://user:password@host:port, or `none` for direct connections; without it HTTPS_PROXY,
-        HTTP_PROXY, ALL_PROXY and NO_PROXY apply. For the other fields see ChatDialect, Timeouts and ReplicaPolicy."""
+        HTTP_PROXY, ALL_PROXY and NO_PROXY apply. For the other fields see ChatDialect, EndpointLimits and
+        ReplicaPolicy."""
 
         base_url: str | list[str] = "http://127.0.0.1:8000/v1"
         api_key: SecretStr | None = None
@@ -63,6 +65,7 @@ class VLLM(Inference):
         headers_timeout_s: float = Field(default=60, gt=0)
         first_token_timeout_s: float = Field(default=120, gt=0)
         token_gap_timeout_s: float = Field(default=60, gt=0)
+        max_answer_bytes: int = Field(default=DEFAULT_MAX_ANSWER_BYTES, ge=1024)
         max_retries: int = Field(default=2, ge=0, le=10)
         retry_delay_s: float = Field(default=0.5, ge=0)
         max_retry_delay_s: float = Field(default=8, ge=0)
@@ -122,10 +125,10 @@ class VLLM(Inference):
         self._http = http = HttpClient(proxies=_build_proxy_rules(config))
         urls = [config.base_url] if isinstance(config.base_url, str) else config.base_url
         key = config.api_key if config.api_key and config.api_key.get_secret_value() else None
-        dialect, template, timeouts = _build_dialect(config), self._harmony_template, _build_timeouts(config)
+        dialect, template, limits = _build_dialect(config), self._harmony_template, _build_limits(config)
         try:
             endpoints = [
-                ChatCompletions(url, http, api_key=key, dialect=dialect, template=template, timeouts=timeouts)
+                ChatCompletions(url, http, api_key=key, dialect=dialect, template=template, limits=limits)
                 for url in urls
             ]
         except ValueError as exc:
@@ -203,12 +206,13 @@ def _build_dialect(config: VLLM.Config) -> ChatDialect:
     )
 
 
-def _build_timeouts(config: VLLM.Config) -> Timeouts:
-    return Timeouts(
+def _build_limits(config: VLLM.Config) -> EndpointLimits:
+    return EndpointLimits(
         connect_s=config.connect_timeout_s,
         headers_s=config.headers_timeout_s,
         first_token_s=config.first_token_timeout_s,
         token_gap_s=config.token_gap_timeout_s,
+        max_answer_bytes=config.max_answer_bytes,
     )
 
 

@@ -1,10 +1,11 @@
 """Client of one OpenAI-compatible server: sends requests, returns batches of deltas or vectors."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from pydantic import SecretStr
@@ -15,10 +16,16 @@ from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
 from apis.inference import Modality, Model
 from apis.telemetry import TRACE_HEADERS
+from providers.inference.chat_completions.answer_limits import (
+    DEFAULT_MAX_ANSWER_BYTES,
+    MIN_DELTA_BYTES,
+    AnswerTooLarge,
+)
 from providers.inference.chat_completions.body import ChatDialect, request_to_body, request_to_tokenize_body
 from providers.inference.chat_completions.chunks import ChatChunkReader
 from providers.inference.chat_completions.embeddings import parse_embeddings, request_to_embedding_body
 from providers.inference.chat_completions.errors import UpstreamUnavailable, response_to_error
+from providers.inference.chat_completions.usage import parse_count
 from providers.inference.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
 from providers.inference.http.connection import HttpConnection, HttpError
 from providers.inference.http.route import ProxyError, parse_url
@@ -36,14 +43,16 @@ class ConnectTimeout(UpstreamTimeout):
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Limits in seconds. The first-token limit starts when the request is sent; keep-alive comments do not count as
-    tokens."""
+class EndpointLimits:
+    """Limits of one model call, in seconds and bytes. The first-token limit starts when the request is sent; keep-alive
+    comments and deltas that hold nothing do not count as tokens. `max_answer_bytes` bounds text, reasoning and
+    arguments of one answer together; a delta counts at least MIN_DELTA_BYTES."""
 
     connect_s: float = 5
     headers_s: float = 60
     first_token_s: float = 120
     token_gap_s: float = 60
+    max_answer_bytes: int = DEFAULT_MAX_ANSWER_BYTES
 
 
 class ChunkReader(Protocol):
@@ -52,6 +61,9 @@ class ChunkReader(Protocol):
     failure: StackError | None
     is_finished: bool
     saw_activity: bool
+    was_cut: bool
+    answer_bytes: int
+    delta_count: int
 
     def feed(self, data: bytes) -> list[Delta]:
         """Return the deltas that `data` completed."""
@@ -91,10 +103,10 @@ class ServerPromptTemplate:
 
 class _Model(msgspec.Struct):
     id: str
-    owned_by: str | None = None
-    created: float | None = None
-    max_model_len: int | None = None
-    context_length: int | None = None
+    owned_by: Any = None
+    created: Any = None
+    max_model_len: Any = None
+    context_length: Any = None
 
 
 class _ModelList(msgspec.Struct):
@@ -102,7 +114,7 @@ class _ModelList(msgspec.Struct):
 
 
 class _TokenCount(msgspec.Struct):
-    count: int
+    count: Any
 
 
 _Response = TypeVar("_Response", _ModelList, _TokenCount)
@@ -123,7 +135,7 @@ class ChatCompletions:
         api_key: SecretStr | None = None,
         dialect: ChatDialect | None = None,
         template: PromptTemplate | None = None,
-        timeouts: Timeouts | None = None,
+        limits: EndpointLimits | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._http = http
@@ -132,7 +144,7 @@ class ChatCompletions:
         self._dialect = dialect or ChatDialect()
         self._template = template or ServerPromptTemplate(self._dialect)
         self._context_tokens: dict[str, int | None] = {}
-        self._timeouts = timeouts or Timeouts()
+        self._limits = limits or EndpointLimits()
         self._api_key = api_key.get_secret_value() if api_key is not None else ""
         headers = {"Accept": "*/*", "Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self._api_key:
@@ -147,11 +159,12 @@ class ChatCompletions:
         )
         body = [request_body]
         del request_body
-        now, limits = asyncio.get_running_loop().time, self._timeouts
+        now, limits = asyncio.get_running_loop().time, self._limits
+        max_bytes, max_deltas = limits.max_answer_bytes, limits.max_answer_bytes // MIN_DELTA_BYTES
         deadline = now() + limits.first_token_s
         started = False
         # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.
-        connection = await self._send("POST", path, body.pop())
+        connection = await self._send("POST", path, body.pop(), deadline)
         try:
             await self._check_response(connection, request.model)
             while not reader.is_finished:
@@ -165,15 +178,23 @@ class ChatCompletions:
                     error = UpstreamError if started else UpstreamUnavailable
                     raise error(f"The connection to the {self._server} broke before the answer ended.") from exc
                 batch = reader.feed(data) if data else reader.end()
+                if reader.answer_bytes > max_bytes or reader.delta_count > max_deltas:
+                    raise AnswerTooLarge(
+                        f"The inference server sent more than max_answer_bytes ({max_bytes}) of answer."
+                    )
                 if batch:
                     yield batch
                 if reader.failure is not None:
                     raise reader.failure if started or batch else _to_retryable_error(reader.failure)
+                at = now()
                 if batch or reader.saw_activity:
                     started = True
                     reader.saw_activity = False
-                    deadline = now() + limits.token_gap_s
-            await _drain_body(connection)
+                    deadline = at + limits.token_gap_s
+                elif at > deadline:  # while there is always data, no wait ends at the deadline
+                    raise self._token_timeout_error(has_started=started)
+            if not reader.was_cut:
+                await _drain_body(connection)
         finally:
             self._http.release(connection)
 
@@ -183,9 +204,9 @@ class ChatCompletions:
         return [
             Model(
                 id=model.id,
-                owned_by=model.owned_by or "upstream",
-                created=int(model.created or 0),
-                context_tokens=model.max_model_len or model.context_length,
+                owned_by=model.owned_by if model.owned_by and isinstance(model.owned_by, str) else "upstream",
+                created=parse_count(model.created),
+                context_tokens=parse_count(model.max_model_len) or parse_count(model.context_length) or None,
                 modalities=modalities,
             )
             for model in listing.data
@@ -202,9 +223,11 @@ class ChatCompletions:
         if self._dialect.engine != "vllm":
             raise Unsupported(f"This model's server {COUNTING_UNSUPPORTED}.", param="model")
         body = request_to_tokenize_body(request, self._dialect)
-        return _decode_response(
-            await self._request_json("POST", TOKENIZE_PATH, body, request.model, COUNTING_UNSUPPORTED), _TokenCount
-        ).count
+        return parse_count(
+            _decode_response(
+                await self._request_json("POST", TOKENIZE_PATH, body, request.model, COUNTING_UNSUPPORTED), _TokenCount
+            ).count
+        )
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """See `Inference.embed`; one attempt. A large request must be split by the caller: see `split_request`."""
@@ -230,18 +253,22 @@ class ChatCompletions:
         finally:
             self._http.release(connection)
 
-    async def _send(self, method: str, path: str, body: bytes | None) -> HttpConnection:
+    async def _send(
+        self, method: str, path: str, body: bytes | None, first_token_deadline: float = math.inf
+    ) -> HttpConnection:
         """Send a request and wait for the headers; the caller must release the connection."""
-        limits = self._timeouts
+        now, limits = asyncio.get_running_loop().time, self._limits
         headers = self._headers + headers_to_bytes(TRACE_HEADERS.get())
         url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE_PATH else self.base_url}{path}"
         try:
-            async with asyncio.timeout(limits.headers_s):
+            async with asyncio.timeout_at(min(now() + limits.headers_s, first_token_deadline)):
                 return await self._http.send(method, url, headers, body, limits.connect_s)
         except HttpConnectTimeout as exc:
             limit = f"connect_timeout_s ({limits.connect_s:g} s)"
             raise ConnectTimeout(f"The {self._server} could not be reached within {limit}.") from exc
         except TimeoutError as exc:
+            if now() >= first_token_deadline:
+                raise self._token_timeout_error(has_started=False) from exc
             raise self._response_timeout_error() from exc
         except ProxyError as exc:
             error = UpstreamUnavailable if exc.is_temporary else UpstreamError
@@ -250,12 +277,12 @@ class ChatCompletions:
             raise UpstreamUnavailable(f"The {self._server} could not be reached.") from exc
 
     def _token_timeout_error(self, *, has_started: bool) -> UpstreamTimeout:
-        limits = self._timeouts
+        limits = self._limits
         name, limit_s = ("token_gap", limits.token_gap_s) if has_started else ("first_token", limits.first_token_s)
         return UpstreamTimeout(f"The inference server sent no token within {name}_timeout_s ({limit_s:g} s).")
 
     def _response_timeout_error(self) -> UpstreamTimeout:
-        limit = f"headers_timeout_s ({self._timeouts.headers_s:g} s)"
+        limit = f"headers_timeout_s ({self._limits.headers_s:g} s)"
         return UpstreamTimeout(f"The inference server did not answer within {limit}.")
 
     async def _check_response(self, connection: HttpConnection, model: str) -> None:
@@ -276,7 +303,7 @@ class ChatCompletions:
 
     async def _read_body(self, connection: HttpConnection, limit_bytes: int) -> bytes:
         """Return the body up to `limit_bytes`; the rest of a longer one stays unread."""
-        deadline = asyncio.get_running_loop().time() + self._timeouts.headers_s
+        deadline = asyncio.get_running_loop().time() + self._limits.headers_s
         try:
             return await connection.read_body(limit_bytes, deadline)
         except TimeoutError as exc:

@@ -14,6 +14,7 @@ from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import RateLimited, StackError, UpstreamError
+from providers.inference.chat_completions.answer_limits import AnswerTooLarge
 from providers.inference.chat_completions.endpoint import ChatCompletions, ConnectTimeout
 from providers.inference.chat_completions.errors import UpstreamUnavailable
 
@@ -165,7 +166,7 @@ class Upstreams:
                         yield batch
                 return
             except StackError as exc:
-                if isinstance(exc, UpstreamError):
+                if isinstance(exc, UpstreamError) and not isinstance(exc, AnswerTooLarge):
                     upstream.breaker.record_failure()
                 tried.append(upstream)
                 delay_s = None if has_output else self._retry_delay_s(exc, tried)

@@ -50,10 +50,15 @@ class HarmonyTemplate:
             matcher = await self._harmony.build_matcher(prompt.grammar)
             enforced = EnforcedGrammar(_grammar_param(request, prompt.grammar), matcher.accept)
         context = await context_tokens() or DEFAULT_CONTEXT_TOKENS
+        body = {**_build_body(request, prompt, context), **self._extra_body}
         chunks = HarmonyChunkReader(
-            self._harmony, request, prompt_tokens=len(prompt.token_ids), enforced_grammar=enforced
+            self._harmony,
+            request,
+            prompt_tokens=len(prompt.token_ids),
+            max_tokens=min(request.max_completion_tokens or context, context),
+            enforced_grammar=enforced,
         )
-        return "/completions", body_to_json({**_build_body(request, prompt, context), **self._extra_body}), chunks
+        return "/completions", body_to_json(body), chunks
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the rendered prompt."""
