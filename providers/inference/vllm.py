@@ -22,6 +22,7 @@ from providers.inference.chat_completions.body import ChatDialect, UpstreamEngin
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
 from providers.inference.chat_completions.endpoint import ChatCompletions, EndpointLimits
 from providers.inference.chat_completions.formatted_answers import chat_in_two_passes, needs_two_passes
+from providers.inference.chat_completions.health import HealthWatch
 from providers.inference.chat_completions.replicas import ReplicaPolicy, Upstreams
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.http.client import HttpClient, headers_to_bytes
@@ -41,7 +42,9 @@ class VLLM(Inference):
 
     class Config(Provider.Config):
         """`engine: openai` sends only fields of OpenAI's own API; `reasoning_field` is then `none` by default.
-        `extra_body` is merged over every chat's body. `modalities` lists the models' input kinds other than text.
+        `extra_body` is merged over every chat's body. A model that /models does not list does not exist, unless
+        `lists_all_models` is false. Servers are checked every `health_interval_s`, one that does not answer each
+        second; with 0 never. `modalities` lists the models' input kinds other than text.
         `template: harmony` is for gpt-oss on vLLM: prompts are rendered here with the options in `harmony` and sent as
         tokens. `grammars` then says that vLLM enforces them, as it does when started with --structured-outputs-config
         '{"backend": "guidance", "enable_in_reasoning": true}'. `proxy` is the URL of an HTTP proxy for all base
@@ -60,6 +63,7 @@ class VLLM(Inference):
         reasoning_field: Literal["reasoning", "reasoning_content", "none"] | None = None
         neutralize_control_tokens: bool | None = None
         extra_body: dict[str, Any] = Field(default_factory=dict)
+        lists_all_models: bool = True
         modalities: frozenset[Modality] | None = None
         connect_timeout_s: float = Field(default=5, gt=0)
         headers_timeout_s: float = Field(default=60, gt=0)
@@ -72,7 +76,7 @@ class VLLM(Inference):
         retry_budget: float = Field(default=0.1, ge=0, le=1)
         breaker_failures: int = Field(default=5, ge=1)
         breaker_window_s: float = Field(default=10, gt=0)
-        health_interval_s: float = Field(default=15, gt=0)
+        health_interval_s: float = Field(default=15, ge=0)
         models_cache_s: float = Field(default=3, ge=0)
 
         @field_validator("base_url")
@@ -117,8 +121,8 @@ class VLLM(Inference):
         self._models_cache: tuple[float, Sequence[Model]] | None = None
 
     async def start(self) -> None:
-        """Open the connection pool. No request is sent: a server that is down now may be up when it is needed. Raises
-        ConfigError for an invalid proxy in the environment."""
+        """Open the connection pool and begin to check the servers. Nothing waits for them: a server that is down now
+        may be up when it is needed. Raises ConfigError for an invalid proxy in the environment."""
         config = self._config
         if config.template == "harmony":
             self._harmony_template = await _load_harmony_template(config)
@@ -134,8 +138,9 @@ class VLLM(Inference):
         except ValueError as exc:
             raise ConfigError(f"The proxy that the environment sets for base_url is not valid: {exc}.") from exc
         self._upstreams = Upstreams(endpoints, _build_policy(config))
-        if len(endpoints) > 1:
-            self._health_task = asyncio.create_task(self._upstreams.watch_health(config.health_interval_s))
+        if config.health_interval_s:
+            watch = HealthWatch(self._upstreams.upstreams, config.health_interval_s)
+            self._health_task = asyncio.create_task(watch.run())
 
     async def close(self) -> None:
         """End every stream in progress."""
@@ -203,6 +208,7 @@ def _build_dialect(config: VLLM.Config) -> ChatDialect:
         reasoning_field=config.reasoning_field or ("reasoning" if config.engine == "vllm" else "none"),
         neutralize_control_tokens=config.neutralize_control_tokens,
         extra_body=config.extra_body,
+        lists_all_models=config.lists_all_models,
     )
 
 

@@ -54,7 +54,8 @@ class ChatDialect:
     """Differences between servers. `reasoning_field` names the field for an assistant's earlier reasoning.
 
     `neutralize_control_tokens` breaks up every `<|` in the prompt's texts, so that no text can forge the model's
-    control tokens; None does so for gpt-oss models. `extra_body` is merged over the body.
+    control tokens; None does so for gpt-oss models. `extra_body` is merged over the body. `lists_all_models` says that
+    a model that is not in the server's list does not exist.
     """
 
     engine: UpstreamEngine = "vllm"
@@ -62,6 +63,7 @@ class ChatDialect:
     reasoning_field: Literal["reasoning", "reasoning_content", "none"] = "reasoning"
     neutralize_control_tokens: bool | None = None
     extra_body: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    lists_all_models: bool = False
 
 
 def request_to_body(request: ChatRequest, dialect: ChatDialect) -> bytes:

@@ -14,7 +14,7 @@ from apis.chat import ChatRequest
 from apis.deltas import Delta, DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
-from apis.inference import Modality, Model
+from apis.inference import CALL_ATTEMPTS, Modality, Model
 from apis.telemetry import TRACE_HEADERS
 from providers.inference.chat_completions.answer_limits import (
     DEFAULT_MAX_ANSWER_BYTES,
@@ -33,6 +33,9 @@ from providers.inference.http.route import ProxyError, parse_url
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 MAX_ERROR_BYTES: Final = 64 * 1024
 DRAIN_TIMEOUT_S: Final = 0.1
+LISTING_TIMEOUT_S: Final = 2.0
+"""Seconds that a chat waits for the list of models, which it needs for an unknown model only."""
+LISTING_MAX_AGE_S: Final = 3.0
 COUNTING_UNSUPPORTED: Final = "cannot count tokens"
 TOKENIZE_PATH: Final = "/tokenize"
 """Path of vLLM's tokenizer, which is not under `/v1`."""
@@ -144,6 +147,9 @@ class ChatCompletions:
         self._dialect = dialect or ChatDialect()
         self._template = template or ServerPromptTemplate(self._dialect)
         self._context_tokens: dict[str, int | None] = {}
+        self._listed_models: frozenset[str] = frozenset()
+        self._listing_tried_at = -math.inf
+        self._listing_lock = asyncio.Lock()
         self._limits = limits or EndpointLimits()
         self._api_key = api_key.get_secret_value() if api_key is not None else ""
         headers = {"Accept": "*/*", "Accept-Encoding": "identity", "Content-Type": "application/json"}
@@ -154,6 +160,7 @@ class ChatCompletions:
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`; one attempt. Before the first batch, UpstreamUnavailable, ConnectTimeout and
         RateLimited mean that a retry is safe."""
+        await self._check_model(request.model)
         path, request_body, reader = await self._template.build_request(
             request, lambda: self._find_context_tokens(request.model)
         )
@@ -167,6 +174,8 @@ class ChatCompletions:
         connection = await self._send("POST", path, body.pop(), deadline)
         try:
             await self._check_response(connection, request.model)
+            if (attempts := CALL_ATTEMPTS.get()) is not None:
+                attempts.accepted.set()
             while not reader.is_finished:
                 try:
                     if not connection.is_ready:
@@ -201,6 +210,7 @@ class ChatCompletions:
     async def models(self, modalities: frozenset[Modality] | None = None) -> Sequence[Model]:
         """Return the models that the server lists. Raises UpstreamError when it does not respond."""
         listing = _decode_response(await self._request_json("GET", "/models", None), _ModelList)
+        self._listed_models = frozenset(model.id for model in listing.data)
         return [
             Model(
                 id=model.id,
@@ -211,6 +221,24 @@ class ChatCompletions:
             )
             for model in listing.data
         ]
+
+    async def _check_model(self, model: str) -> None:
+        """Raise ModelNotFound for a model that the server does not list, where its list is complete. A list that cannot
+        be read forbids nothing; a new one is read for an unknown model, but not all the time."""
+        if not self._dialect.lists_all_models or self._is_listed(model):
+            return
+        async with self._listing_lock:
+            now = asyncio.get_running_loop().time()
+            if now - self._listing_tried_at > LISTING_MAX_AGE_S and not self._is_listed(model):
+                self._listing_tried_at = now
+                with suppress(StackError, TimeoutError):
+                    async with asyncio.timeout(LISTING_TIMEOUT_S):
+                        await self.models()
+        if self._listed_models and not self._is_listed(model):
+            raise ModelNotFound(model)
+
+    def _is_listed(self, model: str) -> bool:
+        return model in self._listed_models or f"{model}:latest" in self._listed_models  # Ollama's default tag
 
     async def _find_context_tokens(self, model: str) -> int | None:
         """Return the model's context length as the server lists it; cached until a request fails."""
@@ -231,6 +259,7 @@ class ChatCompletions:
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """See `Inference.embed`; one attempt. A large request must be split by the caller: see `split_request`."""
+        await self._check_model(request.model)
         body, unsupported = request_to_embedding_body(request), "makes no embeddings"
         response_body = await self._request_json("POST", "/embeddings", body, request.model, unsupported)
         return await asyncio.to_thread(parse_embeddings, response_body, request)
@@ -287,19 +316,19 @@ class ChatCompletions:
 
     async def _check_response(self, connection: HttpConnection, model: str) -> None:
         if connection.status != 200:
-            raise await self._read_error(connection, model)
+            raise await self._read_error(connection, model, is_generation=True)
         kind = connection.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "text/event-stream":
             raise UpstreamError("The inference server did not answer with an event stream.")
         if connection.headers.get("content-encoding", "identity").lower() != "identity":
             raise UpstreamError("The inference server sent a compressed stream, which was not asked for.")
 
-    async def _read_error(self, connection: HttpConnection, model: str) -> StackError:
+    async def _read_error(self, connection: HttpConnection, model: str, *, is_generation: bool = False) -> StackError:
         self._context_tokens.clear()
         body = await self._read_body(connection, MAX_ERROR_BYTES)
         if self._api_key:
             body = body.replace(self._api_key.encode(), b"[key]")
-        return response_to_error(connection.status, body, connection.headers, model)
+        return response_to_error(connection.status, body, connection.headers, model, is_generation=is_generation)
 
     async def _read_body(self, connection: HttpConnection, limit_bytes: int) -> bytes:
         """Return the body up to `limit_bytes`; the rest of a longer one stays unread."""
