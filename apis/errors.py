@@ -27,7 +27,9 @@ from typing import Any, ClassVar, Literal
 
 from openai.types.responses import ResponseError
 
-FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"]
+"""The codes of a failed response. The SDK's type does not list the last one, but OpenAI sends it and agents compact
+their conversation when they read it."""
 
 
 class StackError(Exception):
@@ -74,6 +76,7 @@ class ContextLengthExceeded(InvalidRequest):
     """Prompt and answer do not fit into the model's context."""
 
     code = "context_length_exceeded"
+    failure_code = "context_length_exceeded"
 
 
 class Unauthorized(StackError):
@@ -144,6 +147,7 @@ class PayloadTooLarge(StackError):
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+    failure_code = "invalid_prompt"
 
 
 class UnsupportedMediaType(StackError):
@@ -215,9 +219,9 @@ def error_to_body(error: StackError) -> dict[str, Any]:
 
 
 def error_to_failure(error: StackError) -> ResponseError:
-    """Return the `error` of a failed response; its code is one of the API's closed list.
+    """Return the `error` of a failed response; its code is one of `FailureCode`.
 
     A stream has no Retry-After header: agents parse the seconds from this exact text.
     """
     wait = "" if error.retry_after_s is None else f" Please try again in {error.retry_after_s:g}s."
-    return ResponseError(code=error.failure_code, message=f"{error.message[:1024]}{wait}")
+    return ResponseError.model_construct(code=error.failure_code, message=f"{error.message[:1024]}{wait}")

@@ -1,9 +1,11 @@
 """Inference API: language and embedding models by id. A request goes in whole; its output streams back as deltas."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from apis.chat import ChatRequest, NativeToolName
 from apis.deltas import DeltaBatch
@@ -26,6 +28,20 @@ class Model:
     modalities: frozenset[Modality] | None = None
     native_tools: frozenset[NativeToolName] = frozenset()
     embedding_dimensions: int | None = None
+
+
+class CallAttempts:
+    """Progress of one model call: `has_failed` after an attempt that is being repeated, `accepted` once a server has
+    taken the request and generates."""
+
+    def __init__(self) -> None:
+        self.has_failed = False
+        self.accepted = asyncio.Event()
+
+
+CALL_ATTEMPTS: Final[ContextVar[CallAttempts | None]] = ContextVar("call_attempts", default=None)
+"""The attempts that the caller of `Inference.chat` observes; None where nothing waits for them. A provider that repeats
+attempts reports here, so that a stream can still become an HTTP error while no server has accepted it."""
 
 
 class Inference(Provider, ABC):

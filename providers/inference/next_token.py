@@ -16,7 +16,7 @@ from typing import Any, Final, SupportsIndex
 
 from pydantic import Field
 
-from apis.chat import ChatRequest
+from apis.chat import ENGINE_OPTIONS, ChatRequest
 from apis.deltas import DeltaBatch
 from apis.errors import (
     ConfigError,
@@ -45,6 +45,7 @@ UNSUPPORTED_FIELDS: Final[dict[str, tuple[Any, ...]]] = {
     "logit_bias": ({},),
     "seed": (),
     "logprobs": (False,),
+    **dict.fromkeys(ENGINE_OPTIONS, ()),
 }
 """Request fields that concern the choice of a token, which is the function's, with the values that change nothing."""
 

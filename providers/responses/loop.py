@@ -37,7 +37,7 @@ from providers.responses.background.workers import BackgroundConfig
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
-from providers.responses.run.response_stream import ResponseStreams, assign_sequence_numbers, timeout_error
+from providers.responses.run.response_stream import ResponseStreams, assign_sequence_numbers
 from providers.responses.session import SessionFactory
 from providers.responses.store.history import History
 from providers.responses.tools.request_tools import RequestTools
@@ -182,12 +182,8 @@ class Loop(Responses):
 
     async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:
         pending = await self._preparer.prepare_unlocked(CreateResponse(**dict(request)), tenant)
-        chat, limit_s = pending.agent_loop.chat, self._config.response_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                return await self._preparer.compactor.compact(chat, pending.conversation, pending.ids, tenant)
-        except TimeoutError:
-            raise timeout_error(limit_s) from None
+        chat, compactor = pending.agent_loop.chat, self._preparer.compactor
+        return await self._streams.run_in_time(compactor.compact(chat, pending.conversation, pending.ids, tenant))
 
     def conversations(self) -> StoredConversations:
         return self._conversations

@@ -25,7 +25,7 @@ from apis.errors import (
     UnsupportedMediaType,
     internal_error,
 )
-from apis.telemetry import TRACE_HEADERS
+from apis.telemetry import REQUEST_ID, TRACE_HEADERS
 from stack.config import HttpServerConfig
 from stack.http.answers import error_response
 from stack.http.context import HttpContext, get_context, set_context
@@ -110,6 +110,7 @@ class Edge:
         try:
             # for every request, because one may start in the context of the one before it on its connection
             TRACE_HEADERS.set(context.trace)
+            REQUEST_ID.set(context.request_id)
             self._admit(context, scope)
             await self._app(scope, receive, send)
         except StackError as exc:

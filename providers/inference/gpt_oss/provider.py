@@ -9,7 +9,7 @@ from typing import Final
 
 from pydantic import Field
 
-from apis.chat import ChatRequest
+from apis.chat import ChatRequest, refuse_engine_options
 from apis.deltas import DeltaBatch, TokenLogprob
 from apis.errors import InvalidRequest, ModelNotFound
 from apis.inference import Inference, Model
@@ -96,6 +96,7 @@ class GptOss(Inference):
         """See `Inference.chat`. A grammar enforces `tool_choice`, `strict` functions and the text format during
         generation."""
         engine, harmony = self._require_started(request)
+        refuse_engine_options(request)
         sampling = request_to_sampling(request, self._config)
         prompt = await harmony.render_prompt(request)
         matcher = None if prompt.grammar is None else await harmony.build_matcher(prompt.grammar)

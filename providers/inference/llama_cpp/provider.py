@@ -12,7 +12,7 @@ from contextlib import aclosing
 
 from pydantic import Field
 
-from apis.chat import ChatJsonSchemaFormat, ChatRequest
+from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options
 from apis.deltas import DeltaBatch
 from apis.errors import ConfigError, ModelNotFound, Unsupported, UpstreamError, UpstreamTimeout
 from apis.imports import install_command
@@ -150,6 +150,7 @@ class LlamaCpp(Inference):
             raise ModelNotFound(request.model)
         if request.stop_token_ids:
             raise Unsupported("'stop_token_ids' is not supported by the local engine.", param="stop_token_ids")
+        refuse_engine_options(request, ("chat_template_kwargs",))
         check_text_only(request.messages)
 
     def _get_client(self) -> EngineClient:

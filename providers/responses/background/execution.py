@@ -26,7 +26,7 @@ from providers.responses.background.runs import ClaimedRun, ResponseRef, StoredR
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.workers import BackgroundConfig
 from providers.responses.events.ids import ResponseIds
-from providers.responses.events.response_object import ResponseStatus, begin_response, end_response
+from providers.responses.events.response_object import ResponseStatus, begin_response, end_response, response_from_json
 from providers.responses.run.checkpoint import (
     Checkpoint,
     ResumePoint,
@@ -233,6 +233,8 @@ class RunExecutor:
         self, claimed_run: ClaimedRun, pending: PendingResponse, journal: Journal, error: StackError | None
     ) -> StackError | None:
         """Store the end of a response whose turns have ended, or were ended by `error`."""
+        if error is not None:
+            await pending.agent_loop.count_unfinished_prompt()
         events = pending.agent_loop.close_open_items() if error is not None else ()
         final = pending.build_final_response() if error is None else pending.build_failed_response(error)
         input_json = bytes(claimed_run.stored_request.input_items)
@@ -324,4 +326,4 @@ def _build_final_response(
     fields: dict[str, Any] = orjson.loads(
         sdk_model_to_json(end_response(response, status, (), usage or Usage(), error=failure))
     )
-    return Response.model_validate({**fields, "output": items})
+    return response_from_json({**fields, "output": items})

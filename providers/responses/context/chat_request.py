@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from apis.chat import ChatJsonSchemaFormat, ChatRequest, Message, ResponseFormat, Sampling
+from apis.chat import ChatJsonSchemaFormat, ChatRequest, Message, ResponseFormat, Sampling, refuse_unsafe_engine_options
 from apis.errors import InvalidRequest, Unsupported
 from apis.responses import UNSUPPORTED_REQUEST_FIELDS, CreateResponse, ReasoningOptions, TextOptions
 from apis.wire.items import ConfigurationUpdate, Item
@@ -20,6 +20,7 @@ def refuse_unsupported(request: CreateResponse) -> None:
     for name in UNSUPPORTED_REQUEST_FIELDS:
         if getattr(request, name) is not None:
             raise Unsupported(f"'{name}' is not offered by this server.", param=name)
+    refuse_unsafe_engine_options(request)
     if request.background and request.store is False:
         message = "A response with `background` is stored: leave `store` out, or set it to true."
         raise InvalidRequest(message, param="background", code="invalid_value")

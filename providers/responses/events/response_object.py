@@ -1,7 +1,7 @@
 """The response object: the request's fields, echoed, and the state of the response."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 from openai.types.responses import Response, ResponseError, ResponseOutputItem, ResponseUsage
@@ -90,6 +90,14 @@ def end_response(
             "error": error,
         }
     )
+
+
+def response_from_json(fields: Mapping[str, Any]) -> Response:
+    """Return a response from its own JSON. Raises pydantic's ValidationError. Its error is not validated: the API sends
+    codes that the SDK's type does not list."""
+    error = fields.get("error")
+    response = Response.model_validate({**fields, "error": None})
+    return response if error is None else response.model_copy(update={"error": ResponseError.model_construct(**error)})
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:

@@ -1,8 +1,9 @@
 """AgentLoop: the turns of one response. The model answers, the server runs its own tools, the model continues with
 their results, until it ends its answer or calls a tool of the client."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -13,7 +14,7 @@ from openai.types.responses.response_output_item import McpListTools
 
 from apis.chat import ChatRequest, Message
 from apis.deltas import Finish, Usage
-from apis.errors import ToolFailed, UpstreamError
+from apis.errors import StackError, ToolFailed, UpstreamError
 from apis.events import EventBatch
 from apis.inference import Inference
 from apis.wire.items import ITEM_LIST_ADAPTER, Item, items_to_json
@@ -37,6 +38,8 @@ _MAX_UNMET_DEMANDS: Final = 2
 """Number of turns in a row without the call that `tool_choice` requires after which the response fails."""
 _MAX_CALLS_PER_TURN: Final = 64
 """Number of hosted calls of one turn; further ones are refused."""
+_COUNT_TIMEOUT_S: Final = 0.5
+"""Seconds that the end of a failed response waits for the length of its prompt."""
 _INCOMPLETE_REASONS: Final[Mapping[str, IncompleteReason]] = {
     "length": "max_output_tokens",
     "content_filter": "content_filter",
@@ -185,6 +188,16 @@ class AgentLoop:
                 events += call.close("incomplete")
                 self._output.items[call.index] = call.item("incomplete")
         return events
+
+    async def count_unfinished_prompt(self) -> None:
+        """Add the prompt's tokens of a turn that generated something and ended without a finish, where the provider can
+        count them at once. Call it before `close_open_items`."""
+        if self._turn is None or self._turn.finish is not None or not self._turn.delta_count:
+            return
+        with suppress(StackError, TimeoutError, RuntimeError):  # RuntimeError: the provider is closed
+            async with asyncio.timeout(_COUNT_TIMEOUT_S):
+                count = await self._plan.inference.count_tokens(self.chat)
+                self.state.usage = add_usage(self.state.usage, Usage(input_tokens=count))
 
     async def _run_requested_calls(self, calls: Sequence[HostedCall]) -> AsyncGenerator[EventBatch]:
         """Run the model's calls as far as the limits allow; the others fail with the reason. The model reads the

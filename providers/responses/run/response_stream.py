@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from openai.types.responses import (
     Response,
@@ -17,16 +16,21 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 
-from apis.errors import StackError, StoreUnavailable, UpstreamTimeout
+from apis.errors import StackError, StoreUnavailable
 from apis.events import EventBatch
+from apis.inference import CALL_ATTEMPTS, CallAttempts
+from providers.responses.run.deadline import ResponseDeadline
 from providers.responses.run.pending_response import PendingResponse, bug_to_error
 from providers.responses.store.conversation_lock import stream_with_lock
 from providers.responses.store.history import History
 
 _log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
 
 _EARLY_FAILURE_WAIT_S: Final = 0.04
 """Seconds that the first event waits for the model: a refusal within them becomes an HTTP status."""
+_RETRY_WAIT_S: Final = 10
+"""Seconds that the first event waits for servers of which one has failed already."""
 _CLOSE_TIMEOUT_S: Final = 10
 """Seconds that `close` waits for writes that began after their streams ended."""
 
@@ -57,30 +61,42 @@ class ResponseStreams:
             await pending.store(final, self._history)
         yield [*_first_events(initial), terminal_event(final)]
 
+    async def run_in_time(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Return the result of `work`. Raises UpstreamTimeout where it takes longer than a response may."""
+        with ResponseDeadline(self._timeout_s) as deadline:
+            deadline.begin_wait()
+            return await work
+
     async def _stream_events(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
-        deadline = time.monotonic() + self._timeout_s
+        run = pending.agent_loop.run(stream_deltas=pending.request.stream is True)
         begun = False
         try:
-            async with aclosing(pending.agent_loop.run(stream_deltas=pending.request.stream is True)) as batches:
-                if pending.request.stream:
-                    async with _peek_first_batch(batches) as first_batch:
+            with ResponseDeadline(self._timeout_s) as deadline:
+                async with aclosing(run) as batches:
+                    deadline.begin_wait()
+                    if pending.request.stream:
+                        async with _peek_first_batch(batches) as first_batch:
+                            deadline.end_wait()
+                            begun = True
+                            yield _first_events(pending.build_initial_response())
+                            deadline.begin_wait()
+                            if events := await first_batch:
+                                deadline.end_wait()
+                                yield events
+                                deadline.begin_wait()
+                        del first_batch
+                    async for events in batches:
+                        deadline.end_wait()
                         begun = True
-                        yield _first_events(pending.build_initial_response())
-                        if events := await first_batch:
-                            yield events
-                    del first_batch
-                async for events in batches:
-                    begun = True
-                    yield events
-                    if time.monotonic() > deadline:
-                        raise timeout_error(self._timeout_s)
+                        yield events
+                        deadline.begin_wait()
             final = pending.build_final_response()
             await pending.store(final, self._history)
             yield [terminal_event(final)]
         except (GeneratorExit, asyncio.CancelledError):
             if begun:
                 # the client is gone and this task is being cancelled: the write needs a task of its own
-                self._store_later(pending, pending.build_cancelled_response())
+                self._store_later(self._store_cancelled(pending))
             raise
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -94,18 +110,23 @@ class ResponseStreams:
 
     async def _end_with_failure(self, pending: PendingResponse, error: StackError) -> EventBatch:
         """Return the last events of a failed response: the open items end incomplete, then `response.failed`."""
+        await pending.agent_loop.count_unfinished_prompt()
         events = pending.agent_loop.close_open_items()
         final = pending.build_failed_response(error)
         if isinstance(error, StoreUnavailable):
-            self._store_later(pending, final)  # the client has waited for the store once already
+            self._store_later(self._store_or_log(pending, final))  # the client has waited for the store once already
         else:
             await self._store_or_log(pending, final)
         return [*events, terminal_event(final)]
 
-    def _store_later(self, pending: PendingResponse, response: Response) -> None:
-        task = asyncio.create_task(self._store_or_log(pending, response))
+    def _store_later(self, storing: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(storing)
         self._store_tasks.add(task)
         task.add_done_callback(self._store_tasks.discard)
+
+    async def _store_cancelled(self, pending: PendingResponse) -> None:
+        await pending.agent_loop.count_unfinished_prompt()
+        await self._store_or_log(pending, pending.build_cancelled_response())
 
     async def _store_or_log(self, pending: PendingResponse, response: Response) -> None:
         try:
@@ -116,7 +137,8 @@ class ResponseStreams:
 
 @asynccontextmanager
 async def _peek_first_batch(batches: AsyncGenerator[EventBatch]) -> AsyncGenerator[asyncio.Task[EventBatch]]:
-    """Start the first batch as a task and wait for it briefly, so that an early refusal of the model is raised here."""
+    """Start the first batch as a task and wait for it briefly, so that an early refusal of the model is raised here.
+    Where an attempt fails meanwhile, wait until a server accepts the next one or all have failed."""
 
     async def first_batch() -> EventBatch:
         try:
@@ -124,9 +146,18 @@ async def _peek_first_batch(batches: AsyncGenerator[EventBatch]) -> AsyncGenerat
         except StopAsyncIteration:  # anext's own default must not be a tuple: Python 3.11 fails on it
             return ()
 
+    attempts = CallAttempts()
+    token = CALL_ATTEMPTS.set(attempts)
     task = asyncio.create_task(first_batch())
+    CALL_ATTEMPTS.reset(token)
     try:
         await asyncio.wait({task}, timeout=_EARLY_FAILURE_WAIT_S)
+        if attempts.has_failed and not task.done():
+            accepted = asyncio.create_task(attempts.accepted.wait())
+            try:
+                await asyncio.wait({task, accepted}, timeout=_RETRY_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                accepted.cancel()
         if task.done():
             task.result()
         yield task
@@ -163,8 +194,3 @@ def assign_sequence_numbers(events: Sequence[ResponseStreamEvent], next_number: 
         vars(event)["sequence_number"] = next_number  # pydantic's own assignment takes as long as everything else here
         next_number += 1
     return next_number
-
-
-def timeout_error(limit_s: float) -> UpstreamTimeout:
-    """Return the error of a response that took too long."""
-    return UpstreamTimeout(f"The response took longer than {limit_s:g} s (`responses.response_timeout_s`).")

@@ -26,6 +26,7 @@ from apis.storage.records import decode_record, encode_record
 from apis.wire.base import sdk_model_to_json
 from apis.wire.items import ITEM_LIST_ADAPTER, items_to_json
 from providers.responses.events.ids import response_id_of
+from providers.responses.events.response_object import response_from_json
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.conversation_items import find_conversation_item
 from providers.responses.store.history_cache import (
@@ -121,7 +122,7 @@ class History:
         record, turn = await self._load_response_record(response_id, tenant)
         fields: dict[str, Any] = orjson.loads(bytes(record.response))
         fields["output"] = orjson.loads(bytes(turn.output_items))
-        return Response.model_validate(fields)
+        return response_from_json(fields)
 
     async def load_input_items(self, response_id: str, *, tenant: str) -> list[dict[str, Any]]:
         """Return the input items of a stored response itself, without those of earlier turns. Raises NotFound."""

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.chat import ChatRequest
+from apis.chat import ChatRequest, refuse_unsafe_engine_options
 from apis.deltas import (
     Delta,
     DeltaBatch,
@@ -65,6 +65,7 @@ class CreateChatCompletion(ChatRequest):
 
 async def create_chat_completion(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_request(await read_body(http, services.max_body_bytes), CreateChatCompletion)
+    refuse_unsafe_engine_options(request)
     if request.tools and len({tool.name for tool in request.tools}) < len(request.tools):
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
     fields = {name: getattr(request, name) for name in ChatRequest.model_fields}
