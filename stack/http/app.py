@@ -19,6 +19,7 @@ from stack.http.context import Endpoint, Services
 from stack.http.edge import Edge
 from stack.http.idempotency import Idempotency
 from stack.http.metrics import Metrics
+from stack.http.readiness import StoreProbe
 from stack.http.routes.chat import CHAT_ROUTES
 from stack.http.routes.containers import CONTAINER_ROUTES
 from stack.http.routes.conversations import CONVERSATION_ROUTES
@@ -28,6 +29,7 @@ from stack.http.routes.models import MODEL_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
+from stack.http.shares import RequestShares
 from stack.http.streams import StreamMonitor
 from stack.http.websocket import WebSocketEndpoint
 
@@ -56,9 +58,23 @@ def create_app(config: StackConfig) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         async with open_stack(config) as stack:
             monitor = StreamMonitor(config.server.keep_alive_s)
-            services = Services(stack, monitor, metrics, CacheSalts(config.server), described)
+            services = Services(
+                stack,
+                monitor,
+                metrics,
+                CacheSalts(config.server),
+                described,
+                RequestShares(config.server),
+                StoreProbe(stack.kv_store),
+            )
             app.state.services = services
             app.state.drain = stack.responses.drain
+
+            def end_running() -> None:
+                monitor.is_ending = True
+                stack.responses.end_running()
+
+            app.state.end_running = end_running
             build_sdk_schemas()
             tasks = {asyncio.create_task(monitor.run())}
             if metrics.is_shared:

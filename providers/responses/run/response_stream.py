@@ -17,7 +17,7 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 
-from apis.errors import StackError, StoreUnavailable, UpstreamTimeout
+from apis.errors import Overloaded, StackError, StoreUnavailable, UpstreamTimeout
 from apis.events import EventBatch
 from providers.responses.run.pending_response import PendingResponse, bug_to_error
 from providers.responses.store.conversation_lock import stream_with_lock
@@ -38,6 +38,11 @@ class ResponseStreams:
         self._history = history
         self._timeout_s = timeout_s
         self._store_tasks: set[asyncio.Task[None]] = set()
+        self._is_ending = False
+
+    def end_running(self) -> None:
+        """Fail the streams that are cancelled or closed from now on: the process ends, and no client has left."""
+        self._is_ending = True
 
     async def close(self) -> None:
         """Wait until the responses of streams that have ended are stored."""
@@ -77,10 +82,14 @@ class ResponseStreams:
             final = pending.build_final_response()
             await pending.store(final, self._history)
             yield [terminal_event(final)]
-        except (GeneratorExit, asyncio.CancelledError):
+        except (GeneratorExit, asyncio.CancelledError) as exc:
+            if begun and self._is_ending and isinstance(exc, asyncio.CancelledError):
+                error = shutdown_error()
+                yield await self._end_with_failure(pending, error)
+                raise error from exc
             if begun:
                 # the client is gone and this task is being cancelled: the write needs a task of its own
-                self._store_later(pending, pending.build_cancelled_response())
+                self._store_later(pending, self._build_interrupted(pending))
             raise
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -91,6 +100,13 @@ class ResponseStreams:
             error.repeats_work = bool(pending.output.items)
             yield await self._end_with_failure(pending, error)
             raise error from exc
+
+    def _build_interrupted(self, pending: PendingResponse) -> Response:
+        """Return the response as a client that left, or the end of the process, ended it."""
+        if not self._is_ending:
+            return pending.build_cancelled_response()
+        pending.agent_loop.close_open_items()
+        return pending.build_failed_response(shutdown_error())
 
     async def _end_with_failure(self, pending: PendingResponse, error: StackError) -> EventBatch:
         """Return the last events of a failed response: the open items end incomplete, then `response.failed`."""
@@ -163,6 +179,11 @@ def assign_sequence_numbers(events: Sequence[ResponseStreamEvent], next_number: 
         vars(event)["sequence_number"] = next_number  # pydantic's own assignment takes as long as everything else here
         next_number += 1
     return next_number
+
+
+def shutdown_error() -> Overloaded:
+    """Return the error of a response that the end of the process cut off."""
+    return Overloaded("The server was shut down before the response was complete. Send the request again.")
 
 
 def timeout_error(limit_s: float) -> UpstreamTimeout:

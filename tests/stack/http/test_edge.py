@@ -115,8 +115,55 @@ async def test_with_a_key_unknown_paths_and_methods_are_told_apart(locked: Serve
         ("OPTIONS", "/v1/models"),
         ("DELETE", "/v1/chat/completions"),
     ):
-        error = check_error(await ask(locked.url, method=method, path=path, headers=bearer("sk-one")), 405)
-        assert method in error["message"]
+        answer = await ask(locked.url, method=method, path=path, headers=bearer("sk-one"))
+        assert method in check_error(answer, 405)["message"]
+        assert answer.headers["allow"]
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH"])
+async def test_a_405_names_the_methods_that_there_are(local: Served, method: str) -> None:
+    """R12: a 405 has `Allow`."""
+    answer = await ask(local.url, HELLO, method=method, path="/v1/responses/resp_1")
+    check_error(answer, 405)
+    assert answer.headers["allow"] == "DELETE, GET, HEAD"
+
+
+async def test_a_websocket_that_a_proxy_did_not_pass_on_is_explained(local: Served) -> None:
+    """O-C 1: the 405 for a WebSocket's path names the headers that a proxy drops."""
+    error = check_error(await ask(local.url, method="GET", kind=None), 405)
+    assert "`Upgrade: websocket`" in error["message"]
+    assert "proxy" in error["message"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "nonsense"])
+async def test_an_encoded_body_is_refused_by_the_name_of_its_encoding(local: Served, encoding: str) -> None:
+    """R12: `Content-Encoding` is a 415 that names it."""
+    error = check_error(await ask(local.url, b"\x1f\x8b", headers=[("content-encoding", encoding)]), 415)
+    assert encoding in error["message"]
+    assert (await ask(local.url, HELLO, headers=[("content-encoding", "identity")])).status == 200
+
+
+HEADS = {
+    "two hosts": (b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n", 400),
+    "no host": (b"GET /v1/models HTTP/1.1\r\n", 400),
+    "HTTP/2.0": (b"GET /v1/models HTTP/2.0\r\nhost: localhost\r\n", 400),
+    "no HTTP": (b"GET /v1/models\x01 HTTP/1.1\r\n", 400),
+    "70 KB": (b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx: " + b"x" * 70_000 + b"\r\n", 431),
+    "5,000 lines": (b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n" + b"a:\r\n" * 5000, 431),
+}
+
+
+@pytest.mark.parametrize(("head", "status"), HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("keys", [True, False])
+async def test_a_head_that_cannot_be_right_is_refused(
+    locked: Served, local: Served, head: bytes, status: int, keys: bool
+) -> None:
+    """R12, S19: with and without keys, and in OpenAI's form."""
+    answer = await send(
+        locked.url if keys else local.url, head + b"authorization: Bearer sk-one\r\nconnection: close\r\n\r\n"
+    )
+    assert answer.status == status
+    assert answer.json["error"]["type"] == "invalid_request_error"
 
 
 async def test_a_target_with_a_host_of_its_own_wants_a_key(locked: Served) -> None:
@@ -189,31 +236,67 @@ async def test_a_foreign_host_is_refused_everywhere(local: Served, host: str, pa
     assert (error["type"], error["code"]) == ("permission_error", None)
 
 
-@pytest.mark.parametrize("origin", ["http://localhost:3000", "https://127.0.0.1", "http://[::1]:5173"])
-async def test_pages_of_this_machine_may_call(local: Served, origin: str) -> None:
-    assert (await ask(local.url, HELLO, headers=[("origin", origin)])).status == 200
+async def test_pages_of_the_server_itself_may_call(local: Served) -> None:
+    assert (await ask(local.url, HELLO, headers=[("origin", local.url)])).status == 200
+    behind_proxy = [("host", "localhost"), ("origin", "https://localhost")]
+    assert (await ask(local.url, HELLO, headers=behind_proxy)).status == 200
 
 
 @pytest.mark.parametrize(
     "origin",
     [
-        "https://evil.example",
-        "null",
-        "",
-        "file://",
-        "http://[",
-        "http://localhost.evil.example",
-        "chrome-extension://abc",
-        "localhost",
+        *("https://evil.example", "null", "", "file://", "http://[", "http://localhost.evil.example"),
+        *("chrome-extension://abc", "localhost", "http://localhost:3000", "https://127.0.0.1", "http://[::1]:5173"),
     ],
 )
 async def test_pages_from_elsewhere_may_not(local: Served, origin: str) -> None:
-    check_error(await ask(local.url, HELLO, headers=[("origin", origin)]), 403)
+    """S15: a page of another port of this machine is one from elsewhere, for WebSockets, too."""
+    error = check_error(await ask(local.url, HELLO, headers=[("origin", origin)]), 403)
+    assert "server.cors_origins" in error["message"]
+    upgrade = [("upgrade", "websocket"), ("connection", "upgrade"), ("sec-websocket-version", "13")]
+    key = ("sec-websocket-key", "x3JJHMbDL1EzLkh9GBhXDw==")
+    check_error(await ask(local.url, method="GET", headers=[*upgrade, key, ("origin", origin)], kind=None), 403)
+
+
+PAGE = "http://localhost:3000"
+PREFLIGHT = [
+    ("origin", PAGE),
+    ("access-control-request-method", "POST"),
+    ("access-control-request-headers", "authorization,content-type"),
+]
+
+
+@pytest.mark.parametrize("origins", [[PAGE], ["*"]])
+async def test_pages_of_listed_origins_may_call_from_a_browser(origins: list[str]) -> None:
+    """O-A 12: CORS is a setting; a preflight needs no key, and errors can be read by the page, too."""
+    async with serving(server={"api_keys": KEYS, "cors_origins": origins}) as served:
+        preflight = await ask(served.url, method="OPTIONS", headers=PREFLIGHT, kind=None)
+        assert preflight.status == 204
+        assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
+        assert "POST" in preflight.headers["access-control-allow-methods"]
+        for key, status in (("sk-one", 200), ("sk-three", 401)):
+            answer = await ask(served.url, HELLO, headers=[("origin", PAGE), *bearer(key)])
+            assert answer.status == status
+            assert answer.headers["access-control-allow-origin"] == ("*" if "*" in origins else PAGE)
+            assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        if "*" not in origins:
+            foreign = [("origin", "https://evil.example"), *PREFLIGHT[1:]]
+            refused = await ask(served.url, method="OPTIONS", headers=foreign, kind=None)
+            check_error(refused, 401)
+            assert "access-control-allow-origin" not in refused.headers
+            assert refused.headers["vary"] == "Origin"
+
+
+async def test_listed_origins_may_call_a_server_without_keys() -> None:
+    """S15, O-A 12."""
+    async with serving(server={"cors_origins": [PAGE]}) as served:
+        assert (await ask(served.url, HELLO, headers=[("origin", PAGE)])).status == 200
+        check_error(await ask(served.url, HELLO, headers=[("origin", "http://localhost:3001")]), 403)
 
 
 async def test_no_answer_invites_other_origins(local: Served) -> None:
     for method in ("OPTIONS", "POST"):
-        headers = [("origin", "http://localhost:3000"), ("access-control-request-method", "POST")]
+        headers = [("origin", local.url), ("access-control-request-method", "POST")]
         answer = await ask(local.url, HELLO, method=method, headers=headers)
         assert not [name for name in answer.headers if name.startswith("access-control-")]
 
@@ -288,10 +371,12 @@ async def test_json_has_several_spellings(local: Served, kind: str) -> None:
 
 
 async def test_a_body_that_is_announced_too_large_is_not_waited_for(local: Served) -> None:
+    """X9: the message names the setting."""
     for size in (65537, 10**12):
         head = request(local.url, headers=[("content-length", str(size))])
         error = check_error(await send(local.url, head), 413)
         assert error["code"] == "request_too_large"
+        assert "server.max_body_bytes" in error["message"]
 
 
 async def test_a_chunked_body_is_cut_off_where_it_gets_too_large(local: Served) -> None:
