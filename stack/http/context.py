@@ -78,6 +78,11 @@ class Services:
         """The most bytes that a body of JSON may have."""
         return self.stack.config.server.max_body_bytes
 
+    def end_running(self) -> None:
+        """Let the requests that still run end with an error when they are cancelled, because the process ends."""
+        self.monitor.is_ending = True
+        self.stack.responses.end_running()
+
     async def refresh_metrics(self) -> None:
         """Set the metrics that are not counted as they happen."""
         await self.metrics.refresh(self.stack.inference, self.stack.providers_by_path, self.monitor.open_streams)
