@@ -155,6 +155,7 @@ class _WorkerPool:
     def __init__(self, launch: LaunchOptions, listener: socket.socket, count: int, metrics_directory: Path) -> None:
         self._shared_state = _SharedState(_spawn.Event(), _spawn.Event(), metrics_directory, Heartbeats(_spawn, count))
         self._arguments = (launch, [listener], self._shared_state)
+        self._listener = listener
         self._count = count
         self._workers: dict[int, SpawnProcess] = {}
         self._signal_count = 0
@@ -178,6 +179,7 @@ class _WorkerPool:
             if passed_on < self._signal_count:
                 passed_on += 1
                 self._shared_state.ending_event.set()
+                self._listener.close()  # else the port would stay open after the last worker has closed it
                 for worker in self._workers.values():
                     worker.terminate()
             wait([worker.sentinel for worker in self._workers.values()], timeout=_POLL_S)

@@ -1,4 +1,4 @@
-"""Heads of requests that are refused before routing: HTTP itself, Host, Origin and CORS, methods, the body's encoding."""
+"""Heads of requests that are refused before routing: HTTP itself, Host, Origin and CORS, methods, encodings."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
