@@ -194,6 +194,11 @@ class Responses(Provider, ABC):
         """Prepare for the end of this process: start nothing more, end the streams of background responses, which other
         processes can continue, and return when nothing runs here any more. It may be cancelled."""
 
+    def end_running(self) -> None:
+        """Prepare for the cancellation of the streams that still run, because the process ends now: from here on a
+        stream whose task is cancelled ends with `response.failed`, and its response is stored as `failed` with
+        `server_error`; one that is closed early is stored like that, too, instead of as `cancelled`."""
+
     @abstractmethod
     def create(
         self, request: CreateResponse, *, tenant: str, response_id: str | None = None

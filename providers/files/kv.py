@@ -155,7 +155,10 @@ class KV(Files):
         async for received in data:
             size += len(received)
             if size > self.max_file_bytes:
-                raise PayloadTooLarge(f"The file is larger than {self.max_file_bytes} bytes.", param="file")
+                raise PayloadTooLarge(
+                    f"The file is larger than {self.max_file_bytes} bytes: the limit is `files.max_file_bytes`.",
+                    param="file",
+                )
             if time.monotonic() > deadline:
                 raise InvalidRequest("The upload took too long.", param="file")
             pending += received

@@ -118,6 +118,9 @@ class Loop(Responses):
     async def drain(self) -> None:
         await self._background.drain()
 
+    def end_running(self) -> None:
+        self._streams.end_running()
+
     async def close(self) -> None:
         await self._background.close()
         if self._sweeper is not None:

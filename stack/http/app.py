@@ -12,13 +12,14 @@ from starlette.applications import Starlette
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import WebSocketRoute
 
-from stack.build import open_stack
+from stack.build import Stack, open_stack
 from stack.config import StackConfig
 from stack.http.cache_salts import CacheSalts
-from stack.http.context import Endpoint, Services
+from stack.http.context import Endpoint, Route, Services
 from stack.http.edge import Edge
 from stack.http.idempotency import Idempotency
 from stack.http.metrics import Metrics
+from stack.http.readiness import StoreProbe
 from stack.http.routes.chat import CHAT_ROUTES
 from stack.http.routes.containers import CONTAINER_ROUTES
 from stack.http.routes.conversations import CONVERSATION_ROUTES
@@ -28,6 +29,7 @@ from stack.http.routes.models import MODEL_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
+from stack.http.shares import RequestShares
 from stack.http.streams import StreamMonitor
 from stack.http.websocket import WebSocketEndpoint
 
@@ -55,12 +57,11 @@ def create_app(config: StackConfig) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         async with open_stack(config) as stack:
-            monitor = StreamMonitor(config.server.keep_alive_s)
-            services = Services(stack, monitor, metrics, CacheSalts(config.server), described)
-            app.state.services = services
+            services = app.state.services = _build_services(stack, metrics, described)
             app.state.drain = stack.responses.drain
+            app.state.end_running = services.end_running
             build_sdk_schemas()
-            tasks = {asyncio.create_task(monitor.run())}
+            tasks = {asyncio.create_task(services.monitor.run())}
             if metrics.is_shared:
                 tasks.add(asyncio.create_task(services.keep_metrics_fresh()))
             try:
@@ -87,6 +88,19 @@ def create_app(config: StackConfig) -> Starlette:
     # the only layers around the routes: Starlette's own ones would cost more than all else a request does here
     app.middleware_stack = Edge(Idempotency(app.router), config.server, metrics, fixed_paths)
     return app
+
+
+def _build_services(stack: Stack, metrics: Metrics, routes: tuple[tuple[str, Route], ...]) -> Services:
+    config = stack.config.server
+    return Services(
+        stack,
+        StreamMonitor(config.keep_alive_s),
+        metrics,
+        CacheSalts(config),
+        routes,
+        RequestShares(config),
+        StoreProbe(stack.kv_store),
+    )
 
 
 def build_sdk_schemas() -> None:

@@ -3,6 +3,9 @@
 import asyncio
 import json
 import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 import orjson
@@ -12,6 +15,7 @@ from pydantic_core import ErrorDetails
 from apis.errors import InvalidRequest
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+ResultT = TypeVar("ResultT")
 _log = logging.getLogger(__name__)
 _MAX_DEPTH: Final = 64
 _MAX_VALUES: Final = 100_000
@@ -33,16 +37,26 @@ _EXPECTED_TYPES: Final = {
 _JSON_TYPE_NAMES: Final = {str: "a string", int: "an integer", float: "a number", bool: "a boolean", list: "an array"}
 
 
+# One thread, so that one large body is parsed at a time: parsers hold the GIL, and several threads that pass it to each
+# other would keep it from the event loop for seconds.
+_large_body_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-body")
+
+
+async def parse_large(parse: Callable[..., ResultT], *arguments: Any) -> ResultT:
+    """Return `parse(*arguments)`, computed in the thread of large bodies."""
+    return await asyncio.get_running_loop().run_in_executor(_large_body_thread, partial(parse, *arguments))
+
+
 async def read_request(body: bytes, model: type[ModelT]) -> ModelT:
     """Parse and validate a body. Raises InvalidRequest."""
     if len(body) > BLOCKING_BYTES:
-        return await asyncio.to_thread(_parse_request, body, model)
+        return await parse_large(_parse_request, body, model)
     return _parse_request(body, model)
 
 
 async def read_object(body: bytes) -> dict[str, Any]:
     """Return `parse_object(body)`, computed in a thread if the body is large."""
-    return await asyncio.to_thread(parse_object, body) if len(body) > BLOCKING_BYTES else parse_object(body)
+    return await parse_large(parse_object, body) if len(body) > BLOCKING_BYTES else parse_object(body)
 
 
 def _parse_request(body: bytes, model: type[ModelT]) -> ModelT:

@@ -16,7 +16,7 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 
-from apis.errors import StackError, StoreUnavailable
+from apis.errors import Overloaded, StackError, StoreUnavailable
 from apis.events import EventBatch
 from apis.inference import CALL_ATTEMPTS, CallAttempts
 from providers.responses.run.deadline import ResponseDeadline
@@ -42,6 +42,11 @@ class ResponseStreams:
         self._history = history
         self._timeout_s = timeout_s
         self._store_tasks: set[asyncio.Task[None]] = set()
+        self._is_ending = False
+
+    def end_running(self) -> None:
+        """Fail the streams that are cancelled or closed from now on: the process ends, and no client has left."""
+        self._is_ending = True
 
     async def close(self) -> None:
         """Wait until the responses of streams that have ended are stored."""
@@ -93,10 +98,14 @@ class ResponseStreams:
             final = pending.build_final_response()
             await pending.store(final, self._history)
             yield [terminal_event(final)]
-        except (GeneratorExit, asyncio.CancelledError):
+        except (GeneratorExit, asyncio.CancelledError) as exc:
+            if begun and self._is_ending and isinstance(exc, asyncio.CancelledError):
+                error = shutdown_error()
+                yield await self._end_with_failure(pending, error)
+                raise error from exc
             if begun:
                 # the client is gone and this task is being cancelled: the write needs a task of its own
-                self._store_later(self._store_cancelled(pending))
+                self._store_later(self._store_interrupted(pending))
             raise
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -107,6 +116,13 @@ class ResponseStreams:
             error.repeats_work = bool(pending.output.items)
             yield await self._end_with_failure(pending, error)
             raise error from exc
+
+    def _build_interrupted(self, pending: PendingResponse) -> Response:
+        """Return the response as a client that left, or the end of the process, ended it."""
+        if not self._is_ending:
+            return pending.build_cancelled_response()
+        pending.agent_loop.close_open_items()
+        return pending.build_failed_response(shutdown_error())
 
     async def _end_with_failure(self, pending: PendingResponse, error: StackError) -> EventBatch:
         """Return the last events of a failed response: the open items end incomplete, then `response.failed`."""
@@ -124,9 +140,10 @@ class ResponseStreams:
         self._store_tasks.add(task)
         task.add_done_callback(self._store_tasks.discard)
 
-    async def _store_cancelled(self, pending: PendingResponse) -> None:
+    async def _store_interrupted(self, pending: PendingResponse) -> None:
+        """Store the response as a client that left, or the end of the process, ended it."""
         await pending.agent_loop.count_unfinished_prompt()
-        await self._store_or_log(pending, pending.build_cancelled_response())
+        await self._store_or_log(pending, self._build_interrupted(pending))
 
     async def _store_or_log(self, pending: PendingResponse, response: Response) -> None:
         try:
@@ -194,3 +211,8 @@ def assign_sequence_numbers(events: Sequence[ResponseStreamEvent], next_number: 
         vars(event)["sequence_number"] = next_number  # pydantic's own assignment takes as long as everything else here
         next_number += 1
     return next_number
+
+
+def shutdown_error() -> Overloaded:
+    """Return the error of a response that the end of the process cut off."""
+    return Overloaded("The server was shut down before the response was complete. Send the request again.")
