@@ -3,12 +3,13 @@
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT, CallToolResult
 from pydantic import ConfigDict, Field
 
+from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.fetcher import Fetcher
 from apis.provider import Provider
 from apis.tool_servers import (
@@ -22,7 +23,7 @@ from apis.tool_servers import (
 from apis.wire.tools import McpTool, ToolFilter
 from providers.tool_servers.mcp.listing import convert_tools
 from providers.tool_servers.mcp.servers import LocalServer, McpServerConfig, McpServerTarget, ServerCatalog, Url
-from providers.tool_servers.mcp.sessions import McpSession, McpSessionPool, SessionConnector, SessionLost
+from providers.tool_servers.mcp.sessions import McpSession, McpSessionPool, SessionConnector, SessionKey, SessionLost
 from providers.tool_servers.mcp.stdio import open_stdio_streams
 from providers.tool_servers.mcp.texts import execution_error, one_line, protocol_error, result_to_text
 from providers.tool_servers.mcp.wire import FetcherTransport
@@ -43,8 +44,9 @@ class MCP(ToolServers):
 
     class Config(Provider.Config):
         """`allowed_hosts`, where set, are the only hosts of a request's `server_url`, each with its subdomains.
-        `list_timeout_s` bounds connecting too. When `max_sessions` are open, a new one replaces the one that has been
-        idle for the longest time."""
+        `list_timeout_s` bounds connecting too. When `max_sessions` are open, or `max_tenant_sessions` of one tenant
+        where there are several (by default half), a new one replaces the one that has been idle for the longest
+        time."""
 
         model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -54,14 +56,21 @@ class MCP(ToolServers):
         list_timeout_s: float = Field(30.0, gt=0, le=600)
         call_timeout_s: float = Field(60.0, gt=0, le=3600)
         max_sessions: int = Field(32, gt=0)
+        max_tenant_sessions: int | None = Field(None, gt=0)
         idle_s: float = Field(300.0, gt=0)
 
-    def __init__(self, config: Config, fetcher: Fetcher) -> None:
+    def __init__(self, config: Config, fetcher: Fetcher, tenants: Tenants = ONE_TENANT) -> None:
         self._config = config
         self._fetcher = fetcher
         hosts = None if config.allowed_hosts is None else [host.lower().rstrip(".") for host in config.allowed_hosts]
         self._catalog = ServerCatalog(config.servers, config.connectors, hosts)
-        self._sessions = McpSessionPool(config.max_sessions, config.idle_s, config.list_timeout_s)
+        places = FairShare(
+            "MCP sessions",
+            config.max_sessions,
+            tenant_places=config.max_tenant_sessions,
+            several_tenants=tenants.are_several,
+        )
+        self._sessions = McpSessionPool(places, config.idle_s, config.list_timeout_s)
 
     async def start(self) -> None:
         # The SDK logs whole messages, credentials of a misbehaving server's echo included, even at the highest level.
@@ -116,7 +125,7 @@ class MCP(ToolServers):
     async def _use_session(
         self,
         timeout_s: float,
-        session_key: Hashable,
+        session_key: SessionKey,
         server: McpServerTarget,
         use: Callable[[McpSession], Awaitable[_Result]],
     ) -> _Result:
