@@ -60,8 +60,9 @@ class Reader(Provider, ABC):
         """Raises ConfigError when a package that some kind of file needs is not installed."""
 
     @abstractmethod
-    async def extract_text(self, document: Document, max_chars: int) -> str:
-        """Return the text of a file, within a minute. Raises UnreadableFile, also for more than `max_chars`."""
+    async def extract_text(self, document: Document, max_chars: int, *, tenant: str = "") -> str:
+        """Return the text of a file, within a minute from the tenant's turn. Raises UnreadableFile, also for more than
+        `max_chars`, and RateLimited if too many files of the tenant wait."""
 
     @abstractmethod
     async def extract_page(self, page: FetchedPage, max_chars: int) -> WebPage:

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Field, TypeAdapter
 
 from apis.errors import ConfigError, FetchFailed, Unsupported
+from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.fetcher import Fetcher, FetchRequest
 from apis.files import Files
 from apis.provider import Provider
@@ -33,16 +34,25 @@ _HTTP_OK: Final = 200
 
 
 class Child(Reader):
-    """Reads text, HTML, CSV, JSON, PDF and DOCX, at most `parallel` files at a time. Pages are not counted: each takes
-    at most two seconds of CPU time, and must not wait for files."""
+    """Reads text, HTML, CSV, JSON, PDF and DOCX, at most `parallel` files at a time, in turn by tenant. Pages are not
+    counted: each takes at most two seconds of CPU time, and must not wait for files."""
 
     class Config(Provider.Config):
-        parallel: int = Field(default=4, ge=1, le=64)
+        """Where there are several tenants, one may use half of the `parallel` places. `max_tenant_waiting` of its files
+        may wait."""
 
-    def __init__(self, config: Config, files: Files | None, fetcher: Fetcher) -> None:
+        parallel: int = Field(default=4, ge=1, le=64)
+        max_tenant_waiting: int = Field(default=64, ge=1)
+
+    def __init__(self, config: Config, files: Files | None, fetcher: Fetcher, tenants: Tenants = ONE_TENANT) -> None:
         self._files = files
         self._fetcher = fetcher
-        self._process_slots = asyncio.Semaphore(config.parallel)
+        self._places = FairShare(
+            "files to be read",
+            config.parallel,
+            tenant_waiting=config.max_tenant_waiting,
+            several_tenants=tenants.are_several,
+        )
 
     def check(self) -> None:
         missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
@@ -52,8 +62,8 @@ class Child(Reader):
                 "Run: pip install 'responses-stack[files]'"
             )
 
-    async def extract_text(self, document: Document, max_chars: int) -> str:
-        async with self._process_slots:
+    async def extract_text(self, document: Document, max_chars: int, *, tenant: str = "") -> str:
+        with await self._places.acquire(tenant):
             task = {"kind": "file", "name": document.name, "max_cpu_s": _MAX_FILE_CPU_S}
             _, text = await _extract(task, document.data, max_chars)
             return text

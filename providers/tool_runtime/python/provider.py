@@ -76,8 +76,9 @@ class Python(ToolRuntime):
 
     class Config(Provider.Config):
         """Limits are per call (`timeout_s`, `cpu_s`, `max_output_bytes`), per machine (`max_sessions`, and of those
-        `max_tenant_sessions` of one tenant where there are several, by default half) or per session (the others). A container may ask for as much as `max_memory_mib`. `python` names an interpreter other than the
-        system's, such as one of a virtual environment with packages for programs."""
+        `max_tenant_sessions` of one tenant where there are several, by default half) or per session (the others). A
+        container may ask for as much as `max_memory_mib`. `python` names an interpreter other than the system's, such
+        as one of a virtual environment with packages for programs."""
 
         backend: Literal["bubblewrap", "dangerously_unsandboxed"] = "bubblewrap"
         python: Path | None = None
@@ -92,9 +93,7 @@ class Python(ToolRuntime):
         max_tenant_sessions: int | None = Field(None, ge=1, le=1024)
         idle_timeout_s: float = Field(1200.0, gt=0, le=86400)
 
-    def __init__(
-        self, config: Config, files: Files | None, kv_store: KVStore, tenants: Tenants = ONE_TENANT
-    ) -> None:
+    def __init__(self, config: Config, files: Files | None, kv_store: KVStore, tenants: Tenants = ONE_TENANT) -> None:
         limits = SandboxLimits(
             wall_s=config.timeout_s,
             cpu_s=config.cpu_s,

@@ -99,8 +99,11 @@ class PythonSessionPool:
     def create_session(
         self, tenant: str, name: str | None, settings: SessionSettings, loss_reason: str = ""
     ) -> SessionKey:
-        """Reserve a place for a session, whose process starts with its first use. Raise SessionFailure when all that
-        the tenant may have are in use. `loss_reason` says why an earlier one is gone, where the pool itself does not know better."""
+        """Reserve a place for a session, whose process starts with its first use.
+
+        Raise SessionFailure when all that the tenant may have are in use. `loss_reason` says why an earlier one is
+        gone, where the pool itself does not know better.
+        """
         key = (tenant, name, next(self._numbers) if name is None else 0)
         if key not in self._entries:
             self._entries[key] = SessionEntry(settings, self._take_place(tenant))
