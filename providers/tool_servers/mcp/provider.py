@@ -4,15 +4,16 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT, CallToolResult
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.fetcher import Fetcher
 from apis.provider import Provider
 from apis.tool_servers import (
+    ServerPolicy,
     ServerTool,
     ToolServerFailed,
     ToolServers,
@@ -22,7 +23,13 @@ from apis.tool_servers import (
 )
 from apis.wire.tools import McpTool, ToolFilter
 from providers.tool_servers.mcp.listing import convert_tools
-from providers.tool_servers.mcp.servers import LocalServer, McpServerConfig, McpServerTarget, ServerCatalog, Url
+from providers.tool_servers.mcp.servers import (
+    ConnectorConfig,
+    LocalServer,
+    McpServerConfig,
+    McpServerTarget,
+    ServerCatalog,
+)
 from providers.tool_servers.mcp.sessions import McpSession, McpSessionPool, SessionConnector, SessionKey, SessionLost
 from providers.tool_servers.mcp.stdio import open_stdio_streams
 from providers.tool_servers.mcp.texts import execution_error, one_line, protocol_error, result_to_text
@@ -34,6 +41,10 @@ _SDK_LOGGERS: Final = ("client", "httpx2", "mcp.client", "mcp.shared")
 _Result = TypeVar("_Result")
 
 
+def _url_to_connector(value: object) -> object:
+    return {"url": value} if isinstance(value, str) else value
+
+
 class MCP(ToolServers):
     """A client of MCP servers (https://modelcontextprotocol.io) over streamable HTTP, SSE, and, from the config only,
     stdio.
@@ -43,15 +54,18 @@ class MCP(ToolServers):
     """
 
     class Config(Provider.Config):
-        """`allowed_hosts`, where set, are the only hosts of a request's `server_url`, each with its subdomains.
-        `list_timeout_s` bounds connecting too. When `max_sessions` are open, or `max_tenant_sessions` of one tenant
-        where there are several (by default half), a new one replaces the one that has been idle for the longest
-        time."""
+        """A connector is a URL, or a mapping with `url` and the rules that `servers` take too: `private`, `tenants`,
+        `allowed_tools`, `require_approval`. `allowed_hosts`, where set, are the only hosts of a request's `server_url`,
+        each with its subdomains. `list_timeout_s` bounds connecting too. When `max_sessions` are open, or
+        `max_tenant_sessions` of one tenant where there are several (by default half), a new one replaces the one that
+        has been idle for the longest time."""
 
         model_config = ConfigDict(hide_input_in_errors=True)
 
         servers: dict[str, McpServerConfig] = Field(default_factory=dict[str, McpServerConfig])
-        connectors: dict[str, Url] = Field(default_factory=dict[str, Url])
+        connectors: dict[str, Annotated[ConnectorConfig, BeforeValidator(_url_to_connector)]] = Field(
+            default_factory=dict[str, ConnectorConfig]
+        )
         allowed_hosts: list[str] | None = None
         list_timeout_s: float = Field(30.0, gt=0, le=600)
         call_timeout_s: float = Field(60.0, gt=0, le=3600)
@@ -80,11 +94,14 @@ class MCP(ToolServers):
     async def close(self) -> None:
         await self._sessions.close()
 
-    async def check_declaration(self, declaration: McpTool) -> None:
-        self._catalog.find_server(declaration)
+    async def check_declaration(self, declaration: McpTool, *, tenant: str) -> None:
+        self._catalog.find_server(declaration, tenant)
+
+    def find_policy(self, declaration: McpTool) -> ServerPolicy:
+        return self._catalog.find_policy(declaration)
 
     async def list_tools(self, declaration: McpTool, *, tenant: str) -> Sequence[ServerTool]:
-        server = self._catalog.find_server(declaration)
+        server = self._catalog.find_server(declaration, tenant)
         tools = await self._use_session(
             self._config.list_timeout_s,
             (tenant, server.identity),
@@ -92,7 +109,8 @@ class MCP(ToolServers):
             lambda session: _list_tools(session, declaration.server_label, server),
         )
         allowed = allowed_tool_filter(declaration)
-        return [tool for tool in tools if matches_filter(allowed, tool)]
+        policy = self._catalog.find_policy(declaration)
+        return [tool for tool in tools if matches_filter(allowed, tool) and policy.allows(tool.name)]
 
     async def call_tool(
         self,
@@ -103,9 +121,10 @@ class MCP(ToolServers):
         tenant: str,
         listed_tool: ServerTool | None = None,
     ) -> str:
-        server = self._catalog.find_server(declaration)
+        server = self._catalog.find_server(declaration, tenant)
         allowed = allowed_tool_filter(declaration)
-        if not is_tool_name(name) or (allowed.tool_names is not None and name not in allowed.tool_names):
+        is_named = allowed.tool_names is None or name in allowed.tool_names
+        if not (is_tool_name(name) and is_named and self._catalog.find_policy(declaration).allows(name)):
             raise _tool_not_allowed(name)
         _check_arguments(arguments)
 
@@ -150,7 +169,10 @@ class MCP(ToolServers):
             return SessionConnector(
                 lambda _: open_stdio_streams(server.command, server.args, server.env), secrets=server.secrets
             )
-        wire = FetcherTransport(self._fetcher, server.url, server.transport, self._config.call_timeout_s)
+        wire = FetcherTransport(
+            *(self._fetcher, server.url, server.transport, self._config.call_timeout_s),
+            allow_private=server.is_private,
+        )
         return SessionConnector(
             lambda end: wire.open_streams(server.headers, end),
             is_legacy=server.transport == "sse",
