@@ -32,10 +32,8 @@ from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from apis.vector_stores import VectorStores
-from providers.responses.background.background import BackgroundResponses
-from providers.responses.background.webhook_queue import WebhookQueue
+from providers.responses.background.background import BackgroundConfig, BackgroundOptions, BackgroundResponses
 from providers.responses.background.webhooks import Webhook
-from providers.responses.background.workers import BackgroundConfig
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
@@ -109,10 +107,8 @@ class Loop(Responses):
         self._sessions = SessionFactory(
             self._history, self._preparer.prepare, self._streams, cache_bytes=config.session_bytes
         )
-        webhook_queue = WebhookQueue(kv_store, config.webhooks, fetcher, tenants)
-        self._background = BackgroundResponses(
-            kv_store, self._history, self._preparer.prepare, config.background, webhook_queue, tenants
-        )
+        background = BackgroundOptions(config.background, config.webhooks, tenants)
+        self._background = BackgroundResponses(kv_store, self._history, self._preparer.prepare, fetcher, background)
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -129,14 +129,16 @@ async def test_background_responses() -> None:
     limits = {"background": {"max_running": 4, "poll_s": 0.1}}
     async with stack(responses=limits) as (_, loud, quiet):
 
-        async def ask(client: AsyncOpenAI, text: str, poll_s: float, **fields: Any) -> None:
+        async def ask(client: Any, text: str, poll_s: float, **fields: Any) -> None:
             response = await client.responses.create(model="scripted", input=text, background=True, **fields)
             while response.status in ("queued", "in_progress"):
                 await asyncio.sleep(poll_s)
                 response = await client.responses.retrieve(response.id)
             assert response.status == "completed"
 
-        flood = lambda: ask(loud, "slow", 1, service_tier="priority")  # noqa: E731
+        async def flood() -> None:
+            await ask(loud, "slow", 1, service_tier="priority")
+
         await compare("background", lambda: ask(quiet, "hi", 0.02), flood, 40)
 
 
@@ -149,7 +151,9 @@ async def test_python_sessions() -> None:
         async def run(tenant: str, session: str, code: str) -> None:
             await tools.call(ToolCall("call", "python", {"code": code}, tenant=tenant, session=session))
 
-        flood = lambda: run("loud", f"s{next(numbers) % 8}", "import time\ntime.sleep(3)")  # noqa: E731
+        async def flood() -> None:
+            await run("loud", f"s{next(numbers) % 8}", "import time\ntime.sleep(3)")
+
         await compare("Python sessions", lambda: run("quiet", "q", "1 + 1"), flood, 8)
 
 
@@ -165,7 +169,9 @@ async def test_mcp_sessions() -> None:
                 arguments = {"text": "a"} if name == "echo" else {}
                 await mcp.call_tool(McpTool.model_validate(fields), name, arguments, tenant=tenant)
 
-            small = lambda: call("quiet", "echo", f"quiet-{next(numbers)}")  # noqa: E731
+            async def small() -> None:
+                await call("quiet", "echo", f"quiet-{next(numbers)}")
+
             await compare("MCP sessions", small, lambda: call("loud", "hang", f"token-{next(numbers) % 6}"), 6)
 
 
@@ -178,7 +184,9 @@ async def test_readers() -> None:
             items: Any = [{"role": "user", "content": [part, {"type": "input_text", "text": "hi"}]}]
             await client.responses.create(model="scripted", input=items, store=False)
 
-        small = lambda: ask(quiet, "a.txt", f"{next(numbers)}".encode())  # noqa: E731
+        async def small() -> None:
+            await ask(quiet, "a.txt", f"{next(numbers)}".encode())
+
         await compare("readers", small, lambda: ask(loud, "a.pdf", documents.pdf(f"{next(numbers)}", *pages)), 16)
 
 

@@ -6,6 +6,7 @@ Creates, follows, reads and cancels them; `workers.py` claims their runs and `ex
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing, suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +15,8 @@ from openai.types.responses import Response, ResponseCreatedEvent, ResponseQueue
 
 from apis.errors import RateLimited
 from apis.events import LoggedEvent, ResponseEventBatch
-from apis.fair_share import ONE_TENANT, Tenants
+from apis.fair_share import Tenants
+from apis.fetcher import Fetcher
 from apis.responses import CreateResponse
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
@@ -22,6 +24,7 @@ from providers.responses.background.event_log import EventLog, LogWakeups, encod
 from providers.responses.background.execution import RunExecutor, build_stored_response
 from providers.responses.background.runs import ResponseRef, Runs, StoredRequest, run_key
 from providers.responses.background.webhook_queue import WebhookQueue
+from providers.responses.background.webhooks import Webhook
 from providers.responses.background.workers import BackgroundConfig, BackgroundWorkers
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse
 from providers.responses.run.response_stream import assign_sequence_numbers
@@ -36,6 +39,15 @@ _NO_WORKER_MESSAGE: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class BackgroundOptions:
+    """Limits of background responses, the webhooks that are called at their ends, and the tenants that share both."""
+
+    config: BackgroundConfig
+    webhooks: Sequence[Webhook]
+    tenants: Tenants
+
+
 class BackgroundResponses:
     """All background responses of a store, as this process sees them, and the webhooks that are called at their
     ends."""
@@ -45,11 +57,11 @@ class BackgroundResponses:
         kv: KVStore,
         history: History,
         prepare: PrepareResponse,
-        config: BackgroundConfig,
-        webhook_queue: WebhookQueue,
-        tenants: Tenants = ONE_TENANT,
+        fetcher: Fetcher,
+        options: BackgroundOptions,
     ) -> None:
-        self._webhook_queue = webhook_queue
+        config, tenants = options.config, options.tenants
+        self._webhook_queue = WebhookQueue(kv, options.webhooks, fetcher, tenants)
         self._webhook_delivery: asyncio.Task[None] | None = None
         self._wakeups = LogWakeups()
         self._event_log = EventLog(kv, self._wakeups, run_key, ttl_s=config.event_ttl_s)

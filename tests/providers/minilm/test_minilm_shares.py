@@ -41,7 +41,7 @@ def stopped(provider: MiniLM) -> Generator[None]:
 def embedding(provider: MiniLM, order: list[str], tenant: str, batches: int = 1) -> asyncio.Task[None]:
     async def embed() -> None:
         texts = ["the cat on the market"] * (16 * batches)
-        await provider.embed(EmbeddingRequest(model=MODEL, input=texts), tenant=tenant)
+        await provider.embed(EmbeddingRequest.model_validate({"model": MODEL, "input": texts}), tenant=tenant)
         order.append(tenant)
 
     return asyncio.create_task(embed())

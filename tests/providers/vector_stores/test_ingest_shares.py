@@ -25,7 +25,7 @@ class Recording(Hashing):
 
     def __init__(self) -> None:
         super().__init__(Provider.Config())
-        self.gate = asyncio.Event()
+        self.gate = self.may_end = asyncio.Event()
         self.tenants: list[str] = []
         self.quiet_came = asyncio.Event()
 
@@ -62,6 +62,6 @@ async def test_a_flood_of_files_of_one_tenant_delays_another_by_one_file(tmp_pat
             await model.quiet_came.wait()
             assert model.tenants == ["loud", "quiet"]
     finally:
-        model.gate.set()
+        model.may_end.set()
         await stores.close()
         await index.close()

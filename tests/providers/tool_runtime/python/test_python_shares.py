@@ -39,7 +39,7 @@ async def use_once(pool: PythonSessionPool, tenant: str, name: str) -> None:
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 async def test_a_tenant_whose_programs_fill_its_share_takes_no_container_from_another(tmp_path: Path) -> None:
     """S6: programs of one tenant neither end another's idle container nor keep it from a new one."""
-    config = Python.Config(max_sessions=4)
+    config = Python.Config.model_validate({"max_sessions": 4})
     python = Python(config, None, Memory(Memory.Config()), Tenants(frozenset({"loud", "quiet"})))
     await python.start()
     try:
