@@ -1,7 +1,14 @@
-"""import_from_string: import an object by its name, "package.module:Name", when it is first used."""
+"""Imports at run time: an object by its name, "package.module:Name", and the command that installs what it needs."""
 
 import importlib
-from typing import Any
+import importlib.metadata
+import json
+import shlex
+from functools import cache
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+_DISTRIBUTION: Final = "responses-stack"
 
 
 class ImportFromStringError(Exception):
@@ -28,3 +35,33 @@ def import_from_string(name: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         raise ImportFromStringError(f'The module "{module_name}" has no "{attribute}".') from None
+
+
+def install_command(*extras: str) -> str:
+    """Return the shell command that adds `extras` of this project to the installation that runs.
+
+    A project that was installed from a folder or a file is named by it: an index may hold another one by our name.
+    Source: PEP 610, `direct_url.json`.
+    """
+    names = ",".join(dict.fromkeys(extras))
+    url = _installed_from()
+    if url is None:
+        requirement = f"{_DISTRIBUTION}[{names}]"
+    elif url.endswith((".whl", ".tar.gz", ".zip")):
+        requirement = f"{_DISTRIBUTION}[{names}] @ {url}"
+    else:
+        requirement = (
+            f"{unquote(urlsplit(url).path)}[{names}]"
+            if url.startswith("file:")
+            else f"{_DISTRIBUTION}[{names}] @ {url}"
+        )
+    return f"pip install '{requirement}'" if "'" not in requirement else f"pip install {shlex.quote(requirement)}"
+
+
+@cache
+def _installed_from() -> str | None:
+    try:
+        text = importlib.metadata.distribution(_DISTRIBUTION).read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return json.loads(text)["url"] if text else None

@@ -1,8 +1,15 @@
 """Provider: the base of every concrete implementation of an API."""
 
-from typing import Any, ClassVar, Protocol
+import os
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+UserPath = Annotated[Path, AfterValidator(lambda path: Path(os.path.expanduser(path)))]
+"""A path of a run config, in which a leading `~` is the home folder, as in a shell."""
+UserPathText = Annotated[str, AfterValidator(os.path.expanduser)]
+"""UserPath as text, where names that are no path (":memory:") are allowed."""
 
 
 class ProviderMetrics(Protocol):

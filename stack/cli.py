@@ -21,7 +21,6 @@ app = typer.Typer(
         "needs cannot be reached, or the check failed; 2 wrong usage; 78 the run config or the environment is wrong."
     ),
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -33,6 +32,12 @@ WorkersOption = Annotated[int, typer.Option(min=1, max=64, help="Processes that 
 ReloadOption = Annotated[
     bool, typer.Option("--reload", help="Restart when the run config or a Python file here changes.")
 ]
+NameArgument = Annotated[str | None, typer.Argument(metavar="[NAME]", help="A provider, an API, or server.")]
+PackagedArgument = Annotated[str, typer.Argument(metavar="[NAME]", help="A packaged run config.")]
+PathOption = Annotated[str, typer.Option(help="File to write.")]
+TextArgument = Annotated[str, typer.Argument(metavar="TEXT")]
+UrlOption = Annotated[str, typer.Option(envvar="OPENAI_BASE_URL", help="Base URL of the API, with its /v1.")]
+ModelOption = Annotated[str | None, typer.Option(help="The first one that the server lists, unless it is set.")]
 VersionOption = Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)]
 
 
@@ -52,7 +57,10 @@ def run(
     workers: WorkersOption = 1,
     reload: ReloadOption = False,
 ) -> None:
-    """Serve what FILE wires together, until SIGTERM or Ctrl-C. A second one ends it at once."""
+    """Serve FILE until SIGTERM or Ctrl-C.
+
+    A second signal ends it at once.
+    """
     if reload and workers > 1:
         raise typer.BadParameter("--reload runs one process; leave out --workers.")
     # A tenth of a start would be spent on collecting garbage among the imports; `serve` enables the collector again.
@@ -68,19 +76,49 @@ def run(
 
 @app.command()
 def check(file: FileArgument) -> None:
-    """Say whether FILE would run: build and start its providers, and ask for the models. Exit code 1 if not."""
+    """Say whether FILE would run; exit code 1 if not.
+
+    Builds and starts its providers, lists the models, and lets the first ones generate a token.
+    """
     with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
         import_from_string("stack.check:check")(file, typer.echo)
 
 
 @app.command(name="list")
-def list_providers() -> None:
-    """List the APIs, their providers, and the fields of each in a run config."""
-    typer.echo("\n".join(import_from_string("stack.check:provider_lines")()))
+def list_providers(name: NameArgument = None) -> None:
+    """List the providers and the fields of a run config.
+
+    With NAME (a provider, an API, or server) only that, with all of its documentation.
+    """
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=2):
+        typer.echo("\n".join(import_from_string("stack.provider_list:provider_lines")(name)))
+
+
+@app.command()
+def init(name: PackagedArgument = "local", *, path: PathOption = "run.yaml") -> None:
+    """Copy a packaged run config into this folder.
+
+    An existing file is not touched.
+    """
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
+        import_from_string("stack.config:copy_packaged_config")(name, path)
+    typer.echo(f"Wrote {path}. Serve it: stack run {path}")
+
+
+@app.command()
+def ask(*, text: TextArgument, url: UrlOption = "http://127.0.0.1:8321/v1", model: ModelOption = None) -> None:
+    """Send TEXT to a running stack and print the answer.
+
+    The key is read from OPENAI_API_KEY.
+    """
+    with import_from_string("stack.serving.exit_codes:exit_on_error")():
+        import_from_string("stack.ask:ask")(text, url, model, lambda delta: typer.echo(delta, nl=False))
+    typer.echo()
 
 
 def main() -> None:
     """Entry point of the `stack` command."""
-    # a run config may name a class of the user's own, in a file of the working directory
-    sys.path.insert(0, "")
+    # A run config may name a class of the user's own, in a file of the working directory. Last, so that no file or
+    # folder there replaces an installed package.
+    sys.path.append("")
     app(prog_name="stack")

@@ -107,6 +107,12 @@ class ProviderSection(BaseModel):
         return dict(self.model_extra or {})
 
 
+class InvalidConfig(ConfigError):
+    """Sections of a run config are invalid. `valid_part` is a config without them, None where there is none."""
+
+    valid_part: "StackConfig | None" = None
+
+
 class StackConfig(BaseModel):
     """A whole run config: how to serve, and the provider of each API."""
 
@@ -141,7 +147,7 @@ def load_config(
     substitute from, the process's own by default. Raises ConfigError.
     """
     path = find_config(name)
-    source = str(path)
+    source = f"{name} (packaged config)" if path.parent == PACKAGED_CONFIGS_DIR and name == path.stem else str(path)
     tree = _parse_yaml(source, _read_text(path))
     raw = cast("dict[str, Any]", _substitute_variables(source, tree, os.environ if env is None else env))
     overrides = {key: value for key, value in (server or {}).items() if value is not None}
@@ -150,8 +156,20 @@ def load_config(
     try:
         config = StackConfig.model_validate(raw)
     except ValidationError as exc:
-        raise to_config_error(exc, source, "", StackConfig, raw) from None
+        error = InvalidConfig(str(to_config_error(exc, source, "", StackConfig, raw)))
+        error.valid_part = _valid_part(exc, raw, source)
+        raise error from None
     config._source = source  # pyright: ignore[reportPrivateUsage]  # the one place that knows it
+    return config
+
+
+def _valid_part(exc: ValidationError, raw: Mapping[str, object], source: str) -> StackConfig | None:
+    wrong = {str(error["loc"][0]) for error in exc.errors() if error["loc"]}
+    try:
+        config = StackConfig.model_validate({key: value for key, value in raw.items() if key not in wrong})
+    except ValidationError:
+        return None
+    config._source = source  # pyright: ignore[reportPrivateUsage]  # as in load_config
     return config
 
 
@@ -164,6 +182,21 @@ def find_config(name: str) -> Path:
     if name in packaged:
         return packaged[name]
     raise ConfigError(f"{name}: no such file. Give a path, or one of the packaged configs: {', '.join(packaged)}.")
+
+
+def copy_packaged_config(name: str, path: str) -> None:
+    """Write the packaged config `name` to the new file `path`. Raises ConfigError where it exists or cannot be."""
+    source = PACKAGED_CONFIGS_DIR / f"{name}.yaml"
+    if "/" in name or not source.is_file():
+        packaged = ", ".join(sorted(file.stem for file in PACKAGED_CONFIGS_DIR.glob("*.yaml")))
+        raise ConfigError(f"{name}: is not one of the packaged configs: {packaged}.")
+    try:
+        with Path(path).open("x", encoding="utf-8") as file:
+            file.write(source.read_text(encoding="utf-8"))
+    except FileExistsError:
+        raise ConfigError(f"{path}: exists already and was not changed.") from None
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be written: {exc.strerror}.") from exc
 
 
 def is_loopback(host: str) -> bool:

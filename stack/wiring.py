@@ -17,7 +17,7 @@ from apis.errors import ConfigError
 from apis.fair_share import Tenants
 from apis.fetcher import Fetcher
 from apis.files import Files
-from apis.imports import ImportFromStringError, import_from_string
+from apis.imports import ImportFromStringError, import_from_string, install_command
 from apis.inference import Inference
 from apis.provider import Provider
 from apis.reader import Reader
@@ -28,7 +28,7 @@ from apis.tool_servers import ToolServers
 from apis.vector_index import VectorIndex
 from apis.vector_stores import VectorStores
 from providers import PROVIDERS, REMOVED_PROVIDERS
-from stack.config import ProviderSection, StackConfig, to_config_error
+from stack.config import InvalidConfig, ProviderSection, StackConfig, load_config, to_config_error
 
 APIS: Final[dict[str, type[Provider]]] = {
     "inference": Inference,
@@ -89,14 +89,35 @@ class ProviderSpec:
         return f"{self.path} ({self.name})"
 
 
+def load_wired_config(
+    name: str, *, server: Mapping[str, object] | None = None
+) -> tuple[StackConfig, dict[str, ProviderSpec]]:
+    """Return the run config `name` and its providers. Raises ConfigError with a line for each mistake in the file."""
+    try:
+        config = load_config(name, server=server)
+    except InvalidConfig as exc:
+        if exc.valid_part is not None:
+            try:
+                wire_providers(exc.valid_part)
+            except ConfigError as others:
+                raise ConfigError(f"{exc}\n{others}") from exc
+        raise
+    return config, wire_providers(config)
+
+
 def wire_providers(config: StackConfig) -> dict[str, ProviderSpec]:
-    """Return the provider of each API of the config. Raises ConfigError."""
+    """Return the provider of each API of the config. Raises ConfigError with a line for each mistake."""
     sections = {api: cast("ProviderSection | None", getattr(config, api)) for api in APIS}
-    parts = {
-        api: _wire_provider(config.source, api, api, section)
-        for api, section in sections.items()
-        if section is not None
-    }
+    parts: dict[str, ProviderSpec] = {}
+    errors: list[str] = []
+    for api, section in sections.items():
+        if section is not None:
+            try:
+                parts[api] = _wire_provider(config.source, api, api, section)
+            except ConfigError as exc:
+                errors.append(str(exc))
+    if errors:
+        raise ConfigError("\n".join(errors))
     while missing := _required_apis(parts.values()) & DEFAULT_PROVIDERS.keys() - parts.keys():
         for api in sorted(missing):
             parts[api] = _wire_provider(config.source, api, api, ProviderSection(provider=DEFAULT_PROVIDERS[api]))
@@ -130,9 +151,10 @@ def load_provider_class(api: str, name: str) -> type[Provider]:
         raise ConfigError(f"the provider cannot be imported. {exc}") from exc
     except ModuleNotFoundError as exc:
         package = (exc.name or "").partition(".")[0]
-        requirement = f"'responses-stack[{PACKAGE_EXTRAS[package]}]'" if package in PACKAGE_EXTRAS else package
+        extra = PACKAGE_EXTRAS.get(package)
+        command = install_command(extra) if extra else f"pip install {package}"
         raise ConfigError(
-            f"the provider '{name}' needs the package {package}, which is not installed. Run: pip install {requirement}"
+            f"the provider '{name}' needs the package {package}, which is not installed. Run: {command}"
         ) from exc
     if not (isinstance(provider_type, type) and issubclass(provider_type, APIS[api])):
         raise ConfigError(f'"{target}" is no provider of {api}: it has to be a class made from {APIS[api].__name__}.')
@@ -175,12 +197,17 @@ def _wire_members(source: str, api: str, path: str, sections: object) -> dict[st
     if not isinstance(sections, dict) or not sections:
         raise ConfigError(f"{source}: {path}: must be a mapping of names to {api} sections, each with its provider.")
     members: dict[str, ProviderSpec] = {}
+    errors: list[str] = []
     for name, section in cast("dict[str, Any]", sections).items():
         where = f"{path}.{name}"
         try:
             members[name] = _wire_provider(source, api, where, ProviderSection.model_validate(section))
         except ValidationError as exc:
-            raise to_config_error(exc, source, where, ProviderSection, section) from None
+            errors.append(str(to_config_error(exc, source, where, ProviderSection, section)))
+        except ConfigError as exc:
+            errors.append(str(exc))
+    if errors:
+        raise ConfigError("\n".join(errors))
     return members
 
 

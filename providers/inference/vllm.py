@@ -14,7 +14,7 @@ from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
-from apis.imports import import_from_string
+from apis.imports import import_from_string, install_command
 from apis.inference import Inference, Modality, Model
 from apis.provider import Provider
 from providers.inference.chat_completions.body import ChatDialect, UpstreamEngine
@@ -189,7 +189,7 @@ async def _load_harmony_template(config: VLLM.Config) -> "HarmonyTemplate":
         )
     except ModuleNotFoundError as exc:
         needed = f"template: harmony needs the package {exc.name}, which is not installed."
-        raise ConfigError(f"{needed} Run: pip install 'responses-stack[harmony]'") from exc
+        raise ConfigError(f"{needed} Run: {install_command('harmony')}") from exc
     return await template.load(config.harmony, grammars=config.grammars, extra_body=config.extra_body)
 
 

@@ -11,7 +11,7 @@ import aiosqlite
 from pydantic import Field
 
 from apis.errors import ConfigError, StoreUnavailable
-from apis.provider import Provider
+from apis.provider import Provider, UserPathText
 from apis.storage.kv_store import Entry, KVStore, Op
 from providers.kv_store.batcher import Batcher
 from providers.kv_store.checks import encode_key, encode_ops, scan_range
@@ -30,7 +30,7 @@ class SQLite(KVStore):
         `max_bytes` bounds the file without its write-ahead log: a full store refuses writes and can still be read.
         """
 
-        path: str = Field(min_length=1)
+        path: UserPathText = Field(min_length=1)
         busy_timeout_s: float = Field(default=5.0, gt=0, le=60)
         max_bytes: int | None = Field(default=None, ge=64 * 1024)
 

@@ -16,6 +16,7 @@ from apis.errors import ConfigError, FetchFailed, Unsupported
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.fetcher import Fetcher, FetchRequest
 from apis.files import Files
+from apis.imports import install_command
 from apis.provider import Provider
 from apis.reader import Document, FetchedPage, Reader, UnreadableFile, WebPage
 
@@ -58,8 +59,7 @@ class Child(Reader):
         missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
             raise ConfigError(
-                f"needs packages that are not installed ({', '.join(missing)}). "
-                "Run: pip install 'responses-stack[files]'"
+                f"needs packages that are not installed ({', '.join(missing)}). Run: {install_command('files')}"
             )
 
     async def extract_text(self, document: Document, max_chars: int, *, tenant: str = "") -> str:

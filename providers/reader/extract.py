@@ -173,8 +173,8 @@ def _main() -> None:
     except ExtractionError as exc:
         header = {"code": exc.code, "message": str(exc)}
     except ModuleNotFoundError as exc:
-        message = f"This server cannot read such files: the package {exc.name} is not installed. "
-        header = {"code": "server_error", "message": f"{message}Run: pip install 'responses-stack[files]'"}
+        message = f"This server cannot read such files: the package {exc.name} is not installed."
+        header = {"code": "server_error", "message": message}
     except MemoryError:
         header = {"code": "invalid_file", "message": "The file takes too much memory to read."}
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n" + text.encode("utf-8", "replace"))

@@ -10,7 +10,7 @@ import apsw
 from pydantic import Field
 
 from apis.errors import ConfigError, StoreUnavailable
-from apis.provider import Provider
+from apis.provider import Provider, UserPathText
 from apis.vector_index import AttributeValue, Chunk, ScoredChunk, Search, VectorIndex
 from providers.vector_index.sqlite_vec_file import IndexFile
 
@@ -28,7 +28,7 @@ class SQLiteVec(VectorIndex):
     class Config(Provider.Config):
         """`timeout_s` bounds every call, including its wait for other calls and for the lock of the file."""
 
-        path: str = Field(default="vectors.db", min_length=1)
+        path: UserPathText = Field(default="vectors.db", min_length=1)
         timeout_s: float = Field(default=30.0, gt=0, le=600)
 
     def __init__(self, config: Config) -> None:

@@ -28,7 +28,7 @@ from stack.config import find_config, load_config
 from stack.http.metrics import forget_worker, share_metrics
 from stack.serving.exit_codes import exit_on_error
 from stack.serving.serve import bind_listener, listener_url, serve, set_up_logging
-from stack.wiring import wire_providers, wiring_lines
+from stack.wiring import load_wired_config, wiring_lines
 
 try:
     from uvloop import new_event_loop  # an open stream costs a fifth less memory, an event a tenth less time
@@ -56,13 +56,13 @@ def run(launch: LaunchOptions, *, workers: int = 1, reload: bool = False) -> int
 
     Raises ConfigError, or StackError where a service that the stack needs cannot be reached.
     """
-    config = load_config(launch.file, server=launch.server)
+    config, specs = load_wired_config(launch.file, server=launch.server)
     if workers > 1 and config.kv_store.provider == "memory":
         raise ConfigError(
             f"{config.source}: kv_store.provider: memory is of one process, and {workers} workers need to share "
             "one store. Choose sqlite, redis or postgres, or run one worker."
         )
-    _print_lines(*wiring_lines(wire_providers(config)))
+    _print_lines(*wiring_lines(specs))
     listener = bind_listener(config.server)
     set_up_logging(config.server.log_level)
     if reload or workers > 1:
@@ -105,7 +105,8 @@ def _serve(launch: LaunchOptions, listener: socket.socket, shared_state: _Shared
 
     def announce() -> None:
         if shared_state is None or not shared_state.listening_event.is_set():
-            _print_lines(f"listening on {listener_url(listener)}")
+            url = listener_url(listener)
+            _print_lines(f"listening on {url}", f"try it: stack ask --url {url}/v1 'Say hello.'")
         if shared_state is not None:
             shared_state.listening_event.set()
 

@@ -72,7 +72,9 @@ numbers = itertools.count()
 
 @pytest.fixture
 async def redis_backend(redis_server: RedisServer) -> AsyncIterator[Backend]:
-    config = Redis.Config(url=SecretStr(redis_server.url), prefix=f"test{next(numbers)}:", timeout_s=5)
+    config = Redis.Config(
+        url=SecretStr(redis_server.url), prefix=f"test{next(numbers)}:", timeout_s=5, connect_timeout_s=5
+    )
     async with AsyncExitStack() as stores:
         client = await stores.enter_async_context(Client.from_url(redis_server.url))  # pyright: ignore[reportUnknownMemberType] - redis-py leaves kwargs untyped
 
@@ -97,7 +99,9 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 async def postgres_backend(postgres_server: PostgresServer) -> AsyncIterator[Backend]:
-    config = Postgres.Config(url=SecretStr(postgres_server.url), namespace=f"test{next(numbers)}", timeout_s=5)
+    config = Postgres.Config(
+        url=SecretStr(postgres_server.url), namespace=f"test{next(numbers)}", timeout_s=5, connect_timeout_s=5
+    )
     async with AsyncExitStack() as stores:
         client = await asyncpg.connect(postgres_server.url)
         stores.push_async_callback(client.close)
@@ -121,9 +125,9 @@ def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, An
         return {"provider": "sqlite", "path": str(tmp_path / "store.db")}
     if request.param == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
-        return {"provider": "redis", "url": server.url, "prefix": f"shared{next(numbers)}:"}
+        return {"provider": "redis", "url": server.url, "prefix": f"shared{next(numbers)}:", "connect_timeout_s": 5}
     postgres: PostgresServer = request.getfixturevalue("postgres_server")
-    return {"provider": "postgres", "url": postgres.url, "namespace": f"shared{next(numbers)}"}
+    return {"provider": "postgres", "url": postgres.url, "namespace": f"shared{next(numbers)}", "connect_timeout_s": 5}
 
 
 KILLS: Final = ("test_kills", "test_promises_kept", "test_steps")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from apis.errors import ConfigError, StoreUnavailable
-from apis.imports import ImportFromStringError, import_from_string
+from apis.imports import ImportFromStringError, import_from_string, install_command
 from apis.tool_servers import ToolServers
 from providers import PROVIDERS
 from stack.build import Stack, open_stack
@@ -169,8 +169,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "member's field": (
         {"provider": SEVERAL, "providers": {"a": {"provider": SILENT, "nothing": 1}}},
-        "inference.providers.a.nothing: is not a known key. Known keys: answer, api_key, close, model, seconds, start, "
-        "url, urls.",
+        "inference.providers.a.nothing: is not a known key. Known keys: answer, api_key, chat, close, model, seconds, "
+        "start, url, urls.",
     ),
     "a constructor without config": (
         {"provider": "tests.stack.tiny:Careless"},
@@ -206,7 +206,9 @@ async def test_a_needed_api_that_is_missing_names_who_needs_it() -> None:
     )
 
 
-@pytest.mark.parametrize(("package", "remedy"), [("redis", "'responses-stack[redis]'"), ("somepackage", "somepackage")])
+@pytest.mark.parametrize(
+    ("package", "remedy"), [("redis", install_command("redis")), ("somepackage", "pip install somepackage")]
+)
 def test_a_missing_package_is_told_with_what_to_install(package: str, remedy: str, tmp_path: Path) -> None:
     name = f"needs_{package}"
     (tmp_path / f"{name}.py").write_text(f"import {package}.asyncio\n")
@@ -217,7 +219,7 @@ def test_a_missing_package_is_told_with_what_to_install(package: str, remedy: st
             wire_providers(config(inference={"provider": f"{name}:Class"}))
     assert str(caught.value) == (
         f"config: inference.provider: the provider '{name}:Class' needs the package {package}, which is not "
-        f"installed. Run: pip install {remedy}"
+        f"installed. Run: {remedy}"
     )
 
 

@@ -1,11 +1,14 @@
 """What is shipped to start from: run configs that load, and deployments that agree with them and with the server."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from stack.config import PACKAGED_CONFIGS_DIR, StackConfig, load_config
 from stack.http.edge import OPEN_PATHS
@@ -153,10 +156,60 @@ def test_no_secret_is_written_down(folder: Path) -> None:
 def test_every_variable_that_a_deployment_sets_is_read_by_its_run_config(folder: Path) -> None:
     read = set(re.findall(r"\$\{env\.([A-Z_]+)", (folder / "run.yaml").read_text()))
     told = set(re.findall(r"`([A-Z_]+)`", (folder / "README.md").read_text()))
-    assert set(services(folder)["stack"]["environment"]) <= read
+    assert set(services(folder)["stack"]["environment"]) == read
     for document in documents(folder / "kubernetes.yaml"):
         assert set(document.get("data", {})) <= read
     assert read <= told
+
+
+def test_models_are_where_the_pages_download_them() -> None:
+    """O ranked 2: a compose file's paths begin at its own folder, the commands run in the repository's root."""
+    for name in ("gpt-oss", "local"):
+        (mount,) = (
+            volume for volume in services(ROOT / "distributions" / name)["stack"]["volumes"] if "MODELS" in volume
+        )
+        assert mount == "${MODELS_DIR:-../../models}:/models:ro"
+
+
+@each_folder
+def test_the_run_config_of_a_cluster_is_not_in_the_image(folder: Path) -> None:
+    """O-C 7: another key or tenant needs no new image."""
+    pod, container = workload(folder)
+    assert {"name": "run", "configMap": {"name": "responses-stack-run"}} in pod["volumes"]
+    assert {"name": "run", "mountPath": "/etc/stack", "readOnly": True} in container["volumeMounts"]
+    page = (folder / "README.md").read_text()
+    command = f"kubectl create configmap responses-stack-run --from-file=distributions/{folder.name}/run.yaml"
+    assert page.index(command) < page.index(f"kubectl apply -f distributions/{folder.name}/kubernetes.yaml")
+
+
+def test_redis_has_a_password_and_refuses_writes_before_it_is_killed() -> None:
+    """O-C 7: a Redis that outgrows its memory limit is killed, and again while it reads its log."""
+    folder = ROOT / "distributions" / "vllm"
+    (redis,) = (
+        document["spec"]["template"]["spec"]["containers"][0]
+        for document in documents(folder / "kubernetes.yaml")
+        if document["kind"] == "StatefulSet"
+    )
+    arguments = [str(argument) for argument in redis["args"]]
+    for command in (arguments, services(folder)["redis"]["command"]):
+        options = dict(zip(command[1::2], command[2::2], strict=True))
+        assert options["--maxmemory-policy"] == "noeviction"
+        assert options["--requirepass"].startswith("$")
+        assert options["--maxmemory"] in ("2500mb", "3gb")
+
+
+def test_images_install_the_versions_that_were_tested() -> None:
+    """S22: two builds of one commit install the same versions, and those satisfy what the package asks for."""
+    lines = (ROOT / "distributions" / "constraints.txt").read_text().splitlines()[1:]
+    pins = dict(line.split("==") for line in lines)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = [*project["dependencies"], *(line for name in extras if name != "test" for line in extras[name])]
+    for requirement in map(Requirement, named):
+        if requirement.name != "responses-stack" and (requirement.marker is None or requirement.marker.evaluate()):
+            assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+    for folder in FOLDERS:
+        assert "--constraint constraints.txt" in (folder / "Containerfile").read_text()
 
 
 @each_folder

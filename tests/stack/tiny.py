@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
-from apis.errors import ConfigError, StoreUnavailable, UpstreamError
+from apis.errors import ConfigError, InvalidRequest, StoreUnavailable, UpstreamError
 from apis.inference import Inference, Model
 from apis.responses import Responses
 from apis.storage.kv_store import Entry, KVStore, Op
@@ -33,6 +33,7 @@ class Silent(Inference):
         start: Literal["well", "config_error", "unavailable"] = "well"
         close: Literal["well", "hang"] = "well"
         answer: Literal["well", "nobody"] = "well"
+        chat: Literal["well", "refuse"] = "well"
         api_key: SecretStr | None = None
         url: str | None = None
         urls: str | list[str] = ""
@@ -59,8 +60,10 @@ class Silent(Inference):
         return [Model(self.config.model, "tests")]
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        raise NotImplementedError
-        yield ()
+        if self.config.chat == "refuse":
+            raise InvalidRequest("It has no chat template.")
+        for batch in ():
+            yield batch
 
     async def count_tokens(self, request: ChatRequest) -> int:
         return 0

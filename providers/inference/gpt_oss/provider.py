@@ -5,7 +5,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import Final
 
 from pydantic import Field
@@ -14,7 +13,7 @@ from apis.chat import ChatRequest, share_of_salt
 from apis.deltas import DeltaBatch, TokenLogprob
 from apis.errors import InvalidRequest, ModelNotFound
 from apis.inference import Inference, Model
-from apis.provider import Provider
+from apis.provider import Provider, UserPath
 from providers.inference.gpt_oss.backend import LoadedRunner, load_backend
 from providers.inference.gpt_oss.checkpoint.loading import GIB, LoadingReport
 from providers.inference.gpt_oss.engine.engine import Engine, EngineMetrics, EngineRequest, EngineSettings
@@ -40,7 +39,7 @@ class GptOss(Inference):
         unless they are set. `step_tokens` bounds one step's work: lower makes streams smoother while long prompts come
         in. `temperature` and `top_p` are the defaults of requests without them."""
 
-        path: Path
+        path: UserPath
         model: str | None = Field(default=None, min_length=1, max_length=256)
         backend: Backend = "torch"
         certified_head: bool = False

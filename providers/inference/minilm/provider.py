@@ -8,7 +8,6 @@ import importlib.util
 import os
 from array import array
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from pathlib import Path
 from typing import Final, cast
 
 from pydantic import Field
@@ -18,8 +17,9 @@ from apis.deltas import DeltaBatch
 from apis.embeddings import MAX_INPUT_TOKENS, MAX_REQUEST_TOKENS, EmbeddingRequest, Embeddings
 from apis.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound, Unsupported, UpstreamError
 from apis.fair_share import FairShare
+from apis.imports import install_command
 from apis.inference import Inference, Model
-from apis.provider import Provider
+from apis.provider import Provider, UserPath
 from providers.inference.llama_cpp.model import PackagedModel, fetch_model, models_dir
 from providers.inference.minilm.process import EmbeddingProcess, TooManyTokens
 
@@ -59,7 +59,7 @@ class MiniLM(Inference):
         turns with them; at most `max_tenant_waiting` requests of one may wait."""
 
         model: str = Field(MODEL, min_length=1, max_length=256)
-        model_path: Path | None = None
+        model_path: UserPath | None = None
         threads: int | None = Field(None, ge=1, le=256)
         start_timeout_s: float = Field(60, gt=0)
         fetch_timeout_s: float = Field(1800, gt=0)
@@ -76,9 +76,7 @@ class MiniLM(Inference):
         config = self._config
         for package in ("numpy", "tokenizers"):
             if await asyncio.to_thread(importlib.util.find_spec, package) is None:
-                raise ConfigError(
-                    f"The minilm provider needs the package {package}: pip install 'responses-stack[embeddings]'."
-                )
+                raise ConfigError(f"The minilm provider needs the package {package}: {install_command('embeddings')}.")
         folder = config.model_path
         if folder is None:
             folder = models_dir() / MODEL

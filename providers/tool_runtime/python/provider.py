@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -11,7 +10,7 @@ from apis.containers import Containers
 from apis.errors import StackError, ToolFailed
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.files import Files
-from apis.provider import Provider
+from apis.provider import Provider, UserPath
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolCall, ToolFile, ToolResult, ToolRuntime, ToolSpec
 from providers.tool_runtime.python.containers import (
@@ -81,7 +80,7 @@ class Python(ToolRuntime):
         as one of a virtual environment with packages for programs."""
 
         backend: Literal["bubblewrap", "dangerously_unsandboxed"] = "bubblewrap"
-        python: Path | None = None
+        python: UserPath | None = None
         timeout_s: float = Field(30.0, gt=0, le=600)
         cpu_s: float = Field(10.0, gt=0, le=600)
         memory_mib: int = Field(512, ge=64, le=65536)

@@ -216,6 +216,7 @@ async def test_drafts_make_fewer_steps_and_no_other_tokens(
         assert len(guessing.recorded_steps) < len(plain.recorded_steps) * 0.6
 
 
+@pytest.mark.long
 async def test_sequences_that_are_paused_between_drafts_lose_nothing(circling: Weights) -> None:
     """Four together need more pages than there are, and leave and take their slots all the time."""
     engine_requests = [
@@ -317,6 +318,7 @@ async def test_the_kernels_make_the_references_tokens(single_precision: Weights)
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of rows of padding, which may hold anything
 def test_a_certified_head_makes_the_same_tokens(folder: Path) -> None:
     """From the option to the kernels: a prompt and a single token, greedy and warm."""

@@ -99,7 +99,7 @@ async def test_two_chains_keep_their_variables_whichever_worker_takes_the_turn(t
     assert {each["id"] for each in listed} == {container_of(each) for each in last}
 
 
-@pytest.mark.parametrize("how", ["killed", "restarted"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("restarted", marks=pytest.mark.long)])
 async def test_containers_outlive_the_worker_that_started_their_server(tmp_path: Path, how: str) -> None:
     async with working(tmp_path) as workers:
         first = await ask(workers, COUNT)

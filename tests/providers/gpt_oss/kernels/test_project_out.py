@@ -31,7 +31,14 @@ def test_one_row(dtype: torch.dtype) -> None:
     assert_same(case, KERNELS, ["hidden", *SORTED], poisoned=SORTED)
 
 
-@pytest.mark.parametrize(("rows", "dtype"), [(20, torch.float32), (34, torch.bfloat16), (128, torch.float32)])
+@pytest.mark.parametrize(
+    ("rows", "dtype"),
+    [
+        (20, torch.float32),
+        pytest.param(34, torch.bfloat16, marks=pytest.mark.long),
+        pytest.param(128, torch.float32, marks=pytest.mark.long),
+    ],
+)
 def test_the_other_tilings_of_decoding(dtype: torch.dtype, rows: int) -> None:
     case = make_case(Shape(sequences=[(3, 1)] * (rows - 5), padding=5, dtype=dtype))
     assert_same(case, KERNELS, ["hidden", *SORTED], poisoned=SORTED)

@@ -78,6 +78,7 @@ def test_ends_by_kernels_make_it_too(tmp_path: Path, spec: ModelSpec) -> None:
     both(stepper(tmp_path, kernels=kernels), hand(tmp_path, "float64"), 1e-5)
 
 
+@pytest.mark.long
 def test_experts_by_kernels_make_it_too(tmp_path: Path) -> None:
     """The fewest rows are computed alone, others in groups."""
     write_checkpoint(tmp_path, ODD)
