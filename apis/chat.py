@@ -14,6 +14,12 @@ TENANT_SALT_PREFIX: Final = "tenant-"
 """Begins a `cache_salt` that the server adds by itself; a provider without separate caches ignores such a salt."""
 
 
+def share_of_salt(cache_salt: str | None) -> str:
+    """Return the part of a cache salt that is equal for all requests of a tenant, by which an engine takes turns. A
+    client's own salt, which divides its tenant's cache, is not in it."""
+    return (cache_salt or "").removeprefix(TENANT_SALT_PREFIX).partition(".")[0]
+
+
 class TextPart(Wire):
     type: Literal["text"] = "text"
     text: str

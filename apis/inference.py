@@ -67,7 +67,7 @@ class Inference(Provider, ABC):
         """Return the length of the prompt in tokens as the model sees it. Raises Unsupported where it cannot be
         known."""
 
-    async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """Return one vector per input. Raises the errors of `chat`, and Unsupported for a model without embeddings,
-        which is the default."""
+    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
+        """Return one vector per input. Where requests wait for each other, tenants take turns. Raises the errors of
+        `chat`, and Unsupported for a model without embeddings, which is the default."""
         raise Unsupported(f"The model '{request.model}' makes no embeddings.", param="model")

@@ -23,7 +23,8 @@ class Provider:
 
     The constructor takes `config: Config` and, by annotation, the APIs it builds on: `inference: Inference` is the
     stack's own, `tools: ToolRuntime | None` may be absent from a run config, and `providers: Mapping[str, Inference]`
-    is built from the field of that name in the provider's own Config. Construction does no I/O and starts nothing.
+    is built from the field of that name in the provider's own Config. A parameter of the type `Tenants` receives the
+    tenants of the run config. Construction does no I/O and starts nothing.
     """
 
     class Config(BaseModel):

@@ -70,12 +70,13 @@ class Reader(Provider, ABC):
         """Raises ConfigError when a package that some kind of file needs is not installed."""
 
     @abstractmethod
-    async def extract_text(self, document: Document, max_chars: int) -> str:
-        """Return the text of a file, within a minute. Raises UnreadableFile, also for more than `max_chars`."""
+    async def extract_text(self, document: Document, max_chars: int, *, tenant: str = "") -> str:
+        """Return the text of a file, within a minute from the tenant's turn. Raises UnreadableFile, also for more than
+        `max_chars`, and RateLimited if too many files of the tenant wait."""
 
     @abstractmethod
     async def extract_chunks(
-        self, document: Document, max_chars: int, *, max_tokens: int, overlap_tokens: int
+        self, document: Document, max_chars: int, *, max_tokens: int, overlap_tokens: int, tenant: str = ""
     ) -> ChunkedText:
         """Return the text of a file with its chunks of at most `max_tokens` estimated tokens, of which `overlap_tokens`
         are also the end of the chunk before. Bounded and raising as `extract_text`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from apis.errors import ConfigError, StackError
+from apis.fair_share import Tenants
 from apis.fetcher import Fetcher
 from apis.files import Files
 from apis.inference import Inference
@@ -100,7 +101,8 @@ def build_providers(
 
     Raises ConfigError for a cycle and for a required API that the config does not have.
     """
-    builder = _Builder(config.source, specs)
+    tenants = Tenants(frozenset(entry.tenant for entry in config.server.api_keys))
+    builder = _Builder(config.source, specs, tenants)
     for api in APIS:
         if api in specs:
             builder.get_or_build(api, ())
@@ -108,9 +110,10 @@ def build_providers(
 
 
 class _Builder:
-    def __init__(self, source: str, specs: Mapping[str, ProviderSpec]) -> None:
+    def __init__(self, source: str, specs: Mapping[str, ProviderSpec], tenants: Tenants) -> None:
         self._source = source
         self._specs = specs
+        self._tenants = tenants
         self.providers_by_api: dict[str, Provider] = {}
         self.start_order: list[tuple[ProviderSpec, Provider]] = []
 
@@ -139,6 +142,8 @@ class _Builder:
                 raise ConfigError(f"{self._source}: {need.api}: is required by {requirer}. Add the section {need.api}.")
         for name, members in spec.members.items():
             arguments[name] = {key: self._build(member, dependents) for key, member in members.items()}
+        if spec.tenants_parameter:
+            arguments[spec.tenants_parameter] = self._tenants
         provider = cast("Any", spec.provider_type)(config=spec.config, **arguments)
         self.start_order.append((spec, provider))
         return cast("Provider", provider)

@@ -36,6 +36,16 @@ async def scan_all(kv: KVStore, prefix: str, *, page_size: int = 1000) -> AsyncG
         last_key = rows[-1][0]
 
 
+async def scan_groups(kv: KVStore, prefix: str, *, limit: int) -> AsyncGenerator[tuple[str, list[tuple[str, Entry]]]]:
+    """Yield each name that follows `prefix` in a key, up to the next slash, with up to `limit` of its entries, ordered
+    by key. One read per name, however many entries it has."""
+    last_key = ""
+    while rows := await kv.scan(prefix, after=last_key, limit=limit):
+        name = rows[0][0][len(prefix) :].partition("/")[0]
+        yield name, [row for row in rows if row[0].startswith(f"{prefix}{name}/")]
+        last_key = f"{prefix}{name}/\U0010ffff"
+
+
 async def delete_all(kv: KVStore, prefix: str, *, page_size: int = 1000, durable: bool = False) -> None:
     """Delete all entries whose key begins with `prefix`, in batches, not in one atomic step."""
     while rows := await kv.scan(prefix, limit=page_size):

@@ -89,11 +89,11 @@ class Router(Inference):
         except ModelNotFound as exc:
             raise ModelNotFound(request.model) from exc
 
-    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
         try:
-            return await provider.embed(forwarded)
+            return await provider.embed(forwarded, tenant=tenant)
         except ModelNotFound as exc:
             raise ModelNotFound(request.model) from exc
 

@@ -170,7 +170,7 @@ class VLLM(Inference):
             return chat_in_two_passes(chat, request)
         return chat(request)
 
-    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """Request vectors from the server's /embeddings, a few inputs at a time. `headers_timeout_s` applies to each
         part."""
         return join_embeddings([await self._get_upstreams().embed(part) for part in split_request(request)])

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Field, TypeAdapter
 
 from apis.errors import ConfigError, FetchFailed, Unsupported
+from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.fetcher import Fetcher, FetchRequest
 from apis.files import Files
 from apis.imports import install_command
@@ -35,16 +36,25 @@ _HTTP_OK: Final = 200
 
 
 class Child(Reader):
-    """Reads text, HTML, CSV, JSON, PDF, DOCX, XLSX and PPTX, at most `parallel` files at a time. Pages are not counted:
-    each takes at most two seconds of CPU time, and must not wait for files."""
+    """Reads text, HTML, CSV, JSON, PDF, DOCX, XLSX and PPTX, at most `parallel` files at a time, in turn by tenant.
+    Pages are not counted: each takes at most two seconds of CPU time, and must not wait for files."""
 
     class Config(Provider.Config):
-        parallel: int = Field(default=4, ge=1, le=64)
+        """Where there are several tenants, one may use half of the `parallel` places. `max_tenant_waiting` of its files
+        may wait."""
 
-    def __init__(self, config: Config, files: Files | None, fetcher: Fetcher) -> None:
+        parallel: int = Field(default=4, ge=1, le=64)
+        max_tenant_waiting: int = Field(default=64, ge=1)
+
+    def __init__(self, config: Config, files: Files | None, fetcher: Fetcher, tenants: Tenants = ONE_TENANT) -> None:
         self._files = files
         self._fetcher = fetcher
-        self._process_slots = asyncio.Semaphore(config.parallel)
+        self._places = FairShare(
+            "files to be read",
+            config.parallel,
+            tenant_waiting=config.max_tenant_waiting,
+            several_tenants=tenants.are_several,
+        )
 
     async def start(self) -> None:
         await asyncio.to_thread(choose_confinement)
@@ -59,14 +69,15 @@ class Child(Reader):
                 f"needs packages that are not installed ({', '.join(missing)}). Run: {install_command('files')}"
             )
 
-    async def extract_text(self, document: Document, max_chars: int) -> str:
-        _, text = await self._extract_file(document, max_chars)
+    async def extract_text(self, document: Document, max_chars: int, *, tenant: str = "") -> str:
+        _, text = await self._extract_file(document, max_chars, tenant)
         return text
 
     async def extract_chunks(
-        self, document: Document, max_chars: int, *, max_tokens: int, overlap_tokens: int
+        self, document: Document, max_chars: int, *, max_tokens: int, overlap_tokens: int, tenant: str = ""
     ) -> ChunkedText:
-        header, text = await self._extract_file(document, max_chars, chunk_sizes=[max_tokens, overlap_tokens])
+        sizes = [max_tokens, overlap_tokens]
+        header, text = await self._extract_file(document, max_chars, tenant, chunk_sizes=sizes)
         try:
             places = _PLACES_ADAPTER.validate_python(header["chunks"])
         except (KeyError, ValueError):
@@ -74,8 +85,10 @@ class Child(Reader):
         chunks = [text[start:end] for start, end in zip(places[::2], places[1::2], strict=True)]
         return ChunkedText(text, chunks)
 
-    async def _extract_file(self, document: Document, max_chars: int, **fields: Any) -> tuple[dict[str, Any], str]:
-        async with self._process_slots:
+    async def _extract_file(
+        self, document: Document, max_chars: int, tenant: str, **fields: Any
+    ) -> tuple[dict[str, Any], str]:
+        with await self._places.acquire(tenant):
             task = {"kind": "file", "name": document.name, "max_cpu_s": _MAX_FILE_CPU_S, **fields}
             return await _extract(task, document.data, max_chars)
 

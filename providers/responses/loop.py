@@ -15,6 +15,7 @@ from pydantic import Field, SecretStr
 
 from apis.errors import InvalidRequest, NotFound, StackError
 from apis.events import ResponseEventBatch
+from apis.fair_share import ONE_TENANT, Tenants
 from apis.fetcher import Fetcher
 from apis.inference import Inference
 from apis.reader import Reader
@@ -31,9 +32,8 @@ from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from apis.vector_stores import VectorStores
-from providers.responses.background.background import BackgroundResponses
+from providers.responses.background.background import BackgroundConfig, BackgroundOptions, BackgroundResponses
 from providers.responses.background.webhooks import Webhook
-from providers.responses.background.workers import BackgroundConfig
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
@@ -80,6 +80,7 @@ class Loop(Responses):
         tool_runtime: ToolRuntime | None,
         tool_servers: ToolServers | None,
         vector_stores: VectorStores | None,
+        tenants: Tenants = ONE_TENANT,
     ) -> None:
         self._config = config
         self._inference = inference
@@ -106,9 +107,8 @@ class Loop(Responses):
         self._sessions = SessionFactory(
             self._history, self._preparer.prepare, self._streams, cache_bytes=config.session_bytes
         )
-        self._background = BackgroundResponses(
-            kv_store, self._history, self._preparer.prepare, config.background, config.webhooks, fetcher
-        )
+        background = BackgroundOptions(config.background, config.webhooks, tenants)
+        self._background = BackgroundResponses(kv_store, self._history, self._preparer.prepare, fetcher, background)
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -12,6 +12,7 @@ from openai.types.vector_stores import FileContentResponse, VectorStoreFile, Vec
 from pydantic import Field
 
 from apis.errors import InvalidRequest, NotFound, Overloaded, StackError
+from apis.fair_share import ONE_TENANT, Tenants
 from apis.files import Files
 from apis.inference import Inference
 from apis.provider import Provider
@@ -32,7 +33,7 @@ from apis.vector_stores import (
     VectorStores,
 )
 from providers.vector_stores import records
-from providers.vector_stores.ingest import IngestWorker
+from providers.vector_stores.ingest import IngestSettings, IngestWorker
 from providers.vector_stores.objects import (
     build_batch_object,
     build_file_object,
@@ -65,7 +66,7 @@ class Hybrid(VectorStores):
         max_text_chars: int = Field(default=5_000_000, ge=1000, le=50_000_000)
         lease_s: float = Field(default=30.0, gt=0, le=3600)
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - every API that it builds on is one argument
         self,
         config: Config,
         files: Files,
@@ -73,6 +74,7 @@ class Hybrid(VectorStores):
         vector_index: VectorIndex,
         inference: Inference,
         kv_store: KVStore,
+        tenants: Tenants = ONE_TENANT,
     ) -> None:
         self.now: Callable[[], float] = time.time
         self._config = config
@@ -83,7 +85,8 @@ class Hybrid(VectorStores):
         self._kv = kv_store
         self._sweep_task: asyncio.Task[None] | None = None
         self._ingest = IngestWorker(
-            *(kv_store, reader, vector_index, inference), lease_s=config.lease_s, max_chars=config.max_text_chars
+            *(kv_store, reader, vector_index, inference),
+            IngestSettings(config.lease_s, config.max_text_chars, tenants.are_several),
         )
 
     async def start(self) -> None:

@@ -106,7 +106,7 @@ async def _rank_by_vector(
     vectors: dict[tuple[str, int | None], Sequence[Sequence[float]]] = {}
     for model, dimensions in sorted(models, key=str):
         embedding = EmbeddingRequest(model=model, input=list(request.queries), dimensions=dimensions)
-        vectors[model, dimensions] = (await inference.embed(embedding)).vectors
+        vectors[model, dimensions] = (await inference.embed(embedding, tenant=tenant)).vectors
     rankings: list[list[StoreHit]] = []
     for position in range(len(request.queries)):
         hits_by_store = await asyncio.gather(

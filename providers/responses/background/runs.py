@@ -1,7 +1,7 @@
 """Runs: the background responses that have not ended, in a KVStore, and the legal changes of their state.
 
     /run/TENANT/ID                     the state of the run: present from the first answer until the response has ended
-    /queue/RANK/TIME/TENANT/ID         present while the run waits for a worker; the smallest key is served first
+    /queue/TENANT/RANK/TIME/ID         present while the run waits for a worker; a tenant's smallest is served first
     /place/TENANT/NUMBER               a slot in the tenant's queue, taken by a waiting run: bounds how many can wait
     /lease/TENANT/ID                   held by the worker that executes the run; gone when it was not renewed in time
     TENANT/request/ID                  the request
@@ -27,7 +27,7 @@ import msgspec
 from apis.errors import RateLimited, StackError
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
-from apis.storage.records import decode_record, encode_record, scan_all
+from apis.storage.records import decode_record, encode_record, scan_all, scan_groups
 from providers.responses.events.ids import is_response_id
 
 _log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class Runs:
     ) -> ClaimedRun | None:
         """Add a run, written with `extra_ops`: it waits for a worker, or is claimed at once with `start_now`. Raises
         LeaseLost if a condition in `extra_ops` does not hold, RateLimited if too many runs of the tenant wait."""
-        queue_key = f"/queue/{priority}/{time.time_ns() // 1000:017d}/{ref.tenant}/{ref.id}"
+        queue_key = f"/queue/{ref.tenant}/{priority}/{time.time_ns() // 1000:017d}/{ref.id}"
         run = RunRecord("in_progress" if start_now else "queued", queue_key, is_portable, int(start_now))
         put_request = Put(ref.request_key, encode_record(stored_request), self._retention_s)
         if start_now:
@@ -188,8 +188,11 @@ class Runs:
         return len(await self._kv.scan(f"/lease/{tenant}/", limit=limit))
 
     async def list_waiting(self, limit: int) -> list[tuple[str, ResponseRef]]:
-        """Return up to `limit` waiting runs with their keys in the queue, in the order of service."""
-        return [(key, _decode_ref(entry.value)) for key, entry in await self._kv.scan("/queue/", limit=limit)]
+        """Return up to `limit` waiting runs of each tenant with their keys in the queue, in a tenant's order of
+        service."""
+        # Keys of earlier versions begin with the rank instead of the tenant: the reference is in the value.
+        groups = scan_groups(self._kv, "/queue/", limit=limit)
+        return [(key, _decode_ref(entry.value)) async for _, rows in groups for key, entry in rows]
 
     async def get(self, ref: ResponseRef) -> tuple[RunRecord, StoredRequest] | None:
         """Return a run that has not ended, and its request."""

@@ -150,7 +150,7 @@ class Attachments:
         key = await asyncio.to_thread(_text_cache_key, document, tenant)
         text = self._text_cache.pop(key, None)
         if text is None:
-            text = await self._reader.extract_text(document, MAX_TEXT_CHARS)
+            text = await self._reader.extract_text(document, MAX_TEXT_CHARS, tenant=tenant)
             if key not in self._text_cache:  # two requests may have read it at the same time
                 self._cached_chars += len(text)
         self._text_cache[key] = text

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from apis.fair_share import FairShare
 from providers.tool_runtime.python.cgroup import prepare_groups
 from providers.tool_runtime.python.check import find_isolation_faults
 from providers.tool_runtime.python.messages import SessionFailure
@@ -26,13 +27,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SessionServerConfig:
-    """Settings that all workers of a session server share. `python` is the interpreter, None for the system's."""
+    """Settings that all workers of a session server share. `python` is the interpreter, None for the system's. A tenant
+    may have `max_tenant_sessions` once there are several."""
 
     isolated: bool
     python: str | None
     limits: SandboxLimits
     max_sessions: int
     allow_loopback: bool = False
+    max_tenant_sessions: int | None = None
+    several_tenants: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,13 @@ class SessionOperations:
 
     def __init__(self, config: SessionServerConfig) -> None:
         self._config = config
-        self._pool = PythonSessionPool(self._start_session, config.max_sessions, 2 * config.limits.wall_s)
+        places = FairShare(
+            "Python sessions",
+            config.max_sessions,
+            tenant_places=config.max_tenant_sessions,
+            several_tenants=config.several_tenants,
+        )
+        self._pool = PythonSessionPool(self._start_session, places, 2 * config.limits.wall_s)
         self._sandbox: asyncio.Task[_CheckedSandbox] = asyncio.ensure_future(_start_sandbox(config))
 
     async def close(self) -> None:

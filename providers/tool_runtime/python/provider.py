@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apis.containers import Containers
 from apis.errors import StackError, ToolFailed
+from apis.fair_share import ONE_TENANT, Tenants
 from apis.files import Files
 from apis.provider import Provider, UserPath
 from apis.storage.kv_store import KVStore
@@ -74,11 +75,12 @@ class Python(ToolRuntime):
     """
 
     class Config(Provider.Config):
-        """Limits are per call (`timeout_s`, `cpu_s`, `max_output_bytes`), per machine (`max_sessions`) or per session
-        (the others). A container may ask for as much as `max_memory_mib`. `python` names an interpreter other than the
-        system's, such as one of a virtual environment with packages for programs. With `allow_loopback` programs may
-        open TCP and UDP sockets, which reach nothing but themselves. Several tenants need a control group for each
-        session, or `dangerously_share_without_bounds`."""
+        """Limits are per call (`timeout_s`, `cpu_s`, `max_output_bytes`), per machine (`max_sessions`, and of those
+        `max_tenant_sessions` of one tenant where there are several, by default half) or per session (the others). A
+        container may ask for as much as `max_memory_mib`. `python` names an interpreter other than the system's, such
+        as one of a virtual environment with packages for programs. With `allow_loopback` programs may open TCP and UDP
+        sockets, which reach nothing but themselves. Several tenants need a control group for each session, or
+        `dangerously_share_without_bounds`."""
 
         backend: Literal["bubblewrap", "dangerously_unsandboxed"] = "bubblewrap"
         python: UserPath | None = None
@@ -90,11 +92,12 @@ class Python(ToolRuntime):
         scratch_mib: int = Field(64, ge=1, le=4096)
         max_output_bytes: int = Field(256 * 1024, ge=1024, le=256 * 1024)
         max_sessions: int = Field(16, ge=1, le=1024)
+        max_tenant_sessions: int | None = Field(None, ge=1, le=1024)
         idle_timeout_s: float = Field(1200.0, gt=0, le=86400)
         allow_loopback: bool = False
         dangerously_share_without_bounds: bool = False
 
-    def __init__(self, config: Config, files: Files | None, kv_store: KVStore) -> None:
+    def __init__(self, config: Config, files: Files | None, kv_store: KVStore, tenants: Tenants = ONE_TENANT) -> None:
         limits = SandboxLimits(
             wall_s=config.timeout_s,
             cpu_s=config.cpu_s,
@@ -107,7 +110,12 @@ class Python(ToolRuntime):
         self._default_settings = SessionSettings(config.idle_timeout_s, limits.memory_bytes)
         max_use_s = 3 * config.timeout_s + _OVERHEAD_S
         interpreter = str(config.python.absolute()) if config.python else None
-        server = SessionServerConfig(self._is_isolated, interpreter, limits, config.max_sessions, config.allow_loopback)
+        server = SessionServerConfig(
+            *(self._is_isolated, interpreter, limits, config.max_sessions),
+            allow_loopback=config.allow_loopback,
+            max_tenant_sessions=config.max_tenant_sessions,
+            several_tenants=tenants.are_several,
+        )
         self._may_share_without_bounds = config.dangerously_share_without_bounds
         self._sessions = MachineSessions(SessionClient(server, max_use_s), kv_store, max_use_s)
         max_memory_bytes = max(config.memory_mib, config.max_memory_mib) * MIB

@@ -56,7 +56,7 @@ class Librarian(Scripted):
     async def models(self) -> Sequence[Model]:
         return [*await super().models(), Model("hashing", "tests", embedding_dimensions=DIMENSIONS)]
 
-    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         return Embeddings([embed(str(text)) for text in request.inputs], 1)
 
 
