@@ -135,7 +135,8 @@ class Loop(Responses):
                     yield logged_events
             return
         number = 0
-        async with aclosing(self._streams.stream(pending)) as batches:
+        stream = self._streams.stream_input_only if request.is_prewarm else self._streams.stream
+        async with aclosing(stream(pending)) as batches:
             async for events in batches:
                 number = assign_sequence_numbers(events, number)
                 yield events

@@ -73,7 +73,8 @@ class LoopSession(Session):
             )
             raise InvalidRequest(message, param="store", code="invalid_value")
         pending = await self._prepare(request, self._tenant, ResponseIds(), history_source=self._session_history)
-        stream = self._streams.stream if generate else self._streams.stream_input_only
+        is_input_only = not generate or request.is_prewarm
+        stream = self._streams.stream_input_only if is_input_only else self._streams.stream
         number = 0
         async with aclosing(stream(pending)) as batches:
             async for events in batches:

@@ -49,10 +49,12 @@ def begin_response(
             "previous_response_id": request.previous_response_id,
             "prompt_cache_key": request.prompt_cache_key,
             "prompt_cache_retention": request.prompt_cache_retention,
+            **_echo_options(request),
             "reasoning": {
                 "effort": reasoning.effort if reasoning else None,
                 "summary": reasoning.summary if reasoning else None,
                 **({"context": reasoning.context} if reasoning and reasoning.context else {}),
+                **({"mode": reasoning.mode} if reasoning and reasoning.mode else {}),
             },
             "safety_identifier": request.safety_identifier,
             "service_tier": "default",
@@ -113,6 +115,22 @@ def usage_to_wire(usage: Usage) -> ResponseUsage:
     )
 
 
+def _echo_options(request: CreateResponse) -> dict[str, Any]:
+    """Return the options that the response has only where the request has them."""
+    options: dict[str, Any] = {}
+    cache, programs, image = request.prompt_cache_options, request.access_programs, request.image
+    if cache is not None:
+        options["prompt_cache_options"] = {"mode": cache.mode or "implicit", "ttl": cache.ttl or "30m"}
+        if cache.comparison_response_id is not None:
+            options["prompt_cache_options"]["comparison_response_id"] = cache.comparison_response_id
+            options["prompt_cache_diagnostics"] = {"type": "unavailable"}
+    if programs is not None and programs.cyber is not None:
+        options["access_programs"] = {"cyber": programs.cyber}
+    if image is not None:
+        options["image"] = {"context_compression": "disabled"}
+    return options
+
+
 def _echo_choice(request: CreateResponse) -> Any:
     choice = request.tool_choice
     if choice is None or isinstance(choice, str):
@@ -123,7 +141,7 @@ def _echo_choice(request: CreateResponse) -> Any:
 
 
 def _echo_tool(tool: Tool) -> dict[str, Any]:
-    fields = tool.model_dump(exclude_none=True)
+    fields = tool.model_dump(exclude_none=True, by_alias=True)
     match tool:
         case FunctionTool():
             # always present, for clients that validate the echo against a schema

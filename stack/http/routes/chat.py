@@ -54,7 +54,7 @@ class CreateChatCompletion(ChatRequest):
     @field_validator("messages", mode="before")
     @classmethod
     def _accept_reasoning_content(cls, messages: Any) -> Any:
-        # responses carry the field as `reasoning_content`, so clients send it back by that name
+        # responses carry the text as `reasoning` and as `reasoning_content`, and clients send back either
         for message in cast(list[Any], messages) if isinstance(messages, list) else []:
             if isinstance(message, dict) and "reasoning_content" in message:
                 fields = cast(dict[str, Any], message)
@@ -125,7 +125,7 @@ class _DrainedChat:
             "refusal": "".join(self.refusal) or None,
         }
         if self.reasoning:
-            message["reasoning_content"] = "".join(self.reasoning)
+            message["reasoning"] = message["reasoning_content"] = "".join(self.reasoning)
         if self.calls:
             message["tool_calls"] = [
                 _build_tool_call(start, "".join(arguments)) for start, arguments in self.calls.values()
@@ -199,7 +199,7 @@ class _CompletionBuilder:
             case TextDelta():
                 return self._build_chunk({"content": delta.text}, logprobs=_build_logprobs(delta.logprobs))
             case ReasoningDelta():
-                return self._build_chunk({"reasoning_content": delta.text})
+                return self._build_chunk({"reasoning": delta.text, "reasoning_content": delta.text})
             case RefusalDelta():
                 return self._build_chunk({"refusal": delta.text})
             case ToolCallStart():
