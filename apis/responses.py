@@ -240,17 +240,20 @@ class Responses(Provider, ABC):
         """Return the session of one connection, which must close it."""
 
     @abstractmethod
-    def follow(self, response_id: str, starting_after: int, *, tenant: str) -> AsyncGenerator[ResponseEventBatch]:
+    def follow(
+        self, response_id: str, starting_after: int, *, include: Sequence[str] = (), tenant: str
+    ) -> AsyncGenerator[ResponseEventBatch]:
         """Yield the events of a background response after that sequence number (-1 for all), live ones included, until
         the response ends or is cancelled or deleted. Any process can serve it, any number of times. Batches may be
-        empty.
+        empty. `include` decides as in `get`.
 
         Raises NotFound; InvalidRequest if the events were never stored, have expired, or end before that number.
         """
 
     @abstractmethod
-    async def get(self, response_id: str, *, tenant: str) -> Response:
-        """Return the stored response: the one in its terminal event, or its initial state before. Raises NotFound."""
+    async def get(self, response_id: str, *, include: Sequence[str] = (), tenant: str) -> Response:
+        """Return the stored response: the one in its terminal event, or its initial state before. Its items have the
+        parts that `include` names, whichever the request that created it named. Raises NotFound."""
 
     @abstractmethod
     async def delete(self, response_id: str, *, tenant: str) -> None:

@@ -70,12 +70,15 @@ async def compact_conversation(http: Request, context: HttpContext, services: Se
 
 
 async def get_response(http: Request, context: HttpContext, services: Services) -> Response:
+    include = read_query(http, ItemInclude).include or ()
     if http.query_params.get("stream") == "true":
         after = _parse_starting_after(http)
-        batches = services.stack.responses.follow(_parse_response_id(http), after, tenant=context.tenant)
+        batches = services.stack.responses.follow(
+            _parse_response_id(http), after, include=include, tenant=context.tenant
+        )
         obfuscate = http.query_params.get("include_obfuscation") == "true"
         return _stream_events(http, services, batches, None, obfuscate=obfuscate)
-    response = await services.stack.responses.get(_parse_response_id(http), tenant=context.tenant)
+    response = await services.stack.responses.get(_parse_response_id(http), include=include, tenant=context.tenant)
     return json_response(response_to_json(response))
 
 
