@@ -10,6 +10,7 @@ from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import Unsupported
 from apis.provider import Provider
+from apis.wire.base import Effort
 
 Modality = Literal["image", "file"]
 
@@ -50,6 +51,11 @@ class Inference(Provider, ABC):
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the prompt in tokens as the model sees it. Raises Unsupported where it cannot be
         known."""
+
+    async def used_effort(self, request: ChatRequest) -> Effort | None:
+        """Return the reasoning effort that the model is shown for this request; None where only the model's server
+        knows, which is the default."""
+        return None
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return one vector per input. Raises the errors of `chat`, and Unsupported for a model without embeddings,

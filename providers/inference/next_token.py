@@ -29,6 +29,7 @@ from apis.errors import (
 )
 from apis.inference import Inference, Modality, Model
 from apis.provider import Provider
+from apis.wire.base import Effort
 from providers.inference.harmony.grammar import TurnGrammar
 from providers.inference.harmony.harmony import Harmony, HarmonyPrompt
 from providers.inference.harmony.matcher import GrammarMatcher
@@ -141,6 +142,10 @@ class NextToken(Inference):
             self._running_slots.release()
         reason = "stop" if token in stops or reader.is_stopped else "length"
         yield reader.finish(reason, input_tokens=len(prompt.token_ids), cached_tokens=0)
+
+    async def used_effort(self, request: ChatRequest) -> Effort | None:
+        """Return the effort of the system message that is rendered here."""
+        return self._config.harmony.used_effort(request.reasoning_effort)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the rendered prompt."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from openai.types.responses.response import InputTransformation
 
+from apis.chat import ChatRequest
 from apis.inference import Inference
 from apis.reader import Reader
-from apis.responses import CreateResponse
+from apis.responses import CreateResponse, ReasoningOptions
 from providers.responses.context.attachments import Attachments
 from providers.responses.context.chat_request import apply_configuration_updates, build_chat, refuse_unsupported
 from providers.responses.context.compaction import Compactor
@@ -147,7 +148,7 @@ class ResponsePreparer:
             await self.compactor.create_response_compaction(request, conversation, output, tenant),
         )
         return PendingResponse(
-            request,
+            await self._with_used_effort(request, chat),
             tenant,
             conversation,
             origin.ids,
@@ -157,6 +158,14 @@ class ResponsePreparer:
             transformations,
             origin.lock,
         )
+
+    async def _with_used_effort(self, request: CreateResponse, chat: ChatRequest) -> CreateResponse:
+        """Return the request with the effort that the model is shown, as far as its provider knows; else unchanged."""
+        effort = await self._inference.used_effort(chat)
+        if effort is None:
+            return request
+        reasoning = (request.reasoning or ReasoningOptions()).model_copy(update={"effort": effort})
+        return request.model_copy(update={"reasoning": reasoning})
 
     async def _read_input(
         self, request: CreateResponse, origin: _Origin

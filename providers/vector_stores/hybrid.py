@@ -133,7 +133,12 @@ class Hybrid(VectorStores):
             "metadata": request.metadata,
             "expires_days": request.expires_after.days if request.expires_after else None,
         }
-        set_fields = {name: value for name, value in changes.items() if value is not None}
+        ends_expiry = request.expires_after is None and "expires_after" in request.model_fields_set
+        set_fields = {
+            name: value
+            for name, value in changes.items()
+            if value is not None or (ends_expiry and name == "expires_days")
+        }
         for _ in range(_MAX_WRITE_ATTEMPTS):
             store, version = await records.load_record(
                 self._kv, records.store_key(tenant, store_id), StoreRecord, "vector store"

@@ -28,7 +28,7 @@ from apis.deltas import (
     ToolCallStart,
     Usage,
 )
-from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
+from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError, error_to_body
 from apis.wire.base import Wire, sdk_model_to_json
 from stack.http.answers import json_response
 from stack.http.context import HttpContext, Route, Services
@@ -78,7 +78,20 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     return json_response(sdk_model_to_json(completion))
 
 
+async def refuse_stored_completion(_http: Request, _context: HttpContext, _services: Services) -> Response:
+    raise Unsupported("Chat completions are not stored here: use responses, which are.", param="store")
+
+
+_COMPLETION_PATH: Final = "/chat/completions/{completion_id}"
 CHAT_ROUTES: Final = (Route("POST", "/chat/completions", create_chat_completion, body=CreateChatCompletion),)
+STORED_COMPLETION_ROUTES: Final = (
+    Route("GET", "/chat/completions", refuse_stored_completion),
+    Route("GET", _COMPLETION_PATH, refuse_stored_completion),
+    Route("POST", _COMPLETION_PATH, refuse_stored_completion),
+    Route("DELETE", _COMPLETION_PATH, refuse_stored_completion),
+    Route("GET", f"{_COMPLETION_PATH}/messages", refuse_stored_completion),
+)
+"""Routes of OpenAI's API that only say that they are not offered; no document describes them."""
 
 
 def _encode_frames(chunks: Sequence[ChatCompletionChunk | dict[str, Any]]) -> bytes:

@@ -51,7 +51,7 @@ async def create_response(http: Request, context: HttpContext, services: Service
         obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
         return _stream_events(http, services, batches, record, obfuscate=obfuscate)
     response = await run_while_connected(http.receive, _read_final_response(batches, record))
-    return json_response(response_to_json(response))
+    return _respond(http, services, response)
 
 
 async def count_input_tokens(http: Request, context: HttpContext, services: Services) -> Response:
@@ -79,7 +79,7 @@ async def get_response(http: Request, context: HttpContext, services: Services) 
         obfuscate = http.query_params.get("include_obfuscation") == "true"
         return _stream_events(http, services, batches, None, obfuscate=obfuscate)
     response = await services.stack.responses.get(_parse_response_id(http), include=include, tenant=context.tenant)
-    return json_response(response_to_json(response))
+    return _respond(http, services, response)
 
 
 async def delete_response(http: Request, context: HttpContext, services: Services) -> Response:
@@ -90,7 +90,7 @@ async def delete_response(http: Request, context: HttpContext, services: Service
 
 async def cancel_response(http: Request, context: HttpContext, services: Services) -> Response:
     response = await services.stack.responses.cancel(_parse_response_id(http), tenant=context.tenant)
-    return json_response(response_to_json(response))
+    return _respond(http, services, response)
 
 
 async def list_input_items(http: Request, context: HttpContext, services: Services) -> Response:
@@ -119,6 +119,11 @@ async def _find_only_model(services: Services) -> str:
     if len(chat_models) != 1:
         raise InvalidRequest("Missing required parameter: 'model'.", param="model", code="missing_required_parameter")
     return chat_models[0]
+
+
+def _respond(http: Request, services: Services, response: ResponseObject) -> Response:
+    dialect = read_dialect(http.headers, services.stack.config.server.dialect)
+    return json_response(response_to_json(response, dialect))
 
 
 def _stream_events(

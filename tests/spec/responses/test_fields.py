@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from openai import BadRequestError
+from openai import APIStatusError, BadRequestError
 
 from tests.support.sdk.answer_shapes import function
 from tests.support.sdk.requests import asked, create, messages, refusal, responses, stream
@@ -162,6 +162,70 @@ async def test_an_image_of_an_earlier_history_is_input(served: Served) -> None:
     assert [message["content"] for message in messages(served)] == ["Draw.", "[An image was generated: A cat.]", "?"]
     listed = [item async for item in responses(served).input_items.list(response.id, order="asc")]
     assert listed[1].to_dict() == image
+
+
+async def test_an_image_of_the_input_is_listed_with_its_detail(served: Served) -> None:
+    """G6: the SDK's type requires it."""
+    url = "https://images.example/a.png"
+    conversation = await served.client.conversations.create()
+    parts: Any = [{"type": "input_image", "image_url": url}, {"type": "input_image", "image_url": url, "detail": "low"}]
+    added = await served.client.conversations.items.create(
+        conversation.id, items=[{"type": "message", "role": "user", "content": parts}]
+    )
+    listed: Any = added.data[0]
+    assert [type(part).__name__ for part in listed.content] == ["ResponseInputImage"] * 2
+    assert [part.detail for part in listed.content] == ["auto", "low"]
+
+
+async def test_an_unreadable_compaction_before_everything_else_is_an_error(served: Served) -> None:
+    """G11: no answer without its past."""
+    item = {"type": "compaction", "id": "cmp_theirs", "encrypted_content": "gAAAAABfromElsewhere"}
+    error = await refusal(served, input=[item, {"role": "user", "content": "And now?"}])
+    assert (error["param"], error["code"]) == ("input[0].encrypted_content", "invalid_encrypted_content")
+    assert "cmp_theirs" in error["message"]
+
+
+async def test_stored_completions_are_refused_by_name(served: Served) -> None:
+    """G26: neither an unknown URL nor a wrong method."""
+    completions: Any = served.client.chat.completions
+    for method, arguments in (
+        (completions.list, ()),
+        (completions.retrieve, ("chatcmpl-1",)),
+        (completions.delete, ("chatcmpl-1",)),
+        (completions.messages.list, ("chatcmpl-1",)),
+    ):
+        with pytest.raises(BadRequestError, match="not stored here"):
+            await method(*arguments)
+    with pytest.raises(BadRequestError, match="not stored here"):
+        await completions.update("chatcmpl-1", metadata={})
+
+
+async def test_a_model_cannot_be_deleted(served: Served) -> None:
+    """G26: 405, as a method that the route does not have."""
+    with pytest.raises(APIStatusError) as caught:
+        await served.client.models.delete("scripted")
+    assert caught.value.status_code == 405
+
+
+async def test_a_schema_of_the_text_is_echoed_with_all_its_fields(served: Served) -> None:
+    """X12: `description` and `strict` are always there; in the Open Responses dialect the schema is null."""
+    text = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
+    for headers, schema in ((None, {"type": "object"}), ({"x-responses-dialect": "open-responses"}, None)):
+        raw = await responses(served).with_raw_response.create(
+            model="scripted", input="hi", text=text, extra_headers=headers
+        )
+        body: Json = raw.http_response.json()
+        echoed = {"type": "json_schema", "name": "n", "description": None, "schema": schema, "strict": False}
+        assert body["text"]["format"] == echoed
+
+
+async def test_the_effort_that_was_used_is_echoed() -> None:
+    """G20: Harmony has three, and medium is the default."""
+    function_path = "tests.support.models.token_functions:plain"
+    async with serving({"provider": "next_token", "function": function_path, "model": "next-token"}) as served:
+        for requested, used in ((None, "medium"), ("minimal", "low"), ("high", "high"), ("max", "high")):
+            fields: Json = {} if requested is None else {"reasoning": {"effort": requested}}
+            assert (await create(served, model="next-token", **fields)).reasoning.effort == used
 
 
 async def test_the_tokens_of_the_only_model_are_counted_without_its_name(served: Served) -> None:

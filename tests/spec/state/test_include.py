@@ -99,6 +99,12 @@ async def test_the_items_of_a_conversation_show_what_their_request_includes(serv
         assert shown(single) == seen[1]
 
 
+async def test_the_searches_of_a_response_are_counted(served: Served) -> None:
+    """G22: tool_usage has what the server searched for."""
+    usage = (await create(served, tools=[TOOL])).tool_usage
+    assert (usage.web_search.num_requests, usage.image_gen.total_tokens) == (1, 0)
+
+
 async def test_a_sealed_item_from_the_store_can_be_sent_back(served: Served) -> None:
     """G1: what GET seals is the model's own reasoning."""
     created = await create(served, tools=[TOOL])
