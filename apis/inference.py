@@ -12,6 +12,7 @@ from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import Unsupported
 from apis.provider import Provider
+from apis.wire.base import Effort
 
 Modality = Literal["image", "file"]
 
@@ -66,6 +67,11 @@ class Inference(Provider, ABC):
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the prompt in tokens as the model sees it. Raises Unsupported where it cannot be
         known."""
+
+    async def used_effort(self, request: ChatRequest) -> Effort | None:
+        """Return the reasoning effort that the model is shown for this request; None where only the model's server
+        knows, which is the default."""
+        return None
 
     async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """Return one vector per input. Where requests wait for each other, tenants take turns. Raises the errors of

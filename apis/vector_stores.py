@@ -66,7 +66,7 @@ class CreateVectorStore(Wire):
 
 
 class UpdateVectorStore(Wire):
-    """Changes of a vector store; a field that is absent keeps its value. Null removes the expiry."""
+    """Changes of a vector store; a field that is absent keeps its value. A null `expires_after` ends the expiry."""
 
     name: ShortText | None = None
     expires_after: StoreExpiry | None = None

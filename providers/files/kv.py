@@ -242,7 +242,9 @@ def _record_to_file(file_id: str, record: UploadRecord) -> FileObject:
         "status": "processed",
         "status_details": None,
     }
-    return FileObject.model_validate(fields)
+    # the SDK's object lacks a purpose that its own uploads may have, `evals`
+    file = FileObject.model_validate({**fields, "purpose": "user_data"})
+    return file.model_copy(update={"purpose": record.purpose})
 
 
 def _chunk_count(size: int) -> int:

@@ -30,6 +30,7 @@ from apis.errors import (
 from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
 from apis.inference import Inference, Modality, Model
 from apis.provider import Provider
+from apis.wire.base import Effort
 from providers.inference.harmony.grammar import TurnGrammar
 from providers.inference.harmony.harmony import Harmony, HarmonyPrompt
 from providers.inference.harmony.matcher import GrammarMatcher
@@ -146,6 +147,10 @@ class NextToken(Inference):
                     break
         reason = "stop" if token in stops or reader.is_stopped else "length"
         yield reader.finish(reason, input_tokens=len(prompt.token_ids), cached_tokens=0)
+
+    async def used_effort(self, request: ChatRequest) -> Effort | None:
+        """Return the effort of the system message that is rendered here."""
+        return self._config.harmony.used_effort(request.reasoning_effort)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the rendered prompt."""

@@ -17,6 +17,7 @@ from apis.errors import ConfigError
 from apis.imports import import_from_string, install_command
 from apis.inference import Inference, Modality, Model
 from apis.provider import Provider
+from apis.wire.base import Effort
 from providers.inference.chat_completions.answer_limits import DEFAULT_MAX_ANSWER_BYTES
 from providers.inference.chat_completions.body import ChatDialect, UpstreamEngine
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
@@ -174,6 +175,12 @@ class VLLM(Inference):
         """Request vectors from the server's /embeddings, a few inputs at a time. `headers_timeout_s` applies to each
         part."""
         return join_embeddings([await self._get_upstreams().embed(part) for part in split_request(request)])
+
+    async def used_effort(self, request: ChatRequest) -> Effort | None:
+        """Return the effort of the system message that is rendered here."""
+        return (
+            self._config.harmony.used_effort(request.reasoning_effort) if self._harmony_template is not None else None
+        )
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the prompt: counted here if it is rendered here, otherwise by vLLM's /tokenize. Other

@@ -6,7 +6,7 @@ those that outlive their request, `store/` stores them.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, nullcontext
 from typing import Annotated
 
@@ -92,20 +92,20 @@ class Loop(Responses):
             cache_bytes=config.cache_bytes,
         )
         self._conversations = StoredConversations(
-            kv_store, self._history, background_s=config.background.max_duration_s
+            kv_store, self._history, config.reasoning_keys, background_s=config.background.max_duration_s
         )
+        self._views = self._conversations.views
         options = PrepareOptions(
             config.max_tool_calls,
             config.parallel_tool_calls,
             config.tool_timeout_s,
             config.max_tool_output_chars,
-            config.reasoning_keys,
         )
         request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores)
-        self._preparer = ResponsePreparer(options, inference, kv_store, reader, request_tools, self._conversations)
+        self._preparer = ResponsePreparer(options, inference, reader, request_tools, self._conversations)
         self._streams = ResponseStreams(self._history, config.response_timeout_s)
         self._sessions = SessionFactory(
-            self._history, self._preparer.prepare, self._streams, cache_bytes=config.session_bytes
+            self._history, self._preparer.prepare, self._streams, self._views, cache_bytes=config.session_bytes
         )
         background = BackgroundOptions(config.background, config.webhooks, tenants)
         self._background = BackgroundResponses(kv_store, self._history, self._preparer.prepare, fetcher, background)
@@ -132,21 +132,27 @@ class Loop(Responses):
         self, request: CreateResponse, *, tenant: str, response_id: str | None = None
     ) -> AsyncGenerator[ResponseEventBatch]:
         pending = await self._preparer.prepare(request, tenant, ResponseIds(response_id))
+        view = self._views.of_create(request)
         if request.background:
             async with pending.lock or nullcontext(), aclosing(self._background.create(pending)) as logged_batches:
                 async for logged_events in logged_batches:
-                    yield logged_events
+                    yield view.show_events(logged_events)
             return
         number = 0
-        async with aclosing(self._streams.stream(pending)) as batches:
+        stream = self._streams.stream_input_only if request.is_prewarm else self._streams.stream
+        async with aclosing(stream(pending)) as batches:
             async for events in batches:
                 number = assign_sequence_numbers(events, number)
-                yield events
+                yield view.show_live_events(events)
 
     def open_session(self, *, tenant: str) -> Session:
         return self._sessions.open(tenant)
 
-    async def get(self, response_id: str, *, tenant: str) -> Response:
+    async def get(self, response_id: str, *, include: Sequence[str] = (), tenant: str) -> Response:
+        response = await self._load(response_id, tenant)
+        return (await self._views.of_response(include, response.model, tenant)).show_response(response)
+
+    async def _load(self, response_id: str, tenant: str) -> Response:
         try:
             return await self._history.load_response(response_id, tenant=tenant)
         except NotFound:
@@ -154,11 +160,14 @@ class Loop(Responses):
             # it may have ended between the two reads
             return running or await self._history.load_response(response_id, tenant=tenant)
 
-    async def follow(self, response_id: str, starting_after: int, *, tenant: str) -> AsyncGenerator[ResponseEventBatch]:
-        await self.get(response_id, tenant=tenant)
+    async def follow(
+        self, response_id: str, starting_after: int, *, include: Sequence[str] = (), tenant: str
+    ) -> AsyncGenerator[ResponseEventBatch]:
+        response = await self._load(response_id, tenant)
+        view = await self._views.of_response(include, response.model, tenant)
         async with aclosing(self._background.follow(response_id, starting_after, tenant=tenant)) as batches:
             async for events in batches:
-                yield events
+                yield view.show_events(events)
 
     async def delete(self, response_id: str, *, tenant: str) -> None:
         await self._background.cancel(response_id, tenant=tenant)
@@ -171,13 +180,14 @@ class Loop(Responses):
         if not response.background:
             message = "Only a response that was made with `background` can be cancelled."
             raise InvalidRequest(message, param="response_id")
-        return response
+        return (await self._views.of_response((), response.model, tenant)).show_response(response)
 
     async def list_input_items(self, response_id: str, params: InputItemListParams, *, tenant: str) -> ItemList:
         items = await self._background.load_input_items(response_id, tenant=tenant)
         if items is None:
             items = await self._history.load_input_items(response_id, tenant=tenant)
-        return page_input_items(items, params)
+        page = page_input_items(items, params)
+        return page.model_copy(update={"data": await self._views.show_items(page.data, params.include or (), tenant)})
 
     async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
         pending = await self._preparer.prepare_unlocked(request, tenant)

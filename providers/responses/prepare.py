@@ -11,18 +11,16 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from openai.types.responses.response import InputTransformation
-from pydantic import SecretStr
 
+from apis.chat import ChatRequest
 from apis.inference import Inference
 from apis.reader import Reader
-from apis.responses import CreateResponse
-from apis.storage.kv_store import KVStore
+from apis.responses import CreateResponse, ReasoningOptions
 from providers.responses.context.attachments import Attachments
 from providers.responses.context.chat_request import apply_configuration_updates, build_chat, refuse_unsupported
 from providers.responses.context.compaction import Compactor
 from providers.responses.context.conversation import Conversation, HistorySource, read_conversation
 from providers.responses.context.conversations import StoredConversations
-from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.context.sealed_results import SealedToolResults
 from providers.responses.context.truncation import with_truncation
 from providers.responses.events.ids import ResponseIds
@@ -38,13 +36,12 @@ from providers.responses.tools.request_tools import RequestTools
 @dataclass(frozen=True, slots=True)
 class PrepareOptions:
     """Options of a deployment: the largest number of hosted calls of a response and how many of them run at a time,
-    seconds for each call, characters of a result that the model reads, and the keys that seal reasoning."""
+    seconds for each call, and characters of a result that the model reads."""
 
     max_tool_calls: int
     parallel_tool_calls: int
     tool_timeout_s: float
     max_tool_output_chars: int
-    reasoning_keys: Sequence[SecretStr]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,6 @@ class ResponsePreparer:
         self,
         options: PrepareOptions,
         inference: Inference,
-        kv_store: KVStore,
         reader: Reader,
         request_tools: RequestTools,
         conversations: StoredConversations,
@@ -76,7 +72,7 @@ class ResponsePreparer:
         self._request_tools = request_tools
         self._conversations = conversations
         self._attachments = Attachments(reader, request_tools.model_catalog)
-        self._sealed_reasoning = SealedReasoning(options.reasoning_keys, kv_store)
+        self._sealed_reasoning = conversations.views.sealed_reasoning
         self._sealed_tool_results = SealedToolResults(self._sealed_reasoning, request_tools.model_catalog)
         self.compactor = Compactor(inference, self._sealed_reasoning)
 
@@ -152,7 +148,7 @@ class ResponsePreparer:
             await self.compactor.create_response_compaction(request, conversation, output, tenant),
         )
         return PendingResponse(
-            request,
+            await self._with_used_effort(request, chat),
             tenant,
             conversation,
             origin.ids,
@@ -162,6 +158,14 @@ class ResponsePreparer:
             transformations,
             origin.lock,
         )
+
+    async def _with_used_effort(self, request: CreateResponse, chat: ChatRequest) -> CreateResponse:
+        """Return the request with the effort that the model is shown, as far as its provider knows; else unchanged."""
+        effort = await self._inference.used_effort(chat)
+        if effort is None:
+            return request
+        reasoning = (request.reasoning or ReasoningOptions()).model_copy(update={"effort": effort})
+        return request.model_copy(update={"reasoning": reasoning})
 
     async def _read_input(
         self, request: CreateResponse, origin: _Origin

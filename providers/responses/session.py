@@ -14,6 +14,7 @@ from apis.events import EventBatch
 from apis.responses import CreateResponse, Session
 from apis.wire.items import items_to_json
 from providers.responses.context.conversation import HistorySource
+from providers.responses.context.item_views import ItemViews
 from providers.responses.events.ids import ResponseIds
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse
 from providers.responses.run.response_stream import ResponseStreams, assign_sequence_numbers
@@ -40,11 +41,18 @@ class SessionFactory:
     """Opens sessions, whose unstored responses share a cache of `cache_bytes`."""
 
     def __init__(
-        self, history: History, prepare: PrepareResponse, streams: ResponseStreams, *, cache_bytes: int
+        self,
+        history: History,
+        prepare: PrepareResponse,
+        streams: ResponseStreams,
+        views: ItemViews,
+        *,
+        cache_bytes: int,
     ) -> None:
         self.history = history
         self.prepare = prepare
         self.streams = streams
+        self.views = views
         self.cache = HistoryCache(cache_bytes, max_age_s=math.inf)
 
     def open(self, tenant: str) -> Session:
@@ -60,6 +68,7 @@ class LoopSession(Session):
         self._tenant = tenant
         self._prepare = factory.prepare
         self._streams = factory.streams
+        self._views = factory.views
         self._session_history = _SessionHistory(factory.history, factory.cache, f"session-{id(self)}")
 
     async def create(
@@ -73,15 +82,16 @@ class LoopSession(Session):
             )
             raise InvalidRequest(message, param="store", code="invalid_value")
         pending = await self._prepare(request, self._tenant, ResponseIds(), history_source=self._session_history)
-        stream = self._streams.stream if generate else self._streams.stream_input_only
-        number = 0
+        is_input_only = not generate or request.is_prewarm
+        stream = self._streams.stream_input_only if is_input_only else self._streams.stream
+        view, number = self._views.of_create(request), 0
         async with aclosing(stream(pending)) as batches:
             async for events in batches:
                 number = assign_sequence_numbers(events, number)
                 final = events[-1]
                 if request.store is False and isinstance(final, ResponseCompletedEvent | ResponseIncompleteEvent):
                     self._session_history.put(pending, final.response, stream_id)
-                yield events
+                yield view.show_live_events(events)
 
     def forget(self, response_id: str, *, stream_id: str = "") -> None:
         self._session_history.forget(response_id, stream_id)

@@ -20,7 +20,7 @@ from stack.http.edge import Edge
 from stack.http.idempotency import Idempotency
 from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
-from stack.http.routes.chat import CHAT_ROUTES
+from stack.http.routes.chat import CHAT_ROUTES, STORED_COMPLETION_ROUTES
 from stack.http.routes.containers import CONTAINER_ROUTES
 from stack.http.routes.conversations import CONVERSATION_ROUTES
 from stack.http.routes.embeddings import EMBEDDING_ROUTES
@@ -51,8 +51,11 @@ def create_app(config: StackConfig) -> Starlette:
     metrics = Metrics()
     server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
     routes = [(route.path, route.path, route) for route in server_routes]
-    routes += [(f"{prefix}{route.path}", f"/v1{route.path}", route) for route in API_ROUTES for prefix in ("/v1", "")]
-    described = tuple((path, route) for path, template, route in routes if path == template)
+    api_routes = (*API_ROUTES, *STORED_COMPLETION_ROUTES)
+    routes += [(f"{prefix}{route.path}", f"/v1{route.path}", route) for route in api_routes for prefix in ("/v1", "")]
+    described = tuple(
+        (path, route) for path, template, route in routes if path == template and route not in STORED_COMPLETION_ROUTES
+    )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:

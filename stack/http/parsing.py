@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,7 +13,9 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from apis.errors import InvalidRequest
+from apis.errors import InvalidRequest, Unsupported
+from apis.wire.base import REFUSED_FIELD
+from apis.wire.field_rows import UNSUPPORTED_TYPES, FieldRow, find_refused_value, refusal_message
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 ResultT = TypeVar("ResultT")
@@ -23,6 +26,7 @@ _MAX_VALUES: Final = 100_000
 BLOCKING_BYTES: Final = 256 * 1024
 """Bytes of a body above which it is parsed in a thread, because it would hold up other streams."""
 
+_INDEX: Final = re.compile(r"\[\d+\]")
 _EXPECTED_TYPES: Final = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -131,6 +135,10 @@ def _is_nested_deeper(value: Any, max_levels: int) -> bool:
 def to_invalid_request(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequest:
     """Return a validation error in the API's terms."""
     kind = error["type"]
+    if kind == REFUSED_FIELD:
+        row: FieldRow = error.get("ctx", {})["row"]
+        param = _param_path((*error["loc"], row.field), body, missing=False)
+        return Unsupported(refusal_message(row, param), param=param)
     param = _param_path(error["loc"], body, missing=kind == "missing")
     limits = error.get("ctx", {})
     value = error["input"]
@@ -143,11 +151,14 @@ def to_invalid_request(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequ
         return InvalidRequest(message, param=param, code="invalid_type")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _union_tag_error(error, param)
-    code, violation = _describe_violation(kind, limits, value)
+    if kind == "literal_error" and (refused := find_refused_value(_INDEX.sub("[]", param), value)):
+        return Unsupported(refusal_message(refused, param), param=param, code="unsupported_value")
+    code, violation = _describe_violation(kind, limits, value, error["msg"])
     return InvalidRequest(f"Invalid '{param}': {violation}.", param=param, code=code)
 
 
-def _describe_violation(error_type: str, limits: dict[str, Any], value: Any) -> tuple[str, str]:
+def _describe_violation(error_type: str, limits: dict[str, Any], value: Any, text: str) -> tuple[str, str]:
+    """Return the code of a violation and its description; `text` is the validator's own."""
     number = "integer" if isinstance(value, int) and isinstance(limits.get("le", limits.get("ge")), int) else "decimal"
     match error_type:
         case "less_than_equal" | "less_than":
@@ -170,8 +181,10 @@ def _describe_violation(error_type: str, limits: dict[str, Any], value: Any) -> 
             return "invalid_value", f"expected one of {limits['expected']}"
         case "string_pattern_mismatch":
             return "invalid_value", f"expected text that matches {limits['pattern']}"
+        case "value_error":
+            return "invalid_value", str(limits["error"])
         case _:
-            return "invalid_value", "the value is not valid here"
+            return "invalid_value", f"{text[:1].lower()}{text[1:]}".rstrip(".")
 
 
 def _union_tag_error(error: ErrorDetails, param: str) -> InvalidRequest:
@@ -183,6 +196,9 @@ def _union_tag_error(error: ErrorDetails, param: str) -> InvalidRequest:
         return InvalidRequest(message, param=param, code="invalid_type")
     fields = cast(dict[str, Any], value)
     if isinstance(fields.get("type"), str):
+        if reason := UNSUPPORTED_TYPES.get(fields["type"]):
+            message = f"'{fields['type']}' is not offered by this server. {reason}"
+            return Unsupported(message, param=f"{param}.type")
         expected = limits.get("expected_tags", "'message', 'function_call_output', ...").replace(
             "'message:assistant', ", ""
         )

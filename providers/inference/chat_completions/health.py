@@ -35,7 +35,7 @@ class HealthWatch:
         was_healthy: bool | None = None
         while True:
             upstream.wakeup.clear()
-            is_healthy = await self._check(upstream, was_healthy)
+            is_healthy = await self._check(upstream, was_healthy=was_healthy)
             if is_healthy and was_healthy is False:
                 upstream.breaker.record_success()
             was_healthy = is_healthy
@@ -45,7 +45,7 @@ class HealthWatch:
                     async with asyncio.timeout(None if len(self._upstreams) == 1 else self._interval_s):
                         await upstream.wakeup.wait()
 
-    async def _check(self, upstream: Upstream, was_healthy: bool | None) -> bool:
+    async def _check(self, upstream: Upstream, *, was_healthy: bool | None) -> bool:
         """Request the list of models, record the result, and log a change. A server that answers with another error is
         there: it may not list its models."""
         url = upstream.endpoint.base_url

@@ -14,6 +14,7 @@ from apis.deltas import DeltaBatch, TokenLogprob
 from apis.errors import InvalidRequest, ModelNotFound
 from apis.inference import Inference, Model
 from apis.provider import Provider, UserPath
+from apis.wire.base import Effort
 from providers.inference.gpt_oss.backend import LoadedRunner, load_backend
 from providers.inference.gpt_oss.checkpoint.loading import GIB, LoadingReport
 from providers.inference.gpt_oss.engine.engine import Engine, EngineMetrics, EngineRequest, EngineSettings
@@ -121,6 +122,10 @@ class GptOss(Inference):
                     yield deltas
                 if end is not None:
                     return
+
+    async def used_effort(self, request: ChatRequest) -> Effort | None:
+        """Return the effort of the system message."""
+        return self._config.harmony.used_effort(request.reasoning_effort)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the number of tokens of the prompt that `chat` would send to the model."""

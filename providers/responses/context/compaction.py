@@ -65,7 +65,9 @@ class Compactor:
         self, conversation: Conversation, output_items: Sequence[Item], tenant: str
     ) -> tuple[Conversation, Sequence[InputTransformation]]:
         """Return the conversation with the content of its newest compaction that can be opened, and the newer ones
-        that cannot, which no model sees. `output_items` are the output of a response that is resumed."""
+        that cannot, which no model sees. `output_items` are the output of a response that is resumed. Raises
+        InvalidRequest, naming the item, where none can be opened and the input begins with one: the answer would be
+        about a conversation of which nothing is known."""
         items = [*conversation.items, *output_items]
         sealed = [item for item in items if isinstance(item, CompactionItem)]
         if not sealed:
@@ -86,6 +88,13 @@ class Compactor:
             else:
                 content = CompactionContent.model_validate_json(text)
                 return replace(conversation, compactions={item.encrypted_content: content}), removed
+        if not conversation.history.items and isinstance(conversation.items[0], CompactionItem):
+            raise InvalidRequest(
+                f"The encrypted content of the item '{sealed[0].id or ''}' could not be decrypted: it is from another "
+                "server or tenant, or was changed.",
+                param="input[0].encrypted_content",
+                code="invalid_encrypted_content",
+            )
         return conversation, removed
 
     async def create_response_compaction(

@@ -3,11 +3,13 @@
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import orjson
 from openai.types.conversations import Conversation
+from pydantic import SecretStr
 
 from apis.conversations import (
     AddItems,
@@ -23,8 +25,9 @@ from apis.storage.pages import Page, first_page, page_after
 from apis.storage.records import decode_record, delete_all, encode_record
 from apis.wire.items import Item
 from providers.responses.context.conversation import resolve_items, stored_item
+from providers.responses.context.item_views import ItemViews
 from providers.responses.context.messages import check_items
-from providers.responses.context.url_files import public_item
+from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.conversation_items import (
@@ -47,10 +50,13 @@ _DELETE_BATCH_SIZE = 500
 class StoredConversations(Conversations):
     """The conversations of one store, which stay until they are deleted; `history` holds the other responses."""
 
-    def __init__(self, kv: KVStore, history: History, *, background_s: float) -> None:
+    def __init__(
+        self, kv: KVStore, history: History, reasoning_keys: Sequence[SecretStr] = (), *, background_s: float
+    ) -> None:
         """`background_s` is longer than a background response can take in seconds, waiting included."""
         self._kv = kv
         self.history = history
+        self.views = ItemViews(SealedReasoning(reasoning_keys, kv), history)
         self._background_s = background_s
 
     async def create(self, request: CreateConversation, *, tenant: str) -> Conversation:
@@ -91,7 +97,9 @@ class StoredConversations(Conversations):
             await delete_all(self._kv, prefix, page_size=_DELETE_BATCH_SIZE, durable=True)
         await self._kv.write([Delete(ref.record_key("conversation"))])
 
-    async def add_items(self, conversation_id: str, request: AddItems, *, tenant: str) -> Sequence[dict[str, Any]]:
+    async def add_items(
+        self, conversation_id: str, request: AddItems, *, include: Sequence[str] = (), tenant: str
+    ) -> Sequence[dict[str, Any]]:
         ref = ConversationKeys(tenant, conversation_id)
         await load_conversation_state(self._kv, ref)
         items, tool_results = await self._resolve_items(request.items, tenant)
@@ -112,7 +120,7 @@ class StoredConversations(Conversations):
                     raise duplicate_item_error(added[index]["id"], f"items[{index}].id")
             expect_unlocked = Delete(ref.record_key("conversation_floor"), ABSENT)
             if await self._kv.write([expect_unlocked, *ops]) is not None:
-                return [public_item(fields) for fields in added]
+                return await self.views.show_items(added, include, tenant)
 
     async def list_items(self, conversation_id: str, params: ItemListParams, *, tenant: str) -> Page[dict[str, Any]]:
         ref = ConversationKeys(tenant, conversation_id)
@@ -128,16 +136,19 @@ class StoredConversations(Conversations):
             cursor = ref.item_key(int(position.value))
         after, before = ("", cursor) if reverse else (cursor, "")
         rows = await self._kv.scan(ref.item_prefix, after=after, before=before, limit=params.limit + 1, reverse=reverse)
-        return first_page([_decode_item(entry) for _, entry in rows], params.limit)
+        page = first_page([_decode_item(entry) for _, entry in rows], params.limit)
+        return replace(page, data=await self.views.show_items(page.data, params.include or (), tenant))
 
-    async def get_item(self, conversation_id: str, item_id: str, *, tenant: str) -> dict[str, Any]:
+    async def get_item(
+        self, conversation_id: str, item_id: str, *, include: Sequence[str] = (), tenant: str
+    ) -> dict[str, Any]:
         ref = ConversationKeys(tenant, conversation_id)
         await load_conversation_state(self._kv, ref)
         position = await self._kv.get(ref.position_key(item_id))
         entry = None if position is None else await self._kv.get(ref.item_key(int(position.value)))
         if entry is None:
             raise _item_not_found(ref, item_id)
-        return _decode_item(entry)
+        return (await self.views.show_items([_decode_item(entry)], include, tenant))[0]
 
     async def delete_item(self, conversation_id: str, item_id: str, *, tenant: str) -> Conversation:
         ref = ConversationKeys(tenant, conversation_id)
@@ -185,10 +196,10 @@ class StoredConversations(Conversations):
 
 
 def page_input_items(items: Sequence[dict[str, Any]], params: InputItemListParams) -> ItemList:
-    """Return a page of a response's input items, given oldest first, as clients see them."""
+    """Return a page of a response's input items, given oldest first."""
     ordered = [*items] if params.order == "asc" else [*reversed(items)]
     page = page_after(ordered, params, itemgetter("id"), f"No input item has the id '{params.after}'.")
-    data = [public_item(item) for item in page.data]
+    data = [*page.data]
     first_id, last_id = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return ItemList(data=data, first_id=first_id, last_id=last_id, has_more=page.has_more)
 
@@ -199,7 +210,7 @@ def _items_to_stored(items: Sequence[Item], ref: ConversationKeys, start: int) -
 
 
 def _decode_item(entry: Entry) -> dict[str, Any]:
-    return public_item(orjson.loads(bytes(decode_record(entry, StoredItem).item)))
+    return orjson.loads(bytes(decode_record(entry, StoredItem).item))
 
 
 def _item_not_found(ref: ConversationKeys, item_id: str) -> NotFound:

@@ -124,6 +124,14 @@ class History:
         fields["output"] = orjson.loads(bytes(turn.output_items))
         return response_from_json(fields)
 
+    async def find_model(self, response_id: str, *, tenant: str) -> str | None:
+        """Return the model of a stored response; None if it is not stored."""
+        entry = await self._kv.get(_record_key(tenant, "response", response_id))
+        if entry is None:
+            return None
+        model: str = orjson.loads(bytes(decode_record(entry, ResponseRecord).response))["model"]
+        return model
+
     async def load_input_items(self, response_id: str, *, tenant: str) -> list[dict[str, Any]]:
         """Return the input items of a stored response itself, without those of earlier turns. Raises NotFound."""
         _, turn = await self._load_response_record(response_id, tenant)

@@ -63,7 +63,8 @@ def _call_from_item(item: ToolSearchCallItem, native_tools: frozenset[NativeTool
 def _output_from_item(item: ToolSearchOutput, call_ids: Mapping[str, str]) -> tuple[str, str] | None:
     if item.call_id is None:
         return None
-    tools = [tool.model_dump(exclude_none=True, exclude={"defer_loading", "server_url"}) for tool in item.tools]
+    unseen = {"defer_loading", "server_url", "is_async"}
+    tools = [tool.model_dump(exclude_none=True, exclude=unseen) for tool in item.tools]
     return item.call_id, orjson.dumps(tools).decode() if tools else "No tool was found."
 
 

@@ -28,7 +28,7 @@ from apis.deltas import (
     ToolCallStart,
     Usage,
 )
-from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
+from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError, error_to_body
 from apis.wire.base import Wire, sdk_model_to_json
 from stack.http.answers import json_response
 from stack.http.chat_files import read_files
@@ -55,7 +55,7 @@ class CreateChatCompletion(ChatRequest):
     @field_validator("messages", mode="before")
     @classmethod
     def _accept_reasoning_content(cls, messages: Any) -> Any:
-        # responses carry the field as `reasoning_content`, so clients send it back by that name
+        # responses carry the text as `reasoning` and as `reasoning_content`, and clients send back either
         for message in cast(list[Any], messages) if isinstance(messages, list) else []:
             if isinstance(message, dict) and "reasoning_content" in message:
                 fields = cast(dict[str, Any], message)
@@ -81,7 +81,20 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     return json_response(sdk_model_to_json(completion))
 
 
+async def refuse_stored_completion(_http: Request, _context: HttpContext, _services: Services) -> Response:
+    raise Unsupported("Chat completions are not stored here: use responses, which are.", param="store")
+
+
+_COMPLETION_PATH: Final = "/chat/completions/{completion_id}"
 CHAT_ROUTES: Final = (Route("POST", "/chat/completions", create_chat_completion, body=CreateChatCompletion),)
+STORED_COMPLETION_ROUTES: Final = (
+    Route("GET", "/chat/completions", refuse_stored_completion),
+    Route("GET", _COMPLETION_PATH, refuse_stored_completion),
+    Route("POST", _COMPLETION_PATH, refuse_stored_completion),
+    Route("DELETE", _COMPLETION_PATH, refuse_stored_completion),
+    Route("GET", f"{_COMPLETION_PATH}/messages", refuse_stored_completion),
+)
+"""Routes of OpenAI's API that only say that they are not offered; no document describes them."""
 
 
 def _encode_frames(chunks: Sequence[ChatCompletionChunk | dict[str, Any]]) -> bytes:
@@ -128,7 +141,7 @@ class _DrainedChat:
             "refusal": "".join(self.refusal) or None,
         }
         if self.reasoning:
-            message["reasoning_content"] = "".join(self.reasoning)
+            message["reasoning"] = message["reasoning_content"] = "".join(self.reasoning)
         if self.calls:
             message["tool_calls"] = [
                 _build_tool_call(start, "".join(arguments)) for start, arguments in self.calls.values()
@@ -202,7 +215,7 @@ class _CompletionBuilder:
             case TextDelta():
                 return self._build_chunk({"content": delta.text}, logprobs=_build_logprobs(delta.logprobs))
             case ReasoningDelta():
-                return self._build_chunk({"reasoning_content": delta.text})
+                return self._build_chunk({"reasoning": delta.text, "reasoning_content": delta.text})
             case RefusalDelta():
                 return self._build_chunk({"refusal": delta.text})
             case ToolCallStart():

@@ -228,7 +228,7 @@ async def test_all_that_a_web_search_may_be_told_is_taken(run: Run) -> None:
     ("tool", "param"),
     [
         (ImageGenerationTool({"type": "image_generation"}), "tools[0].type"),
-        (ShellTool(environment={"type": "container_auto"}), "tools[0].environment"),
+        (ShellTool(environment={"type": "container_auto"}), "tools[0].environment.type"),
     ],
     ids=["images", "a shell of the server's"],
 )

@@ -135,6 +135,16 @@ async def test_updates_change_what_they_name(served: Served) -> None:
     assert (changed.name, changed.metadata) == ("b", {"k": "v"})
     assert changed.last_active_at is not None
     assert changed.expires_at == changed.last_active_at + 3 * 86400
+    renamed = await served.client.vector_stores.update(store.id, name="c")
+    assert renamed.expires_after is not None
+
+
+async def test_an_expiry_that_is_null_ends(served: Served) -> None:
+    """G26: as at OpenAI; other fields that are null stay."""
+    expiry: Any = {"anchor": "last_active_at", "days": 3}
+    store = await served.client.vector_stores.create(name="a", expires_after=expiry)
+    changed = await served.client.vector_stores.update(store.id, expires_after=None, name=None)
+    assert (changed.name, changed.expires_after, changed.expires_at) == ("a", None, None)
 
 
 async def test_an_expired_store_is_empty_and_says_so(served: Served) -> None:

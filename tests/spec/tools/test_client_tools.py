@@ -204,7 +204,7 @@ async def test_skills_are_told_to_the_model(served: Served) -> None:
 
 async def test_a_shell_in_a_container_is_refused(served: Served) -> None:
     error = await refusal(served, tools=[{"type": "shell", "environment": {"type": "container_auto"}}])
-    assert error["param"] == "tools[0].environment"
+    assert error["param"] == "tools[0].environment.type"
 
 
 @pytest.mark.parametrize("kind", ["shell", "apply_patch"])

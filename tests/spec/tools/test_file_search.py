@@ -68,7 +68,7 @@ async def test_results_are_in_the_item_only_where_they_are_asked_for(tmp_path: P
     async with filing(tmp_path, [search()], ANSWER) as served:
         store_id, ids = await store_of(served, whales={"sea": True})
         response = await create(served, tools=[tool(store_id)], include=INCLUDE)
-        assert bare(await responses(served).retrieve(response.id)) == bare(response)
+        assert bare(await responses(served).retrieve(response.id, include=INCLUDE)) == bare(response)
     best = response.output[0].results[0]
     assert (best.file_id, best.filename, best.text) == (ids["whales.md"], "whales.md", TEXTS["whales.md"])
     assert best.attributes == {"sea": True}

@@ -392,4 +392,4 @@ async def test_a_response_with_searches_is_stored_as_it_was_told() -> None:
     async with searching([search()], [{"text": "See \u30101\u3011."}], kv_store=MEMORY) as (served, _):
         async with responses(served).stream(model="scripted", input="hi", tools=[TOOL], include=include) as events:
             final = await events.get_final_response()
-        assert bare(await responses(served).retrieve(final.id)) == bare(final)
+        assert bare(await responses(served).retrieve(final.id, include=include)) == bare(final)

@@ -115,7 +115,6 @@ class CodeInterpreter(TypedTool):
     def __init__(
         self, declaration: CodeInterpreterTool, context: ToolContext, runtime: ToolRuntime, containers: Containers
     ) -> None:
-        self.shows_outputs = context.includes("code_interpreter_call.outputs")
         self._declaration = declaration
         self._context = context
         self._runtime = runtime
@@ -226,7 +225,7 @@ class _CodeInterpreterCall(HostedCall):
             status=cast(CodeStatus, status),
             code=self._code_parser.code,
             container_id=self._tool.container_id,
-            outputs=self._outputs if has_ended and self._tool.shows_outputs else None,
+            outputs=self._outputs if has_ended else None,
         )
 
     def open(self) -> EventList:

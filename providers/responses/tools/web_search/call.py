@@ -40,8 +40,6 @@ class WebAccess:
     options: Mapping[str, Any]
     pages: PageHistory
     view_chars: int
-    shows_sources: bool = False
-    shows_results: bool = False
 
     @property
     def domains(self) -> DomainFilter:
@@ -149,13 +147,13 @@ class WebSearchCall(WebCall):
         action = ActionSearch(type="search", query=self.query)
         if self.query:
             action.queries = [self.query]
-        if is_finished and self.web.shows_sources:
+        if is_finished:
             action.sources = [ActionSearchSource(type="url", url=source.url) for source in self.sources]
         return action
 
     def item(self, status: str) -> ResponseFunctionWebSearch:
         item = super().item(status)
-        if not self.web.shows_results or status != "completed":
+        if status != "completed":
             return item
         results = [{"url": source.url, "title": source.title, "text": source.text} for source in self.sources]
         return item.model_copy(update={"results": results})

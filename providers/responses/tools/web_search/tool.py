@@ -68,8 +68,6 @@ class WebSearch(TypedTool):
                 if tool_result.name.removeprefix("functions.") in _CALLS_BY_NAME
             ),
             _VIEW_CHARS[declaration.search_context_size or "medium"],
-            context.includes("web_search_call.action.sources"),
-            context.includes("web_search_call.results"),
         )
         specs = {spec.name: spec for spec in runtime.tools()}
         opens_pages = is_live and "open_page" in specs

@@ -15,6 +15,7 @@ from providers.responses.context.chat_request import build_chat, refuse_unsuppor
 from providers.responses.tools.call import HostedCall, TypedTool
 from providers.responses.tools.offered import OfferedTools
 from providers.responses.tools.registry import ToolBinding
+from stack.http.parsing import validate_request
 
 Fields = dict[str, Any]
 F: Fields = {"type": "function", "name": "f"}
@@ -51,7 +52,7 @@ def told(**fields: Any) -> Fields:
 @pytest.mark.parametrize("value", ["x", {}, [], 0, False])
 def test_what_is_not_offered_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(Unsupported) as caught:
-        refuse_unsupported(CreateResponse.model_validate({"model": "m", "input": "hi", name: value}))
+        validate_request({"model": "m", "input": "hi", name: value}, CreateResponse)
     assert caught.value.param == name
 
 
