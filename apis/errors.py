@@ -13,6 +13,7 @@ StackError
 ├── IdempotencyKeyInUse       409  the first request with the key is still running
 ├── PayloadTooLarge           413
 ├── UnsupportedMediaType      415
+├── ExternalConnectorError    424  an MCP server that the request declares cannot be used
 ├── RateLimited               429  `retry_after_s` when known
 ├── UpstreamError             502  a service that we depend on failed or did not answer
 │   └── UpstreamTimeout       504  it took too long; the message says which limit
@@ -152,6 +153,14 @@ class UnsupportedMediaType(StackError):
     status = 415
     type = "invalid_request_error"
     code = "unsupported_media_type"
+
+
+class ExternalConnectorError(StackError):
+    """An MCP server that the request declares could not be asked for its tools; no model was called."""
+
+    status = 424
+    type = "external_connector_error"
+    code = "http_error"
 
 
 class RateLimited(StackError):

@@ -54,7 +54,8 @@ class Loop(Responses):
         them. One response may run `max_tool_calls` hosted calls, `parallel_tool_calls` of them at a time, each for
         `tool_timeout_s`; the model reads `max_tool_output_chars` of a result. `reasoning_keys` seal the reasoning that
         clients store: the first seals, all open; without any, the workers on one store share a key that is stored
-        there. `webhooks` are called when background responses end."""
+        there. `webhooks` are called when background responses end. An MCP server that cannot list its tools fails the
+        response before a model is called, unless `continue_without_mcp_servers`."""
 
         retention_days: float = Field(30, gt=0)
         sweep_interval_s: float = Field(600, gt=0)
@@ -66,6 +67,7 @@ class Loop(Responses):
         tool_timeout_s: float = Field(60, gt=0)
         max_tool_output_chars: int = Field(100_000, ge=1000)
         response_timeout_s: float = Field(600, gt=0)
+        continue_without_mcp_servers: bool = False
         reasoning_keys: tuple[Annotated[SecretStr, Field(min_length=32)], ...] = ()
         background: BackgroundConfig = BackgroundConfig()
         webhooks: list[Webhook] = Field(default_factory=list[Webhook])
@@ -99,6 +101,7 @@ class Loop(Responses):
             config.tool_timeout_s,
             config.max_tool_output_chars,
             config.reasoning_keys,
+            requires_tool_lists=not config.continue_without_mcp_servers,
         )
         request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores)
         self._preparer = ResponsePreparer(options, inference, kv_store, reader, request_tools, self._conversations)

@@ -38,13 +38,15 @@ from providers.responses.tools.request_tools import RequestTools
 @dataclass(frozen=True, slots=True)
 class PrepareOptions:
     """Options of a deployment: the largest number of hosted calls of a response and how many of them run at a time,
-    seconds for each call, characters of a result that the model reads, and the keys that seal reasoning."""
+    seconds for each call, characters of a result that the model reads, the keys that seal reasoning, and whether an MCP
+    server without a list of tools fails the response."""
 
     max_tool_calls: int
     parallel_tool_calls: int
     tool_timeout_s: float
     max_tool_output_chars: int
     reasoning_keys: Sequence[SecretStr]
+    requires_tool_lists: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ class ResponsePreparer:
                 self._options.tool_timeout_s,
             ),
             await self.compactor.create_response_compaction(request, conversation, output, tenant),
+            requires_tool_lists=self._options.requires_tool_lists,
         )
         return PendingResponse(
             request,

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager, nullcontext
-from typing import Final
+from contextlib import aclosing, nullcontext
+from typing import Final, Self
 
 from openai.types.responses import (
     Response,
@@ -14,6 +14,8 @@ from openai.types.responses import (
     ResponseFailedEvent,
     ResponseIncompleteEvent,
     ResponseInProgressEvent,
+    ResponseOutputItemAddedEvent,
+    ResponseOutputItemDoneEvent,
     ResponseStreamEvent,
 )
 
@@ -63,12 +65,14 @@ class ResponseStreams:
         try:
             async with aclosing(pending.agent_loop.run(stream_deltas=pending.request.stream is True)) as batches:
                 if pending.request.stream:
-                    async with _peek_first_batch(batches) as first_batch:
+                    async with _FirstBatches(
+                        batches, awaits_tool_lists=pending.agent_loop.requires_tool_lists
+                    ) as first_batches:
                         begun = True
                         yield _first_events(pending.build_initial_response())
-                        if events := await first_batch:
+                        async for events in first_batches:
                             yield events
-                    del first_batch
+                    del first_batches
                 async for events in batches:
                     begun = True
                     yield events
@@ -114,26 +118,58 @@ class ResponseStreams:
             _log.warning("a %s response was not stored: %s", response.status, exc.message)
 
 
-@asynccontextmanager
-async def _peek_first_batch(batches: AsyncGenerator[EventBatch]) -> AsyncGenerator[asyncio.Task[EventBatch]]:
-    """Start the first batch as a task and wait for it briefly, so that an early refusal of the model is raised here."""
+class _FirstBatches:
+    """The first batch, read by a task that is waited for briefly: an early refusal by the model is raised on entering.
+    With `awaits_tool_lists` that of a server whose tools cannot be listed is raised, too: the batches of a listing that
+    has not succeeded are then also among the first. Iterate it to the end before the context ends."""
 
-    async def first_batch() -> EventBatch:
+    def __init__(self, batches: AsyncGenerator[EventBatch], *, awaits_tool_lists: bool) -> None:
+        self._batches = batches
+        self._awaits_tool_lists = awaits_tool_lists
+        self._read: list[EventBatch] = []
+        self._is_over = False
+        self._task = asyncio.create_task(self._read_batches())
+
+    async def __aenter__(self) -> Self:
         try:
-            return await anext(batches)
-        except StopAsyncIteration:  # anext's own default must not be a tuple: Python 3.11 fails on it
-            return ()
+            await asyncio.wait({self._task}, timeout=_EARLY_FAILURE_WAIT_S)
+            if self._task.done():
+                self._task.result()
+        except BaseException:
+            await self._stop()
+            raise
+        self._is_over = True
+        return self
 
-    task = asyncio.create_task(first_batch())
-    try:
-        await asyncio.wait({task}, timeout=_EARLY_FAILURE_WAIT_S)
-        if task.done():
-            task.result()
-        yield task
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop()
+
+    async def __aiter__(self) -> AsyncGenerator[EventBatch]:
+        early = len(self._read)
+        for events in self._read[:early]:
+            yield events
+        await self._task
+        for events in self._read[early:]:
+            yield events
+
+    async def _read_batches(self) -> None:
+        async for events in self._batches:
+            if events:
+                self._read.append(events)
+            if self._is_over or not (self._awaits_tool_lists and all(map(_is_unlisted_event, events))):
+                return
+
+    async def _stop(self) -> None:
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+
+def _is_unlisted_event(event: ResponseStreamEvent) -> bool:
+    """Return whether the event is that of a server's listing that has not succeeded."""
+    if isinstance(event, ResponseOutputItemAddedEvent | ResponseOutputItemDoneEvent):
+        return event.item.type == "mcp_list_tools"
+    return event.type in ("response.mcp_list_tools.in_progress", "response.mcp_list_tools.failed")
 
 
 def _first_events(response: Response) -> EventBatch:

@@ -18,7 +18,7 @@ so that no kind of item can miss its `added` or its `done` event.
 from collections.abc import Hashable
 from dataclasses import replace
 from itertools import groupby
-from typing import assert_never
+from typing import Final, assert_never
 
 from apis.deltas import (
     Delta,
@@ -49,15 +49,23 @@ from providers.responses.tools.choice_policy import ToolChoicePolicy
 from providers.responses.tools.item_types import id_prefix
 from providers.responses.tools.offered import ClientToolName, OfferedTools
 
+NO_CALLS_LEFT: Final = "no more tool calls are allowed in this response. Answer with what you have."
+"""Reason that the model reads for a hosted call beyond `max_tool_calls`, which becomes no item."""
+
 
 class TurnStream:
     """Turns the delta batches of one chat into events. After the last batch, `finish` says how the turn ended, and the
     calls are sorted by who acts on them: the client runs `function_calls` and `client_calls`, this server
     `hosted_calls`, and the model reads why its `rejected_calls` were not run. `has_message` is true once a message
-    opened; the caller counts deltas in `delta_count`."""
+    opened; the caller counts deltas in `delta_count`. Hosted calls beyond `hosted_calls_left` are rejected."""
 
     def __init__(
-        self, output: ResponseOutput, toolbox: OfferedTools, tool_choice_policy: ToolChoicePolicy | None = None
+        self,
+        output: ResponseOutput,
+        toolbox: OfferedTools,
+        tool_choice_policy: ToolChoicePolicy | None = None,
+        *,
+        hosted_calls_left: int | None = None,
     ) -> None:
         self.finish: Finish | None = None
         self.tool_choice_policy = tool_choice_policy or ToolChoicePolicy()
@@ -70,6 +78,7 @@ class TurnStream:
         self._pending_client_calls: dict[str, ClientCall] = {}
         self._toolbox = toolbox
         self._output = output
+        self._hosted_calls_left = hosted_calls_left
         self._open_item: OpenMessage | OpenReasoning | None = None
         self._growing_call_ids: set[str] = set()
 
@@ -182,7 +191,15 @@ class TurnStream:
             return RejectedCall(start)
         if not self.tool_choice_policy.allows(start.name):
             return RejectedCall(start, self.tool_choice_policy.refusal_message(start.name))
-        return tool if isinstance(tool, ClientToolName) else tool.create_call(start)
+        if isinstance(tool, ClientToolName):
+            return tool
+        call = tool.create_call(start)
+        is_beyond_limit = self._hosted_calls_left is not None and len(self.hosted_calls) >= self._hosted_calls_left
+        return (
+            RejectedCall(start, f"Not run: {NO_CALLS_LEFT}")
+            if is_beyond_limit and isinstance(call, HostedCall)
+            else call
+        )
 
     def _place_client_call(self, call: ClientCall, events: EventList) -> None:
         """Open and close the item of a client's typed call that is complete; reject one with invalid arguments."""
