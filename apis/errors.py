@@ -3,6 +3,7 @@
 StackError
 ├── InvalidRequest            400  the request itself is wrong; `param` names the field
 │   ├── Unsupported           400  well-formed, but not offered here
+│   │   └── CountingUnsupported 400  the model's server has no way to count the tokens of a prompt
 │   └── ContextLengthExceeded 400  the prompt does not fit the model
 ├── Unauthorized              401  no key, or a wrong one
 ├── PermissionDenied          403  this caller may not (a foreign Host or Origin, for one)
@@ -69,6 +70,10 @@ class Unsupported(InvalidRequest):
     """The request is legal in the API, and this stack does not offer that feature."""
 
     code = "unsupported_parameter"
+
+
+class CountingUnsupported(Unsupported):
+    """The model's server cannot count the tokens of a prompt; it may answer the prompt all the same."""
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -48,8 +48,8 @@ class Inference(Provider, ABC):
 
     @abstractmethod
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return the length of the prompt in tokens as the model sees it. Raises Unsupported where it cannot be
-        known."""
+        """Return the length of the prompt in tokens as the model sees it. Raises CountingUnsupported where it cannot be
+        known, and the errors of `chat` for a chat that the model cannot be sent."""
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return one vector per input. Raises the errors of `chat`, and Unsupported for a model without embeddings,

@@ -169,7 +169,7 @@ class VLLM(Inference):
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the prompt: counted here if it is rendered here, otherwise by vLLM's /tokenize. Other
-        engines raise Unsupported."""
+        engines raise CountingUnsupported."""
         if self._harmony_template is not None:
             return await self._harmony_template.count_tokens(request)
         return await self._get_upstreams().query_any(lambda endpoint: endpoint.count_tokens(request))

@@ -23,6 +23,7 @@ from apis.responses import (
     CompactedConversation,
     CreateResponse,
     InputItemListParams,
+    InputTokenCount,
     ItemList,
     Responses,
     Session,
@@ -84,7 +85,6 @@ class Loop(Responses):
         vector_stores: VectorStores | None,
     ) -> None:
         self._config = config
-        self._inference = inference
         self._kv = kv_store
         self._history = History(
             kv_store,
@@ -179,9 +179,9 @@ class Loop(Responses):
             items = await self._history.load_input_items(response_id, tenant=tenant)
         return page_input_items(items, params)
 
-    async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
+    async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> InputTokenCount:
         pending = await self._preparer.prepare_unlocked(request, tenant)
-        return await self._inference.count_tokens(pending.agent_loop.chat)
+        return await self._preparer.token_counter.count(pending.agent_loop.chat)
 
     async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:
         pending = await self._preparer.prepare_unlocked(CreateResponse(**dict(request)), tenant)

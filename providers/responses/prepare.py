@@ -24,6 +24,7 @@ from providers.responses.context.conversation import Conversation, HistorySource
 from providers.responses.context.conversations import StoredConversations
 from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.context.sealed_results import SealedToolResults
+from providers.responses.context.token_estimate import TokenCounter
 from providers.responses.context.truncation import with_truncation
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
@@ -80,7 +81,8 @@ class ResponsePreparer:
         self._attachments = Attachments(reader, request_tools.model_catalog)
         self._sealed_reasoning = SealedReasoning(options.reasoning_keys, kv_store)
         self._sealed_tool_results = SealedToolResults(self._sealed_reasoning, request_tools.model_catalog)
-        self.compactor = Compactor(inference, self._sealed_reasoning)
+        self.token_counter = TokenCounter(inference)
+        self.compactor = Compactor(inference, self._sealed_reasoning, self.token_counter)
 
     async def prepare(
         self,
@@ -153,6 +155,8 @@ class ResponsePreparer:
             ),
             await self.compactor.create_response_compaction(request, conversation, output, tenant),
             requires_tool_lists=self._options.requires_tool_lists,
+            # the usage of a chat that was shortened says nothing of the whole one
+            record_usage=None if request.truncation == "auto" else self.token_counter.record_usage,
         )
         return PendingResponse(
             request,

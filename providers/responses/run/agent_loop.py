@@ -47,7 +47,7 @@ _INCOMPLETE_REASONS: Final[Mapping[str, IncompleteReason]] = {
 class LoopPlan:
     """Everything that the turns of one response run on. `chat` is the first turn's; `compaction` keeps the chat within
     its threshold, or is the whole response. With `requires_tool_lists`, an MCP server that cannot list its tools fails
-    the response."""
+    the response; `record_usage` is called with the chat and the usage of each turn."""
 
     inference: Inference
     chat: ChatRequest
@@ -56,6 +56,7 @@ class LoopPlan:
     limits: ToolCallLimits
     compaction: ResponseCompaction | None = None
     requires_tool_lists: bool = False
+    record_usage: Callable[[ChatRequest, Usage], None] | None = None
 
 
 class AgentLoop:
@@ -133,6 +134,8 @@ class AgentLoop:
             if turn.finish is None:
                 raise UpstreamError("The inference server ended its answer without saying why.")
             state.usage = add_usage(state.usage, turn.finish.usage)
+            if self._plan.record_usage is not None:
+                self._plan.record_usage(self.chat, turn.finish.usage)
             if turn.hosted_calls:
                 async with aclosing(self._run_requested_calls([*turn.hosted_calls.values()])) as batches:
                     async for events in batches:

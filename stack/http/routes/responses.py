@@ -56,7 +56,8 @@ async def create_response(http: Request, context: HttpContext, services: Service
 async def count_input_tokens(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_request(await read_body(http, services.max_body_bytes), CreateResponse)
     count = await services.stack.responses.count_input_tokens(request, tenant=context.tenant)
-    return value_response({"object": "response.input_tokens", "input_tokens": count})
+    estimate = {"estimated": True} if count.is_estimate else {}  # the SDK's type allows further fields
+    return value_response({"object": "response.input_tokens", "input_tokens": count.tokens, **estimate})
 
 
 async def compact_conversation(http: Request, context: HttpContext, services: Services) -> Response:
