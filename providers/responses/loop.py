@@ -56,7 +56,8 @@ class Loop(Responses):
         `tool_timeout_s`; the model reads `max_tool_output_chars` of a result. `reasoning_keys` seal the reasoning that
         clients store: the first seals, all open; without any, the workers on one store share a key that is stored
         there. `webhooks` are called when background responses end. An MCP server that cannot list its tools fails the
-        response before a model is called, unless `continue_without_mcp_servers`."""
+        response before a model is called, unless `continue_without_mcp_servers`. `summary_model` writes the summaries
+        of reasoning that requests ask for; without it they repeat the reasoning."""
 
         retention_days: float = Field(30, gt=0)
         sweep_interval_s: float = Field(600, gt=0)
@@ -69,6 +70,7 @@ class Loop(Responses):
         max_tool_output_chars: int = Field(100_000, ge=1000)
         response_timeout_s: float = Field(600, gt=0)
         continue_without_mcp_servers: bool = False
+        summary_model: str | None = Field(None, min_length=1)
         reasoning_keys: tuple[Annotated[SecretStr, Field(min_length=32)], ...] = ()
         background: BackgroundConfig = BackgroundConfig()
         webhooks: list[Webhook] = Field(default_factory=list[Webhook])
@@ -102,6 +104,7 @@ class Loop(Responses):
             config.max_tool_output_chars,
             config.reasoning_keys,
             requires_tool_lists=not config.continue_without_mcp_servers,
+            summary_model=config.summary_model,
         )
         request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores)
         self._preparer = ResponsePreparer(options, inference, kv_store, reader, request_tools, self._conversations)

@@ -22,10 +22,9 @@ from providers.responses.context.chat_request import apply_configuration_updates
 from providers.responses.context.compaction import Compactor
 from providers.responses.context.conversation import Conversation, HistorySource, read_conversation
 from providers.responses.context.conversations import StoredConversations
+from providers.responses.context.request_inference import RequestInferences
 from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.context.sealed_results import SealedToolResults
-from providers.responses.context.token_estimate import TokenCounter
-from providers.responses.context.truncation import with_truncation
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.run.agent_loop import AgentLoop, LoopPlan
@@ -40,7 +39,7 @@ from providers.responses.tools.request_tools import RequestTools
 class PrepareOptions:
     """Options of a deployment: the largest number of hosted calls of a response and how many of them run at a time,
     seconds for each call, characters of a result that the model reads, the keys that seal reasoning, and whether an MCP
-    server without a list of tools fails the response."""
+    server without a list of tools fails the response. `summary_model` summarizes reasoning."""
 
     max_tool_calls: int
     parallel_tool_calls: int
@@ -48,6 +47,7 @@ class PrepareOptions:
     max_tool_output_chars: int
     reasoning_keys: Sequence[SecretStr]
     requires_tool_lists: bool = True
+    summary_model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class ResponsePreparer:
         conversations: StoredConversations,
     ) -> None:
         self._options = options
-        self._inference = inference
+        self._inferences = RequestInferences(inference, options.summary_model)
         self._request_tools = request_tools
         self._conversations = conversations
         self._attachments = Attachments(reader, request_tools.model_catalog)
         self._sealed_reasoning = SealedReasoning(options.reasoning_keys, kv_store)
         self._sealed_tool_results = SealedToolResults(self._sealed_reasoning, request_tools.model_catalog)
-        self.token_counter = TokenCounter(inference)
+        self.token_counter = self._inferences.token_counter
         self.compactor = Compactor(inference, self._sealed_reasoning, self.token_counter)
 
     async def prepare(
@@ -144,7 +144,7 @@ class ResponsePreparer:
             items=resume_point.output_items if resume_point is not None else (),
         )
         plan = LoopPlan(
-            with_truncation(self._inference, request),
+            self._inferences.build(request),
             chat,
             conversation,
             toolbox,

@@ -5,9 +5,10 @@ What a delta does depends only on its type and on what is open:
     open \\ delta   Text             Reasoning         Refusal          ToolCallStart   ToolArguments
     nothing        open a message   open a reasoning  open a message   open a call     grow that call
     message        grow it *        close, open one   grow it          close, open     grow that call
-    reasoning      close, open one  grow it           close, open one  close, open     grow that call
+    reasoning      close, open one  grow it **        close, open one  close, open     grow that call
 
     * a delta of another phase closes the message and opens another
+    ** a ReasoningSummaryDelta ends the open reasoning's text and grows its summary; reasoning after it opens another
 
 Calls stay open until the turn ends, because parallel calls may interleave; deltas name them by call id. Calls of typed
 tools that the client runs open only at the end, because the item needs complete, valid arguments. The output grows
@@ -25,6 +26,7 @@ from apis.deltas import (
     DeltaBatch,
     Finish,
     ReasoningDelta,
+    ReasoningSummaryDelta,
     RefusalDelta,
     TextDelta,
     ToolArgumentsDelta,
@@ -97,6 +99,9 @@ class TurnStream:
                     self._current_message(delta, events).append(delta, events)
                 case ReasoningDelta(text):
                     self._current_reasoning(events).append(text, events)
+                case ReasoningSummaryDelta(text):
+                    if isinstance(self._open_item, OpenReasoning):
+                        self._open_item.append_summary(text, events)
                 case ToolCallStart():
                     self._close_open_item(events)
                     self._open_call(delta, events)
@@ -156,7 +161,7 @@ class TurnStream:
         return message
 
     def _current_reasoning(self, events: EventList) -> OpenReasoning:
-        if not isinstance(self._open_item, OpenReasoning):
+        if not isinstance(self._open_item, OpenReasoning) or self._open_item.is_summarized:
             self._close_open_item(events)
             self._open_item = OpenReasoning(
                 self._output.ids.new_item_id(id_prefix("reasoning")),

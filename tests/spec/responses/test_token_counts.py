@@ -46,9 +46,11 @@ async def test_a_server_that_cannot_count_gets_an_estimate_that_is_named_as_one(
 
 async def test_an_exact_count_is_not_called_an_estimate() -> None:
     """X2: a server that counts is believed."""
-    async with UpstreamServer(streamed(text_chunks("Hi."))) as upstream:
-        async with serving({"provider": "vllm", "base_url": upstream.base_url}) as served:
-            count = await counted(served, input=LONG)
+    async with (
+        UpstreamServer(streamed(text_chunks("Hi."))) as upstream,
+        serving({"provider": "vllm", "base_url": upstream.base_url}) as served,
+    ):
+        count = await counted(served, input=LONG)
     assert (count.input_tokens, count.model_extra) == (5, {})
 
 
