@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from apis.chat import ChatRequest, NativeToolName
 from apis.deltas import DeltaBatch
@@ -12,12 +12,15 @@ from apis.errors import Unsupported
 from apis.provider import Provider
 
 Modality = Literal["image", "file"]
+Constraint = Literal["json_schema", "grammar"]
+"""A constraint on generated text: the schema of a format, or the grammar of a custom tool's input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """Model that a provider serves now. `modalities` are its input kinds other than text, None if unknown;
-    `native_tools` are the tools it accepts as a NativeTool. An embedding model has `embedding_dimensions`, if known."""
+    `native_tools` are the tools it accepts as a NativeTool. An embedding model has `embedding_dimensions`, if known;
+    `enforces` are the constraints that its engine promises to hold: others are checked when the text is complete."""
 
     id: str
     owned_by: str
@@ -26,6 +29,10 @@ class Model:
     modalities: frozenset[Modality] | None = None
     native_tools: frozenset[NativeToolName] = frozenset()
     embedding_dimensions: int | None = None
+    enforces: frozenset[Constraint] = frozenset()
+
+
+ALL_CONSTRAINTS: Final[frozenset[Constraint]] = frozenset({"json_schema", "grammar"})
 
 
 class Inference(Provider, ABC):

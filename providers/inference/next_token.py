@@ -27,7 +27,7 @@ from apis.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from apis.inference import Inference, Modality, Model
+from apis.inference import ALL_CONSTRAINTS, Inference, Modality, Model
 from apis.provider import Provider
 from providers.inference.harmony.grammar import TurnGrammar
 from providers.inference.harmony.harmony import Harmony, HarmonyPrompt
@@ -109,6 +109,7 @@ class NextToken(Inference):
                 context_tokens=self._config.context_tokens,
                 modalities=frozenset[Modality](),
                 native_tools=NATIVE_TOOLS,
+                enforces=ALL_CONSTRAINTS,
             )
         ]
 

@@ -15,7 +15,7 @@ from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
 from apis.imports import import_from_string
-from apis.inference import Inference, Modality, Model
+from apis.inference import ALL_CONSTRAINTS, Constraint, Inference, Modality, Model
 from apis.provider import Provider
 from providers.inference.chat_completions.body import ChatDialect, UpstreamEngine
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
@@ -40,7 +40,9 @@ class VLLM(Inference):
 
     class Config(Provider.Config):
         """`engine: openai` sends only fields of OpenAI's own API; `reasoning_field` is then `none` by default.
-        `extra_body` is merged over every chat's body. `modalities` lists the models' input kinds other than text.
+        `extra_body` is merged over every chat's body. `modalities` lists the models' input kinds other than text,
+        `enforces` the constraints that the server promises to hold (`json_schema`, `grammar`); by default vLLM holds
+        schemas, and both with `template: harmony`, another server none.
         `template: harmony` is for gpt-oss on vLLM: prompts are rendered here with the options in `harmony` and sent as
         tokens. `grammars` then says that vLLM enforces them, as it does when started with --structured-outputs-config
         '{"backend": "guidance", "enable_in_reasoning": true}'. `proxy` is the URL of an HTTP proxy for all base
@@ -59,6 +61,7 @@ class VLLM(Inference):
         neutralize_control_tokens: bool | None = None
         extra_body: dict[str, Any] = Field(default_factory=dict)
         modalities: frozenset[Modality] | None = None
+        enforces: frozenset[Constraint] | None = None
         connect_timeout_s: float = Field(default=5, gt=0)
         headers_timeout_s: float = Field(default=60, gt=0)
         first_token_timeout_s: float = Field(default=120, gt=0)
@@ -152,6 +155,7 @@ class VLLM(Inference):
         if self._harmony_template is not None:
             native, text = self._harmony_template.native_tools, frozenset[Modality]()
             models = [replace(model, modalities=text, native_tools=native) for model in models]
+        models = [replace(model, enforces=_enforced_constraints(self._config)) for model in models]
         self._models_cache = (time.monotonic() + self._config.models_cache_s, models)
         return models
 
@@ -201,6 +205,15 @@ def _build_dialect(config: VLLM.Config) -> ChatDialect:
         neutralize_control_tokens=config.neutralize_control_tokens,
         extra_body=config.extra_body,
     )
+
+
+def _enforced_constraints(config: VLLM.Config) -> frozenset[Constraint]:
+    """Return the constraints that the server holds; the others are checked when its text is complete."""
+    if config.enforces is not None:
+        return config.enforces
+    if config.template == "harmony":
+        return ALL_CONSTRAINTS if config.grammars else frozenset()
+    return frozenset({"json_schema"}) if config.engine == "vllm" else frozenset()
 
 
 def _build_timeouts(config: VLLM.Config) -> Timeouts:

@@ -75,7 +75,7 @@ class ResponsePreparer:
         conversations: StoredConversations,
     ) -> None:
         self._options = options
-        self._inferences = RequestInferences(inference, options.summary_model)
+        self._inferences = RequestInferences(inference, request_tools.model_catalog, options.summary_model)
         self._request_tools = request_tools
         self._conversations = conversations
         self._attachments = Attachments(reader, request_tools.model_catalog)
@@ -144,7 +144,7 @@ class ResponsePreparer:
             items=resume_point.output_items if resume_point is not None else (),
         )
         plan = LoopPlan(
-            self._inferences.build(request),
+            await self._inferences.build(request),
             chat,
             conversation,
             toolbox,
