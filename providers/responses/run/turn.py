@@ -11,7 +11,8 @@ What a delta does depends only on its type and on what is open:
     ** a ReasoningSummaryDelta ends the open reasoning's text and grows its summary; reasoning after it opens another
 
 Calls stay open until the turn ends, because parallel calls may interleave; deltas name them by call id. Calls of typed
-tools that the client runs open only at the end, because the item needs complete, valid arguments. The output grows
+tools that the client runs open only at the end, because the item needs complete, valid arguments; so do searches of the
+web, whose item shows the query from its beginning. The output grows
 exactly when an item opens, and an item's output_index is its position there. Opening and closing are one method each,
 so that no kind of item can miss its `added` or its `done` event.
 """
@@ -119,6 +120,7 @@ class TurnStream:
         """Return the events that close the open items of a turn without a finish, as incomplete."""
         events: EventList = []
         self._close_open_item(events, "incomplete")
+        self._open_complete_calls(events)
         for call in (*self.function_calls.values(), *self.hosted_calls.values()):
             if self._output.items[call.index] is None:
                 self._finish_item(call, "incomplete", events)
@@ -129,6 +131,8 @@ class TurnStream:
         last = len(self._output.items) - 1
         if self._open_item is not None:
             self._close_open_item(events, "incomplete" if cut and self._open_item.index == last else "completed")
+        if (newest := self._open_complete_calls(events)) is not None:
+            last = newest
         # a cut leaves the last item incomplete and the calls that grew in parallel with it: a client would run them
         for call_id, call in self.function_calls.items():
             incomplete = cut and (
@@ -146,12 +150,24 @@ class TurnStream:
                 self._place_client_call(call, events)
         self._pending_client_calls.clear()
 
+    def _open_complete_calls(self, events: EventList, *, are_all_complete: bool = True) -> int | None:
+        """Open the calls that open when they are complete; return the index of the one that the model wrote last, if
+        it was writing one. Unless `are_all_complete`, their arguments must be an object."""
+        newest = None
+        for call_id, call in self.hosted_calls.items():
+            if call.index < 0 and (are_all_complete or call.has_arguments):
+                call.place(self._output)
+                events += call.open()
+                newest = call.index if call_id in self._growing_call_ids else newest
+        return newest
+
     def _current_message(self, delta: TextDelta | RefusalDelta, events: EventList) -> OpenMessage:
         phase = delta.phase if isinstance(delta, TextDelta) else None
         current = self._open_item
         if isinstance(current, OpenMessage) and (current.phase == phase or isinstance(delta, RefusalDelta)):
             return current
         self._close_open_item(events)
+        self._open_complete_calls(events)
         citable = (self._output.sources, self._output.files)
         citations = CitationScanner(*citable, is_json=self._output.is_json) if any(citable) else None
         item_id = self._output.ids.new_item_id(id_prefix("message"))
@@ -163,6 +179,7 @@ class TurnStream:
     def _current_reasoning(self, events: EventList) -> OpenReasoning:
         if not isinstance(self._open_item, OpenReasoning) or self._open_item.is_summarized:
             self._close_open_item(events)
+            self._open_complete_calls(events)
             self._open_item = OpenReasoning(
                 self._output.ids.new_item_id(id_prefix("reasoning")),
                 self._output.reserve_index(),
@@ -172,6 +189,7 @@ class TurnStream:
         return self._open_item
 
     def _open_call(self, start: ToolCallStart, events: EventList) -> None:
+        self._open_complete_calls(events, are_all_complete=False)
         call_id = start.id or generate_call_id()
         self._growing_call_ids = {call_id}
         if call_id in self.function_calls or call_id in self.hosted_calls or call_id in self._pending_client_calls:
@@ -182,6 +200,8 @@ class TurnStream:
             return
         if isinstance(resolved, HostedCall):
             call = self.hosted_calls[call_id] = resolved
+            if call.opens_when_complete:
+                return
             call.place(self._output)
         else:
             call_type = OpenCustomCall if start.custom else OpenFunctionCall
