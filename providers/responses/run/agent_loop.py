@@ -133,6 +133,8 @@ class AgentLoop:
                         yield events
             if turn.finish is None:
                 raise UpstreamError("The inference server ended its answer without saying why.")
+            if events := await self._place_matched_calls(turn):
+                yield events
             state.usage = add_usage(state.usage, turn.finish.usage)
             if self._plan.record_usage is not None:
                 self._plan.record_usage(self.chat, turn.finish.usage)
@@ -145,6 +147,14 @@ class AgentLoop:
             state.turn += 1
             self._emit_checkpoint(state.turn)
             self.chat = self._next_chat()
+
+    async def _place_matched_calls(self, turn: TurnStream) -> EventBatch:
+        """Match the inputs of custom tools with their grammars, and return the events of these calls."""
+        if not (grammar_calls := turn.grammar_calls):
+            return ()
+        for call in grammar_calls:
+            await call.match_input()
+        return turn.place_client_calls({result.name for _, result in self.state.rejected_calls})
 
     async def _run_calls_before_turn(self) -> AsyncGenerator[EventBatch]:
         """Run the calls that tools make themselves before the model's turn; `chat` then has their results."""

@@ -17,7 +17,7 @@ exactly when an item opens, and an item's output_index is its position there. Op
 so that no kind of item can miss its `added` or its `done` event.
 """
 
-from collections.abc import Hashable
+from collections.abc import Container, Hashable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final, assert_never
@@ -49,6 +49,7 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import ClientCall, HostedCall, RejectedCall
 from providers.responses.tools.choice_policy import ToolChoicePolicy
+from providers.responses.tools.grammars import GrammarCall
 from providers.responses.tools.item_types import id_prefix
 from providers.responses.tools.offered import ClientToolName, OfferedTools
 
@@ -146,9 +147,30 @@ class TurnStream:
                 self._output.items[call.index] = call.item(status)
             self.hosted_calls.clear()
         else:
-            for call in self._pending_client_calls.values():
-                self._place_client_call(call, events)
+            if not self.grammar_calls:
+                events += self.place_client_calls()
+            return
         self._pending_client_calls.clear()
+
+    @property
+    def grammar_calls(self) -> Sequence[GrammarCall]:
+        """The calls whose input is to be matched with a grammar, before `place_client_calls`."""
+        return [call for call in self._pending_client_calls.values() if isinstance(call, GrammarCall)]
+
+    def place_client_calls(self, corrected_tools: Container[str] = ()) -> EventList:
+        """Return the events of the typed calls that the client runs; the turn has ended. A call with an input that
+        breaks its grammar is rejected once: not for one of the `corrected_tools`, whose calls were rejected before, and
+        not next to another call, with which the response ends."""
+        events: EventList = []
+        calls = [*self._pending_client_calls.values()]
+        are_matches = [call.is_match if isinstance(call, GrammarCall) else True for call in calls]
+        has_others = bool(self.function_calls) or any(are_matches)
+        for call in calls:
+            if isinstance(call, GrammarCall) and (has_others or call.name in corrected_tools):
+                call.deliver_mismatch()
+            self._place_client_call(call, events)
+        self._pending_client_calls.clear()
+        return events
 
     def _open_complete_calls(self, events: EventList, *, are_all_complete: bool = True) -> int | None:
         """Open the calls that open when they are complete; return the index of the one that the model wrote last, if
@@ -217,7 +239,9 @@ class TurnStream:
         if not self.tool_choice_policy.allows(start.name):
             return RejectedCall(start, self.tool_choice_policy.refusal_message(start.name))
         if isinstance(tool, ClientToolName):
-            return tool
+            if tool.grammar is None or not start.custom:
+                return tool
+            return GrammarCall(start, tool.grammar, tool.name, tool.namespace)
         call = tool.create_call(start)
         is_beyond_limit = self._hosted_calls_left is not None and len(self.hosted_calls) >= self._hosted_calls_left
         return (

@@ -50,10 +50,12 @@ _MAX_TOOLS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class ClientToolName:
-    """The name by which the client knows its function or custom tool."""
+    """The name by which the client knows its function or custom tool. `grammar` is that of its input where the engine
+    does not enforce it."""
 
     name: str
     namespace: str | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,9 @@ class OfferedTools:
         items: Sequence[Item] = (),
         *,
         supports_namespaces: bool = False,
+        enforces_grammars: bool = True,
     ) -> None:
+        self._enforces_grammars = enforces_grammars
         self.typed_tools: Sequence[TypedTool] = [binding.tool for binding in bindings]
         self._request = request
         self._bindings = bindings
@@ -249,7 +253,9 @@ class OfferedTools:
                 param=f"{client_tool.param}.name",
                 code="invalid_value",
             )
-        self._tools_by_name[name] = ClientToolName(client_tool.tool.name, client_tool.namespace)
+        form = client_tool.tool.format if isinstance(client_tool.tool, CustomTool) else None
+        grammar = _to_grammar(form) if isinstance(form, GrammarFormat) and not self._enforces_grammars else None
+        self._tools_by_name[name] = ClientToolName(client_tool.tool.name, client_tool.namespace, grammar)
         if not should_offer:
             return
         if isinstance(client_tool.tool, CustomTool):
@@ -318,9 +324,23 @@ def _check_schemas(declarations: Sequence[_ClientToolDeclaration]) -> None:
 def _build_custom(tool: CustomTool, name: str) -> CustomToolDefinition:
     form = tool.format
     if isinstance(form, GrammarFormat):
-        grammar = Grammar(syntax=form.syntax, definition=form.definition)
-        return CustomToolDefinition(name=name, description=tool.description, format=ChatGrammarFormat(grammar=grammar))
+        chat_format = ChatGrammarFormat(grammar=_to_grammar(form))
+        return CustomToolDefinition(name=name, description=tool.description, format=chat_format)
     return CustomToolDefinition(name=name, description=tool.description, format=TextFormatInput())
+
+
+def _to_grammar(form: GrammarFormat) -> Grammar:
+    return Grammar(syntax=form.syntax, definition=form.definition)
+
+
+def declared_grammars(request: CreateResponse, items: Sequence[Item] = ()) -> list[tuple[str, Grammar]]:
+    """Return the grammars of the custom tools that a request and its conversation declare, each with its field."""
+    additional = _client_declarations(collect_additional_tools(items))
+    return [
+        (f"{declaration.param}.format.definition" if declaration.param != "input" else "input", _to_grammar(form))
+        for declaration in (*_request_declarations(request), *additional, *_searched_declarations(items))
+        if isinstance(declaration.tool, CustomTool) and isinstance(form := declaration.tool.format, GrammarFormat)
+    ]
 
 
 def _matches_choice(declaration: Wire, choice: ChosenMcpTool | ChosenHostedTool) -> bool:
