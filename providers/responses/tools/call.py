@@ -9,7 +9,7 @@ by the model. There are two kinds of calls:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Final, cast
@@ -191,6 +191,11 @@ class TypedTool(ABC):
             for tool in self.offered_tools
             for name in (_NATIVE_CALL_NAMES[tool.type] if isinstance(tool, NativeTool) else (tool.name,))
         ]
+
+    @property
+    def loaded_names(self) -> Collection[str]:
+        """The names of the client's deferred tools that the tool has found since the response began."""
+        return ()
 
     def names_for_choice(self, choice: ChosenHostedTool | ChosenMcpTool) -> Sequence[str]:
         """Return the names of the offered tools that a tool choice of this tool selects."""

@@ -89,6 +89,7 @@ class OfferedTools:
         self._bindings = bindings
         self.supports_namespaces = supports_namespaces
         self._client_tools: list[ChatTool] = []
+        self._deferred_tools: list[ChatTool] = []
         self._tools_by_name: dict[str, TypedTool | ClientToolName] = {}
         self.refresh_names()
         searched = self._by_name(_searched_declarations(items))
@@ -124,7 +125,9 @@ class OfferedTools:
     def offered_tools(self, *, include_hosted: bool = True) -> list[ChatTool]:
         """Return the model's tools: the client's, then the typed ones, without those that run here if so requested."""
         typed_tools = (tool for tool in self.typed_tools if include_hosted or not tool.is_hosted)
-        return [*self._client_tools, *(offered for tool in typed_tools for offered in tool.offered_tools)]
+        loaded = {name for tool in self.typed_tools for name in tool.loaded_names}
+        found = (tool for tool in self._deferred_tools if tool.name in loaded)
+        return [*self._client_tools, *found, *(offered for tool in typed_tools for offered in tool.offered_tools)]
 
     def find_tool(self, name: str) -> TypedTool | ClientToolName | None:
         """Return the tool that a called name stands for. gpt-oss sometimes writes `functions.` before a name that is in
@@ -256,10 +259,9 @@ class OfferedTools:
         form = client_tool.tool.format if isinstance(client_tool.tool, CustomTool) else None
         grammar = _to_grammar(form) if isinstance(form, GrammarFormat) and not self._enforces_grammars else None
         self._tools_by_name[name] = ClientToolName(client_tool.tool.name, client_tool.namespace, grammar)
-        if not should_offer:
-            return
+        tools = self._client_tools if should_offer else self._deferred_tools
         if isinstance(client_tool.tool, CustomTool):
-            self._client_tools.append(ChatCustomTool(custom=_build_custom(client_tool.tool, name)))
+            tools.append(ChatCustomTool(custom=_build_custom(client_tool.tool, name)))
             return
         group = (
             model_namespace(client_tool.namespace, supports_namespaces=self.supports_namespaces)
@@ -273,7 +275,7 @@ class OfferedTools:
             strict=client_tool.tool.strict,
             namespace=group,
         )
-        self._client_tools.append(ChatFunctionTool(function=function))
+        tools.append(ChatFunctionTool(function=function))
 
     def _by_name(self, declarations: Iterable[_ClientToolDeclaration]) -> dict[str, _ClientToolDeclaration]:
         return {self._qualified_name(declaration): declaration for declaration in declarations}
