@@ -3,6 +3,7 @@
 StackError
 ├── InvalidRequest            400  the request itself is wrong; `param` names the field
 │   ├── Unsupported           400  well-formed, but not offered here
+│   │   └── CountingUnsupported 400  the model's server has no way to count the tokens of a prompt
 │   └── ContextLengthExceeded 400  the prompt does not fit the model
 ├── Unauthorized              401  no key, or a wrong one
 ├── PermissionDenied          403  this caller may not (a foreign Host or Origin, for one)
@@ -13,6 +14,7 @@ StackError
 ├── IdempotencyKeyInUse       409  the first request with the key is still running
 ├── PayloadTooLarge           413
 ├── UnsupportedMediaType      415
+├── ExternalConnectorError    424  an MCP server that the request declares cannot be used
 ├── RateLimited               429  `retry_after_s` when known
 ├── UpstreamError             502  a service that we depend on failed or did not answer
 │   └── UpstreamTimeout       504  it took too long; the message says which limit
@@ -70,6 +72,10 @@ class Unsupported(InvalidRequest):
     """The request is legal in the API, and this stack does not offer that feature."""
 
     code = "unsupported_parameter"
+
+
+class CountingUnsupported(Unsupported):
+    """The model's server cannot count the tokens of a prompt; it may answer the prompt all the same."""
 
 
 class ContextLengthExceeded(InvalidRequest):
@@ -156,6 +162,14 @@ class UnsupportedMediaType(StackError):
     status = 415
     type = "invalid_request_error"
     code = "unsupported_media_type"
+
+
+class ExternalConnectorError(StackError):
+    """An MCP server that the request declares could not be asked for its tools; no model was called."""
+
+    status = 424
+    type = "external_connector_error"
+    code = "http_error"
 
 
 class RateLimited(StackError):

@@ -15,12 +15,15 @@ from apis.provider import Provider
 from apis.wire.base import Effort
 
 Modality = Literal["image", "file"]
+Constraint = Literal["json_schema", "grammar"]
+"""A constraint on generated text: the schema of a format, or the grammar of a custom tool's input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """Model that a provider serves now. `modalities` are its input kinds other than text, None if unknown;
-    `native_tools` are the tools it accepts as a NativeTool. An embedding model has `embedding_dimensions`, if known."""
+    `native_tools` are the tools it accepts as a NativeTool. An embedding model has `embedding_dimensions`, if known;
+    `enforces` are the constraints that its engine promises to hold: others are checked when the text is complete."""
 
     id: str
     owned_by: str
@@ -29,6 +32,10 @@ class Model:
     modalities: frozenset[Modality] | None = None
     native_tools: frozenset[NativeToolName] = frozenset()
     embedding_dimensions: int | None = None
+    enforces: frozenset[Constraint] = frozenset()
+
+
+ALL_CONSTRAINTS: Final[frozenset[Constraint]] = frozenset({"json_schema", "grammar"})
 
 
 class CallAttempts:
@@ -65,8 +72,8 @@ class Inference(Provider, ABC):
 
     @abstractmethod
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return the length of the prompt in tokens as the model sees it. Raises Unsupported where it cannot be
-        known."""
+        """Return the length of the prompt in tokens as the model sees it. Raises CountingUnsupported where it cannot be
+        known, and the errors of `chat` for a chat that the model cannot be sent."""
 
     async def used_effort(self, request: ChatRequest) -> Effort | None:
         """Return the reasoning effort that the model is shown for this request; None where only the model's server

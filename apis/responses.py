@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from openai.types.responses import Response, ResponseStreamEvent, ResponseUsage
@@ -168,6 +169,14 @@ class CompactedConversation(Wire):
     usage: ResponseUsage
 
 
+@dataclass(frozen=True, slots=True)
+class InputTokenCount:
+    """The length of a prompt in tokens. An estimate is derived from the text and the usage of earlier turns."""
+
+    tokens: int
+    is_estimate: bool = False
+
+
 class InputItemListParams(ItemInclude):
     """The page of a response's input items to list; `after` is the id of the last item of the page before."""
 
@@ -274,8 +283,9 @@ class Responses(Provider, ABC):
         """Return one page of the request's own input items, newest first by default. Raises NotFound."""
 
     @abstractmethod
-    async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
-        """Return the tokens of the prompt of this request, its history and tools included."""
+    async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> InputTokenCount:
+        """Return the tokens of the prompt of this request, its history and tools included; an estimate where the
+        model's server cannot count."""
 
     @abstractmethod
     async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:

@@ -257,7 +257,7 @@ class FileSearchTool(Wire):
 
 class ToolSearchTool(Wire):
     """A search for deferred tools. With `client` the client runs it and returns the tools; with `server`, the default,
-    all deferred tools are offered at once and the model sees no search."""
+    this server finds them by their words. MCP servers wait only for the client's search."""
 
     type: Literal["tool_search"]
     execution: Literal["server", "client"] | None = None

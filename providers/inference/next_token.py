@@ -28,7 +28,7 @@ from apis.errors import (
     UpstreamTimeout,
 )
 from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
-from apis.inference import Inference, Modality, Model
+from apis.inference import ALL_CONSTRAINTS, Inference, Modality, Model
 from apis.provider import Provider
 from apis.wire.base import Effort
 from providers.inference.harmony.grammar import TurnGrammar
@@ -119,6 +119,7 @@ class NextToken(Inference):
                 context_tokens=self._config.context_tokens,
                 modalities=frozenset[Modality](),
                 native_tools=NATIVE_TOOLS,
+                enforces=ALL_CONSTRAINTS,
             )
         ]
 

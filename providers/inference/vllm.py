@@ -15,7 +15,7 @@ from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
 from apis.imports import import_from_string, install_command
-from apis.inference import Inference, Modality, Model
+from apis.inference import ALL_CONSTRAINTS, Constraint, Inference, Modality, Model
 from apis.provider import Provider
 from apis.wire.base import Effort
 from providers.inference.chat_completions.answer_limits import DEFAULT_MAX_ANSWER_BYTES
@@ -45,7 +45,9 @@ class VLLM(Inference):
         """`engine: openai` sends only fields of OpenAI's own API; `reasoning_field` is then `none` by default.
         `extra_body` is merged over every chat's body. A model that /models does not list does not exist, unless
         `lists_all_models` is false. Servers are checked every `health_interval_s`, one that does not answer each
-        second; with 0 never. `modalities` lists the models' input kinds other than text.
+        second; with 0 never. `modalities` lists the models' input kinds other than text, `enforces` the constraints
+        that the server promises to hold (`json_schema`, `grammar`); by default vLLM holds schemas, and both with
+        `template: harmony`, another server none.
         `template: harmony` is for gpt-oss on vLLM: prompts are rendered here with the options in `harmony` and sent as
         tokens. `grammars` then says that vLLM enforces them, as it does when started with --structured-outputs-config
         '{"backend": "guidance", "enable_in_reasoning": true}'. `proxy` is the URL of an HTTP proxy for all base
@@ -66,6 +68,7 @@ class VLLM(Inference):
         extra_body: dict[str, Any] = Field(default_factory=dict)
         lists_all_models: bool = True
         modalities: frozenset[Modality] | None = None
+        enforces: frozenset[Constraint] | None = None
         connect_timeout_s: float = Field(default=5, gt=0)
         headers_timeout_s: float = Field(default=60, gt=0)
         first_token_timeout_s: float = Field(default=120, gt=0)
@@ -161,6 +164,7 @@ class VLLM(Inference):
         if self._harmony_template is not None:
             native, text = self._harmony_template.native_tools, frozenset[Modality]()
             models = [replace(model, modalities=text, native_tools=native) for model in models]
+        models = [replace(model, enforces=_enforced_constraints(self._config)) for model in models]
         self._models_cache = (time.monotonic() + self._config.models_cache_s, models)
         return models
 
@@ -184,7 +188,7 @@ class VLLM(Inference):
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the prompt: counted here if it is rendered here, otherwise by vLLM's /tokenize. Other
-        engines raise Unsupported."""
+        engines raise CountingUnsupported."""
         if self._harmony_template is not None:
             return await self._harmony_template.count_tokens(request)
         return await self._get_upstreams().query_any(lambda endpoint: endpoint.count_tokens(request))
@@ -217,6 +221,15 @@ def _build_dialect(config: VLLM.Config) -> ChatDialect:
         extra_body=config.extra_body,
         lists_all_models=config.lists_all_models,
     )
+
+
+def _enforced_constraints(config: VLLM.Config) -> frozenset[Constraint]:
+    """Return the constraints that the server holds; the others are checked when its text is complete."""
+    if config.enforces is not None:
+        return config.enforces
+    if config.template == "harmony":
+        return ALL_CONSTRAINTS if config.grammars else frozenset()
+    return frozenset({"json_schema"}) if config.engine == "vllm" else frozenset()
 
 
 def _build_limits(config: VLLM.Config) -> EndpointLimits:

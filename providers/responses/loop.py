@@ -24,6 +24,7 @@ from apis.responses import (
     CompactedConversation,
     CreateResponse,
     InputItemListParams,
+    InputTokenCount,
     ItemList,
     Responses,
     Session,
@@ -54,7 +55,9 @@ class Loop(Responses):
         them. One response may run `max_tool_calls` hosted calls, `parallel_tool_calls` of them at a time, each for
         `tool_timeout_s`; the model reads `max_tool_output_chars` of a result. `reasoning_keys` seal the reasoning that
         clients store: the first seals, all open; without any, the workers on one store share a key that is stored
-        there. `webhooks` are called when background responses end."""
+        there. `webhooks` are called when background responses end. An MCP server that cannot list its tools fails the
+        response before a model is called, unless `continue_without_mcp_servers`. `summary_model` writes the summaries
+        of reasoning that requests ask for; without it they repeat the reasoning."""
 
         retention_days: float = Field(30, gt=0)
         sweep_interval_s: float = Field(600, gt=0)
@@ -66,6 +69,8 @@ class Loop(Responses):
         tool_timeout_s: float = Field(60, gt=0)
         max_tool_output_chars: int = Field(100_000, ge=1000)
         response_timeout_s: float = Field(600, gt=0)
+        continue_without_mcp_servers: bool = False
+        summary_model: str | None = Field(None, min_length=1)
         reasoning_keys: tuple[Annotated[SecretStr, Field(min_length=32)], ...] = ()
         background: BackgroundConfig = BackgroundConfig()
         webhooks: list[Webhook] = Field(default_factory=list[Webhook])
@@ -83,7 +88,6 @@ class Loop(Responses):
         tenants: Tenants = ONE_TENANT,
     ) -> None:
         self._config = config
-        self._inference = inference
         self._kv = kv_store
         self._history = History(
             kv_store,
@@ -100,6 +104,8 @@ class Loop(Responses):
             config.parallel_tool_calls,
             config.tool_timeout_s,
             config.max_tool_output_chars,
+            requires_tool_lists=not config.continue_without_mcp_servers,
+            summary_model=config.summary_model,
         )
         request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores)
         self._preparer = ResponsePreparer(options, inference, reader, request_tools, self._conversations)
@@ -189,9 +195,9 @@ class Loop(Responses):
         page = page_input_items(items, params)
         return page.model_copy(update={"data": await self._views.show_items(page.data, params.include or (), tenant)})
 
-    async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
+    async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> InputTokenCount:
         pending = await self._preparer.prepare_unlocked(request, tenant)
-        return await self._inference.count_tokens(pending.agent_loop.chat)
+        return await self._preparer.token_counter.count(pending.agent_loop.chat)
 
     async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:
         pending = await self._preparer.prepare_unlocked(CreateResponse(**dict(request)), tenant)

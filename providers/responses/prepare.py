@@ -21,8 +21,8 @@ from providers.responses.context.chat_request import apply_configuration_updates
 from providers.responses.context.compaction import Compactor
 from providers.responses.context.conversation import Conversation, HistorySource, read_conversation
 from providers.responses.context.conversations import StoredConversations
+from providers.responses.context.request_inference import RequestInferences
 from providers.responses.context.sealed_results import SealedToolResults
-from providers.responses.context.truncation import with_truncation
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.run.agent_loop import AgentLoop, LoopPlan
@@ -36,12 +36,15 @@ from providers.responses.tools.request_tools import RequestTools
 @dataclass(frozen=True, slots=True)
 class PrepareOptions:
     """Options of a deployment: the largest number of hosted calls of a response and how many of them run at a time,
-    seconds for each call, and characters of a result that the model reads."""
+    seconds for each call, characters of a result that the model reads, and whether an MCP server without a list of
+    tools fails the response. `summary_model` summarizes reasoning."""
 
     max_tool_calls: int
     parallel_tool_calls: int
     tool_timeout_s: float
     max_tool_output_chars: int
+    requires_tool_lists: bool = True
+    summary_model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +71,14 @@ class ResponsePreparer:
         conversations: StoredConversations,
     ) -> None:
         self._options = options
-        self._inference = inference
+        self._inferences = RequestInferences(inference, request_tools.model_catalog, options.summary_model)
         self._request_tools = request_tools
         self._conversations = conversations
         self._attachments = Attachments(reader, request_tools.model_catalog)
         self._sealed_reasoning = conversations.views.sealed_reasoning
         self._sealed_tool_results = SealedToolResults(self._sealed_reasoning, request_tools.model_catalog)
-        self.compactor = Compactor(inference, self._sealed_reasoning)
+        self.token_counter = self._inferences.token_counter
+        self.compactor = Compactor(inference, self._sealed_reasoning, self.token_counter)
 
     async def prepare(
         self,
@@ -136,7 +140,7 @@ class ResponsePreparer:
             items=resume_point.output_items if resume_point is not None else (),
         )
         plan = LoopPlan(
-            with_truncation(self._inference, request),
+            await self._inferences.build(request),
             chat,
             conversation,
             toolbox,
@@ -146,6 +150,9 @@ class ResponsePreparer:
                 self._options.tool_timeout_s,
             ),
             await self.compactor.create_response_compaction(request, conversation, output, tenant),
+            requires_tool_lists=self._options.requires_tool_lists,
+            # the usage of a chat that was shortened says nothing of the whole one
+            record_usage=None if request.truncation == "auto" else self.token_counter.record_usage,
         )
         return PendingResponse(
             await self._with_used_effort(request, chat),

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from apis.chat import ChatRequest
 from apis.deltas import Delta, DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
-from apis.errors import ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
+from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
 from apis.inference import CALL_ATTEMPTS, Modality, Model
 from apis.telemetry import TRACE_HEADERS
 from providers.inference.chat_completions.answer_limits import (
@@ -247,9 +247,10 @@ class ChatCompletions:
         return self._context_tokens.get(model)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return the length of the prompt by vLLM's /tokenize. Raises Unsupported where the server has none."""
+        """Return the length of the prompt by vLLM's /tokenize. Raises CountingUnsupported where the server has
+        none."""
         if self._dialect.engine != "vllm":
-            raise Unsupported(f"This model's server {COUNTING_UNSUPPORTED}.", param="model")
+            raise CountingUnsupported(f"This model's server {COUNTING_UNSUPPORTED}.", param="model")
         body = request_to_tokenize_body(request, self._dialect)
         return parse_count(
             _decode_response(
@@ -274,7 +275,8 @@ class ChatCompletions:
             if unsupported_feature and connection.status in (404, 405, 501):
                 error = await self._read_error(connection, model)
                 if not isinstance(error, ModelNotFound):
-                    error = Unsupported(f"This model's server {unsupported_feature}.", param="model")
+                    error_type = CountingUnsupported if unsupported_feature == COUNTING_UNSUPPORTED else Unsupported
+                    error = error_type(f"This model's server {unsupported_feature}.", param="model")
                 raise error
             if connection.status != 200:
                 raise await self._read_error(connection, model)

@@ -12,7 +12,7 @@ from pydantic import Field
 from apis.chat import ChatRequest, refuse_engine_options, share_of_salt
 from apis.deltas import DeltaBatch, TokenLogprob
 from apis.errors import InvalidRequest, ModelNotFound
-from apis.inference import Inference, Model
+from apis.inference import ALL_CONSTRAINTS, Inference, Model
 from apis.provider import Provider, UserPath
 from apis.wire.base import Effort
 from providers.inference.gpt_oss.backend import LoadedRunner, load_backend
@@ -66,6 +66,7 @@ class GptOss(Inference):
             owned_by="gpt_oss",
             modalities=frozenset(),
             native_tools=NATIVE_TOOLS,
+            enforces=ALL_CONSTRAINTS,
         )
 
     async def start(self) -> None:
@@ -79,6 +80,7 @@ class GptOss(Inference):
             context_tokens=runner.context_tokens,
             modalities=self._model.modalities,
             native_tools=self._model.native_tools,
+            enforces=self._model.enforces,
         )
         self._engine = Engine(runner, EngineSettings(step_tokens=config.step_tokens, max_waiting=config.max_waiting))
         await self._engine.start()

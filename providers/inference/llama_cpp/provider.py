@@ -9,6 +9,7 @@ import os
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from pydantic import Field
 
@@ -17,7 +18,7 @@ from apis.deltas import DeltaBatch
 from apis.errors import ConfigError, ModelNotFound, Unsupported, UpstreamError, UpstreamTimeout
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.imports import install_command
-from apis.inference import Inference, Model
+from apis.inference import ALL_CONSTRAINTS, Inference, Model
 from apis.provider import Provider, UserPath
 from apis.wire.text_format import JsonObjectFormat
 from providers.inference.http.client import HttpClient
@@ -64,7 +65,9 @@ class LlamaCpp(Inference):
         self._engine: LlamaCppEngine | None = None
         self._http: HttpClient | None = None
         self._verdicts = OrderedDict[bytes, bool]()
-        self._model = Model(id=_model_id(config), owned_by="llama.cpp", modalities=frozenset())
+        self._model = Model(
+            id=_model_id(config), owned_by="llama.cpp", modalities=frozenset(), enforces=ALL_CONSTRAINTS
+        )
 
     async def start(self) -> None:
         """Fetch the model if needed, and return when it is loaded. Raises ConfigError when it is unavailable."""
@@ -93,7 +96,7 @@ class LlamaCpp(Inference):
         except UpstreamError as exc:
             await self.close()
             raise ConfigError(f"The local engine ended right after it had started: {exc.message}") from exc
-        self._model = Model(self._model.id, "llama.cpp", 0, context_tokens, frozenset())
+        self._model = replace(self._model, context_tokens=context_tokens)
 
     async def close(self) -> None:
         """End the engine and every stream in progress."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from contextlib import aclosing, nullcontext
 from typing import Any, Final, TypeVar
 
 from openai.types.responses import (
@@ -18,8 +18,8 @@ from openai.types.responses import (
 
 from apis.errors import Overloaded, StackError, StoreUnavailable
 from apis.events import EventBatch
-from apis.inference import CALL_ATTEMPTS, CallAttempts
 from providers.responses.run.deadline import ResponseDeadline
+from providers.responses.run.first_batches import FirstBatches
 from providers.responses.run.pending_response import PendingResponse, bug_to_error
 from providers.responses.store.conversation_lock import stream_with_lock
 from providers.responses.store.history import History
@@ -27,10 +27,6 @@ from providers.responses.store.history import History
 _log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
-_EARLY_FAILURE_WAIT_S: Final = 0.04
-"""Seconds that the first event waits for the model: a refusal within them becomes an HTTP status."""
-_RETRY_WAIT_S: Final = 10
-"""Seconds that the first event waits for servers of which one has failed already."""
 _CLOSE_TIMEOUT_S: Final = 10
 """Seconds that `close` waits for writes that began after their streams ended."""
 
@@ -76,20 +72,21 @@ class ResponseStreams:
         run = pending.agent_loop.run(stream_deltas=pending.request.stream is True)
         begun = False
         try:
+            requires_tool_lists = pending.agent_loop.requires_tool_lists
             with ResponseDeadline(self._timeout_s) as deadline:
                 async with aclosing(run) as batches:
                     deadline.begin_wait()
                     if pending.request.stream:
-                        async with _peek_first_batch(batches) as first_batch:
+                        async with FirstBatches(batches, awaits_tool_lists=requires_tool_lists) as first_batches:
                             deadline.end_wait()
                             begun = True
                             yield _first_events(pending.build_initial_response())
                             deadline.begin_wait()
-                            if events := await first_batch:
+                            async for events in first_batches:
                                 deadline.end_wait()
                                 yield events
                                 deadline.begin_wait()
-                        del first_batch
+                        del first_batches
                     async for events in batches:
                         deadline.end_wait()
                         begun = True
@@ -150,38 +147,6 @@ class ResponseStreams:
             await pending.store(response, self._history)
         except StackError as exc:
             _log.warning("a %s response was not stored: %s", response.status, exc.message)
-
-
-@asynccontextmanager
-async def _peek_first_batch(batches: AsyncGenerator[EventBatch]) -> AsyncGenerator[asyncio.Task[EventBatch]]:
-    """Start the first batch as a task and wait for it briefly, so that an early refusal of the model is raised here.
-    Where an attempt fails meanwhile, wait until a server accepts the next one or all have failed."""
-
-    async def first_batch() -> EventBatch:
-        try:
-            return await anext(batches)
-        except StopAsyncIteration:  # anext's own default must not be a tuple: Python 3.11 fails on it
-            return ()
-
-    attempts = CallAttempts()
-    token = CALL_ATTEMPTS.set(attempts)
-    task = asyncio.create_task(first_batch())
-    CALL_ATTEMPTS.reset(token)
-    try:
-        await asyncio.wait({task}, timeout=_EARLY_FAILURE_WAIT_S)
-        if attempts.has_failed and not task.done():
-            accepted = asyncio.create_task(attempts.accepted.wait())
-            try:
-                await asyncio.wait({task, accepted}, timeout=_RETRY_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                accepted.cancel()
-        if task.done():
-            task.result()
-        yield task
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
 
 
 def _first_events(response: Response) -> EventBatch:

@@ -21,6 +21,7 @@ from apis.deltas import (
     DeltaBatch,
     Finish,
     ReasoningDelta,
+    ReasoningSummaryDelta,
     RefusalDelta,
     TextDelta,
     TokenLogprob,
@@ -130,6 +131,8 @@ class _DrainedChat:
                 self.calls[delta.id][1].append(delta.text)
             case Finish():
                 self.finish = delta
+            case ReasoningSummaryDelta():
+                pass  # only responses have summaries
             case _:
                 assert_never(delta)
 
@@ -227,6 +230,8 @@ class _CompletionBuilder:
                 return self._build_chunk({"tool_calls": [call]})
             case Finish():
                 return self._build_chunk({}, finish_reason=delta.reason)
+            case ReasoningSummaryDelta():
+                raise AssertionError("only responses have summaries")
             case _:
                 assert_never(delta)
 

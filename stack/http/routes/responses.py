@@ -58,7 +58,8 @@ async def count_input_tokens(http: Request, context: HttpContext, services: Serv
     request = await read_request(await read_body(http, services.max_body_bytes), CountInputTokens)
     fields: dict[str, Any] = {**dict(request), "model": request.model or await _find_only_model(services)}
     count = await services.stack.responses.count_input_tokens(CreateResponse(**fields), tenant=context.tenant)
-    return value_response({"object": "response.input_tokens", "input_tokens": count})
+    estimate = {"estimated": True} if count.is_estimate else {}  # the SDK's type allows further fields
+    return value_response({"object": "response.input_tokens", "input_tokens": count.tokens, **estimate})
 
 
 async def compact_conversation(http: Request, context: HttpContext, services: Services) -> Response:

@@ -350,9 +350,10 @@ def weather(city: str) -> str:
 @both
 async def test_tools_of_a_namespace_that_are_searched_for_are_called(run: Run) -> None:
     tools = tool_namespace(name="world", description="The world.", tools=[weather])
-    turns: list[Script] = [[call("world__weather", '{"city": "Oslo"}', id="c1")], DONE]
+    search: Script = [call("tool_search", '{"query": "weather"}', id="c0")]
+    turns: list[Script] = [search, [call("world__weather", '{"city": "Oslo"}', id="c1")], DONE]
     async with serving(scripted(*turns)) as served:
         result = await run(agent(served, tools=[*tools, ToolSearchTool()]))
         assert offered(served) == ["world__weather"]
-        assert tool_outputs(served) == {"c1": "Rain in Oslo."}
+        assert tool_outputs(served)["c1"] == "Rain in Oslo."
     assert result.final_output == "Done."

@@ -71,14 +71,17 @@ async def chat(served: Served, **fields: Any) -> Any:
 @pytest.mark.parametrize("chunk", [delta_chunk(content="z" * 1000), call_chunk(0, "z" * 1000)], ids=["text", "call"])
 async def test_an_answer_without_an_end_fails_at_its_bound(chunk: Chunk) -> None:
     """R1: whole, streamed, in the background and as a chat."""
-    async with UpstreamServer(endless(chunk, 0.001, 2)) as upstream:
-        async with asyncio.timeout(10), serving(section(upstream, max_answer_bytes=100_000)) as served:
-            for asking in (ask(served), chat(served)):
-                with pytest.raises(APIStatusError, match="max_answer_bytes") as caught:
-                    await asking
-                assert caught.value.status_code == 502
-            last = (await events_of(served))[-1]
-            background = await ended(served)
+    async with (
+        UpstreamServer(endless(chunk, 0.001, 2)) as upstream,
+        asyncio.timeout(10),
+        serving(section(upstream, max_answer_bytes=100_000)) as served,
+    ):
+        for asking in (ask(served), chat(served)):
+            with pytest.raises(APIStatusError, match="max_answer_bytes") as caught:
+                await asking
+            assert caught.value.status_code == 502
+        last = (await events_of(served))[-1]
+        background = await ended(served)
     assert last.type == "response.failed"
     for response in (last.response, background):
         assert (response.status, response.error.code) == ("failed", "server_error")
@@ -137,12 +140,15 @@ async def test_the_limit_of_a_response_holds_wherever_it_waits(answer: Answer) -
 
 async def test_a_chat_ends_at_the_limits_of_its_tokens() -> None:
     """R3: chat completions have the limits of the first token and of the gap, also while data never pauses."""
-    async with UpstreamServer(endless(delta_chunk(content=""))) as upstream:
-        async with serving(section(upstream, first_token_timeout_s=0.2)) as served, asyncio.timeout(4):
-            with pytest.raises(APIStatusError, match="first_token_timeout_s") as caught:
-                await chat(served)
-            assert caught.value.status_code == 504
-            assert caught.value.response.headers["retry-after"] == "1"
+    async with (
+        UpstreamServer(endless(delta_chunk(content=""))) as upstream,
+        serving(section(upstream, first_token_timeout_s=0.2)) as served,
+        asyncio.timeout(4),
+    ):
+        with pytest.raises(APIStatusError, match="first_token_timeout_s") as caught:
+            await chat(served)
+        assert caught.value.status_code == 504
+        assert caught.value.response.headers["retry-after"] == "1"
 
 
 # --- upstreams that fail ---------------------------------------------------------------------------------------------
@@ -165,10 +171,13 @@ async def test_a_dead_upstream_is_an_http_error_for_a_stream_too() -> None:
 async def test_a_second_attempt_that_is_accepted_streams() -> None:
     """G25: the stream begins as soon as a server has accepted the request."""
     begun = [*sent(ROLE), HANG]
-    async with UpstreamServer(error_answer(503), begun) as upstream:
-        async with serving(section(upstream, retry_delay_s=0.1)) as served, asyncio.timeout(5):
-            async with await ask(served, stream=True) as events:
-                assert (await anext(aiter(events))).type == "response.created"
+    async with (
+        UpstreamServer(error_answer(503), begun) as upstream,
+        serving(section(upstream, retry_delay_s=0.1)) as served,
+        asyncio.timeout(5),
+    ):
+        async with await ask(served, stream=True) as events:
+            assert (await anext(aiter(events))).type == "response.created"
 
 
 async def test_a_prompt_that_is_too_long_fails_with_the_code_that_agents_compact_on() -> None:
@@ -197,10 +206,12 @@ async def test_no_count_of_an_upstream_poisons_what_is_stored(count: Any) -> Non
 
 async def test_an_unknown_model_of_a_single_server_is_not_found() -> None:
     """X13: the server would have answered as that model."""
-    async with UpstreamServer(whole(text_chunks("a"))) as upstream:
-        async with serving({"provider": "vllm", "base_url": upstream.base_url}) as served:
-            for asking in (ask(served, model="gpt-5"), ask(served, model="gpt-5", stream=True)):
-                with pytest.raises(APIStatusError) as caught:
-                    await asking
-                assert (caught.value.status_code, caught.value.code) == (404, "model_not_found")
-            assert (await ask(served)).output_text == "a"
+    async with (
+        UpstreamServer(whole(text_chunks("a"))) as upstream,
+        serving({"provider": "vllm", "base_url": upstream.base_url}) as served,
+    ):
+        for asking in (ask(served, model="gpt-5"), ask(served, model="gpt-5", stream=True)):
+            with pytest.raises(APIStatusError) as caught:
+                await asking
+            assert (caught.value.status_code, caught.value.code) == (404, "model_not_found")
+        assert (await ask(served)).output_text == "a"

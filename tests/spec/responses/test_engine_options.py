@@ -27,10 +27,12 @@ async def chat(served: Served, **fields: Any) -> Any:
 
 async def test_options_of_an_engine_reach_it_from_both_apis() -> None:
     """X5: thinking can be turned off, and answers can be guided."""
-    async with UpstreamServer(stream(text_chunks("yes"))) as upstream:
-        async with serving({"provider": "vllm", "base_url": upstream.base_url, **LIMITS}) as served:
-            assert (await create(served, model="fake-model", extra_body=OPTIONS)).output_text == "yes"
-            assert (await chat(served, **OPTIONS)).choices[0].message.content == "yes"
+    async with (
+        UpstreamServer(stream(text_chunks("yes"))) as upstream,
+        serving({"provider": "vllm", "base_url": upstream.base_url, **LIMITS}) as served,
+    ):
+        assert (await create(served, model="fake-model", extra_body=OPTIONS)).output_text == "yes"
+        assert (await chat(served, **OPTIONS)).choices[0].message.content == "yes"
         for request in upstream.chats:
             assert {name: request.json[name] for name in OPTIONS} == OPTIONS
 
@@ -41,9 +43,11 @@ async def test_options_of_an_engine_reach_it_from_both_apis() -> None:
 )
 async def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     """X5: in both APIs."""
-    async with UpstreamServer(stream(text_chunks("yes"))) as upstream:
-        async with serving({"provider": "vllm", "base_url": upstream.base_url, **LIMITS}) as served:
-            for asking in (create(served, model="fake-model", extra_body=fields), chat(served, **fields)):
-                with pytest.raises(BadRequestError) as caught:
-                    await asking
-                assert caught.value.param == param
+    async with (
+        UpstreamServer(stream(text_chunks("yes"))) as upstream,
+        serving({"provider": "vllm", "base_url": upstream.base_url, **LIMITS}) as served,
+    ):
+        for asking in (create(served, model="fake-model", extra_body=fields), chat(served, **fields)):
+            with pytest.raises(BadRequestError) as caught:
+                await asking
+            assert caught.value.param == param

@@ -297,9 +297,9 @@ async def test_late_tools_are_offered_once_they_were_found() -> None:
     assert [(item.name, item.namespace) for item in second.output] == [("weather", None), ("find", "crm")]
 
 
-async def test_where_the_server_is_to_search_all_tools_are_offered_at_once(served: Served) -> None:
+async def test_where_the_server_is_to_search_late_tools_wait_for_its_search(served: Served) -> None:
     await create(served, tools=[{"type": "tool_search"}, LATE])
-    assert offered(served) == ["weather"]
+    assert offered(served) == ["tool_search"]
 
 
 async def test_late_tools_without_a_search_are_offered_at_once(served: Served) -> None:

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -68,6 +69,7 @@ class WebCall(HostedCall):
     """One call. `execute` sets the fields of the action as soon as they are known, so that a failed item has them."""
 
     item_type = "web_search_call"
+    opens_when_complete = True
 
     def __init__(self, web: WebAccess, start: ToolCallStart) -> None:
         super().__init__(start)
@@ -137,6 +139,11 @@ class WebSearchCall(WebCall):
     query = ""
     sources: Sequence[Source] = ()
 
+    def open(self) -> EventList:
+        with suppress(ToolFailed):  # `search` reports it
+            self.query = self.text_argument("query")
+        return super().open()
+
     async def search(self) -> ToolResult:
         self.query = self.text_argument("query")
         result = await self.web.search(self.call_id, self.query)
@@ -173,6 +180,11 @@ class FindInPageCall(WebCall):
 
     url = ""
     pattern = ""
+
+    def open(self) -> EventList:
+        with suppress(ToolFailed):  # `execute` reports it
+            self.read_pattern()
+        return super().open()
 
     def read_pattern(self) -> None:
         pattern = self.text_argument("pattern")

@@ -74,7 +74,7 @@ class WebSearch(TypedTool):
         if opens_pages and "browser" in context.native_tools:
             self._offered_tools: list[ChatTool] = [NativeTool(type="browser")]
             return
-        self._offered_tools = [functions.build_search_function(specs["search"])]
+        self._offered_tools = [functions.build_search_function(specs["search"], declaration.user_location)]
         client_names = {
             tool.name for tool in context.request.tools or () if isinstance(tool, FunctionTool | CustomTool)
         } & functions.FUNCTION_CALLS.keys()

@@ -30,7 +30,7 @@ WATCHED: dict[str, Any] = {"health_interval_s": 0.05, "max_retries": 0, "breaker
 
 async def until(condition: Any, limit_s: float = 5) -> None:
     async with asyncio.timeout(limit_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - the condition is state of several objects
             await asyncio.sleep(0.005)
 
 
