@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
-from apis.chat import ChatRequest, Message
+from apis.chat import ChatRequest
 from apis.errors import ConfigError, InvalidRequest, NotFound
 from apis.inference import Inference, Model
 from stack.build import confinement_lines, locate_errors, open_stack
@@ -56,7 +56,8 @@ async def _generate_one_token(inference: Inference, model: Model) -> None:
     """
     if model.embedding_dimensions is not None:
         return
-    request = ChatRequest(model=model.id, messages=[Message(role="user", content="Hi")], max_completion_tokens=16)
+    message = {"role": "user", "content": "Hi"}
+    request = ChatRequest.model_validate({"model": model.id, "messages": [message], "max_completion_tokens": 16})
     try:
         async with aclosing(inference.chat(request)) as batches:
             await anext(batches, None)

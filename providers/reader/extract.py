@@ -18,7 +18,7 @@ from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 if __name__ == "__main__":
     # `python -I` searches neither this folder nor the one that `providers` is in.
@@ -116,7 +116,7 @@ def _docx_to_lines(data: bytes) -> Iterator[str]:
         if len(infos) > _MAX_PARTS or sum(info.file_size for info in infos) > _MAX_UNPACKED_BYTES:
             raise ExtractionError("invalid_file", f"The DOCX unpacks to more than {_MAX_UNPACKED_BYTES} bytes.")
     document = docx.Document(BytesIO(data))
-    body: Any = document.element.body
+    body = cast("Any", document.element).body
     for row in body.iter(qn("w:tr")):
         if sum(map(int, row.xpath("./w:tc/w:tcPr/w:gridSpan/@w:val"))) > _MAX_COLUMNS:
             raise ExtractionError("invalid_file", f"The DOCX has a table of more than {_MAX_COLUMNS} columns.")

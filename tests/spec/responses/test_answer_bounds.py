@@ -175,9 +175,9 @@ async def test_a_second_attempt_that_is_accepted_streams() -> None:
         UpstreamServer(error_answer(503), begun) as upstream,
         serving(section(upstream, retry_delay_s=0.1)) as served,
         asyncio.timeout(5),
+        await ask(served, stream=True) as events,
     ):
-        async with await ask(served, stream=True) as events:
-            assert (await anext(aiter(events))).type == "response.created"
+        assert (await anext(aiter(events))).type == "response.created"
 
 
 async def test_a_prompt_that_is_too_long_fails_with_the_code_that_agents_compact_on() -> None:

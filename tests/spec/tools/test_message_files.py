@@ -51,8 +51,8 @@ async def check_files_by_every_way(served: Served, url: str) -> None:
         "[files of the messages are in the current folder: data.csv, far.txt, up.csv]\n"
         "{'data.csv': 'two', 'far.txt': 'three', 'up.csv': 'one'}"
     )
-    (offered,) = asked(served)[0].tools or ()
-    assert "Files of the user's messages are in the current folder" in json.dumps(offered.model_dump())
+    offered = [tool.model_dump() for tool in asked(served)[0].tools or ()]
+    assert "Files of the user's messages are in the current folder" in json.dumps(offered)
 
 
 async def test_a_file_is_copied_once_and_a_later_turns_files_come_too() -> None:
