@@ -70,7 +70,8 @@ async def test_a_stream_that_is_cut_off_ends_with_a_failure_and_is_stored_as_fai
 
 
 async def _interrupted(stack: Ending, signals: list[int]) -> AsyncGenerator[Any]:
-    async with await stack.client.responses.create(**ASK, stream=True) as events:
+    create: Any = stack.client.responses.create
+    async with await create(**ASK, stream=True) as events:
         async for event in events:
             yield event
             if event.type == "response.output_text.delta":
@@ -95,8 +96,8 @@ async def test_what_is_not_streamed_is_a_503_that_a_client_may_repeat(tmp_path: 
 async def test_a_chat_stream_that_is_cut_off_ends_with_an_error(tmp_path: Path) -> None:
     """R5: as a failure of the upstream would, and then `[DONE]`."""
     async with ending(tmp_path) as stack:
-        body = {**CHAT, "stream": True}
-        async with stack.client.chat.completions.with_streaming_response.create(**body) as answer:
+        create: Any = stack.client.chat.completions.with_streaming_response.create
+        async with create(**CHAT, stream=True) as answer:
             text = ""
             async for piece in answer.iter_text():
                 if not text:

@@ -187,7 +187,8 @@ async def test_a_client_that_reads_nothing_is_cut_off_with_one_line(
     monkeypatch.setattr(HttpServerConnection, "stall_s", 0.2)
     async with serving(scripted([{"text": ["x" * 65536] * 1000}])) as served:
         async with connection(served.url) as (reader, writer):
-            writer.transport.pause_reading()
+            transport: Any = writer.transport
+            transport.pause_reading()
             writer.write(request(served.url, ask_for(stream=True)))
             await until(lambda: "a client left its stream early" in caplog.messages, within_s=5)
             del reader

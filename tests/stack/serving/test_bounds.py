@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import uvicorn
@@ -277,5 +277,5 @@ async def test_streams_and_websockets_beyond_the_limit_are_a_429() -> None:
                 async with opened(served):
                     pass
         async with asyncio.timeout(5):
-            while cast(Any, served.app.state.services.shares)._streams.used:  # noqa: ASYNC110  # as above
+            while served.app.state.services.shares._streams.used:  # noqa: ASYNC110  # as above
                 await asyncio.sleep(0.01)
