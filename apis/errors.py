@@ -17,6 +17,8 @@ StackError
 ├── UpstreamError             502  a service that we depend on failed or did not answer
 │   └── UpstreamTimeout       504  it took too long; the message says which limit
 ├── StoreUnavailable          503  the KVStore cannot be reached or cannot write
+├── StorageCorrupt            500  a stored value is not as it was written; the log names its key
+├── StoredValueTooLarge       413  a value is above the limit of the KVStore
 ├── Overloaded                503  shed before harm; retry later
 ├── ToolFailed                502  a tool failed; the model receives the error, not the client
 │   └── FetchFailed           502  a URL was refused, or did not answer within the limits
@@ -180,6 +182,22 @@ class StoreUnavailable(StackError):
 
     status = 503
     code = "storage_unavailable"
+
+
+class StorageCorrupt(StackError):
+    """A stored value is damaged. It stays in the store, and every request that needs it fails in the same way."""
+
+    code = "storage_corrupt"
+
+    def __init__(self, message: str = "A stored record cannot be read: it is damaged.") -> None:
+        super().__init__(message)
+
+
+class StoredValueTooLarge(StackError):
+    """A value is too large for the KVStore; to send the request again would not help."""
+
+    status = 413
+    code = "storage_value_too_large"
 
 
 class Overloaded(StackError):
