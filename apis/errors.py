@@ -10,6 +10,7 @@ StackError
 │   └── ModelNotFound         404  no provider serves that model
 ├── MethodNotAllowed          405
 ├── ConversationLocked        409  a response runs in the conversation; retry when it has ended
+├── ConversationLost          409  the server was cut off from the conversation during a response
 ├── IdempotencyKeyInUse       409  the first request with the key is still running
 ├── PayloadTooLarge           413
 ├── UnsupportedMediaType      415
@@ -129,6 +130,21 @@ class ConversationLocked(StackError):
             f"A response is being made in the conversation '{conversation_id}'. Try again when it has ended.",
             param="conversation",
             retry_after_s=1,
+        )
+
+
+class ConversationLost(StackError):
+    """The lock of a conversation was lost before its response ended, and nothing was added to the conversation."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conversation_lost"
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(
+            f"This server was cut off from the conversation '{conversation_id}' for too long before the response "
+            "ended. Nothing was added to it.",
+            param="conversation",
         )
 
 

@@ -16,6 +16,8 @@ ABSENT: Final = 0
 
 MAX_VALUE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of the largest value; a larger one is refused before anything is written."""
+STORED_OVERHEAD_BYTES: Final = 64
+"""Bytes that a store may add to a value, at most: a scan with `max_bytes` counts them."""
 MEASURE_ROWS: Final = 10_000
 """Entries that one call of `measure` counts: some 10 ms of the store's time."""
 

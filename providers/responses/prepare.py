@@ -73,6 +73,7 @@ class ResponsePreparer:
     ) -> None:
         self._options = options
         self._inference = inference
+        self._kv = kv_store
         self._request_tools = request_tools
         self._conversations = conversations
         self._attachments = Attachments(reader, request_tools.model_catalog)
@@ -93,6 +94,8 @@ class ResponsePreparer:
         """Return the response, which holds the lock of its conversation, if it adds to one. Raises StackError for a
         request that cannot be served."""
         refuse_unsupported(request)
+        if request.store is not False and created_at is None:
+            await self._kv.require_room(tenant)
         lock = await self._conversations.acquire_lock(request, ids.response_id, tenant=tenant)
         async with AsyncExitStack() as on_error:
             if lock is not None:

@@ -93,7 +93,8 @@ async def redis_backend(redis_server: RedisServer) -> AsyncIterator[Backend]:
             await client.blpop(["nothing"], timeout=seconds)  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType] - typed for both clients
 
         async def overwrite(key: str, change: Callable[[bytes], bytes]) -> None:
-            stored: bytes = await client.get(f"{config.prefix}e:{key}")
+            stored = await client.get(f"{config.prefix}e:{key}")
+            assert isinstance(stored, bytes)
             await client.set(f"{config.prefix}e:{key}", stored[:8] + change(stored[8:]))  # pyright: ignore[reportUnknownMemberType] - as above
 
         yield Backend(open_store, elapse, overwrite)

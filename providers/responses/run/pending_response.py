@@ -8,7 +8,7 @@ from typing import Protocol
 from openai.types.responses import Response
 from openai.types.responses.response import InputTransformation
 
-from apis.errors import StackError, error_to_failure, internal_error
+from apis.errors import StackError, StoredValueTooLarge, error_to_failure, internal_error
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
 from apis.wire.items import items_to_json
@@ -66,11 +66,12 @@ class PendingResponse:
         )
 
     def build_failed_response(self, error: StackError) -> Response:
-        """Return the response as an error ended it. The open items must have been closed."""
+        """Return the response as an error ended it, without output if that is too large to be stored. The open items
+        must have been closed."""
         return end_response(
             self.build_initial_response(),
             "failed",
-            self.output.finished_items(),
+            () if isinstance(error, StoredValueTooLarge) else self.output.finished_items(),
             self.agent_loop.state.usage,
             error=error_to_failure(error),
         )
@@ -96,7 +97,7 @@ class PendingResponse:
         )
         stored = await history.save(finished, tenant=self.tenant, history=self.previous_history)
         if not stored and self.lock is not None:
-            raise self.lock.lost_error()
+            raise await self.lock.lost_error()
         return stored
 
     async def build_conversation_ops(self, response: Response, input_json: bytes) -> Sequence[Op]:
