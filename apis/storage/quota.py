@@ -58,7 +58,10 @@ class StorageQuota:
         if usage is None:
             usage = self._tenants[tenant] = _TenantBytes()
         if usage.total_bytes >= self._max_bytes and time.monotonic() >= usage.refused_until:
-            await asyncio.shield(self._start_measurement(tenant, usage))
+            if usage.measurement is not None:  # it began before the last writes, and may count them twice
+                await asyncio.shield(usage.measurement)
+            if usage.total_bytes >= self._max_bytes:
+                await asyncio.shield(self._start_measurement(tenant, usage))
         elif usage.measured_bytes is None or usage.written_bytes > self._max_bytes * _WRITTEN_SHARE:
             self._start_measurement(tenant, usage)
         if usage.total_bytes >= self._max_bytes:

@@ -126,7 +126,14 @@ class RunExecutor:
     async def end_from_log(
         self, claimed_run: ClaimedRun, status: ResponseStatus, error: StackError | None = None
     ) -> None:
-        """End a run that nobody continues with what its log holds. Raises LeaseLost."""
+        """End a run that nobody continues with what its log holds, or without that if it is too large to be stored.
+        Raises LeaseLost."""
+        try:
+            await self._end_from_log(claimed_run, status, error)
+        except StoredValueTooLarge as exc:
+            await self._end_from_log(claimed_run, "failed", exc)
+
+    async def _end_from_log(self, claimed_run: ClaimedRun, status: ResponseStatus, error: StackError | None) -> None:
         ref, stored_request = claimed_run.ref, claimed_run.stored_request
         failure = error_to_failure(error) if error else None
         initial = build_stored_response(ref.id, stored_request, "in_progress")
@@ -134,8 +141,9 @@ class RunExecutor:
             checkpoints = await load_checkpoints(self._kv, ref.tenant, ref.id)
             log = await self._event_log.read_all(ref.id, tenant=ref.tenant)
             closed = close_log(log)
-            items = () if isinstance(error, StoredValueTooLarge) else closed.items
-            final = _build_final_response(initial, status, items, failure, usage_from_log(log, checkpoints))
+            if isinstance(error, StoredValueTooLarge):
+                closed = ClosedLog((), (), closed.next_sequence_number - len(closed.closing_events))
+            final = _build_final_response(initial, status, closed.items, failure, usage_from_log(log, checkpoints))
         except (ValueError, LookupError) as exc:  # damaged: the response ends without the log
             _log.error("the log of response %s cannot be read", ref.id, exc_info=exc)
             checkpoints, closed = [], ClosedLog((), (), 0)

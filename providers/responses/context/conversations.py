@@ -203,9 +203,21 @@ def page_input_items(items: Sequence[dict[str, Any]], params: InputItemListParam
     """Return a page of a response's input items, given oldest first, as clients see them."""
     ordered = [*items] if params.order == "asc" else [*reversed(items)]
     page = page_after(ordered, params, itemgetter("id"), f"No input item has the id '{params.after}'.")
+    shown = _first_page_bytes(page.data)
+    page = Page(shown, page.has_more or len(shown) < len(page.data))
     data = [public_item(item) for item in page.data]
     first_id, last_id = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return ItemList(data=data, first_id=first_id, last_id=last_id, has_more=page.has_more)
+
+
+def _first_page_bytes(items: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return the first items that are no larger than PAGE_BYTES together, at least one."""
+    size = 0
+    for index, item in enumerate(items):
+        size += len(orjson.dumps(item))
+        if index and size > PAGE_BYTES:
+            return items[:index]
+    return items
 
 
 def _items_to_stored(items: Sequence[Item], ref: ConversationKeys, start: int) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Protocol
 from openai.types.responses import Response
 from openai.types.responses.response import InputTransformation
 
-from apis.errors import StackError, StoredValueTooLarge, error_to_failure, internal_error
+from apis.errors import StackError, error_to_failure, internal_error
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
 from apis.wire.items import items_to_json
@@ -66,12 +66,11 @@ class PendingResponse:
         )
 
     def build_failed_response(self, error: StackError) -> Response:
-        """Return the response as an error ended it, without output if that is too large to be stored. The open items
-        must have been closed."""
+        """Return the response as an error ended it. The open items must have been closed."""
         return end_response(
             self.build_initial_response(),
             "failed",
-            () if isinstance(error, StoredValueTooLarge) else self.output.finished_items(),
+            self.output.finished_items(),
             self.agent_loop.state.usage,
             error=error_to_failure(error),
         )

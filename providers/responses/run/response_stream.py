@@ -17,7 +17,7 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 
-from apis.errors import StackError, StoreUnavailable, UpstreamTimeout
+from apis.errors import StackError, StoredValueTooLarge, StoreUnavailable, UpstreamTimeout
 from apis.events import EventBatch
 from providers.responses.run.pending_response import PendingResponse, bug_to_error
 from providers.responses.store.conversation_lock import stream_with_lock
@@ -109,7 +109,10 @@ class ResponseStreams:
 
     async def _store_or_log(self, pending: PendingResponse, response: Response) -> None:
         try:
-            await pending.store(response, self._history)
+            try:
+                await pending.store(response, self._history)
+            except StoredValueTooLarge:  # its client has read the items; what is stored says why they are not there
+                await pending.store(response.model_copy(update={"output": []}), self._history)
         except StackError as exc:
             _log.warning("a %s response was not stored: %s", response.status, exc.message)
 

@@ -55,9 +55,7 @@ class Counting(Memory):
         max_bytes: int | None = None,
     ) -> list[tuple[str, Entry]]:
         self.calls += 1
-        return await super().scan(
-            prefix, after=after, before=before, limit=limit, reverse=reverse, max_bytes=max_bytes
-        )
+        return await super().scan(prefix, after=after, before=before, limit=limit, reverse=reverse, max_bytes=max_bytes)
 
     async def keys(self, prefix: str = "") -> list[str]:
         return [key for key, _ in await Memory.scan(self, prefix, limit=100_000)]
