@@ -58,7 +58,7 @@ class StorageQuota:
         if usage is None:
             usage = self._tenants[tenant] = _TenantBytes()
         if usage.total_bytes >= self._max_bytes and time.monotonic() >= usage.refused_until:
-            if usage.measurement is not None:  # it began before the last writes, and may count them twice
+            if usage.measurement is not None:  # it may have counted the writes since its start twice
                 await asyncio.shield(usage.measurement)
             if usage.total_bytes >= self._max_bytes:
                 await asyncio.shield(self._start_measurement(tenant, usage))
@@ -99,7 +99,8 @@ class StorageQuota:
             usage.measured_bytes = total
             usage.written_bytes -= written_before
             now = time.monotonic()
-            usage.refused_until = now + max(_MIN_REFUSAL_S, 10 * (now - started_at))
+            if total >= self._max_bytes:
+                usage.refused_until = now + max(_MIN_REFUSAL_S, 10 * (now - started_at))
         except StackError:
             pass  # during an outage of the store the sum stays as it is; the next request starts a measurement
         finally:
