@@ -28,6 +28,7 @@ class DatabaseFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._wal_path = f"{path}-wal"
         self._identity: FileIdentity | None = None
         self._wal_identity: FileIdentity | None = None
         self._next_check = 0.0
@@ -48,17 +49,21 @@ class DatabaseFile:
     def remember(self) -> None:
         """Take the files that are there now as those that are open."""
         self._identity = _read_identity(self._path)
-        self._wal_identity = _read_identity(f"{self._path}-wal")
+        self._wal_identity = _read_identity(self._wal_path)
 
     def require(self, *, is_write: bool) -> None:
-        """Raise StoreUnavailable if the open files are no longer those at the path. Reads look once a second."""
+        """Raise StoreUnavailable if the open files are no longer those at the path. The log is looked at once a second,
+        and so is the file for reads."""
         now = time.monotonic()
-        if self._identity is None or not (is_write or self._is_lost or now >= self._next_check):
+        is_due = self._is_lost or now >= self._next_check
+        if self._identity is None or not (is_write or is_due):
             return
-        self._next_check = now + _CHECK_INTERVAL_S
-        wal_identity = _read_identity(f"{self._path}-wal")
-        self._wal_identity = self._wal_identity or wal_identity
-        is_lost = _read_identity(self._path) != self._identity or wal_identity != self._wal_identity
+        is_lost = _read_identity(self._path) != self._identity
+        if is_due:
+            self._next_check = now + _CHECK_INTERVAL_S
+            wal_identity = _read_identity(self._wal_path)
+            self._wal_identity = self._wal_identity or wal_identity
+            is_lost = is_lost or wal_identity != self._wal_identity
         if is_lost and not self._is_lost:
             _log.error(
                 "the database file %r or its write-ahead log was deleted or replaced while it was open: nothing is "
@@ -70,7 +75,7 @@ class DatabaseFile:
             raise StoreUnavailable("The database file was deleted or replaced while the server was running.")
 
     def _warn_if_shared(self) -> None:
-        for path in (self._path, f"{self._path}-wal", f"{self._path}-shm"):
+        for path in (self._path, self._wal_path, f"{self._path}-shm"):
             try:
                 mode = Path(path).stat().st_mode
             except OSError:

@@ -16,6 +16,7 @@ from typing import Final
 
 _STORED: Final = struct.Struct(">16sdd")
 """Start of the machine, offset and time, in seconds."""
+_UPTIME_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -63,8 +64,7 @@ class StoreClock:
 def machine_uptime() -> float:
     """Return the seconds since the machine was started, the same for all its processes. Sleep counts where the system
     has such a clock."""
-    clock_id = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if clock_id is None else time.clock_gettime(clock_id)
+    return time.monotonic() if _UPTIME_CLOCK is None else time.clock_gettime(_UPTIME_CLOCK)
 
 
 def read_boot_id() -> bytes:
