@@ -241,7 +241,7 @@ async def test_a_file_that_another_process_made_in_place_of_the_open_one_is_unav
     path.with_suffix(".other").touch()  # so that the inode is not used again
     path.write_bytes(content)
     async with asyncio.timeout(5):
-        with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+        with pytest.raises(StoreUnavailable, match="deleted or replaced"):  # noqa: PT012 - see below
             for _ in range(100):  # the write-ahead log is looked at once a second
                 await store.put("b", b"1")
                 await asyncio.sleep(0.02)
