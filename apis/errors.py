@@ -11,6 +11,7 @@ StackError
 │   └── ModelNotFound         404  no provider serves that model
 ├── MethodNotAllowed          405
 ├── ConversationLocked        409  a response runs in the conversation; retry when it has ended
+├── ConversationLost          409  the server was cut off from the conversation during a response
 ├── IdempotencyKeyInUse       409  the first request with the key is still running
 ├── PayloadTooLarge           413
 ├── UnsupportedMediaType      415
@@ -19,6 +20,8 @@ StackError
 ├── UpstreamError             502  a service that we depend on failed or did not answer
 │   └── UpstreamTimeout       504  it took too long; the message says which limit
 ├── StoreUnavailable          503  the KVStore cannot be reached or cannot write
+├── StorageCorrupt            500  a stored value is not as it was written; the log names its key
+├── StoredValueTooLarge       413  a value is above the limit of the KVStore
 ├── Overloaded                503  shed before harm; retry later
 ├── ToolFailed                502  a tool failed; the model receives the error, not the client
 │   └── FetchFailed           502  a URL was refused, or did not answer within the limits
@@ -139,6 +142,21 @@ class ConversationLocked(StackError):
         )
 
 
+class ConversationLost(StackError):
+    """The lock of a conversation was lost before its response ended, and nothing was added to the conversation."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conversation_lost"
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(
+            f"This server was cut off from the conversation '{conversation_id}' for too long before the response "
+            "ended. Nothing was added to it.",
+            param="conversation",
+        )
+
+
 class IdempotencyKeyInUse(StackError):
     """Another request with this key is still running; its answer is available later."""
 
@@ -198,6 +216,22 @@ class StoreUnavailable(StackError):
 
     status = 503
     code = "storage_unavailable"
+
+
+class StorageCorrupt(StackError):
+    """A stored value is damaged. It stays in the store, and every request that needs it fails in the same way."""
+
+    code = "storage_corrupt"
+
+    def __init__(self, message: str = "A stored record cannot be read: it is damaged.") -> None:
+        super().__init__(message)
+
+
+class StoredValueTooLarge(StackError):
+    """A value is too large for the KVStore; to send the request again would not help."""
+
+    status = 413
+    code = "storage_value_too_large"
 
 
 class Overloaded(StackError):

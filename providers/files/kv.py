@@ -107,9 +107,10 @@ class KV(Files):
         last = f"{tenant}/file/{after}" if after else ""
         files: list[FileObject] = []
         while True:
-            bounds = {"before" if params.order == "desc" else "after": last}
+            reverse = params.order == "desc"
+            after, before = ("", last) if reverse else (last, "")
             entries = await self._kv.scan(
-                f"{tenant}/file/", limit=_SCAN_LIMIT, reverse=params.order == "desc", **bounds
+                f"{tenant}/file/", after=after, before=before, limit=_SCAN_LIMIT, reverse=reverse
             )
             for key, entry in entries:
                 record = decode_record(entry, UploadRecord)

@@ -50,7 +50,8 @@ class Loop(Responses):
     """The Responses API over one Inference and one KVStore, and over ToolRuntime and VectorStores where they exist."""
 
     class Config(Responses.Config):
-        """Responses are deleted `retention_days` after their last use; `max_turns` bounds a chain. `cache_bytes` of the
+        """Responses are deleted `retention_days` after their last use; `max_turns` bounds a chain, and
+        `max_history_bytes` what one request loads of a chain or conversation. `cache_bytes` of the
         newest conversations stay in memory, and `session_bytes` of those that connections continue without storing
         them. One response may run `max_tool_calls` hosted calls, `parallel_tool_calls` of them at a time, each for
         `tool_timeout_s`; the model reads `max_tool_output_chars` of a result. `reasoning_keys` seal the reasoning that
@@ -62,6 +63,7 @@ class Loop(Responses):
         retention_days: float = Field(30, gt=0)
         sweep_interval_s: float = Field(600, gt=0)
         max_turns: int = Field(1000, ge=1)
+        max_history_bytes: int = Field(64 * 1024 * 1024, ge=1024)
         cache_bytes: int = Field(64 * 1024 * 1024, ge=0)
         session_bytes: int = Field(256 * 1024 * 1024, ge=0)
         max_tool_calls: int = Field(32, ge=1)
@@ -94,6 +96,7 @@ class Loop(Responses):
             retention_s=config.retention_days * 86_400,
             max_turns=config.max_turns,
             cache_bytes=config.cache_bytes,
+            max_bytes=config.max_history_bytes,
         )
         self._conversations = StoredConversations(
             kv_store, self._history, config.reasoning_keys, background_s=config.background.max_duration_s
@@ -108,7 +111,7 @@ class Loop(Responses):
             summary_model=config.summary_model,
         )
         request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores)
-        self._preparer = ResponsePreparer(options, inference, reader, request_tools, self._conversations)
+        self._preparer = ResponsePreparer(options, inference, kv_store, reader, request_tools, self._conversations)
         self._streams = ResponseStreams(self._history, config.response_timeout_s)
         self._sessions = SessionFactory(
             self._history, self._preparer.prepare, self._streams, self._views, cache_bytes=config.session_bytes

@@ -16,6 +16,7 @@ from apis.chat import ChatRequest
 from apis.inference import Inference
 from apis.reader import Reader
 from apis.responses import CreateResponse, ReasoningOptions
+from apis.storage.kv_store import KVStore
 from providers.responses.context.attachments import Attachments
 from providers.responses.context.chat_request import apply_configuration_updates, build_chat, refuse_unsupported
 from providers.responses.context.compaction import Compactor
@@ -66,11 +67,14 @@ class ResponsePreparer:
         self,
         options: PrepareOptions,
         inference: Inference,
+        kv_store: KVStore,
         reader: Reader,
         request_tools: RequestTools,
         conversations: StoredConversations,
     ) -> None:
         self._options = options
+        self._inference = inference
+        self._kv = kv_store
         self._inferences = RequestInferences(inference, request_tools.model_catalog, options.summary_model)
         self._request_tools = request_tools
         self._conversations = conversations
@@ -93,6 +97,8 @@ class ResponsePreparer:
         """Return the response, which holds the lock of its conversation, if it adds to one. Raises StackError for a
         request that cannot be served."""
         refuse_unsupported(request)
+        if request.store is not False and created_at is None:
+            await self._kv.require_room(tenant)
         lock = await self._conversations.acquire_lock(request, ids.response_id, tenant=tenant)
         async with AsyncExitStack() as on_error:
             if lock is not None:

@@ -38,7 +38,8 @@ _NO_POSITION: Final = TurnPosition("", 0)
 
 
 class SessionFactory:
-    """Opens sessions, whose unstored responses share a cache of `cache_bytes`."""
+    """Opens sessions, whose unstored responses share a cache of `cache_bytes`: when it is full, the tenant that uses
+    most of it loses its oldest."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class LoopSession(Session):
         self._prepare = factory.prepare
         self._streams = factory.streams
         self._views = factory.views
-        self._session_history = _SessionHistory(factory.history, factory.cache, f"session-{id(self)}")
+        self._session_history = _SessionHistory(factory.history, factory.cache, tenant, f"{id(self)}/")
 
     async def create(
         self, request: CreateResponse, *, stream_id: str = "", generate: bool = True
@@ -103,17 +104,18 @@ class LoopSession(Session):
 class _SessionHistory(HistorySource):
     """History of one connection: its unstored responses, then the stored ones."""
 
-    def __init__(self, history: History, cache: HistoryCache, cache_key: str) -> None:
+    def __init__(self, history: History, cache: HistoryCache, tenant: str, key_prefix: str) -> None:
         self._history = history
         self._cache = cache
-        self._cache_key = cache_key
+        self._tenant = tenant
+        self._key_prefix = key_prefix
         self._stream_ids: dict[str, str] = {}
 
     def has_response(self, response_id: str) -> bool:
         return response_id in self._stream_ids
 
     async def load_history(self, response_id: str, *, tenant: str) -> LoadedHistory:
-        cached = self._cache.get(self._cache_key, response_id)
+        cached = self._cache.get(self._tenant, self._key_prefix + response_id)
         if cached is None:
             return await self._history.load_history(response_id, tenant=tenant)
         history = extend_history(cached.previous_history, [cached.turn], _NO_POSITION)
@@ -123,7 +125,7 @@ class _SessionHistory(HistorySource):
 
     async def find_item(self, item_id: str, *, tenant: str) -> ItemWithToolResult | None:
         for response_id in self._stream_ids:
-            cached = self._cache.get(self._cache_key, response_id)
+            cached = self._cache.get(self._tenant, self._key_prefix + response_id)
             if cached is None:
                 continue
             history = extend_history(cached.previous_history, [cached.turn], _NO_POSITION)
@@ -143,7 +145,9 @@ class _SessionHistory(HistorySource):
             msgspec.Raw(items_to_json(response.output)),
             pending.agent_loop.state.tool_results,
         )
-        self._cache.put(self._cache_key, CachedTurn(pending.conversation.history, turn, _NO_POSITION))
+        self._cache.put(
+            self._tenant, self._key_prefix + response.id, CachedTurn(pending.conversation.history, turn, _NO_POSITION)
+        )
         self._stream_ids[response.id] = stream_id
         while len(self._stream_ids) > _MAX_RESPONSES:
             oldest = next(iter(self._stream_ids))
@@ -152,9 +156,9 @@ class _SessionHistory(HistorySource):
     def forget(self, response_id: str, stream_id: str) -> None:
         if self._stream_ids.get(response_id) == stream_id:
             del self._stream_ids[response_id]
-            self._cache.discard(self._cache_key, response_id)
+            self._cache.discard(self._tenant, self._key_prefix + response_id)
 
     def clear(self) -> None:
         for response_id in self._stream_ids:
-            self._cache.discard(self._cache_key, response_id)
+            self._cache.discard(self._tenant, self._key_prefix + response_id)
         self._stream_ids.clear()

@@ -20,9 +20,10 @@ from apis.fetcher import Fetcher
 from apis.responses import CreateResponse
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
+from apis.storage.records import reading_stored
 from providers.responses.background.event_log import EventLog, LogWakeups, encode_event_line
 from providers.responses.background.execution import RunExecutor, build_stored_response
-from providers.responses.background.runs import ResponseRef, Runs, StoredRequest, run_key
+from providers.responses.background.runs import ResponseRef, Runs, StoredRequest
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.webhooks import Webhook
 from providers.responses.background.workers import BackgroundConfig, BackgroundWorkers
@@ -30,6 +31,7 @@ from providers.responses.run.pending_response import PendingResponse, PrepareRes
 from providers.responses.run.response_stream import assign_sequence_numbers
 from providers.responses.store.conversation_lock import hand_over_lock
 from providers.responses.store.history import History
+from providers.responses.store.run_key import run_key
 
 _TIER_PRIORITIES: Final = {"ultrafast": 0, "fast": 1, "priority": 2, "flex": 9}
 _DEFAULT_PRIORITY: Final = 5
@@ -128,7 +130,7 @@ class BackgroundResponses:
                     )
             except LeaseLost:
                 assert pending.lock is not None  # ids are random: only the lock's write can fail
-                raise pending.lock.lost_error() from None
+                raise await pending.lock.lost_error() from None
             if claimed_run is not None:
                 self._executor.add_local(ref, pending)
                 self._workers.start_run(claimed_run, place)
@@ -157,7 +159,10 @@ class BackgroundResponses:
     async def load_input_items(self, response_id: str, *, tenant: str) -> list[dict[str, Any]] | None:
         """Return the input items of a response that has not ended; None for any other."""
         stored_run = await self._runs.get(ResponseRef(tenant, response_id))
-        return None if stored_run is None else orjson.loads(bytes(stored_run[1].input_items))
+        if stored_run is None:
+            return None
+        with reading_stored(response_id):
+            return orjson.loads(bytes(stored_run[1].input_items))
 
     async def cancel(self, response_id: str, *, tenant: str) -> bool:
         """End a response that has not ended, and return whether it was so; its worker can write nothing any more."""

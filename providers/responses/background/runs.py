@@ -24,14 +24,17 @@ from typing import Literal
 
 import msgspec
 
-from apis.errors import RateLimited, StackError
+from apis.errors import RateLimited, StackError, StorageCorrupt
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record, scan_all, scan_groups
 from providers.responses.events.ids import is_response_id
+from providers.responses.store.run_key import run_key
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 1000
+_MAX_LOST_CLAIMS = 10
+"""Workers that may lose one run until no more claim it: its request is damaged, or its end cannot be stored."""
 
 
 class RunRecord(
@@ -77,11 +80,6 @@ class ResponseRef:
     @property
     def request_key(self) -> str:
         return f"{self.tenant}/request/{self.id}"
-
-
-def run_key(tenant: str, response_id: str) -> str:
-    """Return the key of the record that exists until the response has ended."""
-    return f"/run/{tenant}/{response_id}"
 
 
 class RunLease(Lease):
@@ -204,8 +202,8 @@ class Runs:
         return decode_record(run, RunRecord), decode_record(request, StoredRequest)
 
     async def claim(self, ref: ResponseRef, queue_key: str = "") -> ClaimedRun | None:
-        """Claim a run that no worker holds, from the queue or as an orphan; None if a worker holds it or it has
-        ended."""
+        """Claim a run that no worker holds, from the queue or as an orphan; None if a worker holds it, it has ended or
+        its records are damaged."""
         run, request, lease = await self._kv.get_many([ref.run_key, ref.request_key, ref.lease_key])
         if run is None or request is None:
             if queue_key:
@@ -213,8 +211,15 @@ class Runs:
             return None
         if lease is not None:
             return None
-        is_late = not queue_key and decode_record(run, RunRecord).status == "queued"
-        claimed = await self._acquire(ref, run, request, ABSENT)
+        try:
+            record = decode_record(run, RunRecord)
+            if record.attempts - record.handover_count >= _MAX_LOST_CLAIMS:
+                return None
+            is_late = not queue_key and record.status == "queued"
+            claimed = await self._acquire(ref, run, request, ABSENT)
+        except StorageCorrupt:
+            _log.error("the run of response %s cannot be read", ref.id)
+            return None
         return replace(claimed, is_late=is_late) if claimed else None
 
     async def take_over(self, ref: ResponseRef) -> ClaimedRun | None:
@@ -231,7 +236,7 @@ class Runs:
     async def _acquire(
         self, ref: ResponseRef, run_entry: Entry, request_entry: Entry, expect: int | None
     ) -> ClaimedRun | None:
-        run = decode_record(run_entry, RunRecord)
+        run, stored_request = decode_record(run_entry, RunRecord), decode_record(request_entry, StoredRequest)
         slot_key, run.slot_key = run.slot_key, ""
         run.status = "in_progress"
         run.attempts += 1
@@ -242,7 +247,7 @@ class Runs:
         lease = self._new_lease(ref)
         if await lease.acquire(ops, expect=expect) is None:
             return None
-        return ClaimedRun(run, decode_record(request_entry, StoredRequest), lease)
+        return ClaimedRun(run, stored_request, lease)
 
     def _new_lease(self, ref: ResponseRef) -> RunLease:
         return RunLease(self._kv, ref, self._lease_s, self._retention_s)

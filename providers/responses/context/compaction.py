@@ -80,7 +80,7 @@ class Compactor:
             if not item.encrypted_content:
                 continue
             try:
-                text = sealer.unseal(item.encrypted_content, tenant=tenant, model=_ANY_MODEL)
+                text = sealer.unseal(item.encrypted_content, tenant=tenant, model=_ANY_MODEL, purpose="compaction")
             except UnsealError as exc:
                 # the API has no other type for sealed content; the id shows that it was a compaction
                 item_type = "reasoning"
@@ -152,7 +152,7 @@ class Compactor:
 
     async def _build_seal(self, tenant: str) -> Seal:
         sealer = await self._sealed_reasoning.load_sealer()
-        return lambda text: sealer.seal(text, tenant=tenant, model=_ANY_MODEL)
+        return lambda text: sealer.seal(text, tenant=tenant, model=_ANY_MODEL, purpose="compaction")
 
 
 @dataclass(slots=True)

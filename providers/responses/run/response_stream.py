@@ -16,7 +16,7 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 
-from apis.errors import Overloaded, StackError, StoreUnavailable
+from apis.errors import Overloaded, StackError, StoredValueTooLarge, StoreUnavailable
 from apis.events import EventBatch
 from providers.responses.run.deadline import ResponseDeadline
 from providers.responses.run.first_batches import FirstBatches
@@ -144,7 +144,10 @@ class ResponseStreams:
 
     async def _store_or_log(self, pending: PendingResponse, response: Response) -> None:
         try:
-            await pending.store(response, self._history)
+            try:
+                await pending.store(response, self._history)
+            except StoredValueTooLarge:  # its client has read the items; what is stored says why they are not there
+                await pending.store(response.model_copy(update={"output": []}), self._history)
         except StackError as exc:
             _log.warning("a %s response was not stored: %s", response.status, exc.message)
 
