@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from io import BytesIO, StringIO
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from providers.reader.errors import ExtractionError
 
@@ -209,7 +209,10 @@ def _iterate_elements(archive: zipfile.ZipFile, path: str, *names: str) -> Itera
 
     with archive.open(path) as part:
         tags = [f"{{*}}{name}" for name in names]
-        parser: Any = etree.iterparse(part, tag=tags, resolve_entities=False, no_network=True, load_dtd=False)  # pyright: ignore[reportUnknownMemberType] - as above
+        parser = cast(
+            Any,
+            etree.iterparse(part, tag=tags, resolve_entities=False, no_network=True, load_dtd=False),  # pyright: ignore[reportUnknownMemberType] - as above
+        )
         for _, element in parser:
             yield element
             element.clear()
