@@ -215,10 +215,10 @@ def page_input_items(items: Sequence[dict[str, Any]], params: InputItemListParam
     """Return a page of a response's input items, given oldest first."""
     ordered = [*items] if params.order == "asc" else [*reversed(items)]
     page = page_after(ordered, params, itemgetter("id"), f"No input item has the id '{params.after}'.")
-    data = _first_page_bytes(page.data)
-    page = Page(data, page.has_more or len(data) < len(page.data))
+    data = [*_first_page_bytes(page.data)]
+    has_more = page.has_more or len(data) < len(page.data)
     first_id, last_id = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return ItemList(data=data, first_id=first_id, last_id=last_id, has_more=page.has_more)
+    return ItemList(data=data, first_id=first_id, last_id=last_id, has_more=has_more)
 
 
 def _first_page_bytes(items: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

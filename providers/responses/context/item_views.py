@@ -158,7 +158,7 @@ class ItemViews:
         def seal(item_id: str, text: str) -> str | None:
             model = find_model(item_id)
             if model is not None and item_id not in tokens:  # one token for all events of a stream
-                tokens[item_id] = sealer.seal(text, tenant=tenant, model=model)
+                tokens[item_id] = sealer.seal(text, tenant=tenant, model=model, purpose="reasoning")
             return tokens.get(item_id)
 
         return seal
