@@ -1,15 +1,23 @@
 """The messages, tools and options of one model call, in chat completions' own shape plus the reasoning it lacks."""
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, JsonValue
 
+from apis.errors import Unsupported
 from apis.wire.base import Effort, Phase, Wire
 from apis.wire.text_format import Grammar, JsonObjectFormat, JsonSchema, TextFormat, TextFormatInput
 
 NativeToolName = Literal["browser", "python"]
 TENANT_SALT_PREFIX: Final = "tenant-"
 """Begins a `cache_salt` that the server adds by itself; a provider without separate caches ignores such a salt."""
+
+
+def share_of_salt(cache_salt: str | None) -> str:
+    """Return the part of a cache salt that is equal for all requests of a tenant, by which an engine takes turns. A
+    client's own salt, which divides its tenant's cache, is not in it."""
+    return (cache_salt or "").removeprefix(TENANT_SALT_PREFIX).partition(".")[0]
 
 
 class TextPart(Wire):
@@ -198,7 +206,83 @@ class ChatJsonSchemaFormat(Wire):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | ChatJsonSchemaFormat, Field(discriminator="type")]
 
 
-class Sampling(Wire):
+class EngineOptions(Wire):
+    """Options that OpenAI's API does not have, in vLLM's names. A provider passes each on to its engine or refuses it
+    by name. The `guided_` ones are older names of `structured_outputs`. For those in `REFUSED_ENGINE_OPTIONS` there is
+    no place in a response, or they concern the server's other users."""
+
+    chat_template_kwargs: dict[str, JsonValue] | None = None
+    structured_outputs: dict[str, JsonValue] | None = None
+    guided_json: dict[str, JsonValue] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, min_length=1, max_length=10_000)
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
+    thinking_token_budget: int | None = Field(None, ge=0, le=2**31 - 1)
+    ignore_eos: bool | None = None
+    bad_words: list[str] | None = Field(None, max_length=1000)
+    allowed_token_ids: list[int] | None = Field(None, max_length=500_000)
+    length_penalty: float | None = Field(None, ge=-10, le=10)
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**31 - 1)
+    documents: list[dict[str, JsonValue]] | None = None
+    mm_processor_kwargs: dict[str, JsonValue] | None = None
+    vllm_xargs: dict[str, JsonValue] | None = None
+
+    best_of: JsonValue = None
+    use_beam_search: JsonValue = None
+    echo: JsonValue = None
+    prompt_logprobs: JsonValue = None
+    chat_template: JsonValue = None
+    add_generation_prompt: JsonValue = None
+    continue_final_message: JsonValue = None
+    add_special_tokens: JsonValue = None
+    return_token_ids: JsonValue = None
+    return_tokens_as_token_ids: JsonValue = None
+    guided_decoding_backend: JsonValue = None
+    logits_processors: JsonValue = None
+    kv_transfer_params: JsonValue = None
+
+
+REFUSED_ENGINE_OPTIONS: Final[Mapping[str, Sequence[JsonValue]]] = {
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "echo": (False,),
+    "prompt_logprobs": (),
+    "chat_template": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "guided_decoding_backend": ("auto",),
+    "logits_processors": ([],),
+    "kv_transfer_params": ({},),
+}
+"""Engine options that no provider passes on, with the values that ask for nothing."""
+ENGINE_OPTIONS: Final = tuple(name for name in EngineOptions.model_fields if name not in REFUSED_ENGINE_OPTIONS)
+
+
+def refuse_engine_options(options: EngineOptions, supported: Collection[str] = ()) -> None:
+    """Raise Unsupported naming the first engine option of a request that its provider does not support."""
+    for name in ENGINE_OPTIONS:
+        if name not in supported and getattr(options, name) is not None:
+            raise Unsupported(f"'{name}' is not supported by this model's server.", param=name)
+
+
+def refuse_unsafe_engine_options(options: EngineOptions) -> None:
+    """Raise Unsupported naming the first engine option that no provider passes on, unless its value asks for
+    nothing."""
+    for name, neutral_values in REFUSED_ENGINE_OPTIONS.items():
+        value = getattr(options, name)
+        if value is not None and value not in neutral_values:
+            raise Unsupported(f"'{name}' is not offered by this server.", param=name)
+
+
+class Sampling(EngineOptions):
     """The sampling options. None stands for the value in the model's generation config. `top_k`, `min_p`,
     `repetition_penalty` and `stop_token_ids` are not in OpenAI's API; the engines here support them."""
 

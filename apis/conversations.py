@@ -34,8 +34,8 @@ class AddItems(Wire):
 
 
 class ItemInclude(Wire):
-    """The `include` of a request for items. It is validated and has no effect: an item has the fields that its response
-    included."""
+    """The `include` of a request for items: the parts of them that it shows. All parts are stored, also those that the
+    request that created the items did not include."""
 
     include: list[Includable] | None = None
 
@@ -73,8 +73,10 @@ class Conversations(ABC):
         """Delete the conversation and all its items. A running response in it fails; finished ones stay stored."""
 
     @abstractmethod
-    async def add_items(self, conversation_id: str, request: AddItems, *, tenant: str) -> Sequence[dict[str, Any]]:
-        """Append items, all or none, and return them as they are stored.
+    async def add_items(
+        self, conversation_id: str, request: AddItems, *, include: Sequence[str] = (), tenant: str
+    ) -> Sequence[dict[str, Any]]:
+        """Append items, all or none, and return them with the parts that `include` names.
 
         Raises InvalidRequest for an id that the conversation already has, NotFound for a reference to a missing item.
         """
@@ -84,8 +86,10 @@ class Conversations(ABC):
         """Return one page of items. Raises InvalidRequest for an unknown `after`."""
 
     @abstractmethod
-    async def get_item(self, conversation_id: str, item_id: str, *, tenant: str) -> dict[str, Any]:
-        """Return one item. Raises NotFound."""
+    async def get_item(
+        self, conversation_id: str, item_id: str, *, include: Sequence[str] = (), tenant: str
+    ) -> dict[str, Any]:
+        """Return one item with the parts that `include` names. Raises NotFound."""
 
     @abstractmethod
     async def delete_item(self, conversation_id: str, item_id: str, *, tenant: str) -> Conversation:

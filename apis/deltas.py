@@ -43,6 +43,13 @@ class ReasoningDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningSummaryDelta:
+    """More text of the summary of the reasoning before it. No Inference provider yields one."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class RefusalDelta:
     """More text of a refusal."""
 
@@ -84,7 +91,7 @@ class Finish:
     usage: Usage
 
 
-Delta = TextDelta | ReasoningDelta | RefusalDelta | ToolCallStart | ToolArgumentsDelta | Finish
+Delta = TextDelta | ReasoningDelta | ReasoningSummaryDelta | RefusalDelta | ToolCallStart | ToolArgumentsDelta | Finish
 
 
 DeltaBatch = Sequence[Delta]

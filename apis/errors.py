@@ -3,6 +3,7 @@
 StackError
 ├── InvalidRequest            400  the request itself is wrong; `param` names the field
 │   ├── Unsupported           400  well-formed, but not offered here
+│   │   └── CountingUnsupported 400  the model's server has no way to count the tokens of a prompt
 │   └── ContextLengthExceeded 400  the prompt does not fit the model
 ├── Unauthorized              401  no key, or a wrong one
 ├── PermissionDenied          403  this caller may not (a foreign Host or Origin, for one)
@@ -10,13 +11,17 @@ StackError
 │   └── ModelNotFound         404  no provider serves that model
 ├── MethodNotAllowed          405
 ├── ConversationLocked        409  a response runs in the conversation; retry when it has ended
+├── ConversationLost          409  the server was cut off from the conversation during a response
 ├── IdempotencyKeyInUse       409  the first request with the key is still running
 ├── PayloadTooLarge           413
 ├── UnsupportedMediaType      415
+├── ExternalConnectorError    424  an MCP server that the request declares cannot be used
 ├── RateLimited               429  `retry_after_s` when known
 ├── UpstreamError             502  a service that we depend on failed or did not answer
 │   └── UpstreamTimeout       504  it took too long; the message says which limit
 ├── StoreUnavailable          503  the KVStore cannot be reached or cannot write
+├── StorageCorrupt            500  a stored value is not as it was written; the log names its key
+├── StoredValueTooLarge       413  a value is above the limit of the KVStore
 ├── Overloaded                503  shed before harm; retry later
 ├── ToolFailed                502  a tool failed; the model receives the error, not the client
 │   └── FetchFailed           502  a URL was refused, or did not answer within the limits
@@ -27,7 +32,9 @@ from typing import Any, ClassVar, Literal
 
 from openai.types.responses import ResponseError
 
-FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt"]
+FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"]
+"""The codes of a failed response. The SDK's type does not list the last one, but OpenAI sends it and agents compact
+their conversation when they read it."""
 
 
 class StackError(Exception):
@@ -70,10 +77,15 @@ class Unsupported(InvalidRequest):
     code = "unsupported_parameter"
 
 
+class CountingUnsupported(Unsupported):
+    """The model's server cannot count the tokens of a prompt; it may answer the prompt all the same."""
+
+
 class ContextLengthExceeded(InvalidRequest):
     """Prompt and answer do not fit into the model's context."""
 
     code = "context_length_exceeded"
+    failure_code = "context_length_exceeded"
 
 
 class Unauthorized(StackError):
@@ -130,6 +142,21 @@ class ConversationLocked(StackError):
         )
 
 
+class ConversationLost(StackError):
+    """The lock of a conversation was lost before its response ended, and nothing was added to the conversation."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "conversation_lost"
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(
+            f"This server was cut off from the conversation '{conversation_id}' for too long before the response "
+            "ended. Nothing was added to it.",
+            param="conversation",
+        )
+
+
 class IdempotencyKeyInUse(StackError):
     """Another request with this key is still running; its answer is available later."""
 
@@ -144,6 +171,7 @@ class PayloadTooLarge(StackError):
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+    failure_code = "invalid_prompt"
 
 
 class UnsupportedMediaType(StackError):
@@ -152,6 +180,14 @@ class UnsupportedMediaType(StackError):
     status = 415
     type = "invalid_request_error"
     code = "unsupported_media_type"
+
+
+class ExternalConnectorError(StackError):
+    """An MCP server that the request declares could not be asked for its tools; no model was called."""
+
+    status = 424
+    type = "external_connector_error"
+    code = "http_error"
 
 
 class RateLimited(StackError):
@@ -180,6 +216,22 @@ class StoreUnavailable(StackError):
 
     status = 503
     code = "storage_unavailable"
+
+
+class StorageCorrupt(StackError):
+    """A stored value is damaged. It stays in the store, and every request that needs it fails in the same way."""
+
+    code = "storage_corrupt"
+
+    def __init__(self, message: str = "A stored record cannot be read: it is damaged.") -> None:
+        super().__init__(message)
+
+
+class StoredValueTooLarge(StackError):
+    """A value is too large for the KVStore; to send the request again would not help."""
+
+    status = 413
+    code = "storage_value_too_large"
 
 
 class Overloaded(StackError):
@@ -215,9 +267,9 @@ def error_to_body(error: StackError) -> dict[str, Any]:
 
 
 def error_to_failure(error: StackError) -> ResponseError:
-    """Return the `error` of a failed response; its code is one of the API's closed list.
+    """Return the `error` of a failed response; its code is one of `FailureCode`.
 
     A stream has no Retry-After header: agents parse the seconds from this exact text.
     """
     wait = "" if error.retry_after_s is None else f" Please try again in {error.retry_after_s:g}s."
-    return ResponseError(code=error.failure_code, message=f"{error.message[:1024]}{wait}")
+    return ResponseError.model_construct(code=error.failure_code, message=f"{error.message[:1024]}{wait}")

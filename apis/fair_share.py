@@ -5,13 +5,29 @@ It is used for whatever is scarce in one process: sessions, child processes, bat
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Final, Self
 
 from apis.errors import RateLimited
 
 _RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """The tenants that the run config names. A provider whose constructor has a parameter of this type receives it."""
+
+    names: frozenset[str] = frozenset()
+
+    @property
+    def are_several(self) -> bool:
+        """True if shares of tenants must hold from the first request on."""
+        return len(self.names) > 1
+
+
+ONE_TENANT: Final = Tenants()
+"""Stands for a stack whose tenants are not known, such as one without API keys."""
 
 
 class Place:
@@ -51,16 +67,22 @@ class FairShare:
     longest time ago; within a tenant, to the request that came first. So with N tenants waiting, each gets at least
     one of N places that become free, however many requests another tenant has.
 
-    - `tenant_places`: places that one tenant may use at a time once a second tenant has come, default half of them. A
-      tenant waits at this limit even while places are free; so the others find one at once. A tenant that has been
-      alone so far may use all.
+    - `tenant_places`: places that one tenant may use at a time where there are several tenants, default half of them.
+      A tenant waits at this limit even while places are free; so the others find one at once. With one tenant it may
+      use all. `several_tenants` says that there are more than one; otherwise the second one that comes shows it.
     - `tenant_waiting`: requests of one tenant that may wait; the next one raises RateLimited. None: no limit.
 
     All methods run on one event loop.
     """
 
     def __init__(
-        self, resource: str, places: int, *, tenant_places: int | None = None, tenant_waiting: int | None = None
+        self,
+        resource: str,
+        places: int,
+        *,
+        tenant_places: int | None = None,
+        tenant_waiting: int | None = None,
+        several_tenants: bool = False,
     ) -> None:
         """`resource` is a plural noun for the error message, such as "files being read"."""
         self._resource = resource
@@ -69,7 +91,7 @@ class FairShare:
         self._tenant_waiting = tenant_waiting
         self._tenants: dict[str, _TenantUse] = {}
         self._first_tenant: str | None = None
-        self._several_tenants = False
+        self._several_tenants = several_tenants
         self._used = 0
         self._turn = 0
 
@@ -100,6 +122,27 @@ class FairShare:
         if self._used >= self._places or (use and (use.waiters or use.used >= self._tenant_limit)):
             return None
         return self._take_place(tenant)
+
+    def acquire_or_reclaim(self, tenant: str, end_idle_use: Mapping[Place, Callable[[], object]]) -> Place | None:
+        """Return a place as `try_acquire` does, for which one that is idle may be reclaimed.
+
+        `end_idle_use` has the idle places, in the order of preference, each with the function that ends its use
+        without releasing it. A place of `tenant` itself comes first; a place of another is reclaimed only from the
+        tenant that uses most, and only if it uses more than `tenant` does.
+        """
+        place = self.try_acquire(tenant)
+        if place is not None or not end_idle_use:
+            return place
+        used = self.used_by(tenant)
+        idle_place = max(end_idle_use, key=lambda idle: (idle.tenant == tenant, self.used_by(idle.tenant)))
+        if idle_place.tenant == tenant:
+            end_idle_use[idle_place]()
+            return idle_place
+        if used >= self._tenant_limit or self.used_by(idle_place.tenant) <= used:
+            return None
+        end_idle_use[idle_place]()
+        idle_place.release()
+        return self.try_acquire(tenant)
 
     async def acquire(self, tenant: str) -> Place:
         """Return a place as soon as it is the tenant's turn.

@@ -14,7 +14,7 @@ from apis.provider import Provider
 from apis.storage.pages import Page
 from apis.wire.base import Wire
 
-Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data"]
+Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 Order = Literal["asc", "desc"]
 
 

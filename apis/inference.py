@@ -1,23 +1,29 @@
 """Inference API: language and embedding models by id. A request goes in whole; its output streams back as deltas."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from apis.chat import ChatRequest, NativeToolName
 from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import Unsupported
 from apis.provider import Provider
+from apis.wire.base import Effort
 
 Modality = Literal["image", "file"]
+Constraint = Literal["json_schema", "grammar"]
+"""A constraint on generated text: the schema of a format, or the grammar of a custom tool's input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """Model that a provider serves now. `modalities` are its input kinds other than text, None if unknown;
-    `native_tools` are the tools it accepts as a NativeTool. An embedding model has `embedding_dimensions`, if known."""
+    `native_tools` are the tools it accepts as a NativeTool. An embedding model has `embedding_dimensions`, if known;
+    `enforces` are the constraints that its engine promises to hold: others are checked when the text is complete."""
 
     id: str
     owned_by: str
@@ -26,6 +32,24 @@ class Model:
     modalities: frozenset[Modality] | None = None
     native_tools: frozenset[NativeToolName] = frozenset()
     embedding_dimensions: int | None = None
+    enforces: frozenset[Constraint] = frozenset()
+
+
+ALL_CONSTRAINTS: Final[frozenset[Constraint]] = frozenset({"json_schema", "grammar"})
+
+
+class CallAttempts:
+    """Progress of one model call: `has_failed` after an attempt that is being repeated, `accepted` once a server has
+    taken the request and generates."""
+
+    def __init__(self) -> None:
+        self.has_failed = False
+        self.accepted = asyncio.Event()
+
+
+CALL_ATTEMPTS: Final[ContextVar[CallAttempts | None]] = ContextVar("call_attempts", default=None)
+"""The attempts that the caller of `Inference.chat` observes; None where nothing waits for them. A provider that repeats
+attempts reports here, so that a stream can still become an HTTP error while no server has accepted it."""
 
 
 class Inference(Provider, ABC):
@@ -48,10 +72,15 @@ class Inference(Provider, ABC):
 
     @abstractmethod
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return the length of the prompt in tokens as the model sees it. Raises Unsupported where it cannot be
-        known."""
+        """Return the length of the prompt in tokens as the model sees it. Raises CountingUnsupported where it cannot be
+        known, and the errors of `chat` for a chat that the model cannot be sent."""
 
-    async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """Return one vector per input. Raises the errors of `chat`, and Unsupported for a model without embeddings,
-        which is the default."""
+    async def used_effort(self, request: ChatRequest) -> Effort | None:
+        """Return the reasoning effort that the model is shown for this request; None where only the model's server
+        knows, which is the default."""
+        return None
+
+    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
+        """Return one vector per input. Where requests wait for each other, tenants take turns. Raises the errors of
+        `chat`, and Unsupported for a model without embeddings, which is the default."""
         raise Unsupported(f"The model '{request.model}' makes no embeddings.", param="model")

@@ -23,7 +23,8 @@ class Provider:
 
     The constructor takes `config: Config` and, by annotation, the APIs it builds on: `inference: Inference` is the
     stack's own, `tools: ToolRuntime | None` may be absent from a run config, and `providers: Mapping[str, Inference]`
-    is built from the field of that name in the provider's own Config. Construction does no I/O and starts nothing.
+    is built from the field of that name in the provider's own Config. A parameter of the type `Tenants` receives the
+    tenants of the run config. Construction does no I/O and starts nothing.
     """
 
     class Config(BaseModel):
@@ -39,6 +40,16 @@ class Provider:
 
     async def close(self) -> None:
         """Release everything `start` opened; safe to call when `start` failed or never ran."""
+
+    def confinement(self) -> str | None:
+        """Return one line about what holds the untrusted programs or files that the provider runs or parses, or None
+        if there are none. Called after `start`, to be shown to the operator."""
+        return None
+
+    def shared_use_risk(self) -> str | None:
+        """Return why several tenants must not share the provider, with the remedy, or None if they may. Called after
+        `start`; the answer keeps a server with several tenants from starting."""
+        return None
 
     def metrics(self) -> ProviderMetrics | None:
         """Return the numbers of the provider for its operator, or None if it has none.

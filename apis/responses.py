@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from openai.types.responses import Response, ResponseStreamEvent, ResponseUsage
-from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from apis.chat import Sampling
-from apis.conversations import Conversations
+from apis.conversations import Conversations, ItemInclude
 from apis.events import ResponseEventBatch
 from apis.provider import Provider
 from apis.wire.base import Effort, Includable, Metadata, Wire
@@ -29,7 +30,7 @@ class ReasoningOptions(Wire):
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Literal["auto", "current_turn", "all_turns"] | None = None
-    mode: str | None = None
+    mode: Literal["standard"] | None = None
 
 
 class ContextManagement(Wire):
@@ -38,6 +39,27 @@ class ContextManagement(Wire):
 
     type: Literal["compaction"]
     compact_threshold: int | None = Field(None, ge=1, le=2**31 - 1)
+
+
+class AccessPrograms(Wire):
+    cyber: Literal["standard"] | None = None
+
+
+class BackgroundOptions(Wire):
+    completion_window: Literal["soonest"] | None = None
+
+
+class ImageOptions(Wire):
+    context_compression: Literal["auto", "disabled"] | None = None
+
+
+class PromptCacheOptions(Wire):
+    """With `prewarm` no model is called: the response holds its input for later responses to continue."""
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    comparison_response_id: str | None = Field(None, max_length=256)
+    prewarm: bool | None = None
 
 
 class StreamOptions(Wire):
@@ -68,10 +90,10 @@ ConversationChoice = Annotated[
 
 
 class CreateResponse(Sampling):
-    """A request for a response. Null means unset; unknown fields are dropped.
+    """A request for a response. Null means unset; unknown fields are dropped, except those that `FIELD_ROWS` refuses.
 
     In addition to OpenAI's fields it has those of `Sampling`, `cache_salt` and `priority`, which the engines here
-    support. The fields in `UNSUPPORTED_REQUEST_FIELDS` are read so that the error can name them.
+    support.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -104,18 +126,21 @@ class CreateResponse(Sampling):
 
     background: bool | None = None
     conversation: ConversationChoice | None = None
-    prompt: JsonValue = None
     context_management: list[ContextManagement] | None = Field(None, max_length=1)
-    moderation: JsonValue = None
+    access_programs: AccessPrograms | None = None
+    background_options: BackgroundOptions | None = None
+    image: ImageOptions | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+
+    @property
+    def is_prewarm(self) -> bool:
+        """True for a request that only prepares its input, without calling a model."""
+        return self.prompt_cache_options is not None and self.prompt_cache_options.prewarm is True
 
     @property
     def conversation_id(self) -> str | None:
         """The id of the conversation that the response is a turn of, if any."""
         return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
-
-
-UNSUPPORTED_REQUEST_FIELDS = ("prompt", "moderation")
-"""Fields of OpenAI's API that this stack does not offer: any value except null is an error that names the field."""
 
 
 class CompactConversation(Wire):
@@ -144,7 +169,15 @@ class CompactedConversation(Wire):
     usage: ResponseUsage
 
 
-class InputItemListParams(Wire):
+@dataclass(frozen=True, slots=True)
+class InputTokenCount:
+    """The length of a prompt in tokens. An estimate is derived from the text and the usage of earlier turns."""
+
+    tokens: int
+    is_estimate: bool = False
+
+
+class InputItemListParams(ItemInclude):
     """The page of a response's input items to list; `after` is the id of the last item of the page before."""
 
     after: str | None = None
@@ -194,6 +227,11 @@ class Responses(Provider, ABC):
         """Prepare for the end of this process: start nothing more, end the streams of background responses, which other
         processes can continue, and return when nothing runs here any more. It may be cancelled."""
 
+    def end_running(self) -> None:
+        """Prepare for the cancellation of the streams that still run, because the process ends now: from here on a
+        stream whose task is cancelled ends with `response.failed`, and its response is stored as `failed` with
+        `server_error`; one that is closed early is stored like that, too, instead of as `cancelled`."""
+
     @abstractmethod
     def create(
         self, request: CreateResponse, *, tenant: str, response_id: str | None = None
@@ -216,17 +254,20 @@ class Responses(Provider, ABC):
         """Return the session of one connection, which must close it."""
 
     @abstractmethod
-    def follow(self, response_id: str, starting_after: int, *, tenant: str) -> AsyncGenerator[ResponseEventBatch]:
+    def follow(
+        self, response_id: str, starting_after: int, *, include: Sequence[str] = (), tenant: str
+    ) -> AsyncGenerator[ResponseEventBatch]:
         """Yield the events of a background response after that sequence number (-1 for all), live ones included, until
         the response ends or is cancelled or deleted. Any process can serve it, any number of times. Batches may be
-        empty.
+        empty. `include` decides as in `get`.
 
         Raises NotFound; InvalidRequest if the events were never stored, have expired, or end before that number.
         """
 
     @abstractmethod
-    async def get(self, response_id: str, *, tenant: str) -> Response:
-        """Return the stored response: the one in its terminal event, or its initial state before. Raises NotFound."""
+    async def get(self, response_id: str, *, include: Sequence[str] = (), tenant: str) -> Response:
+        """Return the stored response: the one in its terminal event, or its initial state before. Its items have the
+        parts that `include` names, whichever the request that created it named. Raises NotFound."""
 
     @abstractmethod
     async def delete(self, response_id: str, *, tenant: str) -> None:
@@ -242,8 +283,9 @@ class Responses(Provider, ABC):
         """Return one page of the request's own input items, newest first by default. Raises NotFound."""
 
     @abstractmethod
-    async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
-        """Return the tokens of the prompt of this request, its history and tools included."""
+    async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> InputTokenCount:
+        """Return the tokens of the prompt of this request, its history and tools included; an estimate where the
+        model's server cannot count."""
 
     @abstractmethod
     async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:

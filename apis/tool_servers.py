@@ -27,6 +27,26 @@ class ServerTool:
     annotations: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass(frozen=True, slots=True)
+class ServerPolicy:
+    """The operator's own limits of a server, which hold together with those of a request's declaration.
+
+    Only `allowed_tools` may be called, None for all; `approval_required` are the tools that need an approval, None for
+    all of them.
+    """
+
+    allowed_tools: frozenset[str] | None = None
+    approval_required: frozenset[str] | None = frozenset()
+
+    def allows(self, tool_name: str) -> bool:
+        """Return True where the tool may be offered and called."""
+        return self.allowed_tools is None or tool_name in self.allowed_tools
+
+    def requires_approval(self, tool_name: str) -> bool:
+        """Return True where each call needs an approval, however the request declares the server."""
+        return self.approval_required is None or tool_name in self.approval_required
+
+
 class ToolServerFailed(ToolFailed):
     """A server cannot be used, or one of its tools failed. `error` is the failure as a client is shown it."""
 
@@ -48,9 +68,13 @@ class ToolServers(Provider, ABC):
     between tenants, send credentials to the declared server's origin only, and redact them in all that it returns."""
 
     @abstractmethod
-    async def check_declaration(self, declaration: McpTool) -> None:
-        """Raise InvalidDeclaration where the declaration names no server that may be used; the server is not
+    async def check_declaration(self, declaration: McpTool, *, tenant: str) -> None:
+        """Raise InvalidDeclaration where the declaration names no server that the tenant may use; the server is not
         contacted."""
+
+    def find_policy(self, declaration: McpTool) -> ServerPolicy:
+        """Return the operator's limits of the declared server; by default there are none."""
+        return ServerPolicy()
 
     @abstractmethod
     async def list_tools(self, declaration: McpTool, *, tenant: str) -> Sequence[ServerTool]:

@@ -50,7 +50,7 @@ Chunking = Annotated[AutoChunking | StaticChunking, Field(discriminator="type")]
 
 
 class StoreExpiry(Wire):
-    """The store is emptied `days` after it was last searched or given a file."""
+    """The store is emptied `days` after its last search, update or added file."""
 
     anchor: Literal["last_active_at"]
     days: int = Field(ge=1, le=365)
@@ -66,7 +66,7 @@ class CreateVectorStore(Wire):
 
 
 class UpdateVectorStore(Wire):
-    """Changes of a vector store; a field that is absent keeps its value."""
+    """Changes of a vector store; a field that is absent keeps its value. A null `expires_after` ends the expiry."""
 
     name: ShortText | None = None
     expires_after: StoreExpiry | None = None
@@ -99,7 +99,7 @@ class UpdateFile(Wire):
 
 
 class Ranking(Wire):
-    """With the ranker `none`, likeness alone counts. What scores less than `score_threshold` is left out."""
+    """With the ranker `none`, likeness alone counts. Chunks of a lower relevance than `score_threshold` are omitted."""
 
     ranker: Literal["none", "auto", "default-2024-11-15"] | None = None
     score_threshold: float | None = Field(default=None, ge=0, le=1)
@@ -178,9 +178,11 @@ class VectorStores(Provider, ABC):
     ) -> Sequence[VectorStoreSearchResponse]:
         """The chunks of all these stores that fit best, best first, with scores from 0 to 1.
 
-        A score says how high a chunk ranked among the likest and among those with the query's words: 1 is first in
-        both, with all of the words. With the ranker `none` likeness alone counts, and the score is the cosine. Raises
-        what `embed` raises.
+        A score is the chunk's relevance to that of the queries which it fits best: the mean of its cosine, 0 for a
+        negative one, and of its words' score, weighted by `hybrid_search` (default: 1 and 0.25). The words' score is
+        the share of the query's words in the chunk, less for a chunk that is far down among those with rare words. A
+        query that fits nothing scores near 0. With the ranker `none` the score is the cosine. Raises the errors of
+        `embed`.
         """
 
     @abstractmethod

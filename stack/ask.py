@@ -18,7 +18,9 @@ def ask(text: str, url: str, model: str | None, write: Callable[[str], None]) ->
         model = model or next(listed.id for listed in client.models.list())
         with client.responses.create(model=model, input=text, stream=True, store=False) as events:
             for event in events:
-                if event.type in ("response.output_text.delta", "response.refusal.delta"):
+                if event.type == "response.output_text.delta":  # noqa: SIM114 - each type has its own class
+                    write(event.delta)
+                elif event.type == "response.refusal.delta":
                     write(event.delta)
                 elif event.type == "response.failed":
                     error = event.response.error

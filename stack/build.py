@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from apis.errors import ConfigError, StackError
+from apis.fair_share import Tenants
 from apis.fetcher import Fetcher
 from apis.files import Files
 from apis.inference import Inference
 from apis.provider import Provider
+from apis.reader import Reader
 from apis.responses import Responses
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
@@ -32,6 +34,7 @@ class Stack:
     files: Files | None = None
     vector_stores: VectorStores | None = None
     fetcher: Fetcher | None = None
+    reader: Reader | None = None
     providers_by_path: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
 
 
@@ -49,6 +52,7 @@ async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
             entered.push_async_callback(provider.close)
             with locate_errors(config, part.path):
                 await provider.start()
+                _check_shared_use(config, provider)
         yield Stack(
             config,
             parts,
@@ -59,8 +63,21 @@ async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
             cast("Files | None", live.get("files")),
             cast("VectorStores | None", live.get("vector_stores")),
             cast("Fetcher | None", live.get("fetcher")),
+            cast("Reader | None", live.get("reader")),
             {part.path: provider for part, provider in order},
         )
+
+
+def _check_shared_use(config: StackConfig, provider: Provider) -> None:
+    risk = provider.shared_use_risk()
+    if risk is not None and len({entry.tenant for entry in config.server.api_keys}) > 1:
+        raise ConfigError(f"server.api_keys has several tenants, and {risk}")
+
+
+def confinement_lines(stack: Stack) -> list[str]:
+    """Return a line for each provider that runs untrusted programs or parses untrusted files: what holds them."""
+    holds = {path: provider.confinement() for path, provider in stack.providers_by_path.items()}
+    return [f"{path:<14}{line}" for path, line in holds.items() if line is not None]
 
 
 @contextmanager
@@ -84,7 +101,8 @@ def build_providers(
 
     Raises ConfigError for a cycle and for a required API that the config does not have.
     """
-    builder = _Builder(config.source, specs)
+    tenants = Tenants(frozenset(entry.tenant for entry in config.server.api_keys))
+    builder = _Builder(config.source, specs, tenants)
     for api in APIS:
         if api in specs:
             builder.get_or_build(api, ())
@@ -92,9 +110,10 @@ def build_providers(
 
 
 class _Builder:
-    def __init__(self, source: str, specs: Mapping[str, ProviderSpec]) -> None:
+    def __init__(self, source: str, specs: Mapping[str, ProviderSpec], tenants: Tenants) -> None:
         self._source = source
         self._specs = specs
+        self._tenants = tenants
         self.providers_by_api: dict[str, Provider] = {}
         self.start_order: list[tuple[ProviderSpec, Provider]] = []
 
@@ -123,6 +142,8 @@ class _Builder:
                 raise ConfigError(f"{self._source}: {need.api}: is required by {requirer}. Add the section {need.api}.")
         for name, members in spec.members.items():
             arguments[name] = {key: self._build(member, dependents) for key, member in members.items()}
+        if spec.tenants_parameter:
+            arguments[spec.tenants_parameter] = self._tenants
         provider = cast("Any", spec.provider_type)(config=spec.config, **arguments)
         self.start_order.append((spec, provider))
         return cast("Provider", provider)

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
-from apis.chat import ChatRequest, Message
+from apis.chat import ChatRequest
 from apis.errors import ConfigError, InvalidRequest, NotFound
 from apis.inference import Inference, Model
-from stack.build import locate_errors, open_stack
+from stack.build import confinement_lines, locate_errors, open_stack
 from stack.config import StackConfig
 from stack.wiring import ProviderSpec, load_wired_config, wiring_lines
 
@@ -38,6 +38,8 @@ async def _check(config: StackConfig, specs: Mapping[str, ProviderSpec], write_l
                 for model in listed[:_MAX_TRIED_MODELS]:
                     await _generate_one_token(stack.inference, model)
                 models = [model.id for model in listed]
+            for line in confinement_lines(stack):
+                write_line(line)
     except TimeoutError as exc:
         raise ConfigError(f"{config.source}: not everything started and answered in {_TIMEOUT_S:.0f} seconds.") from exc
     named = ", ".join(models[:_MAX_LISTED_MODELS]) or "none yet"
@@ -54,7 +56,8 @@ async def _generate_one_token(inference: Inference, model: Model) -> None:
     """
     if model.embedding_dimensions is not None:
         return
-    request = ChatRequest(model=model.id, messages=[Message(role="user", content="Hi")], max_completion_tokens=16)
+    message = {"role": "user", "content": "Hi"}
+    request = ChatRequest.model_validate({"model": model.id, "messages": [message], "max_completion_tokens": 16})
     try:
         async with aclosing(inference.chat(request)) as batches:
             await anext(batches, None)

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -112,7 +113,7 @@ def ask(*, text: TextArgument, url: UrlOption = "http://127.0.0.1:8321/v1", mode
     The key is read from OPENAI_API_KEY.
     """
     with import_from_string("stack.serving.exit_codes:exit_on_error")():
-        import_from_string("stack.ask:ask")(text, url, model, lambda delta: typer.echo(delta, nl=False))
+        import_from_string("stack.ask:ask")(text, url, model, partial(typer.echo, nl=False))
     typer.echo()
 
 

@@ -32,6 +32,7 @@ _MAX_FILE_BYTES = 1024 * 1024
 _MAX_ALIASES = 32
 _MAX_DEPTH = 32
 _ENV_VARIABLE = re.compile(r"\$\{env\.([A-Za-z_][A-Za-z0-9_]*)(?::=([^}]*))?\}")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+", re.IGNORECASE)
 _ERROR_TYPE_SENTENCES = {
     "missing": "is required.",
     "model_type": "must be a mapping of keys to values.",
@@ -56,9 +57,12 @@ class HttpServerConfig(BaseModel):
     """Where and how to listen. `keep_alive_s` is the longest silence on a stream before a comment line is sent, or on
     a WebSocket before a ping; a WebSocket that has been open for `max_websocket_age_s` is closed between responses;
     running requests have `grace_period_s` to finish after SIGTERM. A `*` among `allowed_hosts` allows any Host;
-    loopback names are always allowed. `/metrics` requires `metrics_key`, or any API key if that is unset (`keyed`), or
-    no key (`open`), or does not exist (`closed`); with `access_log` each request logs a line. `console` serves the
-    built-in page at `/`, which a server without keys does by default."""
+    loopback names are always allowed. Web pages of `cors_origins` may call the API from a browser. Bodies in progress
+    hold at most `max_bodies_bytes` together; `max_streams` and `max_websockets` may be open, of which one tenant has at
+    most half once a second one has come. `/metrics` requires `metrics_key`, or any API key if that is unset and there
+    is one tenant (`keyed`), or no key (`open`), or does not exist (`closed`); with `access_log` each request logs a
+    line. `console` serves the built-in page at `/`, which a server without keys does by default.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -66,8 +70,12 @@ class HttpServerConfig(BaseModel):
     port: int = Field(default=8321, ge=0, le=65535)
     api_keys: list[Annotated[ApiKey, BeforeValidator(_key_to_entry)]] = []
     allowed_hosts: list[str] = []
+    cors_origins: list[str] = []
     max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
+    max_bodies_bytes: int = Field(default=512 * 1024 * 1024, ge=1024 * 1024)
     max_connections: int = Field(default=4096, ge=1)
+    max_streams: int = Field(default=4096, ge=1)
+    max_websockets: int = Field(default=1024, ge=1)
     max_websocket_age_s: float = Field(default=3600, gt=0)
     keep_alive_s: float = Field(default=15.0, gt=0)
     grace_period_s: float = Field(default=30.0, ge=0)
@@ -90,6 +98,20 @@ class HttpServerConfig(BaseModel):
         if len({entry.key.get_secret_value() for entry in keys}) < len(keys):
             raise ValueError("holds the same key twice; give every tenant a key of its own.")
         return keys
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError("holds a text that is no origin: write scheme://host or scheme://host:port, or *.")
+        return origins
+
+    @model_validator(mode="after")
+    def _fit_one_body(self) -> Self:
+        if self.max_bodies_bytes < self.max_body_bytes:
+            raise ValueError("max_bodies_bytes is less than max_body_bytes: one body must fit.")
+        return self
 
     @model_validator(mode="after")
     def _require_key_if_reachable(self) -> Self:
@@ -297,7 +319,13 @@ def _substitute_variables(source: str, value: object, env: Mapping[str, str], pa
         ]
         return [item for item in items if item is not _UNSET]
     if isinstance(value, str) and "${" in value:
-        return _expand_variables(source, value, env, path) or _UNSET
+        text = _expand_variables(source, value, env, path)
+        if not text and path[:2] == ("server", "api_keys") and path[-1] != "tenant":
+            raise ConfigError(
+                f"{source}: {'.'.join(path)}: is empty: a variable in it is not set. Set it, or remove the entry; "
+                "without any entry the server takes requests without a key."
+            )
+        return text or _UNSET
     return value
 
 

@@ -108,7 +108,7 @@ def _render_type(annotation: object) -> str:
         branches = [_render_type(argument) for argument in arguments if argument is not types.NoneType]
         return " or ".join(dict.fromkeys(branches))
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
-        fields = cast("type[BaseModel]", annotation).model_fields
+        fields = annotation.model_fields
         return f"mapping ({', '.join(fields)})" if len(fields) <= _MAX_NAMED_KEYS else "mapping"
     kind: object = cast("object", origin or annotation)
     name = _TYPE_NAMES.get(kind) or getattr(kind, "__name__", str(kind))

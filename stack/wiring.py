@@ -14,6 +14,7 @@ from typing import Any, Final, Union, cast, get_args, get_origin
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from apis.errors import ConfigError
+from apis.fair_share import Tenants
 from apis.fetcher import Fetcher
 from apis.files import Files
 from apis.imports import ImportFromStringError, import_from_string, install_command
@@ -72,7 +73,8 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class ProviderSpec:
-    """One provider of a stack, fully described: `provider_type(config=..., **dependencies, **members)` builds it."""
+    """One provider of a stack, fully described: `provider_type(config=..., **dependencies, **members)` builds it, with
+    the config's Tenants as the argument `tenants_parameter` where that is not empty."""
 
     api: str
     name: str
@@ -81,6 +83,7 @@ class ProviderSpec:
     config: Provider.Config
     dependencies: Mapping[str, Dependency]
     members: Mapping[str, "Mapping[str, ProviderSpec]"]
+    tenants_parameter: str = ""
 
     def __str__(self) -> str:
         return f"{self.path} ({self.name})"
@@ -185,7 +188,9 @@ def _wire_provider(source: str, api: str, path: str, section: ProviderSection) -
         config = make.Config.model_validate(fields)
     except ValidationError as exc:
         raise to_config_error(exc, source, path, make.Config, fields) from None
-    return ProviderSpec(api, section.provider, path, make, config, needs, members)
+    hints = typing.get_type_hints(make.__init__)
+    tenants_parameter = next((name for name, hint in hints.items() if hint is Tenants), "")
+    return ProviderSpec(api, section.provider, path, make, config, needs, members, tenants_parameter)
 
 
 def _wire_members(source: str, api: str, path: str, sections: object) -> dict[str, ProviderSpec]:
@@ -218,9 +223,9 @@ def _inspect_constructor(location: str, provider_type: type[Provider]) -> tuple[
             f"{location}: the constructor of {provider_type.__name__} takes no 'config', which it is given."
         )
     for name, parameter in parameters.items():
-        if name == "config" or parameter.default is not parameter.empty:
-            continue
         hint = hints.get(name)
+        if name == "config" or hint is Tenants or parameter.default is not parameter.empty:
+            continue
         arguments = get_args(hint)
         if hint in names:
             needs[name] = Dependency(names[hint])
@@ -232,7 +237,7 @@ def _inspect_constructor(location: str, provider_type: type[Provider]) -> tuple[
         else:
             raise ConfigError(
                 f"{location}: the constructor of {provider_type.__name__} takes '{name}', whose type is not an API. A "
-                "provider's constructor takes its config, APIs (X, or X | None) and Mapping[str, X] of them."
+                "provider's constructor takes its config, APIs (X, or X | None), Mapping[str, X] of them, and Tenants."
             )
     return needs, groups
 

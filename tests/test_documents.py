@@ -17,6 +17,7 @@ from providers import PROVIDERS
 from stack.config import load_config
 from stack.wiring import wire_providers
 from tests.support.sdk.client import sdk_client
+from tests.support.sdk.field_document import render_field_table
 from tests.support.servers.stack_process import STACK, running_stack
 
 ROOT = Path(__file__).parent.parent
@@ -61,6 +62,11 @@ def test_the_first_two_commands_of_the_readme_are_one_line_each() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_api_page_lists_the_fields_that_are_not_used() -> None:
+    """G9: the documentation is made from the table that refuses: `python -m tests.support.sdk.field_document`."""
+    assert render_field_table() in (ROOT / "apis/README.md").read_text()
 
 
 async def test_the_client_program_streams_an_answer_of_the_embedded_model(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ OPENS_SOCKETS: Final = {
     "providers/tool_runtime/python/session_server.py",
     "providers/tool_runtime/python/session.py",
     "providers/tool_runtime/python/socket_folder.py",
+    "stack/serving/connection.py",  # names of socket options
     "stack/serving/launch.py",
     "stack/serving/serve.py",
 }

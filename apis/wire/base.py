@@ -1,8 +1,13 @@
 """The base of all request models, the fields that several requests share, and the JSON of the SDK's own models."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Final, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from apis.wire.field_rows import FieldRow, refused_fields
 
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
@@ -25,10 +30,30 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Phase = Literal["commentary", "final_answer"]
 
 
+REFUSED_FIELD: Final = "refused_field"
+"""Type of the validation error of a field that `FIELD_ROWS` refuses; its context has the `row`."""
+
+
 class Wire(BaseModel):
-    """A part of a request. It is strict, so a number in quotes is not a number, and it drops unknown fields."""
+    """A part of a request. It is strict, so a number in quotes is not a number, and it drops unknown fields, except
+    those that `FIELD_ROWS` refuses."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Add the check of refused fields to a model that has any, so that no other model pays for it."""
+        super().__init_subclass__(**options)
+        rows = refused_fields(kind.__name__ for kind in cls.__mro__)
+        if rows:
+            cls.refuse_fields = model_validator(mode="before")(partial(_refuse, rows))  # pyright: ignore[reportAttributeAccessIssue] - pydantic collects it
+
+
+def _refuse(rows: Mapping[str, FieldRow], value: Any) -> Any:
+    for name in rows.keys() & cast(dict[str, Any], value).keys() if isinstance(value, dict) else ():
+        sent = cast(Any, value[name])
+        if sent is not None and sent not in rows[name].accepted:
+            raise PydanticCustomError(REFUSED_FIELD, "refused", {"row": rows[name]})
+    return cast(Any, value)
 
 
 def sdk_model_to_json(model: BaseModel) -> bytes:

@@ -18,6 +18,7 @@ from apis.wire.tool_items import (
     ApplyPatchCallOutput,
     CodeInterpreterCallItem,
     FileSearchCallItem,
+    ImageGenerationCallItem,
     LocalShellCallItem,
     LocalShellCallOutput,
     McpApprovalRequest,
@@ -83,8 +84,13 @@ class FunctionCallItem(ItemWire):
 
 
 class FunctionCallOutput(ItemWire):
+    """The output of a function call, which `call_id` names; without it, of the oldest open call of the function
+    `name`."""
+
     type: Literal["function_call_output"]
-    call_id: CallId
+    call_id: CallId | None = None
+    name: ToolName | None = None
+    namespace: str | None = None
     output: InputContent
     id: ItemId | None = None
     status: ItemStatus | None = None
@@ -169,6 +175,7 @@ Item = Annotated[
     | Annotated[WebSearchCallItem, Tag("web_search_call")]
     | Annotated[CodeInterpreterCallItem, Tag("code_interpreter_call")]
     | Annotated[FileSearchCallItem, Tag("file_search_call")]
+    | Annotated[ImageGenerationCallItem, Tag("image_generation_call")]
     | Annotated[McpListToolsItem, Tag("mcp_list_tools")]
     | Annotated[McpCallItem, Tag("mcp_call")]
     | Annotated[McpApprovalRequest, Tag("mcp_approval_request")]

@@ -62,6 +62,16 @@ class FileSearchCallItem(ItemWire):
     results: list[FileSearchResult] | None = None
 
 
+class ImageGenerationCallItem(ItemWire):
+    """An image that another server generated, `result` in base64. A model here reads only that there was one."""
+
+    type: Literal["image_generation_call"]
+    id: ItemId | None = None
+    status: Literal["in_progress", "generating", "completed", "failed"] | None = None
+    result: Annotated[str, Field(max_length=30 * 2**20)] | None = None
+    revised_prompt: str | None = None
+
+
 class ListedTool(ItemWire):
     name: str
     input_schema: JsonValue = None

@@ -25,6 +25,8 @@ class FunctionTool(Wire):
     parameters: dict[str, JsonValue] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
+    output_schema: dict[str, JsonValue] | None = None
+    is_async: bool | None = Field(None, alias="async")
 
 
 class GrammarFormat(Grammar):
@@ -39,6 +41,7 @@ class CustomTool(Wire):
     description: str | None = None
     format: Annotated[TextFormatInput | GrammarFormat, Field(discriminator="type")] | None = None
     defer_loading: bool | None = None
+    is_async: bool | None = Field(None, alias="async")
 
 
 class NamespaceTool(Wire):
@@ -52,9 +55,12 @@ class NamespaceTool(Wire):
 
 def ascii_domain(name: str) -> str:
     """Return a domain in comparable form: ASCII, lower case, no final dot. Raises ValueError for any other text."""
-    ascii_name = name.encode("idna").decode("ascii").lower().rstrip(".")
+    try:
+        ascii_name = name.encode("idna").decode("ascii").lower().rstrip(".")
+    except UnicodeError:
+        ascii_name = ""
     if len(ascii_name) > 253 or not _DOMAIN.fullmatch(ascii_name):
-        raise ValueError("not a domain name")
+        raise ValueError("expected a domain such as example.com, without https:// and without a path")
     return ascii_name
 
 
@@ -251,7 +257,7 @@ class FileSearchTool(Wire):
 
 class ToolSearchTool(Wire):
     """A search for deferred tools. With `client` the client runs it and returns the tools; with `server`, the default,
-    all deferred tools are offered at once and the model sees no search."""
+    this server finds them by their words. MCP servers wait only for the client's search."""
 
     type: Literal["tool_search"]
     execution: Literal["server", "client"] | None = None
@@ -276,17 +282,11 @@ class LocalEnvironment(Wire):
     skills: list[Skill] | None = Field(None, max_length=200)
 
 
-class ContainerEnvironment(Wire):
-    """A shell in a container of the server's. It is read so that the error can name it."""
-
-    type: Literal["container_auto", "container_reference"]
-
-
 class ShellTool(Wire):
     """Shell commands that the client runs, several at a time."""
 
     type: Literal["shell"]
-    environment: Annotated[LocalEnvironment | ContainerEnvironment, Field(discriminator="type")] | None = None
+    environment: Annotated[LocalEnvironment, Field(discriminator="type")] | None = None
 
 
 class ApplyPatchTool(Wire):

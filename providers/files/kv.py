@@ -107,9 +107,10 @@ class KV(Files):
         last = f"{tenant}/file/{after}" if after else ""
         files: list[FileObject] = []
         while True:
-            bounds = {"before" if params.order == "desc" else "after": last}
+            reverse = params.order == "desc"
+            after, before = ("", last) if reverse else (last, "")
             entries = await self._kv.scan(
-                f"{tenant}/file/", limit=_SCAN_LIMIT, reverse=params.order == "desc", **bounds
+                f"{tenant}/file/", after=after, before=before, limit=_SCAN_LIMIT, reverse=reverse
             )
             for key, entry in entries:
                 record = decode_record(entry, UploadRecord)
@@ -155,7 +156,10 @@ class KV(Files):
         async for received in data:
             size += len(received)
             if size > self.max_file_bytes:
-                raise PayloadTooLarge(f"The file is larger than {self.max_file_bytes} bytes.", param="file")
+                raise PayloadTooLarge(
+                    f"The file is larger than {self.max_file_bytes} bytes: the limit is `files.max_file_bytes`.",
+                    param="file",
+                )
             if time.monotonic() > deadline:
                 raise InvalidRequest("The upload took too long.", param="file")
             pending += received
@@ -239,7 +243,9 @@ def _record_to_file(file_id: str, record: UploadRecord) -> FileObject:
         "status": "processed",
         "status_details": None,
     }
-    return FileObject.model_validate(fields)
+    # the SDK's object lacks a purpose that its own uploads may have, `evals`
+    file = FileObject.model_validate({**fields, "purpose": "user_data"})
+    return file.model_copy(update={"purpose": record.purpose})
 
 
 def _chunk_count(size: int) -> int:

@@ -8,27 +8,29 @@ import inspect
 import logging
 import operator
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, SupportsIndex
 
 from pydantic import Field
 
-from apis.chat import ChatRequest
+from apis.chat import ENGINE_OPTIONS, ChatRequest, share_of_salt
 from apis.deltas import DeltaBatch
 from apis.errors import (
     ConfigError,
     ContextLengthExceeded,
     ModelNotFound,
     Overloaded,
+    RateLimited,
     Unsupported,
     UpstreamError,
     UpstreamTimeout,
 )
-from apis.inference import Inference, Modality, Model
+from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
+from apis.inference import ALL_CONSTRAINTS, Inference, Modality, Model
 from apis.provider import Provider
+from apis.wire.base import Effort
 from providers.inference.harmony.grammar import TurnGrammar
 from providers.inference.harmony.harmony import Harmony, HarmonyPrompt
 from providers.inference.harmony.matcher import GrammarMatcher
@@ -45,6 +47,7 @@ UNSUPPORTED_FIELDS: Final[dict[str, tuple[Any, ...]]] = {
     "logit_bias": ({},),
     "seed": (),
     "logprobs": (False,),
+    **dict.fromkeys(ENGINE_OPTIONS, ()),
 }
 """Request fields that concern the choice of a token, which is the function's, with the values that change nothing."""
 
@@ -64,7 +67,8 @@ class NextToken(Inference):
 
     class Config(Provider.Config):
         """`function` is "package.module:function" or "path/to/file.py:function". `context_tokens` bounds prompt and
-        output together. `harmony` sets the content of the system message."""
+        output together. Tenants take turns; `max_waiting` requests of one may wait. `harmony` sets the content of the
+        system message."""
 
         function: str
         model: str = "next-token"
@@ -76,13 +80,19 @@ class NextToken(Inference):
         token_timeout_s: float = Field(default=60, gt=0)
         harmony: HarmonyOptions = HarmonyOptions()
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, tenants: Tenants = ONE_TENANT) -> None:
         self._config = config
         self._function: NextTokenFunction | None = None
         self._harmony: Harmony | None = None
         self._executor: ThreadPoolExecutor | None = None
-        self._running_slots = asyncio.Semaphore(config.max_running if config.concurrent else 1)
-        self._waiting_count = 0
+        running = config.max_running if config.concurrent else 1
+        self._places = FairShare(
+            "requests to the model",
+            running,
+            tenant_places=max(1, running - 1),
+            tenant_waiting=config.max_waiting,
+            several_tenants=tenants.are_several,
+        )
         self._started_at = 0
 
     async def start(self) -> None:
@@ -109,6 +119,7 @@ class NextToken(Inference):
                 context_tokens=self._config.context_tokens,
                 modalities=frozenset[Modality](),
                 native_tools=NATIVE_TOOLS,
+                enforces=ALL_CONSTRAINTS,
             )
         ]
 
@@ -125,9 +136,7 @@ class NextToken(Inference):
         limit = min(request.max_completion_tokens or context, context - len(prompt.token_ids))
         temperature = self._config.temperature if request.temperature is None else request.temperature
         tokens, token = [*prompt.token_ids], -1
-        with self._waiting_slot():
-            await self._running_slots.acquire()
-        try:
+        with await self._acquire_place(request):
             for count in range(limit):
                 token = await self._next_token(tokens, temperature, new_request=count == 0)
                 if matcher is not None and not matcher.accept(token):
@@ -137,10 +146,12 @@ class NextToken(Inference):
                     yield batch
                 if token in stops or reader.is_stopped:
                     break
-        finally:
-            self._running_slots.release()
         reason = "stop" if token in stops or reader.is_stopped else "length"
         yield reader.finish(reason, input_tokens=len(prompt.token_ids), cached_tokens=0)
+
+    async def used_effort(self, request: ChatRequest) -> Effort | None:
+        """Return the effort of the system message that is rendered here."""
+        return self._config.harmony.used_effort(request.reasoning_effort)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the rendered prompt."""
@@ -179,15 +190,12 @@ class NextToken(Inference):
             raise UpstreamError(f"The model's function failed with {type(error).__name__}.") from error
         return _parse_token(call.result())
 
-    @contextmanager
-    def _waiting_slot(self) -> Generator[None]:
-        if self._running_slots.locked() and self._waiting_count >= self._config.max_waiting:
-            raise Overloaded("Too many requests are waiting for this model. Try again shortly.", retry_after_s=1)
-        self._waiting_count += 1
+    async def _acquire_place(self, request: ChatRequest) -> Place:
         try:
-            yield
-        finally:
-            self._waiting_count -= 1
+            return await self._places.acquire(share_of_salt(request.cache_salt))
+        except RateLimited as exc:
+            message = "Too many requests are waiting for this model. Try again shortly."
+            raise Overloaded(message, retry_after_s=1) from exc
 
     def _get_harmony(self) -> Harmony:
         if self._harmony is None:

@@ -15,6 +15,7 @@ from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, StackError, UpstreamError
 from apis.inference import Inference, Model
 from apis.provider import Provider
+from apis.wire.base import Effort
 
 _RoutedRequest = TypeVar("_RoutedRequest", ChatRequest, EmbeddingRequest)
 Route = tuple[str, str]
@@ -89,11 +90,19 @@ class Router(Inference):
         except ModelNotFound as exc:
             raise ModelNotFound(request.model) from exc
 
-    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+    async def used_effort(self, request: ChatRequest) -> Effort | None:
+        """Forward to the provider of the request's model; None where there is none now, which `chat` reports."""
+        try:
+            provider, forwarded = await self._route_request(request)
+        except StackError:
+            return None
+        return await provider.used_effort(forwarded)
+
+    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
         try:
-            return await provider.embed(forwarded)
+            return await provider.embed(forwarded, tenant=tenant)
         except ModelNotFound as exc:
             raise ModelNotFound(request.model) from exc
 

@@ -27,7 +27,7 @@ from apis.inference import Inference, Model
 from apis.provider import Provider
 from apis.wire.base import Phase
 
-_WORD = re.compile(r"\s*\S+")
+_WORD_END = re.compile(r"(?<=\S)(?=\s)")
 
 
 class ScriptLine(BaseModel):
@@ -125,7 +125,7 @@ class Scripted(Inference):
         if request.model != self._config.model:
             raise ModelNotFound(request.model)
         self.requests.append(request)
-        turns = self._config.turns or [[Say(text=_WORD.findall(_last_user_text(request)))]]
+        turns = self._config.turns or [[Say(text=_split_words(_last_user_text(request)))]]
         lines = turns[self._played_turns % len(turns)]
         self._played_turns += 1
         player = _Player(count_words(request), request.max_completion_tokens)
@@ -230,4 +230,9 @@ def _last_user_text(request: ChatRequest) -> str:
 
 def count_words(request: ChatRequest) -> int:
     """Return the length of the prompt in words."""
-    return sum(len(_WORD.findall(message.model_dump_json(include={"content"}))) for message in request.messages)
+    return sum(len(message.model_dump_json(include={"content"}).split()) for message in request.messages)
+
+
+def _split_words(text: str) -> list[str]:
+    """Return the words, each with the white space before it."""
+    return [word for word in _WORD_END.split(text) if not word.isspace() and word]

@@ -15,12 +15,15 @@ from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
 from apis.imports import import_from_string, install_command
-from apis.inference import Inference, Modality, Model
+from apis.inference import ALL_CONSTRAINTS, Constraint, Inference, Modality, Model
 from apis.provider import Provider
+from apis.wire.base import Effort
+from providers.inference.chat_completions.answer_limits import DEFAULT_MAX_ANSWER_BYTES
 from providers.inference.chat_completions.body import ChatDialect, UpstreamEngine
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
-from providers.inference.chat_completions.endpoint import ChatCompletions, Timeouts
+from providers.inference.chat_completions.endpoint import ChatCompletions, EndpointLimits
 from providers.inference.chat_completions.formatted_answers import chat_in_two_passes, needs_two_passes
+from providers.inference.chat_completions.health import HealthWatch
 from providers.inference.chat_completions.replicas import ReplicaPolicy, Upstreams
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.http.client import HttpClient, headers_to_bytes
@@ -40,12 +43,17 @@ class VLLM(Inference):
 
     class Config(Provider.Config):
         """`engine: openai` sends only fields of OpenAI's own API; `reasoning_field` is then `none` by default.
-        `extra_body` is merged over every chat's body. `modalities` lists the models' input kinds other than text.
+        `extra_body` is merged over every chat's body. A model that /models does not list does not exist, unless
+        `lists_all_models` is false. Servers are checked every `health_interval_s`, one that does not answer each
+        second; with 0 never. `modalities` lists the models' input kinds other than text, `enforces` the constraints
+        that the server promises to hold (`json_schema`, `grammar`); by default vLLM holds schemas, and both with
+        `template: harmony`, another server none.
         `template: harmony` is for gpt-oss on vLLM: prompts are rendered here with the options in `harmony` and sent as
         tokens. `grammars` then says that vLLM enforces them, as it does when started with --structured-outputs-config
         '{"backend": "guidance", "enable_in_reasoning": true}'. `proxy` is the URL of an HTTP proxy for all base
         URLs, such as http://user:password@host:port, or `none` for direct connections; without it HTTPS_PROXY,
-        HTTP_PROXY, ALL_PROXY and NO_PROXY apply. For the other fields see ChatDialect, Timeouts and ReplicaPolicy."""
+        HTTP_PROXY, ALL_PROXY and NO_PROXY apply. For the other fields see ChatDialect, EndpointLimits and
+        ReplicaPolicy."""
 
         base_url: str | list[str] = "http://127.0.0.1:8000/v1"
         api_key: SecretStr | None = None
@@ -58,18 +66,21 @@ class VLLM(Inference):
         reasoning_field: Literal["reasoning", "reasoning_content", "none"] | None = None
         neutralize_control_tokens: bool | None = None
         extra_body: dict[str, Any] = Field(default_factory=dict)
+        lists_all_models: bool = True
         modalities: frozenset[Modality] | None = None
+        enforces: frozenset[Constraint] | None = None
         connect_timeout_s: float = Field(default=5, gt=0)
         headers_timeout_s: float = Field(default=60, gt=0)
         first_token_timeout_s: float = Field(default=120, gt=0)
         token_gap_timeout_s: float = Field(default=60, gt=0)
+        max_answer_bytes: int = Field(default=DEFAULT_MAX_ANSWER_BYTES, ge=1024)
         max_retries: int = Field(default=2, ge=0, le=10)
         retry_delay_s: float = Field(default=0.5, ge=0)
         max_retry_delay_s: float = Field(default=8, ge=0)
         retry_budget: float = Field(default=0.1, ge=0, le=1)
         breaker_failures: int = Field(default=5, ge=1)
         breaker_window_s: float = Field(default=10, gt=0)
-        health_interval_s: float = Field(default=15, gt=0)
+        health_interval_s: float = Field(default=15, ge=0)
         models_cache_s: float = Field(default=3, ge=0)
 
         @field_validator("base_url")
@@ -114,25 +125,26 @@ class VLLM(Inference):
         self._models_cache: tuple[float, Sequence[Model]] | None = None
 
     async def start(self) -> None:
-        """Open the connection pool. No request is sent: a server that is down now may be up when it is needed. Raises
-        ConfigError for an invalid proxy in the environment."""
+        """Open the connection pool and begin to check the servers. Nothing waits for them: a server that is down now
+        may be up when it is needed. Raises ConfigError for an invalid proxy in the environment."""
         config = self._config
         if config.template == "harmony":
             self._harmony_template = await _load_harmony_template(config)
         self._http = http = HttpClient(proxies=_build_proxy_rules(config))
         urls = [config.base_url] if isinstance(config.base_url, str) else config.base_url
         key = config.api_key if config.api_key and config.api_key.get_secret_value() else None
-        dialect, template, timeouts = _build_dialect(config), self._harmony_template, _build_timeouts(config)
+        dialect, template, limits = _build_dialect(config), self._harmony_template, _build_limits(config)
         try:
             endpoints = [
-                ChatCompletions(url, http, api_key=key, dialect=dialect, template=template, timeouts=timeouts)
+                ChatCompletions(url, http, api_key=key, dialect=dialect, template=template, limits=limits)
                 for url in urls
             ]
         except ValueError as exc:
             raise ConfigError(f"The proxy that the environment sets for base_url is not valid: {exc}.") from exc
         self._upstreams = Upstreams(endpoints, _build_policy(config))
-        if len(endpoints) > 1:
-            self._health_task = asyncio.create_task(self._upstreams.watch_health(config.health_interval_s))
+        if config.health_interval_s:
+            watch = HealthWatch(self._upstreams.upstreams, config.health_interval_s)
+            self._health_task = asyncio.create_task(watch.run())
 
     async def close(self) -> None:
         """End every stream in progress."""
@@ -152,6 +164,7 @@ class VLLM(Inference):
         if self._harmony_template is not None:
             native, text = self._harmony_template.native_tools, frozenset[Modality]()
             models = [replace(model, modalities=text, native_tools=native) for model in models]
+        models = [replace(model, enforces=_enforced_constraints(self._config)) for model in models]
         self._models_cache = (time.monotonic() + self._config.models_cache_s, models)
         return models
 
@@ -162,14 +175,20 @@ class VLLM(Inference):
             return chat_in_two_passes(chat, request)
         return chat(request)
 
-    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """Request vectors from the server's /embeddings, a few inputs at a time. `headers_timeout_s` applies to each
         part."""
         return join_embeddings([await self._get_upstreams().embed(part) for part in split_request(request)])
 
+    async def used_effort(self, request: ChatRequest) -> Effort | None:
+        """Return the effort of the system message that is rendered here."""
+        return (
+            self._config.harmony.used_effort(request.reasoning_effort) if self._harmony_template is not None else None
+        )
+
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the prompt: counted here if it is rendered here, otherwise by vLLM's /tokenize. Other
-        engines raise Unsupported."""
+        engines raise CountingUnsupported."""
         if self._harmony_template is not None:
             return await self._harmony_template.count_tokens(request)
         return await self._get_upstreams().query_any(lambda endpoint: endpoint.count_tokens(request))
@@ -200,15 +219,26 @@ def _build_dialect(config: VLLM.Config) -> ChatDialect:
         reasoning_field=config.reasoning_field or ("reasoning" if config.engine == "vllm" else "none"),
         neutralize_control_tokens=config.neutralize_control_tokens,
         extra_body=config.extra_body,
+        lists_all_models=config.lists_all_models,
     )
 
 
-def _build_timeouts(config: VLLM.Config) -> Timeouts:
-    return Timeouts(
+def _enforced_constraints(config: VLLM.Config) -> frozenset[Constraint]:
+    """Return the constraints that the server holds; the others are checked when its text is complete."""
+    if config.enforces is not None:
+        return config.enforces
+    if config.template == "harmony":
+        return ALL_CONSTRAINTS if config.grammars else frozenset()
+    return frozenset({"json_schema"}) if config.engine == "vllm" else frozenset()
+
+
+def _build_limits(config: VLLM.Config) -> EndpointLimits:
+    return EndpointLimits(
         connect_s=config.connect_timeout_s,
         headers_s=config.headers_timeout_s,
         first_token_s=config.first_token_timeout_s,
         token_gap_s=config.token_gap_timeout_s,
+        max_answer_bytes=config.max_answer_bytes,
     )
 
 

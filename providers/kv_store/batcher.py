@@ -6,7 +6,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Generic, TypeVar
 
-from apis.errors import StoreUnavailable
+from apis.errors import StackError, StorageCorrupt, StoreUnavailable
 
 _RequestT = TypeVar("_RequestT")
 _ResultT = TypeVar("_ResultT")
@@ -22,7 +22,7 @@ class Batcher(Generic[_RequestT, _ResultT]):
 
     def __init__(
         self,
-        run_batch: Callable[[Sequence[_RequestT]], Awaitable[Sequence[_ResultT | StoreUnavailable]]],
+        run_batch: Callable[[Sequence[_RequestT]], Awaitable[Sequence[_ResultT | StackError]]],
         *,
         timeout_s: float,
         max_batch: int = 256,
@@ -30,11 +30,11 @@ class Batcher(Generic[_RequestT, _ResultT]):
         self._run_batch = run_batch
         self._timeout_s = timeout_s
         self._max_batch = max_batch
-        self._pending_requests: dict[asyncio.Future[_ResultT | StoreUnavailable], _RequestT] = {}
+        self._pending_requests: dict[asyncio.Future[_ResultT | StackError], _RequestT] = {}
         self._drain_task: asyncio.Task[None] | None = None
 
     async def submit(self, request: _RequestT) -> _ResultT:
-        """Return the result of the request. Raises StoreUnavailable for an error, or after `timeout_s`."""
+        """Return the result of the request within `timeout_s`. Raises StoreUnavailable or StorageCorrupt."""
         future = asyncio.get_running_loop().create_future()
         self._pending_requests[future] = request
         if self._drain_task is None or self._drain_task.done():
@@ -46,9 +46,10 @@ class Batcher(Generic[_RequestT, _ResultT]):
             raise StoreUnavailable(f"The store did not answer within {self._timeout_s:g} seconds.") from exc
         finally:
             self._pending_requests.pop(future, None)
-        if isinstance(result, StoreUnavailable):
+        if isinstance(result, StackError):
             # many callers may share one error, and a raised exception carries its own traceback
-            raise StoreUnavailable(result.message) from result
+            error_class = StorageCorrupt if isinstance(result, StorageCorrupt) else StoreUnavailable
+            raise error_class(result.message) from result
         return result
 
     async def drain(self) -> None:
@@ -63,7 +64,7 @@ class Batcher(Generic[_RequestT, _ResultT]):
             batch = dict(islice(self._pending_requests.items(), self._max_batch))
             for future in batch:
                 del self._pending_requests[future]
-            results: Sequence[_ResultT | StoreUnavailable] = [StoreUnavailable("The store failed.")] * len(batch)
+            results: Sequence[_ResultT | StackError] = [StoreUnavailable("The store failed.")] * len(batch)
             try:
                 results = await self._run_batch(list(batch.values()))
             except StoreUnavailable as exc:

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from apis.storage.kv_store import Op, Put
+from apis.errors import StoredValueTooLarge
+from apis.storage.kv_store import MAX_VALUE_BYTES, KVStore, Op, Put
+from apis.storage.quota import StorageQuota
 
 MAX_KEY_BYTES = 1024
 MAX_TTL_S = 1e10
@@ -17,14 +19,28 @@ def encode_key(key: str) -> bytes:
 
 
 def encode_ops(ops: Sequence[Op]) -> dict[bytes, Op]:
-    """Return `ops` by encoded key, in their order. Raises ValueError for an invalid or repeated key or `ttl_s`."""
+    """Return `ops` by encoded key, in their order. Raises ValueError for an invalid or repeated key or `ttl_s`, and
+    StoredValueTooLarge."""
     encoded = {encode_key(op.key): op for op in ops}
     if len(encoded) != len(ops):
         raise ValueError("A write may name each key only once.")
     for op in ops:
-        if isinstance(op, Put) and op.ttl_s is not None and not 0 < op.ttl_s <= MAX_TTL_S:
+        if not isinstance(op, Put):
+            continue
+        if op.ttl_s is not None and not 0 < op.ttl_s <= MAX_TTL_S:
             raise ValueError(f"ttl_s must be above 0 and at most {MAX_TTL_S:.0f} seconds, not {op.ttl_s}.")
+        if len(op.value) > MAX_VALUE_BYTES:
+            raise StoredValueTooLarge(
+                f"{len(op.value)} bytes cannot be stored as one value: at most {MAX_VALUE_BYTES}."
+            )
     return encoded
+
+
+def build_quota(store: KVStore, max_tenant_bytes: int | None) -> StorageQuota | None:
+    """Return the quota of a store's tenants; None where there is no bound."""
+    if max_tenant_bytes is None:
+        return None
+    return StorageQuota(lambda prefix, after: store.measure(prefix, after=after), max_tenant_bytes)
 
 
 def scan_range(prefix: str, after: str, before: str, limit: int) -> tuple[bytes, bytes]:

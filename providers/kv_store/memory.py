@@ -8,9 +8,8 @@ from typing import NamedTuple
 from pydantic import Field
 
 from apis.errors import StoreUnavailable
-from apis.provider import Provider
-from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
-from providers.kv_store.checks import encode_key, encode_ops, scan_range
+from apis.storage.kv_store import ABSENT, MEASURE_ROWS, Entry, KVStore, Op, Put
+from providers.kv_store.checks import build_quota, encode_key, encode_ops, scan_range
 
 ROW_OVERHEAD_BYTES = 300
 """Bytes that Python uses for a row in addition to its key and value: 272 when measured."""
@@ -24,18 +23,24 @@ class _Row(NamedTuple):
 class Memory(KVStore):
     """A store that lives as long as the object, in one process. When full it refuses writes and evicts nothing."""
 
-    class Config(Provider.Config):
+    class Config(KVStore.Config):
         """`max_bytes` bounds keys, values and their bookkeeping together."""
 
         max_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
 
     def __init__(self, config: Config) -> None:
-        self.now: Callable[[], float] = time.time
+        # not the wall clock, which can be set: leases would end too early or too late
+        self.now: Callable[[], float] = time.monotonic
+        self.quota = build_quota(self, config.max_tenant_bytes)
         self._max_bytes = config.max_bytes
         self._rows: dict[bytes, _Row] = {}
         self._sorted_keys: list[bytes] = []
         self._used_bytes = 0
         self._version = 0
+
+    async def close(self) -> None:
+        if self.quota is not None:
+            await self.quota.close()
 
     async def get_many(self, keys: Sequence[str]) -> list[Entry | None]:
         now = self.now()
@@ -51,21 +56,39 @@ class Memory(KVStore):
             if not self._fits(encoded):
                 raise StoreUnavailable("The store is full.")
         self._version += 1
-        return [self._apply(key, op, now) for key, op in encoded.items()]
+        versions = [self._apply(key, op, now) for key, op in encoded.items()]
+        self.count_write(ops)
+        return versions
 
     async def scan(
-        self, prefix: str, *, after: str = "", before: str = "", limit: int = 1000, reverse: bool = False
+        self,
+        prefix: str,
+        *,
+        after: str = "",
+        before: str = "",
+        limit: int = 1000,
+        reverse: bool = False,
+        max_bytes: int | None = None,
     ) -> list[tuple[str, Entry]]:
         low, high = scan_range(prefix, after, before, limit)
         keys = self._sorted_keys[bisect_left(self._sorted_keys, low) : bisect_left(self._sorted_keys, high)]
         now = self.now()
         rows: list[tuple[str, Entry]] = []
+        size = 0
         for key in reversed(keys) if reverse else keys:
-            if len(rows) == limit:
+            if len(rows) == limit or (max_bytes is not None and size > max_bytes):
                 break
             if (entry := self._live_entry(key, now)) is not None:
                 rows.append((key.decode(), entry))
+                size += len(entry.value)
         return rows
+
+    async def measure(self, prefix: str, *, after: str = "") -> tuple[int, str]:
+        low, high = scan_range(prefix, after, "", MEASURE_ROWS)
+        start, end = bisect_left(self._sorted_keys, low), bisect_left(self._sorted_keys, high)
+        keys = self._sorted_keys[start : min(end, start + MEASURE_ROWS)]
+        size = sum(len(key) + len(self._rows[key].entry.value) for key in keys)
+        return size, keys[-1].decode() if keys else ""
 
     async def sweep(self) -> int:
         now = self.now()

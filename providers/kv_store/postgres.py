@@ -7,11 +7,18 @@ from typing import Final
 from pydantic import Field, SecretStr
 
 from apis.errors import StoreUnavailable
-from apis.provider import Provider
-from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
+from apis.storage.kv_store import ABSENT, MEASURE_ROWS, Entry, KVStore, Op, Put
 from providers.kv_store.batcher import Batcher
-from providers.kv_store.checks import encode_key, encode_ops, scan_range
-from providers.kv_store.postgres_schema import GET_SQL, SCAN_SQL, SWEEP_SQL, WRITE_SQL
+from providers.kv_store.checks import build_quota, encode_key, encode_ops, scan_range
+from providers.kv_store.checksum import add_checksum, stored_to_entry
+from providers.kv_store.postgres_schema import (
+    GET_SQL,
+    MEASURE_SQL,
+    SCAN_BYTES_SQL,
+    SCAN_SQL,
+    SWEEP_SQL,
+    WRITE_SQL,
+)
 from providers.kv_store.postgres_session import PostgresRow, PostgresSession
 
 SWEEP_ROWS: Final = 500
@@ -29,7 +36,7 @@ class Postgres(KVStore):
     A pooler in between must use session mode. Keys expire by the server's clock.
     """
 
-    class Config(Provider.Config):
+    class Config(KVStore.Config):
         """`url` is postgresql:// and may hold a password. `namespace` is the database schema that holds all
         tables; it is created if it is absent.
 
@@ -53,15 +60,10 @@ class Postgres(KVStore):
             )
             for _ in range(3)
         )
-        self._get_sql, self._scan_ascending_sql, self._scan_descending_sql, self._write_sql, self._sweep_sql = (
-            statement.format(schema=config.namespace, order=order)
-            for statement, order in (
-                (GET_SQL, ""),
-                (SCAN_SQL, "ASC"),
-                (SCAN_SQL, "DESC"),
-                (WRITE_SQL, ""),
-                (SWEEP_SQL, ""),
-            )
+        self.quota = build_quota(self, config.max_tenant_bytes)
+        self._schema = config.namespace
+        self._get_sql, self._write_sql, self._measure_sql, self._sweep_sql = (
+            statement.format(schema=config.namespace) for statement in (GET_SQL, WRITE_SQL, MEASURE_SQL, SWEEP_SQL)
         )
         self._read_batcher = Batcher(self._read_batch, timeout_s=deadline_s)
         self._write_batcher = Batcher(self._write_batch, timeout_s=deadline_s)
@@ -72,6 +74,8 @@ class Postgres(KVStore):
         self._is_open = True
 
     async def close(self) -> None:
+        if self.quota is not None:
+            await self.quota.close()
         await asyncio.gather(
             *[batcher.drain() for batcher in (self._read_batcher, self._write_batcher, self._scan_batcher)]
         )
@@ -86,16 +90,35 @@ class Postgres(KVStore):
 
     async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
         encoded = encode_ops(ops)
-        return await self._write_batcher.submit((encoded, durable)) if encoded else []
+        if not encoded:
+            return []
+        versions = await self._write_batcher.submit((encoded, durable))
+        if versions is not None:
+            self.count_write(ops)
+        return versions
 
     async def scan(
-        self, prefix: str, *, after: str = "", before: str = "", limit: int = 1000, reverse: bool = False
+        self,
+        prefix: str,
+        *,
+        after: str = "",
+        before: str = "",
+        limit: int = 1000,
+        reverse: bool = False,
+        max_bytes: int | None = None,
     ) -> list[tuple[str, Entry]]:
         low, high = scan_range(prefix, after, before, limit)
-        rows = await self._scan_batcher.submit(
-            (self._scan_descending_sql if reverse else self._scan_ascending_sql, low, high, limit)
+        sql = (SCAN_SQL if max_bytes is None else SCAN_BYTES_SQL).format(
+            schema=self._schema, order="DESC" if reverse else "ASC"
         )
-        return [(key.decode(), Entry(value, version)) for key, value, version in rows]
+        bound = () if max_bytes is None else (max_bytes,)
+        rows = await self._scan_batcher.submit((sql, low, high, limit, *bound))
+        return [(key.decode(), stored_to_entry(key, stored, version)) for key, stored, version in rows]
+
+    async def measure(self, prefix: str, *, after: str = "") -> tuple[int, str]:
+        low, high = scan_range(prefix, after, "", MEASURE_ROWS)
+        rows = await self._scan_batcher.submit((self._measure_sql, low, high, MEASURE_ROWS))
+        return sum(size for _, size in rows), rows[-1][0].decode() if rows else ""
 
     async def sweep(self) -> int:
         swept = 0
@@ -106,13 +129,13 @@ class Postgres(KVStore):
     async def _read_batch(self, requests: Sequence[list[bytes]]) -> list[list[Entry | None]]:
         keys = list({key: None for request in requests for key in request})
         rows = await self._fetch(self._read_session, self._get_sql, keys)
-        entries = {key: Entry(value, version) for key, value, version in rows}
+        entries = {key: stored_to_entry(key, stored, version) for key, stored, version in rows}
         return [[entries.get(key) for key in request] for request in requests]
 
     async def _write_batch(self, writes: Sequence[PostgresWrite]) -> list[list[int] | None]:
         rounds = _assign_rounds([ops for ops, _ in writes])
         cells = [
-            (call, rounds[call], key, *_op_to_cells(op))
+            (call, rounds[call], key, *_op_to_cells(key, op))
             for call, (ops, _) in enumerate(writes)
             for key, op in ops.items()
         ]
@@ -139,8 +162,8 @@ def _assign_rounds(calls: Sequence[dict[bytes, Op]]) -> list[int]:
     return rounds
 
 
-def _op_to_cells(op: Op) -> tuple[bytes | None, float | None, int | None]:
-    return (op.value, op.ttl_s, op.expect) if isinstance(op, Put) else (None, None, op.expect)
+def _op_to_cells(key: bytes, op: Op) -> tuple[bytes | None, float | None, int | None]:
+    return (add_checksum(key, op.value), op.ttl_s, op.expect) if isinstance(op, Put) else (None, None, op.expect)
 
 
 def _row_to_versions(call: int, ops: dict[bytes, Op], row: PostgresRow) -> list[int] | None:

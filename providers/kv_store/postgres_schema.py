@@ -6,7 +6,8 @@ import asyncpg
 
 from apis.errors import ConfigError
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+"""Version 2 has the tables of version 1, and values with checksums, which earlier programs cannot read."""
 
 # Two writers never change one key at the same time: each takes, in one order, the locks of the stripes of its keys,
 # even of absent ones, and only then reads. So it reads committed rows, and writers cannot deadlock.
@@ -69,6 +70,23 @@ SELECT key, value, version FROM "{schema}".entries
 WHERE key >= $1 AND key < $2 AND (expires IS NULL OR expires > now()) ORDER BY key {order} LIMIT $3
 """
 
+# octet_length does not load the value; the window sums in the order of the index, so nothing is sorted
+SCAN_BYTES_SQL: Final = """
+SELECT key, value, version FROM (
+  SELECT key, value, version, octet_length(value) AS size,
+    sum(octet_length(value)) OVER (ORDER BY key {order} ROWS UNBOUNDED PRECEDING) AS total
+  FROM "{schema}".entries
+  WHERE key >= $1 AND key < $2 AND (expires IS NULL OR expires > now()) ORDER BY key {order} LIMIT $3
+) AS page WHERE total - size <= $4 ORDER BY key {order}
+"""
+
+MEASURE_SQL: Final = """
+SELECT key, octet_length(key) + octet_length(value) FROM "{schema}".entries
+WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3
+"""
+
+UPGRADE_SQL: Final = 'UPDATE "{schema}".about SET version = {version} WHERE version = 1'
+
 # rows locked by a writer are skipped: the writer may be renewing them
 SWEEP_SQL: Final = """
 WITH expired AS MATERIALIZED (
@@ -103,6 +121,9 @@ async def prepare_schema(connection: "asyncpg.Connection[asyncpg.Record]", schem
         version = await _read_version(connection, schema)
         if version is None:
             await connection.execute(CREATE_SQL.format(schema=schema, version=SCHEMA_VERSION))
+            version = await _read_version(connection, schema)
+        if version == 1:
+            await connection.execute(UPGRADE_SQL.format(schema=schema, version=SCHEMA_VERSION))
             version = await _read_version(connection, schema)
     except asyncpg.InsufficientPrivilegeError as exc:
         raise ConfigError(

@@ -16,16 +16,17 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from apis.errors import ConfigError, StoreUnavailable
-from apis.provider import Provider
-from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
+from apis.storage.kv_store import ABSENT, MEASURE_ROWS, Entry, KVStore, Op, Put
 from providers.kv_store.batcher import Batcher
-from providers.kv_store.checks import encode_key, encode_ops, scan_range
+from providers.kv_store.checks import build_quota, encode_key, encode_ops, scan_range
+from providers.kv_store.checksum import add_checksum, stored_to_entry
 
 log = logging.getLogger(__name__)
 
 # The layout in Redis, after the prefix: `version` counts writes; `e:<key>` is eight bytes of version, big-endian, and
-# then the value, and expires by itself; `keys` is a sorted set of all keys with equal scores, which sorts them by their
-# bytes; `expiry` is a sorted set of the keys that expire, by the moment, in milliseconds of Redis's own clock.
+# then the value with its checksum, and expires by itself; `keys` is a sorted set of all keys with equal scores, which
+# sorts them by their bytes; `expiry` is a sorted set of the keys that expire, by the moment, in milliseconds of Redis's
+# own clock.
 VERSION_BYTES = 8
 EXPECT_FAILED = -1
 ANY_VERSION = b"-"
@@ -66,9 +67,11 @@ end
 return version
 """
 
-# KEYS: keys. ARGV: the entries' prefix, low, high, limit, 'reverse' or ''. Returns keys and stored values alternating.
+# KEYS: keys. ARGV: the entries' prefix, low, high, limit, 'reverse' or '', bytes of values or ''. Returns keys and
+# stored values alternating. MGET reads 500 values at once, so it is used only where their size has no bound.
 SCAN_SCRIPT = """
 local rows, low, high, remaining = {}, '[' .. ARGV[2], '(' .. ARGV[3], tonumber(ARGV[4])
+local room = tonumber(ARGV[6])
 while remaining > 0 do
   local step = math.min(remaining, 500)
   local keys
@@ -82,15 +85,41 @@ while remaining > 0 do
   if #keys == 0 then break end
   local names = {}
   for i, key in ipairs(keys) do names[i] = ARGV[1] .. key end
-  for i, stored in ipairs(redis.call('MGET', unpack(names))) do
-    if stored then
-      rows[#rows + 1] = keys[i]
-      rows[#rows + 1] = stored
-      remaining = remaining - 1
+  if room then
+    for i, key in ipairs(keys) do
+      local stored = redis.call('GET', names[i])
+      if stored then
+        rows[#rows + 1] = key
+        rows[#rows + 1] = stored
+        remaining = remaining - 1
+        room = room - #stored + 8
+        if room < 0 then return rows end
+      end
+    end
+  else
+    for i, stored in ipairs(redis.call('MGET', unpack(names))) do
+      if stored then
+        rows[#rows + 1] = keys[i]
+        rows[#rows + 1] = stored
+        remaining = remaining - 1
+      end
     end
   end
 end
 return rows
+"""
+
+# KEYS: keys. ARGV: the entries' prefix, low, high, limit. Returns the bytes of the entries and the last key, or ''.
+MEASURE_SCRIPT = """
+local size, last, remaining, low = 0, '', tonumber(ARGV[4]), '[' .. ARGV[2]
+while remaining > 0 do
+  local keys = redis.call('ZRANGEBYLEX', KEYS[1], low, '(' .. ARGV[3], 'LIMIT', 0, math.min(remaining, 500))
+  if #keys == 0 then break end
+  for _, key in ipairs(keys) do size = size + #key + redis.call('STRLEN', ARGV[1] .. key) end
+  remaining, last = remaining - #keys, keys[#keys]
+  low = '(' .. last
+end
+return {size, last}
 """
 
 # KEYS: keys, expiry. ARGV: the entries' prefix, the limit. Returns the number of expired entries.
@@ -115,7 +144,7 @@ class Redis(KVStore):
     Redis must not evict (`maxmemory-policy noeviction`, its default): eviction would break the promises of the store.
     """
 
-    class Config(Provider.Config):
+    class Config(KVStore.Config):
         """`url` is redis://, rediss:// or unix://, and may hold a password; all keys begin with `prefix`.
 
         A call fails `timeout_s` + `connect_timeout_s` after it began.
@@ -128,6 +157,7 @@ class Redis(KVStore):
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self.quota = build_quota(self, config.max_tenant_bytes)
         self._deadline_s = config.timeout_s + config.connect_timeout_s
         self._batcher: Batcher[Command, Any] = Batcher(self._run_pipeline, timeout_s=self._deadline_s)
         self._client: Client | None = None
@@ -164,6 +194,8 @@ class Redis(KVStore):
             raise
 
     async def close(self) -> None:
+        if self.quota is not None:
+            await self.quota.close()
         await self._batcher.drain()
         client, self._client = self._client, None
         if client is not None:
@@ -175,7 +207,10 @@ class Redis(KVStore):
         if not names:
             return []
         stored = await self._batcher.submit(("MGET", *names))
-        return [None if value is None else _stored_to_entry(value) for value in stored]
+        return [
+            None if value is None else _stored_to_entry(key.encode(), value)
+            for key, value in zip(keys, stored, strict=True)
+        ]
 
     async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
         cells = [cell for key, op in encode_ops(ops).items() for cell in _op_to_cells(key, op)]
@@ -183,17 +218,43 @@ class Redis(KVStore):
         version = await self._batcher.submit(("EVAL", WRITE_SCRIPT, len(keys), *keys, self._entry_prefix, *cells))
         if version == EXPECT_FAILED:
             return None
+        self.count_write(ops)
         return [version if isinstance(op, Put) else ABSENT for op in ops]
 
     async def scan(
-        self, prefix: str, *, after: str = "", before: str = "", limit: int = 1000, reverse: bool = False
+        self,
+        prefix: str,
+        *,
+        after: str = "",
+        before: str = "",
+        limit: int = 1000,
+        reverse: bool = False,
+        max_bytes: int | None = None,
     ) -> list[tuple[str, Entry]]:
         low, high = scan_range(prefix, after, before, limit)
-        order = "reverse" if reverse else ""
+        options = "reverse" if reverse else "", "" if max_bytes is None else max_bytes
         cells = await self._batcher.submit(
-            ("EVAL", SCAN_SCRIPT, 1, self._key_index, self._entry_prefix, low, high, limit, order)
+            (
+                "EVAL",
+                SCAN_SCRIPT,
+                1,
+                self._key_index,
+                self._entry_prefix,
+                low,
+                high,
+                limit,
+                *options,
+            )
         )
-        return [(key.decode(), _stored_to_entry(stored)) for key, stored in zip(cells[::2], cells[1::2], strict=True)]
+        rows = zip(cells[::2], cells[1::2], strict=True)
+        return [(key.decode(), _stored_to_entry(key, stored)) for key, stored in rows]
+
+    async def measure(self, prefix: str, *, after: str = "") -> tuple[int, str]:
+        low, high = scan_range(prefix, after, "", MEASURE_ROWS)
+        size, last_key = await self._batcher.submit(
+            ("EVAL", MEASURE_SCRIPT, 1, self._key_index, self._entry_prefix, low, high, MEASURE_ROWS)
+        )
+        return size, last_key.decode()
 
     async def sweep(self) -> int:
         swept = 0
@@ -227,11 +288,11 @@ def _op_to_cells(key: bytes, op: Op) -> Command:
     expect = ANY_VERSION if op.expect is None else b"" if op.expect == ABSENT else struct.pack(">q", op.expect)
     if not isinstance(op, Put):
         return "delete", key, expect, b"", b""
-    return "put", key, expect, b"" if op.ttl_s is None else math.ceil(op.ttl_s * 1000), op.value
+    return "put", key, expect, b"" if op.ttl_s is None else math.ceil(op.ttl_s * 1000), add_checksum(key, op.value)
 
 
-def _stored_to_entry(stored: bytes) -> Entry:
-    return Entry(stored[VERSION_BYTES:], int.from_bytes(stored[:VERSION_BYTES], "big"))
+def _stored_to_entry(key: bytes, stored: bytes) -> Entry:
+    return stored_to_entry(key, stored[VERSION_BYTES:], int.from_bytes(stored[:VERSION_BYTES], "big"))
 
 
 def _answer_to_unavailable(answer: Exception) -> StoreUnavailable:

@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Concatenate, ParamSpec, TypeVar
@@ -10,12 +9,14 @@ from typing import Concatenate, ParamSpec, TypeVar
 import aiosqlite
 from pydantic import Field
 
-from apis.errors import ConfigError, StoreUnavailable
-from apis.provider import Provider, UserPathText
-from apis.storage.kv_store import Entry, KVStore, Op
+from apis.errors import ConfigError, StackError, StoreUnavailable
+from apis.provider import UserPathText
+from apis.storage.database_file import DatabaseFile
+from apis.storage.kv_store import MEASURE_ROWS, Entry, KVStore, Op
 from providers.kv_store.batcher import Batcher
-from providers.kv_store.checks import encode_key, encode_ops, scan_range
-from providers.kv_store.sqlite_file import SWEEP_ROWS, Database, SqliteWrite, sqlite_error_to_unavailable
+from providers.kv_store.checks import build_quota, encode_key, encode_ops, scan_range
+from providers.kv_store.clock import StoreClock
+from providers.kv_store.sqlite_file import SWEEP_ROWS, Database, SqliteWrite, sqlite_error_to_stack_error
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,7 +25,7 @@ T = TypeVar("T")
 class SQLite(KVStore):
     """A store that the processes of one machine can share (WAL); its file must not be on a network file system."""
 
-    class Config(Provider.Config):
+    class Config(KVStore.Config):
         """`busy_timeout_s` is the longest wait for the lock of another process; a call fails after twice that.
 
         `max_bytes` bounds the file without its write-ahead log: a full store refuses writes and can still be read.
@@ -35,8 +36,10 @@ class SQLite(KVStore):
         max_bytes: int | None = Field(default=None, ge=64 * 1024)
 
     def __init__(self, config: Config) -> None:
-        self.now: Callable[[], float] = time.time
+        self.now: Callable[[], float] = StoreClock()
+        self.quota = build_quota(self, config.max_tenant_bytes)
         self._config = config
+        self._file = DatabaseFile(config.path)
         self._timeout_s = 2 * config.busy_timeout_s
         self._connection: aiosqlite.Connection | None = None
         self._database: Database
@@ -45,6 +48,7 @@ class SQLite(KVStore):
 
     async def start(self) -> None:
         config = self._config
+        await asyncio.to_thread(self._file.prepare)
         connection = aiosqlite.connect(
             config.path, timeout=config.busy_timeout_s, isolation_level=None, cached_statements=256
         )
@@ -52,7 +56,7 @@ class SQLite(KVStore):
             # if this fails, so would aiosqlite, whose thread would then call into a loop that may be closed
             await asyncio.to_thread(lambda: sqlite3.connect(config.path).close())
             self._connection = await connection
-            self._database = Database(connection._conn, self.now)  # pyright: ignore[reportPrivateUsage] - see _run
+            self._database = Database(connection._conn, self.now, self._file)  # pyright: ignore[reportPrivateUsage] - see _run
             await self._run(Database.prepare, config.max_bytes, config.busy_timeout_s)
         except (sqlite3.Error, ConfigError) as exc:
             await self.close()
@@ -62,6 +66,8 @@ class SQLite(KVStore):
             raise
 
     async def close(self) -> None:
+        if self.quota is not None:
+            await self.quota.close()
         await self._write_batcher.drain()
         await self._read_batcher.drain()
         connection, self._connection = self._connection, None
@@ -74,13 +80,27 @@ class SQLite(KVStore):
         return await self._read_batcher.submit([encode_key(key) for key in keys])
 
     async def write(self, ops: Sequence[Op], *, durable: bool = True) -> list[int] | None:
-        return await self._write_batcher.submit(SqliteWrite(encode_ops(ops), durable))
+        versions = await self._write_batcher.submit(SqliteWrite(encode_ops(ops), durable))
+        if versions is not None:
+            self.count_write(ops)
+        return versions
 
     async def scan(
-        self, prefix: str, *, after: str = "", before: str = "", limit: int = 1000, reverse: bool = False
+        self,
+        prefix: str,
+        *,
+        after: str = "",
+        before: str = "",
+        limit: int = 1000,
+        reverse: bool = False,
+        max_bytes: int | None = None,
     ) -> list[tuple[str, Entry]]:
         low, high = scan_range(prefix, after, before, limit)
-        return await self._call(Database.scan, low, high, limit, reverse=reverse)
+        return await self._call(Database.scan, (low, high), limit, reverse=reverse, max_bytes=max_bytes)
+
+    async def measure(self, prefix: str, *, after: str = "") -> tuple[int, str]:
+        low, high = scan_range(prefix, after, "", MEASURE_ROWS)
+        return await self._call(Database.measure, low, high)
 
     async def sweep(self) -> int:
         swept = 0
@@ -88,10 +108,10 @@ class SQLite(KVStore):
             swept += count
         return swept + count
 
-    async def _write_batch(self, writes: Sequence[SqliteWrite]) -> list[list[int] | StoreUnavailable | None]:
+    async def _write_batch(self, writes: Sequence[SqliteWrite]) -> list[list[int] | StackError | None]:
         return await self._run(Database.write, writes)
 
-    async def _read_batch(self, requests: Sequence[list[bytes]]) -> list[list[Entry | None] | StoreUnavailable]:
+    async def _read_batch(self, requests: Sequence[list[bytes]]) -> list[list[Entry | None] | StackError]:
         return await self._run(Database.get, requests)
 
     async def _call(self, work: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -99,7 +119,7 @@ class SQLite(KVStore):
             async with asyncio.timeout(self._timeout_s):
                 return await self._run(work, *args, **kwargs)
         except sqlite3.Error as exc:
-            raise sqlite_error_to_unavailable(exc) from exc
+            raise sqlite_error_to_stack_error(exc) from exc
         except TimeoutError as exc:
             raise StoreUnavailable(f"The store did not answer within {self._timeout_s:g} seconds.") from exc
 

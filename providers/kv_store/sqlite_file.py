@@ -5,6 +5,7 @@ cost milliseconds. So a batch is a handful of statements however many calls it h
 writes expect, one for many rows to put, one for many to delete.
 """
 
+import logging
 import sqlite3
 import threading
 import time
@@ -13,11 +14,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from apis.errors import ConfigError, StoreUnavailable
-from apis.storage.kv_store import ABSENT, Entry, Op, Put
+from apis.errors import ConfigError, StackError, StorageCorrupt, StoreUnavailable
+from apis.storage.database_file import DatabaseFile
+from apis.storage.kv_store import ABSENT, MEASURE_ROWS, Entry, Op, Put
+from providers.kv_store.checksum import add_checksum, stored_to_entry
+from providers.kv_store.clock import StoreClock
+
+_log = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x52537461
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Version 2 has the table of version 1, and values with checksums, which earlier programs cannot read."""
 DAMAGE_CHECK_S = 1.0
 WAL_SIZE_LIMIT_BYTES = 64 * 1024 * 1024
 MAX_SELECT_KEYS = 256
@@ -25,7 +32,8 @@ MAX_PUT_ROWS = 64
 SWEEP_ROWS = 500
 
 COUNTER_KEY = b""
-"""The key of the row with the last version: in the same table, so that it is read and written with the other rows."""
+"""The key of the row with the last version, and as its value the state of the clock: in the same table, so that it is
+read and written with the other rows."""
 
 SCHEMA = (
     "CREATE TABLE entries (key BLOB NOT NULL UNIQUE, value BLOB NOT NULL, version INTEGER NOT NULL, expires REAL)",
@@ -52,9 +60,10 @@ class SqliteWrite:
 class Database:
     """The open file. All methods block, run on one thread, and raise sqlite3.Error."""
 
-    def __init__(self, connection: sqlite3.Connection, now: Callable[[], float]) -> None:
+    def __init__(self, connection: sqlite3.Connection, now: Callable[[], float], file: DatabaseFile) -> None:
         self._db = connection
         self._now = now
+        self._file = file
         self._synchronous = ""
 
     def prepare(self, max_bytes: int | None, busy_timeout_s: float) -> None:
@@ -62,27 +71,53 @@ class Database:
         deadline = time.monotonic() + busy_timeout_s
         while True:
             try:
-                return self._prepare(max_bytes)
+                self._prepare(max_bytes)
+                self._file.remember()
+                return
             except sqlite3.OperationalError as exc:
                 # the switch to WAL does not wait for locks as other statements do, and processes may start together
                 if not _is_busy(exc) or time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
 
-    def write(self, writes: Sequence[SqliteWrite]) -> list[list[int] | StoreUnavailable | None]:
+    def write(self, writes: Sequence[SqliteWrite]) -> list[list[int] | StackError | None]:
         """Apply each write or none of it, all in one transaction; one that fails does not affect the others."""
+        self._file.require(is_write=True)
         return self._run_each(self._write, writes)
 
-    def get(self, requests: Sequence[Sequence[bytes]]) -> list[list[Entry | None] | StoreUnavailable]:
+    def get(self, requests: Sequence[Sequence[bytes]]) -> list[list[Entry | None] | StackError]:
         """Return the entries of each request's keys; a damaged row fails only the requests that read it."""
+        self._file.require(is_write=False)
         return self._run_each(self._get, requests)
 
-    def scan(self, low: bytes, high: bytes, limit: int, *, reverse: bool) -> list[tuple[str, Entry]]:
-        """Return the entries from `low`, inclusive, to `high`, exclusive."""
+    def scan(
+        self, key_range: tuple[bytes, bytes], limit: int, *, reverse: bool, max_bytes: int | None
+    ) -> list[tuple[str, Entry]]:
+        """Return the entries of a range of keys, from the first, inclusive, to the last, exclusive."""
+        self._file.require(is_write=False)
         selection = "SELECT key, value, version FROM entries WHERE key >= ? AND key < ? AND " + LIVE_CONDITION  # noqa: S608 - no input in it
         statement = f"{selection} ORDER BY key {'DESC' if reverse else 'ASC'} LIMIT ?"
-        rows = self._db.execute(statement, (low, high, self._now(), limit))
-        return [(key.decode(), Entry(value, version)) for key, value, version in rows]
+        entries: list[tuple[str, Entry]] = []
+        size = 0
+        rows = self._db.execute(statement, (*key_range, self._now(), limit))
+        try:
+            for key, stored, version in rows:
+                entries.append((key.decode(errors="replace"), stored_to_entry(key, stored, version)))
+                size += len(stored)
+                if max_bytes is not None and size > max_bytes:
+                    break
+        finally:
+            rows.close()
+        return entries
+
+    def measure(self, low: bytes, high: bytes) -> tuple[int, str]:
+        """Return the bytes of the first MEASURE_ROWS entries of the range and the last of their keys, or ''."""
+        size, last_key = self._db.execute(
+            "SELECT total(size), max(key) FROM (SELECT key, length(key) + length(value) AS size FROM entries"
+            " WHERE key >= ? AND key < ? ORDER BY key LIMIT ?)",
+            (low, high, MEASURE_ROWS),
+        ).fetchone()
+        return int(size), "" if last_key is None else last_key.decode()
 
     def sweep(self) -> int:
         """Delete up to SWEEP_ROWS expired rows; returns their number."""
@@ -103,7 +138,7 @@ class Database:
         if schema or owner or tables:
             if owner != APPLICATION_ID:
                 raise ConfigError("it belongs to another program; choose another path")
-            if schema != SCHEMA_VERSION:
+            if not 1 <= schema <= SCHEMA_VERSION:
                 raise ConfigError(f"its schema is {schema}, this version knows {SCHEMA_VERSION}; upgrade the stack")
             self._check_damage()
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -112,6 +147,10 @@ class Database:
             self._db.execute(f"PRAGMA max_page_count = {max_bytes // self._select_int('PRAGMA page_size')}")
         if not schema:
             self._create()
+        elif schema < SCHEMA_VERSION:
+            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        if isinstance(self._now, StoreClock):
+            self._select_state([], self._now())
 
     def _select_int(self, statement: str) -> int:
         return int(self._db.execute(statement).fetchone()[0])
@@ -153,32 +192,42 @@ class Database:
 
     def _run_each(
         self, run: Callable[[Sequence[_RequestT]], list[_ResultT]], requests: Sequence[_RequestT]
-    ) -> list[_ResultT | StoreUnavailable]:
+    ) -> list[_ResultT | StackError]:
         try:
             return [*run(requests)]
         except sqlite3.Error as exc:
             if len(requests) == 1 or _is_busy(exc):
-                return [sqlite_error_to_unavailable(exc)] * len(requests)
+                return [sqlite_error_to_stack_error(exc)] * len(requests)
         return [answer for request in requests for answer in self._run_each(run, [request])]
 
     def _write(self, writes: Sequence[SqliteWrite]) -> list[list[int] | None]:
         self._set_synchronous("FULL" if any(write.durable for write in writes) else "NORMAL")
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            now = self._now()
             expected = {key for write in writes for key, op in write.ops.items() if op.expect is not None}
-            changes = BatchChanges(self._versions([COUNTER_KEY, *expected], now), now)
+            versions = self._select_state([*expected], self._now())
+            changes = BatchChanges(versions, self._now())
             answers = [changes.add(write.ops) for write in writes]
             if any(answers):
                 self._delete(changes.deletes)
-                self._put([*changes.puts.values(), (COUNTER_KEY, b"", changes.version, None)])
+                self._put([*changes.puts.values(), (COUNTER_KEY, self._clock_state(), changes.version, None)])
                 self._db.execute("COMMIT")
         finally:
             self._end_transaction()
         return answers
 
-    def _versions(self, keys: Sequence[bytes], now: float) -> dict[bytes, int]:
-        return {key: version for key, _, version in self._select("key, NULL, version", keys, now)}
+    def _select_state(self, keys: Sequence[bytes], now: float) -> dict[bytes, int]:
+        """Return the versions of the keys and of COUNTER_KEY, and adopt the state of the clock."""
+        versions: dict[bytes, int] = {}
+        columns = "key, CASE WHEN key = x'' THEN value END, version"
+        for key, clock_state, version in self._select(columns, [COUNTER_KEY, *keys], now):
+            versions[key] = version
+            if key == COUNTER_KEY and isinstance(self._now, StoreClock):
+                self._now.adopt(clock_state)
+        return versions
+
+    def _clock_state(self) -> bytes:
+        return self._now.encode() if isinstance(self._now, StoreClock) else b""
 
     def _get(self, requests: Sequence[Sequence[bytes]]) -> list[list[Entry | None]]:
         keys = list({key: None for request in requests for key in request})
@@ -186,7 +235,7 @@ class Database:
             self._db.execute("BEGIN")
         try:
             rows = self._select("key, value, version", keys, self._now())
-            entries = {key: Entry(value, version) for key, value, version in rows}
+            entries = {key: stored_to_entry(key, stored, version) for key, stored, version in rows}
         finally:
             self._end_transaction()
         return [[entries.get(key) for key in request] for request in requests]
@@ -233,7 +282,7 @@ class BatchChanges:
     def _change(self, key: bytes, op: Op) -> int:
         if isinstance(op, Put):
             expires = None if op.ttl_s is None else self._now + op.ttl_s
-            self.puts[key] = (key, op.value, self.version, expires)
+            self.puts[key] = (key, add_checksum(key, op.value), self.version, expires)
             self._versions[key] = self.version
         else:
             self.puts.pop(key, None)
@@ -242,16 +291,24 @@ class BatchChanges:
         return self._versions.get(key, ABSENT)
 
 
-def sqlite_error_to_unavailable(exc: sqlite3.Error) -> StoreUnavailable:
+def sqlite_error_to_stack_error(exc: sqlite3.Error) -> StackError:
     """Return the error for a client: SQLite's own messages contain no path and no data."""
-    error = StoreUnavailable(f"The store cannot do that now: {exc}.")
+    if _primary_code(exc) == sqlite3.SQLITE_CORRUPT:
+        _log.error("the database file is damaged: %s", exc)
+        error: StackError = StorageCorrupt(f"The store is damaged: {exc}.")
+    else:
+        error = StoreUnavailable(f"The store cannot do that now: {exc}.")
     error.__cause__ = exc
     return error
 
 
 def _is_busy(exc: sqlite3.Error) -> bool:
+    return _primary_code(exc) == sqlite3.SQLITE_BUSY
+
+
+def _primary_code(exc: sqlite3.Error) -> int:
     # errors of Python's own module have no code; the low byte is the primary result code
-    return getattr(exc, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+    return getattr(exc, "sqlite_errorcode", 0) & 0xFF
 
 
 def _placeholders(placeholder: str, count: int) -> str:

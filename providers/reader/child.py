@@ -3,47 +3,64 @@
 import asyncio
 import importlib.util
 import json
-import os
-import sys
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, TypeAdapter
 
 from apis.errors import ConfigError, FetchFailed, Unsupported
+from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.fetcher import Fetcher, FetchRequest
 from apis.files import Files
 from apis.imports import install_command
 from apis.provider import Provider
-from apis.reader import Document, FetchedPage, Reader, UnreadableFile, WebPage
+from apis.reader import ChunkedText, Document, FetchedPage, Reader, UnreadableFile, WebPage
+from providers.reader.confinement import ReaderConfinement, build_environment, choose_confinement
 
-_PROGRAM: Final = Path(__file__).with_name("extract.py")
 _REQUIRED_PACKAGES: Final = ("docx", "lxml", "pypdf")
-_ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-"""Environment variables of the child. It gets no other, since they may hold secrets."""
 _MAX_FILE_CPU_S: Final = 30
 _MAX_PAGE_CPU_S: Final = 2
-_MAX_MEMORY_BYTES: Final = 1024 * 2**20
+_MAX_MEMORY_BYTES: Final = 256 * 2**20
+_MAX_PDF_MEMORY_BYTES: Final = 512 * 2**20
+"""Address space of a child in addition to the file itself."""
+_PDF_SIGNATURE: Final = b"%PDF-"
+_MAX_SIGNATURE_OFFSET: Final = 1024
 _MAX_HEADER_BYTES: Final = 2**20
 _TIMEOUT_S: Final = 60.0
 _PAGE_ADAPTER: Final = TypeAdapter(WebPage)
+_PLACES_ADAPTER: Final = TypeAdapter(list[int])
 _BROKEN_FILE_MESSAGE: Final = "The file cannot be read: it is broken, not what its name says, or too much work."
 _HTTP_OK: Final = 200
 
 
 class Child(Reader):
-    """Reads text, HTML, CSV, JSON, PDF and DOCX, at most `parallel` files at a time. Pages are not counted: each takes
-    at most two seconds of CPU time, and must not wait for files."""
+    """Reads text, HTML, CSV, JSON, PDF, DOCX, XLSX and PPTX, at most `parallel` files at a time, in turn by tenant.
+    Pages are not counted: each takes at most two seconds of CPU time, and must not wait for files."""
 
     class Config(Provider.Config):
-        parallel: int = Field(default=4, ge=1, le=64)
+        """Where there are several tenants, one may use half of the `parallel` places. `max_tenant_waiting` of its files
+        may wait."""
 
-    def __init__(self, config: Config, files: Files | None, fetcher: Fetcher) -> None:
+        parallel: int = Field(default=4, ge=1, le=64)
+        max_tenant_waiting: int = Field(default=64, ge=1)
+
+    def __init__(self, config: Config, files: Files | None, fetcher: Fetcher, tenants: Tenants = ONE_TENANT) -> None:
         self._files = files
         self._fetcher = fetcher
-        self._process_slots = asyncio.Semaphore(config.parallel)
+        self._places = FairShare(
+            "files to be read",
+            config.parallel,
+            tenant_waiting=config.max_tenant_waiting,
+            several_tenants=tenants.are_several,
+        )
+
+    async def start(self) -> None:
+        await asyncio.to_thread(choose_confinement)
+
+    def confinement(self) -> str:
+        return choose_confinement().description
 
     def check(self) -> None:
         missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
@@ -52,11 +69,28 @@ class Child(Reader):
                 f"needs packages that are not installed ({', '.join(missing)}). Run: {install_command('files')}"
             )
 
-    async def extract_text(self, document: Document, max_chars: int) -> str:
-        async with self._process_slots:
-            task = {"kind": "file", "name": document.name, "max_cpu_s": _MAX_FILE_CPU_S}
-            _, text = await _extract(task, document.data, max_chars)
-            return text
+    async def extract_text(self, document: Document, max_chars: int, *, tenant: str = "") -> str:
+        _, text = await self._extract_file(document, max_chars, tenant)
+        return text
+
+    async def extract_chunks(
+        self, document: Document, max_chars: int, *, max_tokens: int, overlap_tokens: int, tenant: str = ""
+    ) -> ChunkedText:
+        sizes = [max_tokens, overlap_tokens]
+        header, text = await self._extract_file(document, max_chars, tenant, chunk_sizes=sizes)
+        try:
+            places = _PLACES_ADAPTER.validate_python(header["chunks"])
+        except (KeyError, ValueError):
+            raise UnreadableFile("invalid_file", _BROKEN_FILE_MESSAGE) from None
+        chunks = [text[start:end] for start, end in zip(places[::2], places[1::2], strict=True)]
+        return ChunkedText(text, chunks)
+
+    async def _extract_file(
+        self, document: Document, max_chars: int, tenant: str, **fields: Any
+    ) -> tuple[dict[str, Any], str]:
+        with await self._places.acquire(tenant):
+            task = {"kind": "file", "name": document.name, "max_cpu_s": _MAX_FILE_CPU_S, **fields}
+            return await _extract(task, document.data, max_chars)
 
     async def extract_page(self, page: FetchedPage, max_chars: int) -> WebPage:
         kind = "html" if page.is_html else "text"
@@ -85,12 +119,14 @@ class Child(Reader):
 
 async def _extract(task: dict[str, Any], data: bytes, max_chars: int) -> tuple[dict[str, Any], str]:
     """Return the header and the text of the child's output. Raises UnreadableFile."""
-    task = {**task, "max_chars": max_chars, "max_memory_bytes": _MAX_MEMORY_BYTES}
+    is_pdf = _PDF_SIGNATURE in data[:_MAX_SIGNATURE_OFFSET]
+    max_memory_bytes = (_MAX_PDF_MEMORY_BYTES if is_pdf else _MAX_MEMORY_BYTES) + len(data)
+    confinement = await asyncio.to_thread(choose_confinement)
+    limits = {"max_chars": max_chars, "max_memory_bytes": max_memory_bytes, "size": len(data)}
+    header = json.dumps({**task, **limits, **confinement.task}).encode() + b"\n"
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            output = await _run_program(
-                json.dumps(task).encode() + b"\n", data, max_output_bytes=4 * max_chars + _MAX_HEADER_BYTES
-            )
+            output = await _run_program(confinement, header, data, max_output_bytes=6 * max_chars + _MAX_HEADER_BYTES)
     except TimeoutError:
         raise UnreadableFile("invalid_file", "The file takes too long to read.") from None
     header_line, _, text = output.partition(b"\n")
@@ -103,15 +139,17 @@ async def _extract(task: dict[str, Any], data: bytes, max_chars: int) -> tuple[d
     return header, decoded_text
 
 
-async def _run_program(task: bytes, data: bytes, *, max_output_bytes: int) -> bytes:
+async def _run_program(confinement: ReaderConfinement, task: bytes, data: bytes, *, max_output_bytes: int) -> bytes:
     """Return the whole output of the program, empty when it died. A caller that is cancelled ends the program."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", str(_PROGRAM)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-    )
+    with confinement.launch() as (command, descriptors):
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=build_environment(),
+            pass_fds=descriptors,
+        )
     assert process.stdin is not None
     assert process.stdout is not None
     output = bytearray()

@@ -1,25 +1,31 @@
 """Program that extracts the text of one file or page from outside, in a process of its own with hard limits.
 
 A parser that loops, crashes or exhausts memory ends with this process. Input: one line of JSON (`kind`: file, html or
-text; the limits; `name` of a file, `url` and `charset` of a page), then the bytes. Output: one line of JSON (of a page
-`title`, `links` and `is_truncated`; of a failure `code` and `message`), then the text in UTF-8. No archive is unpacked
-to disk, nothing is fetched and no script is run.
+text; the limits; `name` of a file, and `chunk_sizes` where its chunks are requested; `url` and `charset` of a page),
+then the bytes. Output: one line of JSON (of a page `title`, `links` and `is_truncated`; of a file `chunks`, the start
+and the end of each in turn; of a failure `code` and `message`), then the text in UTF-8. No archive is unpacked to disk,
+nothing is fetched and no script is run. Where bubblewrap does not hold the process, it confines itself before it reads
+the bytes.
 """
 
 import csv
 import json
+import os
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 if __name__ == "__main__":
     # `python -I` searches neither this folder nor the one that `providers` is in.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from providers.reader.chunks import find_chunks
+from providers.reader.errors import ExtractionError
 from providers.reader.html_text import (
     CONTROL_CHARS,
     decode_marked,
@@ -27,18 +33,14 @@ from providers.reader.html_text import (
     html_to_page,
     text_to_page,
 )
+from providers.reader.office_text import office_to_lines
+from providers.reader.self_confinement import confine
 
 MAX_PAGES: Final = 5000
 _MAX_UNPACKED_BYTES: Final = 128 * 2**20
 _MAX_PARTS: Final = 5000
-
-
-class ExtractionError(Exception):
-    """The file has no readable text. `code` is one of the API's error codes."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+_MAX_COLUMNS: Final = 1000
+"""Columns that the cells of one row of a table may span together; the parser makes an object for each."""
 
 
 def file_to_text(name: str, data: bytes, max_chars: int) -> str:
@@ -55,14 +57,14 @@ def file_to_text(name: str, data: bytes, max_chars: int) -> str:
         raise ExtractionError(
             "invalid_file", "The file has no text. Scanned pages would have to be read by a model first."
         )
-    return text.strip("\n")
+    return text.strip()
 
 
 def _file_to_lines(ending: str, data: bytes) -> Iterable[str]:
     if b"%PDF-" in data[:1024]:
         return _pdf_to_lines(data)
     if data.startswith(b"PK\x03\x04"):
-        return _docx_to_lines(data)
+        return office_to_lines(data) or _docx_to_lines(data)
     text = _decode_text(data)
     if ending in ("html", "htm", "xhtml") or re.match(r"\s*<(!doctype html|html)\b", text[:1000], re.IGNORECASE):
         return html_to_lines(text)
@@ -77,13 +79,13 @@ def _decode_text(data: bytes) -> str:
     if (marked := decode_marked(data)) is not None:
         return marked
     if b"\0" in data:
-        raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor DOCX.")
+        raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor an Office document.")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         text = data.decode("cp1252", "replace")
     if len(CONTROL_CHARS.findall(text[:10_000])) > len(text[:10_000]) // 20:
-        raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor DOCX.")
+        raise ExtractionError("unsupported_file", "The file is neither text nor PDF nor an Office document.")
     return text
 
 
@@ -102,15 +104,23 @@ def _pdf_to_lines(data: bytes) -> Iterator[str]:
 
 def _docx_to_lines(data: bytes) -> Iterator[str]:
     import docx  # noqa: PLC0415 - a quarter of a second, only for DOCX
+    from docx.oxml.ns import qn  # noqa: PLC0415 - as above
     from docx.table import Table  # noqa: PLC0415 - as above
 
     with zipfile.ZipFile(BytesIO(data)) as parts:
         infos = parts.infolist()
         if "word/document.xml" not in parts.namelist():
-            raise ExtractionError("unsupported_file", "The file is an archive; of those, only DOCX is read.")
+            raise ExtractionError(
+                "unsupported_file", "The file is an archive; of those, only DOCX, XLSX and PPTX are read."
+            )
         if len(infos) > _MAX_PARTS or sum(info.file_size for info in infos) > _MAX_UNPACKED_BYTES:
             raise ExtractionError("invalid_file", f"The DOCX unpacks to more than {_MAX_UNPACKED_BYTES} bytes.")
-    for block in docx.Document(BytesIO(data)).iter_inner_content():
+    document = docx.Document(BytesIO(data))
+    body = cast("Any", document.element).body
+    for row in body.iter(qn("w:tr")):
+        if sum(map(int, row.xpath("./w:tc/w:tcPr/w:gridSpan/@w:val"))) > _MAX_COLUMNS:
+            raise ExtractionError("invalid_file", f"The DOCX has a table of more than {_MAX_COLUMNS} columns.")
+    for block in document.iter_inner_content():
         if isinstance(block, Table):
             for row in block.rows:
                 yield " | ".join(dict.fromkeys(cell.text.strip() for cell in row.cells))
@@ -152,11 +162,43 @@ def _set_limits(max_cpu_s: int, max_memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _extract(task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], str]:
-    """Return the header of the output, and the text. Raises ExtractionError."""
+def _find_faults(parent_pid: int) -> list[str]:
+    """Return what a parser should not be able to do and this process can."""
+    import _socket  # noqa: PLC0415 - for the probe alone
+
+    def connect() -> None:
+        _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM).close()
+
+    def write_file() -> None:
+        os.close(os.open(f"/tmp/reader-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_EXCL))  # noqa: S108 - must fail
+
+    attempts: dict[str, Callable[[], object]] = {
+        "opening a socket": connect,
+        "reading the server's environment": Path(f"/proc/{parent_pid}/environ").read_bytes,
+        "writing a file": write_file,
+        "signalling the server": lambda: os.kill(parent_pid, 0),
+    }
+    faults: list[str] = []
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except OSError:
+            continue
+        faults.append(name)
+    return faults
+
+
+def _extract(task: dict[str, Any], data: bytes, layers: list[str]) -> tuple[dict[str, Any], str]:
+    """Return the header of the output, and the text. `layers` are those by which the process confined itself. Raises
+    ExtractionError."""
     max_chars = task["max_chars"]
+    if task["kind"] == "probe":
+        return {"faults": _find_faults(task["parent_pid"]), "layers": layers}, ""
     if task["kind"] == "file":
-        return {}, file_to_text(task["name"], data, max_chars)
+        text = file_to_text(task["name"], data, max_chars)
+        if "chunk_sizes" not in task:
+            return {}, text
+        return {"chunks": [place for span in find_chunks(text, *task["chunk_sizes"]) for place in span]}, text
     if task["kind"] == "html":
         page = html_to_page(data, task["url"], task["charset"], max_chars)
     else:
@@ -167,9 +209,12 @@ def _extract(task: dict[str, Any], data: bytes) -> tuple[dict[str, Any], str]:
 def _main() -> None:
     task: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     _set_limits(task["max_cpu_s"], task["max_memory_bytes"])
+    layers: list[str] = []
+    if "confinement" in task:
+        layers = confine(task["confinement"]["readable_paths"], b64decode(task["confinement"]["seccomp"]))
     text = ""
     try:
-        header, text = _extract(task, sys.stdin.buffer.read())
+        header, text = _extract(task, sys.stdin.buffer.read(task["size"]), layers)
     except ExtractionError as exc:
         header = {"code": exc.code, "message": str(exc)}
     except ModuleNotFoundError as exc:

@@ -6,7 +6,7 @@ those that outlive their request, `store/` stores them.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, nullcontext
 from typing import Annotated
 
@@ -15,6 +15,7 @@ from pydantic import Field, SecretStr
 
 from apis.errors import InvalidRequest, NotFound, StackError
 from apis.events import ResponseEventBatch
+from apis.fair_share import ONE_TENANT, Tenants
 from apis.fetcher import Fetcher
 from apis.inference import Inference
 from apis.reader import Reader
@@ -23,6 +24,7 @@ from apis.responses import (
     CompactedConversation,
     CreateResponse,
     InputItemListParams,
+    InputTokenCount,
     ItemList,
     Responses,
     Session,
@@ -31,13 +33,12 @@ from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from apis.vector_stores import VectorStores
-from providers.responses.background.background import BackgroundResponses
+from providers.responses.background.background import BackgroundConfig, BackgroundOptions, BackgroundResponses
 from providers.responses.background.webhooks import Webhook
-from providers.responses.background.workers import BackgroundConfig
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
-from providers.responses.run.response_stream import ResponseStreams, assign_sequence_numbers, timeout_error
+from providers.responses.run.response_stream import ResponseStreams, assign_sequence_numbers
 from providers.responses.session import SessionFactory
 from providers.responses.store.history import History
 from providers.responses.tools.request_tools import RequestTools
@@ -49,16 +50,20 @@ class Loop(Responses):
     """The Responses API over one Inference and one KVStore, and over ToolRuntime and VectorStores where they exist."""
 
     class Config(Responses.Config):
-        """Responses are deleted `retention_days` after their last use; `max_turns` bounds a chain. `cache_bytes` of the
+        """Responses are deleted `retention_days` after their last use; `max_turns` bounds a chain, and
+        `max_history_bytes` what one request loads of a chain or conversation. `cache_bytes` of the
         newest conversations stay in memory, and `session_bytes` of those that connections continue without storing
         them. One response may run `max_tool_calls` hosted calls, `parallel_tool_calls` of them at a time, each for
         `tool_timeout_s`; the model reads `max_tool_output_chars` of a result. `reasoning_keys` seal the reasoning that
         clients store: the first seals, all open; without any, the workers on one store share a key that is stored
-        there. `webhooks` are called when background responses end."""
+        there. `webhooks` are called when background responses end. An MCP server that cannot list its tools fails the
+        response before a model is called, unless `continue_without_mcp_servers`. `summary_model` writes the summaries
+        of reasoning that requests ask for; without it they repeat the reasoning."""
 
         retention_days: float = Field(30, gt=0)
         sweep_interval_s: float = Field(600, gt=0)
         max_turns: int = Field(1000, ge=1)
+        max_history_bytes: int = Field(64 * 1024 * 1024, ge=1024)
         cache_bytes: int = Field(64 * 1024 * 1024, ge=0)
         session_bytes: int = Field(256 * 1024 * 1024, ge=0)
         max_tool_calls: int = Field(32, ge=1)
@@ -66,6 +71,8 @@ class Loop(Responses):
         tool_timeout_s: float = Field(60, gt=0)
         max_tool_output_chars: int = Field(100_000, ge=1000)
         response_timeout_s: float = Field(600, gt=0)
+        continue_without_mcp_servers: bool = False
+        summary_model: str | None = Field(None, min_length=1)
         reasoning_keys: tuple[Annotated[SecretStr, Field(min_length=32)], ...] = ()
         background: BackgroundConfig = BackgroundConfig()
         webhooks: list[Webhook] = Field(default_factory=list[Webhook])
@@ -80,35 +87,37 @@ class Loop(Responses):
         tool_runtime: ToolRuntime | None,
         tool_servers: ToolServers | None,
         vector_stores: VectorStores | None,
+        tenants: Tenants = ONE_TENANT,
     ) -> None:
         self._config = config
-        self._inference = inference
         self._kv = kv_store
         self._history = History(
             kv_store,
             retention_s=config.retention_days * 86_400,
             max_turns=config.max_turns,
             cache_bytes=config.cache_bytes,
+            max_bytes=config.max_history_bytes,
         )
         self._conversations = StoredConversations(
-            kv_store, self._history, background_s=config.background.max_duration_s
+            kv_store, self._history, config.reasoning_keys, background_s=config.background.max_duration_s
         )
+        self._views = self._conversations.views
         options = PrepareOptions(
             config.max_tool_calls,
             config.parallel_tool_calls,
             config.tool_timeout_s,
             config.max_tool_output_chars,
-            config.reasoning_keys,
+            requires_tool_lists=not config.continue_without_mcp_servers,
+            summary_model=config.summary_model,
         )
         request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores)
         self._preparer = ResponsePreparer(options, inference, kv_store, reader, request_tools, self._conversations)
         self._streams = ResponseStreams(self._history, config.response_timeout_s)
         self._sessions = SessionFactory(
-            self._history, self._preparer.prepare, self._streams, cache_bytes=config.session_bytes
+            self._history, self._preparer.prepare, self._streams, self._views, cache_bytes=config.session_bytes
         )
-        self._background = BackgroundResponses(
-            kv_store, self._history, self._preparer.prepare, config.background, config.webhooks, fetcher
-        )
+        background = BackgroundOptions(config.background, config.webhooks, tenants)
+        self._background = BackgroundResponses(kv_store, self._history, self._preparer.prepare, fetcher, background)
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -117,6 +126,9 @@ class Loop(Responses):
 
     async def drain(self) -> None:
         await self._background.drain()
+
+    def end_running(self) -> None:
+        self._streams.end_running()
 
     async def close(self) -> None:
         await self._background.close()
@@ -129,21 +141,27 @@ class Loop(Responses):
         self, request: CreateResponse, *, tenant: str, response_id: str | None = None
     ) -> AsyncGenerator[ResponseEventBatch]:
         pending = await self._preparer.prepare(request, tenant, ResponseIds(response_id))
+        view = self._views.of_create(request)
         if request.background:
             async with pending.lock or nullcontext(), aclosing(self._background.create(pending)) as logged_batches:
                 async for logged_events in logged_batches:
-                    yield logged_events
+                    yield view.show_events(logged_events)
             return
         number = 0
-        async with aclosing(self._streams.stream(pending)) as batches:
+        stream = self._streams.stream_input_only if request.is_prewarm else self._streams.stream
+        async with aclosing(stream(pending)) as batches:
             async for events in batches:
                 number = assign_sequence_numbers(events, number)
-                yield events
+                yield view.show_live_events(events)
 
     def open_session(self, *, tenant: str) -> Session:
         return self._sessions.open(tenant)
 
-    async def get(self, response_id: str, *, tenant: str) -> Response:
+    async def get(self, response_id: str, *, include: Sequence[str] = (), tenant: str) -> Response:
+        response = await self._load(response_id, tenant)
+        return (await self._views.of_response(include, response.model, tenant)).show_response(response)
+
+    async def _load(self, response_id: str, tenant: str) -> Response:
         try:
             return await self._history.load_response(response_id, tenant=tenant)
         except NotFound:
@@ -151,11 +169,14 @@ class Loop(Responses):
             # it may have ended between the two reads
             return running or await self._history.load_response(response_id, tenant=tenant)
 
-    async def follow(self, response_id: str, starting_after: int, *, tenant: str) -> AsyncGenerator[ResponseEventBatch]:
-        await self.get(response_id, tenant=tenant)
+    async def follow(
+        self, response_id: str, starting_after: int, *, include: Sequence[str] = (), tenant: str
+    ) -> AsyncGenerator[ResponseEventBatch]:
+        response = await self._load(response_id, tenant)
+        view = await self._views.of_response(include, response.model, tenant)
         async with aclosing(self._background.follow(response_id, starting_after, tenant=tenant)) as batches:
             async for events in batches:
-                yield events
+                yield view.show_events(events)
 
     async def delete(self, response_id: str, *, tenant: str) -> None:
         await self._background.cancel(response_id, tenant=tenant)
@@ -168,26 +189,23 @@ class Loop(Responses):
         if not response.background:
             message = "Only a response that was made with `background` can be cancelled."
             raise InvalidRequest(message, param="response_id")
-        return response
+        return (await self._views.of_response((), response.model, tenant)).show_response(response)
 
     async def list_input_items(self, response_id: str, params: InputItemListParams, *, tenant: str) -> ItemList:
         items = await self._background.load_input_items(response_id, tenant=tenant)
         if items is None:
             items = await self._history.load_input_items(response_id, tenant=tenant)
-        return page_input_items(items, params)
+        page = page_input_items(items, params)
+        return page.model_copy(update={"data": await self._views.show_items(page.data, params.include or (), tenant)})
 
-    async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> int:
+    async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> InputTokenCount:
         pending = await self._preparer.prepare_unlocked(request, tenant)
-        return await self._inference.count_tokens(pending.agent_loop.chat)
+        return await self._preparer.token_counter.count(pending.agent_loop.chat)
 
     async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:
         pending = await self._preparer.prepare_unlocked(CreateResponse(**dict(request)), tenant)
-        chat, limit_s = pending.agent_loop.chat, self._config.response_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                return await self._preparer.compactor.compact(chat, pending.conversation, pending.ids, tenant)
-        except TimeoutError:
-            raise timeout_error(limit_s) from None
+        chat, compactor = pending.agent_loop.chat, self._preparer.compactor
+        return await self._streams.run_in_time(compactor.compact(chat, pending.conversation, pending.ids, tenant))
 
     def conversations(self) -> StoredConversations:
         return self._conversations

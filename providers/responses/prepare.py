@@ -11,20 +11,19 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from openai.types.responses.response import InputTransformation
-from pydantic import SecretStr
 
+from apis.chat import ChatRequest
 from apis.inference import Inference
 from apis.reader import Reader
-from apis.responses import CreateResponse
+from apis.responses import CreateResponse, ReasoningOptions
 from apis.storage.kv_store import KVStore
 from providers.responses.context.attachments import Attachments
 from providers.responses.context.chat_request import apply_configuration_updates, build_chat, refuse_unsupported
 from providers.responses.context.compaction import Compactor
 from providers.responses.context.conversation import Conversation, HistorySource, read_conversation
 from providers.responses.context.conversations import StoredConversations
-from providers.responses.context.sealed_reasoning import SealedReasoning
+from providers.responses.context.request_inference import RequestInferences
 from providers.responses.context.sealed_results import SealedToolResults
-from providers.responses.context.truncation import with_truncation
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.run.agent_loop import AgentLoop, LoopPlan
@@ -38,13 +37,15 @@ from providers.responses.tools.request_tools import RequestTools
 @dataclass(frozen=True, slots=True)
 class PrepareOptions:
     """Options of a deployment: the largest number of hosted calls of a response and how many of them run at a time,
-    seconds for each call, characters of a result that the model reads, and the keys that seal reasoning."""
+    seconds for each call, characters of a result that the model reads, and whether an MCP server without a list of
+    tools fails the response. `summary_model` summarizes reasoning."""
 
     max_tool_calls: int
     parallel_tool_calls: int
     tool_timeout_s: float
     max_tool_output_chars: int
-    reasoning_keys: Sequence[SecretStr]
+    requires_tool_lists: bool = True
+    summary_model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +74,15 @@ class ResponsePreparer:
     ) -> None:
         self._options = options
         self._inference = inference
+        self._kv = kv_store
+        self._inferences = RequestInferences(inference, request_tools.model_catalog, options.summary_model)
         self._request_tools = request_tools
         self._conversations = conversations
         self._attachments = Attachments(reader, request_tools.model_catalog)
-        self._sealed_reasoning = SealedReasoning(options.reasoning_keys, kv_store)
+        self._sealed_reasoning = conversations.views.sealed_reasoning
         self._sealed_tool_results = SealedToolResults(self._sealed_reasoning, request_tools.model_catalog)
-        self.compactor = Compactor(inference, self._sealed_reasoning)
+        self.token_counter = self._inferences.token_counter
+        self.compactor = Compactor(inference, self._sealed_reasoning, self.token_counter)
 
     async def prepare(
         self,
@@ -93,6 +97,8 @@ class ResponsePreparer:
         """Return the response, which holds the lock of its conversation, if it adds to one. Raises StackError for a
         request that cannot be served."""
         refuse_unsupported(request)
+        if request.store is not False and created_at is None:
+            await self._kv.require_room(tenant)
         lock = await self._conversations.acquire_lock(request, ids.response_id, tenant=tenant)
         async with AsyncExitStack() as on_error:
             if lock is not None:
@@ -140,7 +146,7 @@ class ResponsePreparer:
             items=resume_point.output_items if resume_point is not None else (),
         )
         plan = LoopPlan(
-            with_truncation(self._inference, request),
+            await self._inferences.build(request),
             chat,
             conversation,
             toolbox,
@@ -150,9 +156,12 @@ class ResponsePreparer:
                 self._options.tool_timeout_s,
             ),
             await self.compactor.create_response_compaction(request, conversation, output, tenant),
+            requires_tool_lists=self._options.requires_tool_lists,
+            # the usage of a chat that was shortened says nothing of the whole one
+            record_usage=None if request.truncation == "auto" else self.token_counter.record_usage,
         )
         return PendingResponse(
-            request,
+            await self._with_used_effort(request, chat),
             tenant,
             conversation,
             origin.ids,
@@ -162,6 +171,14 @@ class ResponsePreparer:
             transformations,
             origin.lock,
         )
+
+    async def _with_used_effort(self, request: CreateResponse, chat: ChatRequest) -> CreateResponse:
+        """Return the request with the effort that the model is shown, as far as its provider knows; else unchanged."""
+        effort = await self._inference.used_effort(chat)
+        if effort is None:
+            return request
+        reasoning = (request.reasoning or ReasoningOptions()).model_copy(update={"effort": effort})
+        return request.model_copy(update={"reasoning": reasoning})
 
     async def _read_input(
         self, request: CreateResponse, origin: _Origin

@@ -14,6 +14,7 @@ from apis.events import EventBatch
 from apis.responses import CreateResponse, Session
 from apis.wire.items import items_to_json
 from providers.responses.context.conversation import HistorySource
+from providers.responses.context.item_views import ItemViews
 from providers.responses.events.ids import ResponseIds
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse
 from providers.responses.run.response_stream import ResponseStreams, assign_sequence_numbers
@@ -37,14 +38,22 @@ _NO_POSITION: Final = TurnPosition("", 0)
 
 
 class SessionFactory:
-    """Opens sessions, whose unstored responses share a cache of `cache_bytes`."""
+    """Opens sessions, whose unstored responses share a cache of `cache_bytes`: when it is full, the tenant that uses
+    most of it loses its oldest."""
 
     def __init__(
-        self, history: History, prepare: PrepareResponse, streams: ResponseStreams, *, cache_bytes: int
+        self,
+        history: History,
+        prepare: PrepareResponse,
+        streams: ResponseStreams,
+        views: ItemViews,
+        *,
+        cache_bytes: int,
     ) -> None:
         self.history = history
         self.prepare = prepare
         self.streams = streams
+        self.views = views
         self.cache = HistoryCache(cache_bytes, max_age_s=math.inf)
 
     def open(self, tenant: str) -> Session:
@@ -60,7 +69,8 @@ class LoopSession(Session):
         self._tenant = tenant
         self._prepare = factory.prepare
         self._streams = factory.streams
-        self._session_history = _SessionHistory(factory.history, factory.cache, f"session-{id(self)}")
+        self._views = factory.views
+        self._session_history = _SessionHistory(factory.history, factory.cache, tenant, f"{id(self)}/")
 
     async def create(
         self, request: CreateResponse, *, stream_id: str = "", generate: bool = True
@@ -73,15 +83,16 @@ class LoopSession(Session):
             )
             raise InvalidRequest(message, param="store", code="invalid_value")
         pending = await self._prepare(request, self._tenant, ResponseIds(), history_source=self._session_history)
-        stream = self._streams.stream if generate else self._streams.stream_input_only
-        number = 0
+        is_input_only = not generate or request.is_prewarm
+        stream = self._streams.stream_input_only if is_input_only else self._streams.stream
+        view, number = self._views.of_create(request), 0
         async with aclosing(stream(pending)) as batches:
             async for events in batches:
                 number = assign_sequence_numbers(events, number)
                 final = events[-1]
                 if request.store is False and isinstance(final, ResponseCompletedEvent | ResponseIncompleteEvent):
                     self._session_history.put(pending, final.response, stream_id)
-                yield events
+                yield view.show_live_events(events)
 
     def forget(self, response_id: str, *, stream_id: str = "") -> None:
         self._session_history.forget(response_id, stream_id)
@@ -93,17 +104,18 @@ class LoopSession(Session):
 class _SessionHistory(HistorySource):
     """History of one connection: its unstored responses, then the stored ones."""
 
-    def __init__(self, history: History, cache: HistoryCache, cache_key: str) -> None:
+    def __init__(self, history: History, cache: HistoryCache, tenant: str, key_prefix: str) -> None:
         self._history = history
         self._cache = cache
-        self._cache_key = cache_key
+        self._tenant = tenant
+        self._key_prefix = key_prefix
         self._stream_ids: dict[str, str] = {}
 
     def has_response(self, response_id: str) -> bool:
         return response_id in self._stream_ids
 
     async def load_history(self, response_id: str, *, tenant: str) -> LoadedHistory:
-        cached = self._cache.get(self._cache_key, response_id)
+        cached = self._cache.get(self._tenant, self._key_prefix + response_id)
         if cached is None:
             return await self._history.load_history(response_id, tenant=tenant)
         history = extend_history(cached.previous_history, [cached.turn], _NO_POSITION)
@@ -113,7 +125,7 @@ class _SessionHistory(HistorySource):
 
     async def find_item(self, item_id: str, *, tenant: str) -> ItemWithToolResult | None:
         for response_id in self._stream_ids:
-            cached = self._cache.get(self._cache_key, response_id)
+            cached = self._cache.get(self._tenant, self._key_prefix + response_id)
             if cached is None:
                 continue
             history = extend_history(cached.previous_history, [cached.turn], _NO_POSITION)
@@ -133,7 +145,9 @@ class _SessionHistory(HistorySource):
             msgspec.Raw(items_to_json(response.output)),
             pending.agent_loop.state.tool_results,
         )
-        self._cache.put(self._cache_key, CachedTurn(pending.conversation.history, turn, _NO_POSITION))
+        self._cache.put(
+            self._tenant, self._key_prefix + response.id, CachedTurn(pending.conversation.history, turn, _NO_POSITION)
+        )
         self._stream_ids[response.id] = stream_id
         while len(self._stream_ids) > _MAX_RESPONSES:
             oldest = next(iter(self._stream_ids))
@@ -142,9 +156,9 @@ class _SessionHistory(HistorySource):
     def forget(self, response_id: str, stream_id: str) -> None:
         if self._stream_ids.get(response_id) == stream_id:
             del self._stream_ids[response_id]
-            self._cache.discard(self._cache_key, response_id)
+            self._cache.discard(self._tenant, self._key_prefix + response_id)
 
     def clear(self) -> None:
         for response_id in self._stream_ids:
-            self._cache.discard(self._cache_key, response_id)
+            self._cache.discard(self._tenant, self._key_prefix + response_id)
         self._stream_ids.clear()

@@ -15,6 +15,7 @@ import orjson
 import sqlite_vec  # pyright: ignore[reportMissingTypeStubs] - it has no types
 
 from apis.errors import ConfigError
+from apis.storage.database_file import DatabaseFile
 from apis.vector_index import AttributeValue, Chunk, ScoredChunk, Search
 from providers.vector_index.filters import filter_to_sql
 from providers.vector_index.tokenize import text_to_words
@@ -43,6 +44,9 @@ class IndexFile:
 
     def __init__(self, path: str, busy_timeout_s: float, *, is_writer: bool) -> None:
         """Open the file, and create it if it is absent. Raises ConfigError for a file of another program."""
+        self._file = DatabaseFile(path)
+        if is_writer:  # which is opened first
+            self._file.prepare()
         # its type annotations need a newer Python (buffers), and rows are of any type
         self._db: Any = apsw.Connection(path)
         try:
@@ -51,6 +55,7 @@ class IndexFile:
             self._db.load_extension(sqlite_vec.loadable_path())
             self._db.enable_load_extension(False)
             self._prepare_with_retries(time.monotonic() + busy_timeout_s)
+            self._file.remember()
         except BaseException:
             self._db.close()
             raise
@@ -69,7 +74,9 @@ class IndexFile:
     def run_transaction(
         self, deadline: float, work: Callable[Concatenate["IndexFile", P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `work` in one transaction, which is interrupted and rolled back at `deadline` (monotonic)."""
+        """Run `work` in one transaction, which is interrupted and rolled back at `deadline` (monotonic). Raises
+        StoreUnavailable if the file was deleted or replaced."""
+        self._file.require(is_write=self._is_writer)
         self._deadline = deadline
         # an upgrade from reading to writing would fail after a write of another process
         self._db.execute("BEGIN IMMEDIATE" if self._is_writer else "BEGIN")

@@ -1,18 +1,18 @@
 """Hybrid: vector stores with semantic and keyword search combined, over a VectorIndex and the stack's KVStore."""
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 import msgspec
-from openai.types import VectorStore, VectorStoreSearchResponse
+from openai.types import FileObject, VectorStore, VectorStoreSearchResponse
 from openai.types.vector_stores import FileContentResponse, VectorStoreFile, VectorStoreFileBatch
 from pydantic import Field
 
 from apis.errors import InvalidRequest, NotFound, Overloaded, StackError
+from apis.fair_share import ONE_TENANT, Tenants
 from apis.files import Files
 from apis.inference import Inference
 from apis.provider import Provider
@@ -24,11 +24,8 @@ from apis.vector_index import VectorIndex
 from apis.vector_stores import (
     AddFile,
     AddFiles,
-    Chunking,
-    ChunkSizes,
     CreateVectorStore,
     SearchStores,
-    StaticChunking,
     UpdateFile,
     UpdateVectorStore,
     VectorStoreFileListParams,
@@ -36,7 +33,7 @@ from apis.vector_stores import (
     VectorStores,
 )
 from providers.vector_stores import records
-from providers.vector_stores.ingest import IngestWorker
+from providers.vector_stores.ingest import IngestSettings, IngestWorker
 from providers.vector_stores.objects import (
     build_batch_object,
     build_file_object,
@@ -69,7 +66,7 @@ class Hybrid(VectorStores):
         max_text_chars: int = Field(default=5_000_000, ge=1000, le=50_000_000)
         lease_s: float = Field(default=30.0, gt=0, le=3600)
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - every API that it builds on is one argument
         self,
         config: Config,
         files: Files,
@@ -77,6 +74,7 @@ class Hybrid(VectorStores):
         vector_index: VectorIndex,
         inference: Inference,
         kv_store: KVStore,
+        tenants: Tenants = ONE_TENANT,
     ) -> None:
         self.now: Callable[[], float] = time.time
         self._config = config
@@ -87,7 +85,8 @@ class Hybrid(VectorStores):
         self._kv = kv_store
         self._sweep_task: asyncio.Task[None] | None = None
         self._ingest = IngestWorker(
-            *(kv_store, reader, vector_index, inference), lease_s=config.lease_s, max_chars=config.max_text_chars
+            *(kv_store, reader, vector_index, inference),
+            IngestSettings(config.lease_s, config.max_text_chars, tenants.are_several),
         )
 
     async def start(self) -> None:
@@ -119,7 +118,7 @@ class Hybrid(VectorStores):
             expires_days=request.expires_after.days if request.expires_after else None,
         )
         added = [AddFile(file_id=name, chunking_strategy=request.chunking_strategy) for name in request.file_ids or ()]
-        file_records = await self._build_records(store_id, added, tenant)
+        file_records = await self._build_records(store_id, added, tenant, "file_ids[{}]")
         await self._kv.write(records.build_store_ops(tenant, store_id, store, ABSENT))
         await self._add_records(file_records)
         return build_store_object(store_id, store, [record for _, record in file_records], now)
@@ -133,14 +132,15 @@ class Hybrid(VectorStores):
             "metadata": request.metadata,
             "expires_days": request.expires_after.days if request.expires_after else None,
         }
-        set_fields = {name: value for name, value in changes.items() if value is not None}
+        cleared = {"expires_days"} if "expires_after" in request.model_fields_set else set[str]()
+        set_fields = {name: value for name, value in changes.items() if value is not None or name in cleared}
         for _ in range(_MAX_WRITE_ATTEMPTS):
             store, version = await records.load_record(
                 self._kv, records.store_key(tenant, store_id), StoreRecord, "vector store"
             )
             if self._is_expired(store):
                 raise _expired_error(store_id)
-            store = msgspec.structs.replace(store, **set_fields)
+            store = msgspec.structs.replace(store, last_active_at=self.now(), **set_fields)
             if await self._kv.write(records.build_store_ops(tenant, store_id, store, version)):
                 return await self._build_object(store_id, store, tenant)
         raise _conflict_error()
@@ -183,7 +183,7 @@ class Hybrid(VectorStores):
 
     async def add_file(self, store_id: str, request: AddFile, *, tenant: str) -> VectorStoreFile:
         store = await self._load_active_store(store_id, tenant)
-        ((file_ref, record),) = await self._build_records(store_id, [request], tenant)
+        ((file_ref, record),) = await self._build_records(store_id, [request], tenant, "file_id")
         await self._add_records([(file_ref, record)])
         await self._mark_active(store_id, store, tenant)
         return build_file_object(file_ref, record)
@@ -234,7 +234,9 @@ class Hybrid(VectorStores):
         store = await self._load_active_store(store_id, tenant)
         shared = {"attributes": request.attributes, "chunking_strategy": request.chunking_strategy}
         added = request.files or [AddFile(file_id=name).model_copy(update=shared) for name in request.file_ids or ()]
-        file_records = await self._build_records(store_id, added, tenant)
+        file_records = await self._build_records(
+            store_id, added, tenant, "files[{}].file_id" if request.files else "file_ids[{}]"
+        )
         batch_id = records.new_id("vsfb", self.now())
         batch = BatchRecord(created_at=self.now(), file_ids=[file_ref.file_id for file_ref, _ in file_records])
         await self._kv.write([Put(records.batch_key(tenant, store_id, batch_id), encode_record(batch))])
@@ -312,29 +314,33 @@ class Hybrid(VectorStores):
         return [(file_id, decode_record(entry, FileRecord)) for file_id, entry in entries if entry is not None]
 
     async def _build_records(
-        self, store_id: str, requests: Sequence[AddFile], tenant: str
+        self, store_id: str, requests: Sequence[AddFile], tenant: str, param: str
     ) -> "list[tuple[FileRef, FileRecord]]":
-        """Return a record for each file. Raises NotFound for an unknown file, InvalidRequest for too many files."""
+        """Return a record for each file. Raises NotFound for an unknown file, naming its field by `param`, and
+        InvalidRequest for too many files."""
+        params = {request.file_id: param.format(index) for index, request in reversed([*enumerate(requests)])}
         requests = list({request.file_id: request for request in requests}.values())
-        files = await asyncio.gather(*[self._files.get(request.file_id, tenant=tenant) for request in requests])
+        files = await asyncio.gather(
+            *[self._get_file(request.file_id, params[request.file_id], tenant) for request in requests]
+        )
         if requests:
             present_ids = {file_id for file_id, _ in await records.list_file_records(self._kv, tenant, store_id)}
             if len(present_ids | {request.file_id for request in requests}) > self._config.max_files_per_store:
                 raise InvalidRequest(f"A vector store holds at most {self._config.max_files_per_store} files.")
         now = self.now()
-        file_records: list[tuple[FileRef, FileRecord]] = []
-        for position, (request, file) in enumerate(zip(requests, files, strict=True)):
-            sizes = _chunk_sizes(request.chunking_strategy)
-            record = FileRecord(
-                created_at=now + position * 1e-6,
-                generation=secrets.token_hex(8),
-                filename=file.filename,
-                max_tokens=sizes.max_chunk_size_tokens,
-                overlap_tokens=sizes.chunk_overlap_tokens,
-                attributes=request.attributes or {},
+        return [
+            (
+                FileRef(tenant, store_id, request.file_id),
+                records.build_file_record(request, file.filename, now + position * 1e-6),
             )
-            file_records.append((FileRef(tenant, store_id, request.file_id), record))
-        return file_records
+            for position, (request, file) in enumerate(zip(requests, files, strict=True))
+        ]
+
+    async def _get_file(self, file_id: str, param: str, tenant: str) -> FileObject:
+        try:
+            return await self._files.get(file_id, tenant=tenant)
+        except NotFound as exc:
+            raise NotFound(exc.message, param=param, code=exc.code) from exc
 
     async def _add_records(self, file_records: "Sequence[tuple[FileRef, FileRecord]]") -> None:
         await self._ingest.stop_files([file_ref for file_ref, _ in file_records])
@@ -381,10 +387,6 @@ class Hybrid(VectorStores):
         await self._ingest.stop_files(file_refs)
         await self._index.delete(f"{tenant}/{store_id}")
         await records.delete_store_texts(self._kv, tenant, store_id)
-
-
-def _chunk_sizes(chunking: Chunking | None) -> ChunkSizes:
-    return chunking.static if isinstance(chunking, StaticChunking) else ChunkSizes()
 
 
 def _expired_error(store_id: str) -> InvalidRequest:

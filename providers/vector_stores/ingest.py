@@ -2,36 +2,50 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from apis.embeddings import EmbeddingRequest
 from apis.errors import NotFound, StackError, StoreUnavailable
+from apis.fair_share import FairShare, Place
 from apis.inference import Inference
 from apis.reader import Reader, UnreadableFile
-from apis.storage.kv_store import Delete, KVStore, Put
+from apis.storage.kv_store import Delete, Entry, KVStore, Put
 from apis.storage.lease import Lease, LeaseLost
-from apis.storage.records import decode_record, encode_record, scan_all
+from apis.storage.records import decode_record, encode_record, scan_groups
 from apis.vector_index import Chunk, VectorIndex
 from providers.vector_stores import records
-from providers.vector_stores.chunks import text_to_chunks
 from providers.vector_stores.records import JOB_PREFIX, LEASE_PREFIX, FileRecord, FileRef, JobRecord, StoreRecord
 
 log = logging.getLogger(__name__)
 
 _EMBED_BATCH_SIZE: Final = 32
-_MAX_ATTEMPTS: Final = 4
+_MAX_ATTEMPTS: Final = 2
+"""Attempts at a file. Each is stored before it begins, so that one that ends with its process counts, too."""
 _MAX_PARALLEL_JOBS: Final = 2
+_JOBS_PER_LOOK: Final = 64
+"""Jobs of each tenant that one look at the store reads. More than other processes can have claimed of it."""
 _STOP_TIMEOUT_S: Final = 5.0
 
 
-class IngestWorker:
-    """Claims files that are in progress, including those that a stopped process had begun.
+@dataclass(frozen=True, slots=True)
+class IngestSettings:
+    """Seconds after which another process takes over the file of a dead one, largest text of a file, and whether a
+    tenant may use only half of the places from the first file on."""
 
-    A job is claimed by a lease of `lease_s`, renewed while the work goes on; when a process dies, another one takes the
-    job when the lease has expired. A job starts from the beginning each time, and running it twice gives the same.
+    lease_s: float
+    max_chars: int
+    several_tenants: bool = False
+
+
+class IngestWorker:
+    """Claims files that are in progress, including those that a stopped process had begun. Tenants take turns.
+
+    A job is claimed by a lease, renewed while the work goes on; when a process dies, another one takes the job when the
+    lease has expired. A job starts from the beginning each time, and running it twice gives the same.
     """
 
     def __init__(
@@ -40,16 +54,18 @@ class IngestWorker:
         reader: Reader,
         index: VectorIndex,
         inference: Inference,
-        *,
-        lease_s: float,
-        max_chars: int,
+        settings: IngestSettings,
     ) -> None:
         self._kv = kv
         self._reader = reader
         self._index = index
         self._inference = inference
-        self._lease_s = lease_s
-        self._max_chars = max_chars
+        self._lease_s = settings.lease_s
+        self._max_chars = settings.max_chars
+        self._places = FairShare(
+            "files to be made searchable", _MAX_PARALLEL_JOBS, several_tenants=settings.several_tenants
+        )
+        self._last_turns: dict[str, int] = {}
         self._wake_event = asyncio.Event()
         self._running_tasks: dict[str, asyncio.Task[None]] = {}
         self._poll_task: asyncio.Task[None] | None = None
@@ -83,20 +99,44 @@ class IngestWorker:
 
     async def _claim_jobs(self) -> None:
         """Start jobs up to the limit. The rest is looked at when one of these ends, or a lease later."""
-        async with aclosing(scan_all(self._kv, JOB_PREFIX)) as rows:
-            async for key, entry in rows:
+        if self._places.used >= _MAX_PARALLEL_JOBS:
+            return
+        async with aclosing(scan_groups(self._kv, JOB_PREFIX, limit=_JOBS_PER_LOOK)) as groups:
+            waiting = {tenant: deque(rows) async for tenant, rows in groups}
+        self._last_turns = {tenant: turn for tenant, turn in self._last_turns.items() if tenant in waiting}
+        while waiting:
+            tenant = min(waiting, key=lambda name: (self._places.used_by(name), self._last_turns.get(name, 0)))
+            place = self._places.try_acquire(tenant)
+            if place is None or not await self._claim_job(waiting[tenant], place):
+                del waiting[tenant]
+
+    async def _claim_job(self, rows: deque[tuple[str, Entry]], place: Place) -> bool:
+        """Start the tenant's first job that no process has; return False, and release the place, where there is
+        none."""
+        try:
+            while rows:
+                key, entry = rows.popleft()
                 name = key.removeprefix(JOB_PREFIX)
-                if len(self._running_tasks) >= _MAX_PARALLEL_JOBS:
-                    return
                 if name in self._running_tasks:
                     continue
                 job = JobRecord(decode_record(entry, JobRecord).attempts + 1)
                 lease = Lease(self._kv, LEASE_PREFIX + name, self._lease_s)
                 claim = [Put(key, encode_record(job), expect=entry.version)]
                 if await lease.acquire(claim, durable=True) is not None:
-                    task = asyncio.create_task(self._run_job(FileRef(*name.split("/")), job, lease))
-                    self._running_tasks[name] = task
-                    task.add_done_callback(lambda ended, name=name: self._on_task_done(name, ended))
+                    self._start_job(name, job, lease, place)
+                    return True
+        except BaseException:
+            place.release()
+            raise
+        place.release()
+        return False
+
+    def _start_job(self, name: str, job: JobRecord, lease: Lease, place: Place) -> None:
+        task = asyncio.create_task(self._run_job(FileRef(*name.split("/")), job, lease))
+        self._running_tasks[name] = task
+        self._last_turns[place.tenant] = max(self._last_turns.values(), default=0) + 1
+        task.add_done_callback(lambda _: place.release())
+        task.add_done_callback(lambda ended: self._on_task_done(name, ended))
 
     def _on_task_done(self, name: str, task: asyncio.Task[None]) -> None:
         del self._running_tasks[name]
@@ -116,15 +156,22 @@ class IngestWorker:
             log.warning("Another worker makes the file %s searchable now", file_ref.file_id)
         except asyncio.CancelledError:
             # This process stops, or the file was removed: neither counts as a failed attempt.
-            await self._release_job(file_ref, JobRecord(job.attempts - 1), lease)
+            await self._refund_attempt(file_ref, job, lease, release=True)
+            raise
+        except StackError:
+            # The store or the index is in trouble, which says nothing of the file. The lease delays the next attempt.
+            await self._refund_attempt(file_ref, job, lease, release=False)
             raise
 
-    async def _release_job(self, file_ref: FileRef, job: JobRecord, lease: Lease) -> None:
+    async def _refund_attempt(self, file_ref: FileRef, job: JobRecord, lease: Lease, *, release: bool) -> None:
         with suppress(StackError, LeaseLost, TimeoutError):
             async with asyncio.timeout(_STOP_TIMEOUT_S / 2):
                 entry = await self._kv.get(file_ref.job_key)
-                ops = [] if entry is None else [Put(file_ref.job_key, encode_record(job), expect=entry.version)]
-                if not await lease.release(ops):
+                refunded = encode_record(JobRecord(job.attempts - 1))
+                ops = [] if entry is None else [Put(file_ref.job_key, refunded, expect=entry.version)]
+                if not release:
+                    await lease.write(ops)
+                elif not await lease.release(ops):
                     await lease.release()
 
     async def _ingest_file(self, file_ref: FileRef, job: JobRecord, lease: Lease) -> None:
@@ -154,15 +201,21 @@ class IngestWorker:
             document = await self._reader.load_upload(file_ref.file_id, tenant=file_ref.tenant)
         except NotFound:
             raise UnreadableFile("invalid_file", "The file was deleted, or has expired.") from None
-        text = await self._reader.extract_text(replace(document, name=record.filename), self._max_chars)
-        chunks = await asyncio.to_thread(lambda: list(text_to_chunks(text, record.max_tokens, record.overlap_tokens)))
+        chunked_text = await self._reader.extract_chunks(
+            replace(document, name=record.filename),
+            self._max_chars,
+            max_tokens=record.max_tokens,
+            overlap_tokens=record.overlap_tokens,
+            tenant=file_ref.tenant,
+        )
+        chunks = chunked_text.chunks
         lease.check()
         await self._index.delete(file_ref.index_namespace, file_ref.file_id)
-        await records.store_text(self._kv, file_ref, text)
+        await records.store_text(self._kv, file_ref, chunked_text.text)
         usage_bytes = 0
         for start in range(0, len(chunks), _EMBED_BATCH_SIZE):
             texts = chunks[start : start + _EMBED_BATCH_SIZE]
-            vectors = await self._embed_texts(store, texts)
+            vectors = await self._embed_texts(store, texts, file_ref.tenant)
             numbered = enumerate(zip(texts, vectors, strict=True), start=start)
             lease.check()
             await self._index.upsert(
@@ -172,10 +225,10 @@ class IngestWorker:
             usage_bytes += sum(len(text.encode()) + 4 * len(v) for text, v in zip(texts, vectors, strict=True))
         return usage_bytes
 
-    async def _embed_texts(self, store: StoreRecord, texts: list[str]) -> Sequence[Sequence[float]]:
-        request = EmbeddingRequest(model=store.model, input=texts, dimensions=store.dimensions)
+    async def _embed_texts(self, store: StoreRecord, texts: Sequence[str], tenant: str) -> Sequence[Sequence[float]]:
+        request = EmbeddingRequest(model=store.model, input=list(texts), dimensions=store.dimensions)
         try:
-            return (await self._inference.embed(request)).vectors
+            return (await self._inference.embed(request, tenant=tenant)).vectors
         except StackError as exc:
             log.warning("A file could not be embedded: %s", exc.message)
             raise UnreadableFile("server_error", f"The embedding model failed: {exc.message}") from exc

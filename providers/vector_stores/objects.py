@@ -14,6 +14,18 @@ from apis.vector_stores import VectorStoreListParams
 from providers.vector_stores.records import BatchRecord, FileRecord, FileRef, StoreRecord
 
 
+class FileInStore(VectorStoreFile):
+    """The SDK's object, with the attributes of its own request type: a whole number stays one."""
+
+    attributes: dict[str, str | bool | int | float] | None = None  # pyright: ignore[reportIncompatibleVariableOverride] - wider than the SDK's, which makes floats of whole numbers
+
+
+class SearchResult(VectorStoreSearchResponse):
+    """The SDK's object, with whole numbers among its attributes."""
+
+    attributes: dict[str, str | bool | int | float] | None = None  # pyright: ignore[reportIncompatibleVariableOverride] - as above
+
+
 class _HasCreatedAt(Protocol):
     created_at: float
 
@@ -64,7 +76,7 @@ def build_file_object(file_ref: FileRef, record: FileRecord) -> VectorStoreFile:
         "attributes": record.attributes,
         "chunking_strategy": {"type": "static", "static": sizes},
     }
-    return VectorStoreFile.model_validate(fields)
+    return FileInStore.model_validate(fields)
 
 
 def build_batch_object(
@@ -97,7 +109,7 @@ def build_search_result(hit: ScoredChunk, file: FileRecord, score: float) -> Vec
         "attributes": dict(hit.attributes),
         "content": [{"type": "text", "text": hit.text}],
     }
-    return VectorStoreSearchResponse.model_validate(fields)
+    return SearchResult.model_validate(fields)
 
 
 def _count_by_status(files: Sequence[FileRecord]) -> dict[str, int]:

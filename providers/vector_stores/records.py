@@ -10,6 +10,7 @@ from apis.errors import NotFound
 from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import Delete, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
+from apis.vector_stores import AddFile, ChunkSizes, StaticChunking
 
 JOB_PREFIX: Final = "~vs_work/"
 LEASE_PREFIX: Final = "~vs_claim/"
@@ -176,6 +177,20 @@ def build_store_ops(tenant: str, store_id: str, store: StoreRecord, version: int
     marked for the sweep."""
     ops: list[Op] = [Put(store_key(tenant, store_id), encode_record(store), expect=version)]
     return ops if store.expires_days is None else [*ops, Put(f"{EXPIRING_PREFIX}{tenant}/{store_id}", b"")]
+
+
+def build_file_record(request: AddFile, filename: str, created_at: float) -> FileRecord:
+    """Return the record of a file that is to be made searchable."""
+    chunking = request.chunking_strategy
+    sizes = chunking.static if isinstance(chunking, StaticChunking) else ChunkSizes()
+    return FileRecord(
+        created_at=created_at,
+        generation=secrets.token_hex(8),
+        filename=filename,
+        max_tokens=sizes.max_chunk_size_tokens,
+        overlap_tokens=sizes.chunk_overlap_tokens,
+        attributes=request.attributes or {},
+    )
 
 
 def build_add_ops(file_ref: FileRef, record: FileRecord) -> Sequence[Op]:

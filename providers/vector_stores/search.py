@@ -1,10 +1,14 @@
-"""Search in vector stores: rankings by vectors and by keywords, fused into one by reciprocal rank fusion
-(Cormack, Clarke, Büttcher 2009), scaled to 0..1."""
+"""Search in vector stores: likeness by vectors and matches by keywords, combined into one relevance from 0 to 1.
+
+The relevance is a convex combination of scores (Bruch, Gai, Ingber 2022), not of ranks: the best of irrelevant chunks
+is irrelevant, too.
+"""
 
 import asyncio
 import re
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Final
 
 from apis.embeddings import EmbeddingRequest
 from apis.errors import InvalidRequest
@@ -21,17 +25,15 @@ _HitKey = tuple[str, str, int]
 _WORD: Final = re.compile(r"[^\W_]+")
 _MIN_WORD_CHARS: Final = 4
 _MAX_ENDING_CHARS: Final = 3
-_DEFAULT_WEIGHTS: Final = HybridWeights(embedding_weight=1.0, text_weight=0.5)
+_DEFAULT_WEIGHTS: Final = HybridWeights(embedding_weight=1.0, text_weight=0.25)
 """Keywords match exact names, vectors paraphrases: tests/bench/test_retrieval.py measures the weights."""
+_VECTOR_WEIGHTS: Final = HybridWeights(embedding_weight=1, text_weight=0)
 _RANK_CONSTANT: Final = 60
-"""Dampens the weight of the first ranks against the next ones: 60, as in the paper."""
-KeyT = TypeVar("KeyT", bound=Hashable)
-ScoredRanking = Sequence[tuple[KeyT, float]]
-"""Keys, best first, each with its relevance from 0, chance, to 1."""
+"""Dampens the effect of the first ranks against the next ones: 60, as in reciprocal rank fusion."""
 _MAX_COMPARISONS: Final = 256
 _MAX_DEPTH: Final = 16
 _DEPTH_FACTOR: Final = 4
-"""Ranking depth as a multiple of the requested results: fusion can lift hits that are far down in both rankings."""
+"""Ranking depth as a multiple of the requested results: a hit that is far down in both rankings can be the best."""
 
 
 async def search_stores(
@@ -40,35 +42,55 @@ async def search_stores(
     """Return the hits of all stores, best first, with their scores. Raises InvalidRequest for too complex filters."""
     _check_filters(request.filters)
     ranking = request.ranking_options
-    vectors_only = ranking is not None and ranking.ranker == "none"
     weights = (ranking and ranking.hybrid_search) or _DEFAULT_WEIGHTS
+    if ranking is not None and ranking.ranker == "none":
+        weights = _VECTOR_WEIGHTS
     depth = max(50, _DEPTH_FACTOR * request.limit)
     by_vector = by_words = list[list[StoreHit]]()
-    if vectors_only or weights.embedding_weight > 0:
+    if weights.embedding_weight > 0:
         by_vector = await _rank_by_vector(index, inference, tenant, stores, request, depth)
-    if not vectors_only and weights.text_weight > 0:
+    if weights.text_weight > 0:
         by_words = await _rank_by_keywords(index, tenant, stores, request, depth)
-    if vectors_only:
-        scores = _best_cosines(by_vector)
-    else:
-        scores = fuse_rankings(
-            [(weights.embedding_weight, [(_hit_key(hit), 1.0) for hit in hits]) for hits in by_vector]
-            + [
-                (weights.text_weight, [(_hit_key(hit), _query_word_share(query, hit[1].text)) for hit in hits])
-                for query, hits in zip(request.queries, by_words, strict=False)
-            ]
-        )
+    by_query = [
+        _score_hits(query, vector_hits or (), word_hits or (), weights, depth)
+        for query, vector_hits, word_hits in zip_longest(request.queries, by_vector, by_words)
+    ]
     hits = {_hit_key(hit): hit for ranked in (*by_words, *by_vector) for hit in ranked}
     threshold = (ranking.score_threshold if ranking else None) or 0.0
-    return [(hits[key], score) for key, score in scores.items() if score >= threshold][: request.limit]
+    best = {key: max(scores.get(key, 0.0) for scores in by_query) for key in hits}
+    ranked = sorted(best.items(), key=lambda row: -row[1])
+    return [(hits[key], score) for key, score in ranked if score >= threshold][: request.limit]
 
 
-def _best_cosines(rankings: Sequence[Sequence[StoreHit]]) -> Mapping[_HitKey, float]:
-    """Return the best cosine of each hit, best first."""
-    scores: dict[_HitKey, float] = {}
-    for hit in sorted((hit for hits in rankings for hit in hits), key=lambda hit: -hit[1].score):
-        scores.setdefault(_hit_key(hit), max(0.0, min(1.0, hit[1].score)))
-    return scores
+def _score_hits(
+    query: str,
+    vector_hits: Sequence[StoreHit],
+    word_hits: Sequence[StoreHit],
+    weights: HybridWeights,
+    depth: int,
+) -> Mapping[_HitKey, float]:
+    """Return the relevance of each hit to the query, from 0 to 1: the weighted mean of its cosine and its words' score.
+
+    The words' score is the share of the query's words in the text, less for a lower rank. A ranking that was cut at
+    `depth` says no cosine for the hits below: they have at most its last one.
+    """
+    total_weight = weights.embedding_weight + weights.text_weight
+    if not total_weight:
+        return {}
+    cosines = {_hit_key(hit): max(0.0, min(1.0, hit[1].score)) for hit in vector_hits}
+    default_cosine = min(cosines.values(), default=0.0) if len(vector_hits) >= depth else 0.0
+    word_scores = {
+        _hit_key(hit): _query_word_share(query, hit[1].text) * (_RANK_CONSTANT + 1) / (_RANK_CONSTANT + rank)
+        for rank, hit in enumerate(word_hits, start=1)
+    }
+    return {
+        key: (
+            weights.embedding_weight * cosines.get(key, default_cosine)
+            + weights.text_weight * word_scores.get(key, 0.0)
+        )
+        / total_weight
+        for key in {**cosines, **word_scores}
+    }
 
 
 async def _rank_by_vector(
@@ -84,7 +106,7 @@ async def _rank_by_vector(
     vectors: dict[tuple[str, int | None], Sequence[Sequence[float]]] = {}
     for model, dimensions in sorted(models, key=str):
         embedding = EmbeddingRequest(model=model, input=list(request.queries), dimensions=dimensions)
-        vectors[model, dimensions] = (await inference.embed(embedding)).vectors
+        vectors[model, dimensions] = (await inference.embed(embedding, tenant=tenant)).vectors
     rankings: list[list[StoreHit]] = []
     for position in range(len(request.queries)):
         hits_by_store = await asyncio.gather(
@@ -157,14 +179,3 @@ def _check_filters(filters: FileFilter | None) -> None:
             param="filters",
             code="invalid_value",
         )
-
-
-def fuse_rankings(rankings: Sequence[tuple[float, ScoredRanking[KeyT]]]) -> Mapping[KeyT, float]:
-    """Return the score of each key in these weighted rankings, best first: a key that is first in all of them has 1."""
-    scores: dict[KeyT, float] = {}
-    max_score = sum(weight for weight, _ in rankings) / (_RANK_CONSTANT + 1)
-    for weight, ranking in rankings:
-        for rank, (key, relevance) in enumerate(ranking, start=1):
-            scores[key] = scores.get(key, 0.0) + weight * relevance / (_RANK_CONSTANT + rank)
-    ranked = sorted(scores.items(), key=lambda row: -row[1])
-    return {key: min(1.0, score / max_score) if max_score else 0.0 for key, score in ranked}

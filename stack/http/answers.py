@@ -23,12 +23,12 @@ def value_response(value: Any, status: int = 200) -> Response:
 
 def model_response(model: BaseModel) -> Response:
     """Return a response of one of the SDK's objects, with its null fields."""
-    return value_response(model.model_dump(mode="json"))
+    return value_response(model.model_dump(mode="json", warnings=False))
 
 
 def page_response(page: Page[Any]) -> Response:
     """Return a page of the SDK's objects, in the shape that its cursors read."""
-    return list_response([entry.model_dump(mode="json") for entry in page.data], has_more=page.has_more)
+    return list_response([entry.model_dump(mode="json", warnings=False) for entry in page.data], has_more=page.has_more)
 
 
 def list_response(data: Sequence[dict[str, Any]], *, has_more: bool) -> Response:

@@ -12,15 +12,16 @@ from starlette.applications import Starlette
 from starlette.routing import Route as StarletteRoute
 from starlette.routing import WebSocketRoute
 
-from stack.build import open_stack
+from stack.build import Stack, open_stack
 from stack.config import StackConfig
 from stack.http.cache_salts import CacheSalts
 from stack.http.console import Console
-from stack.http.context import Endpoint, Services
+from stack.http.context import Endpoint, Route, Services
 from stack.http.edge import Edge
 from stack.http.idempotency import Idempotency
 from stack.http.metrics import Metrics
-from stack.http.routes.chat import CHAT_ROUTES
+from stack.http.readiness import StoreProbe
+from stack.http.routes.chat import CHAT_ROUTES, STORED_COMPLETION_ROUTES
 from stack.http.routes.containers import CONTAINER_ROUTES
 from stack.http.routes.conversations import CONVERSATION_ROUTES
 from stack.http.routes.embeddings import EMBEDDING_ROUTES
@@ -29,6 +30,7 @@ from stack.http.routes.models import MODEL_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
+from stack.http.shares import RequestShares
 from stack.http.streams import StreamMonitor
 from stack.http.websocket import WebSocketEndpoint
 
@@ -50,18 +52,20 @@ def create_app(config: StackConfig) -> Starlette:
     metrics = Metrics()
     server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
     routes = [(route.path, route.path, route) for route in server_routes]
-    routes += [(f"{prefix}{route.path}", f"/v1{route.path}", route) for route in API_ROUTES for prefix in ("/v1", "")]
-    described = tuple((path, route) for path, template, route in routes if path == template)
+    api_routes = (*API_ROUTES, *STORED_COMPLETION_ROUTES)
+    routes += [(f"{prefix}{route.path}", f"/v1{route.path}", route) for route in api_routes for prefix in ("/v1", "")]
+    described = tuple(
+        (path, route) for path, template, route in routes if path == template and route not in STORED_COMPLETION_ROUTES
+    )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         async with open_stack(config) as stack:
-            monitor = StreamMonitor(config.server.keep_alive_s)
-            services = Services(stack, monitor, metrics, CacheSalts(config.server), described)
-            app.state.services = services
+            services = app.state.services = _build_services(stack, metrics, described)
             app.state.drain = stack.responses.drain
+            app.state.end_running = services.end_running
             build_sdk_schemas()
-            tasks = {asyncio.create_task(monitor.run())}
+            tasks = {asyncio.create_task(services.monitor.run())}
             if metrics.is_shared:
                 tasks.add(asyncio.create_task(services.keep_metrics_fresh()))
             try:
@@ -89,6 +93,19 @@ def create_app(config: StackConfig) -> Starlette:
     edge = Edge(Idempotency(app.router), config.server, metrics, fixed_paths)
     app.middleware_stack = Console(edge) if config.server.serves_console else edge
     return app
+
+
+def _build_services(stack: Stack, metrics: Metrics, routes: tuple[tuple[str, Route], ...]) -> Services:
+    config = stack.config.server
+    return Services(
+        stack,
+        StreamMonitor(config.keep_alive_s),
+        metrics,
+        CacheSalts(config),
+        routes,
+        RequestShares(config),
+        StoreProbe(stack.kv_store),
+    )
 
 
 def build_sdk_schemas() -> None:

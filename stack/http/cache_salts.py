@@ -12,7 +12,8 @@ RequestT = TypeVar("RequestT", ChatRequest, CompactConversation, CreateResponse)
 
 
 class CacheSalts:
-    """One salt per tenant, equal on all workers of a config. A client's own salt only divides its tenant's cache.
+    """One salt per tenant, equal on all workers of a config. A client's own salt only divides its tenant's cache: the
+    salt begins with the tenant's share (`apis.chat.share_of_salt`) all the same.
 
     The key is derived from all API keys; no tenant knows all, so none can compute another's salt. A server of one
     tenant has no one to separate, and passes the client's salt through.
@@ -30,6 +31,10 @@ class CacheSalts:
         """Return the request with its tenant's salt."""
         if self._key is None:
             return request
-        client_salt = request.cache_salt
-        digest = hmac.new(self._key, f"{tenant}/{client_salt or ''}".encode(), hashlib.sha256).hexdigest()[:32]
-        return request.model_copy(update={"cache_salt": digest if client_salt else f"{TENANT_SALT_PREFIX}{digest}"})
+        share, client_salt = self._digest(f"{tenant}/"), request.cache_salt
+        salt = f"{share}.{self._digest(f'{tenant}/{client_salt}')}" if client_salt else f"{TENANT_SALT_PREFIX}{share}"
+        return request.model_copy(update={"cache_salt": salt})
+
+    def _digest(self, text: str) -> str:
+        assert self._key is not None
+        return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()[:32]

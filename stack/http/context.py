@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import BaseModel
@@ -10,12 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from apis.fair_share import Place
 from stack.build import Stack
 from stack.http.answers import client_disconnected_response
 from stack.http.cache_salts import CacheSalts
 from stack.http.metrics import Metrics
+from stack.http.readiness import StoreProbe
 from stack.http.request_record import RequestRecord
-from stack.http.streams import ClientDisconnected, StreamMonitor
+from stack.http.shares import RequestShares
+from stack.http.streams import ClientDisconnected, EventStream, StreamMonitor
 
 _CONTEXT_KEY: Final = "stack.http_context"
 _METRICS_REFRESH_S: Final = 1.0
@@ -36,6 +39,8 @@ class HttpContext:
     """Empty until the edge has authenticated the request, and on paths that are open to all."""
     response_id: str | None = None
     """The id that a create of a response has to use; None lets the route choose one."""
+    body_places: list[Place] = field(default_factory=list[Place])
+    """Places that the request's body holds until the request is over."""
     created_id: str = ""
     """The id of the conversation, vector store or container that the request has created."""
 
@@ -65,11 +70,18 @@ class Services:
     cache_salts: CacheSalts
     routes: tuple[tuple[str, "Route"], ...]
     """The routes by their full paths, those with and without /v1 once."""
+    shares: RequestShares
+    store_probe: StoreProbe
 
     @property
     def max_body_bytes(self) -> int:
         """The most bytes that a body of JSON may have."""
         return self.stack.config.server.max_body_bytes
+
+    def end_running(self) -> None:
+        """Let the requests that still run end with an error when they are cancelled, because the process ends."""
+        self.monitor.is_ending = True
+        self.stack.responses.end_running()
 
     async def refresh_metrics(self) -> None:
         """Set the metrics that are not counted as they happen."""
@@ -117,8 +129,13 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = get_context(scope)
         context.request_record.route = self._path
+        services = get_services(scope)
         try:
-            response = await self._handler(Request(scope, receive, send), context, get_services(scope))
+            response = await self._handler(Request(scope, receive, send), context, services)
         except ClientDisconnected:
             response = client_disconnected_response()
-        await response(scope, receive, send)
+        if isinstance(response, EventStream):
+            with services.shares.open_stream(context.tenant):
+                await response(scope, receive, send)
+        else:
+            await response(scope, receive, send)

@@ -1,15 +1,14 @@
 """Edge, the outermost layer: it authenticates requests, gives them ids, renders their errors, counts and logs them."""
 
+import asyncio
 import hashlib
 import hmac
 import itertools
 import logging
-import re
 import secrets
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Final
-from urllib.parse import urlsplit
 
 import orjson
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,21 +16,21 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apis.errors import (
-    MethodNotAllowed,
-    NotFound,
+    Overloaded,
     PermissionDenied,
     StackError,
     Unauthorized,
-    UnsupportedMediaType,
     internal_error,
 )
-from apis.telemetry import TRACE_HEADERS
+from apis.telemetry import REQUEST_ID, TRACE_HEADERS
 from stack.config import HttpServerConfig
+from stack.http.admission import CorsPolicy, HeadChecks, check_body_type, routing_error
 from stack.http.answers import error_response
 from stack.http.context import HttpContext, get_context, set_context
 from stack.http.metrics import METRICS_PATH, Metrics
+from stack.http.peer import get_peer
 from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, read_client_request_id, read_trace
-from stack.http.streams import EVENT_STREAM_HEADER
+from stack.http.streams import EVENT_STREAM_HEADER, SHUTTING_DOWN_MESSAGE
 
 _log = logging.getLogger(__name__)
 _access_log = logging.getLogger("stack.access")
@@ -40,18 +39,15 @@ _request_numbers = itertools.count()
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 PROBE_PATHS: Final = OPEN_PATHS | {METRICS_PATH}
 """Paths that are requested all the time, also while the server drains: successful requests of them are not logged."""
-UPLOAD_PATHS: Final = frozenset({"/v1/files", "/files"})
-FORM_OR_JSON_PATHS: Final = re.compile(r"(?:/v1)?/containers/[^/]+/files")
 _START_MESSAGE_TYPES: Final = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
-_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Edge:
     """ASGI middleware that creates the HttpContext of each request.
 
     It denies by default, on the path that routing uses. `fixed_routes` are the templates of the routes without
-    parameters, by path. Without API keys the server has one tenant, and only a browser could be tricked into calling
-    it: Host and Origin must then be names that the config allows. With keys, the key alone decides.
+    parameters, by path. Without API keys the server has one tenant. Figures of several tenants are only for the key of
+    the metrics.
     """
 
     def __init__(
@@ -65,10 +61,11 @@ class Edge:
         self._metrics_key = _digest(config.metrics_key.get_secret_value().encode()) if config.metrics_key else None
         self._tenants = {_digest(entry.key.get_secret_value().encode()): entry.tenant for entry in config.api_keys}
         self._tenant_log_names = {tenant: _digest(tenant.encode()).hex()[:12] for tenant in self._tenants.values()}
-        hosts = (config.host, *config.allowed_hosts)
-        self._allowed_hosts = None if "*" in hosts else _LOOPBACK | {host.lower() for host in hosts}
-        if self._tenants and not config.allowed_hosts:
-            self._allowed_hosts = None
+        self._hides_metrics = (
+            config.metrics == "keyed" and self._metrics_key is None and len(self._tenant_log_names) > 1
+        )
+        self._cors = CorsPolicy(config.cors_origins) if config.cors_origins else None
+        self._head_checks = HeadChecks(config, self._cors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -90,7 +87,10 @@ class Edge:
                 record.status = message.get("status", 101)
                 record.is_stream = EVENT_STREAM_HEADER in message.get("headers", ())
                 record.first_byte_s = record.elapsed_s()
-                MutableHeaders(scope=message)["x-request-id"] = record.id
+                response_headers = MutableHeaders(scope=message)
+                response_headers["x-request-id"] = record.id
+                if self._cors is not None:
+                    self._cors.add_headers(response_headers, Headers(scope=scope).get("origin"))
             elif (text := message.get("text")) is not None:
                 record.sent_bytes += len(text)
             await send(message)
@@ -103,6 +103,8 @@ class Edge:
         finally:
             self._metrics.open_websockets -= websocket
             self._metrics.requests_in_flight -= not websocket
+            for place in context.body_places:
+                place.release()
             self._finish_request(record, scope)
 
     async def _respond(self, context: HttpContext, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +112,15 @@ class Edge:
         try:
             # for every request, because one may start in the context of the one before it on its connection
             TRACE_HEADERS.set(context.trace)
-            self._admit(context, scope)
+            REQUEST_ID.set(context.request_id)
+            headers = Headers(scope=scope)
+            self._head_checks.check(scope, headers)
+            if self._cors is not None and record.method == "OPTIONS":
+                preflight = self._cors.build_preflight_response(headers)
+                if preflight is not None:
+                    await preflight(scope, receive, send)
+                    return
+            self._admit(context, scope, headers)
             await self._app(scope, receive, send)
         except StackError as exc:
             record.record_error(exc)
@@ -118,7 +128,16 @@ class Edge:
                 raise
             await error_response(exc)(scope, receive, send)
         except HTTPException as exc:
-            await error_response(_routing_error(exc, scope))(scope, receive, send)
+            error, error_headers = routing_error(exc, scope, scope["app"].router.routes)
+            response = error_response(error)
+            response.headers.update(error_headers)
+            await response(scope, receive, send)
+        except asyncio.CancelledError:
+            if record.status or not scope["app"].state.draining:
+                raise
+            error = Overloaded(SHUTTING_DOWN_MESSAGE)
+            record.record_error(error)
+            await error_response(error)(scope, receive, send)
         except Exception:
             _log.exception("request %s failed on a bug", record.id)
             error = internal_error(record.id)
@@ -138,26 +157,21 @@ class Edge:
             request_record.tenant = self._tenant_log_names.get(get_context(scope).tenant, "")
             _access_log.info("%s", orjson.dumps(request_record.log_fields()).decode())
 
-    def _admit(self, context: HttpContext, scope: Scope) -> None:
+    def _admit(self, context: HttpContext, scope: Scope, headers: Headers) -> None:
         """Set the request's tenant. Raises a StackError for a request that is refused before it is routed."""
-        headers = Headers(scope=scope)
-        if self._allowed_hosts is not None:
-            self._check_host_and_origin(headers)
-        if scope["path"] in OPEN_PATHS or (scope["path"] == METRICS_PATH and self._may_read_metrics(scope)):
+        path = scope["path"]
+        if path in OPEN_PATHS:
+            return
+        if path == METRICS_PATH and self._may_read_metrics(scope):
             return
         context.tenant = self._authenticate(scope["headers"])
+        peer = get_peer(scope)
+        if peer is not None and not peer.is_admitted:
+            peer.admit()
+        if path == METRICS_PATH and self._hides_metrics:
+            raise PermissionDenied("The figures are those of all tenants: set `server.metrics_key`, and send that key.")
         if scope.get("method") == "POST":
-            _check_content_type(scope["path"], headers)
-
-    def _check_host_and_origin(self, headers: Headers) -> None:
-        assert self._allowed_hosts is not None
-        origin = headers.get("origin")
-        names = {"Host": _parse_host(f"//{headers.get('host', '')}")}
-        if origin is not None:
-            names["Origin"] = _parse_host(origin)
-        for name, host in names.items():
-            if host not in self._allowed_hosts:
-                raise PermissionDenied(f"This {name} is not allowed here: add it to `server.allowed_hosts`.")
+            check_body_type(path, headers)
 
     def _authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
         if not self._tenants:
@@ -176,22 +190,6 @@ class Edge:
         return True
 
 
-def _check_content_type(path: str, headers: Headers) -> None:
-    """Raise UnsupportedMediaType for a body of another type than the path takes."""
-    kind, _, parameters = headers.get("content-type", "").partition(";")
-    kind, charset = kind.strip().lower(), parameters.strip().lower()
-    if path in UPLOAD_PATHS:
-        if kind != "multipart/form-data":
-            raise UnsupportedMediaType("A file is sent as a form: `Content-Type: multipart/form-data`.")
-        return
-    if not kind and _has_no_body(headers):
-        return
-    if kind == "multipart/form-data" and FORM_OR_JSON_PATHS.fullmatch(path):
-        return
-    if kind != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
-        raise UnsupportedMediaType("The body must be JSON: send `Content-Type: application/json`.")
-
-
 def _read_bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return the key of the one Authorization header; empty, which is no key, if there is none."""
     values = [value for name, value in headers if name == b"authorization"]
@@ -200,25 +198,6 @@ def _read_bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 def _unauthorized_error() -> Unauthorized:
     return Unauthorized("Incorrect API key provided: send `Authorization: Bearer KEY`.")
-
-
-def _has_no_body(headers: Headers) -> bool:
-    return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
-
-
-def _parse_host(url: str) -> str:
-    try:
-        return urlsplit(url).hostname or ""
-    except ValueError:
-        return ""
-
-
-def _routing_error(exc: HTTPException, scope: Scope) -> StackError:
-    """Return the API's own error for an exception of the router."""
-    method, path = scope.get("method", "WebSocket"), scope["path"][:256]
-    if exc.status_code == 405:
-        return MethodNotAllowed(f"{path} does not take {method}.")
-    return NotFound(f"Unknown request URL: {method} {path}.")
 
 
 def _digest(key: bytes) -> bytes:

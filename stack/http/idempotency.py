@@ -266,6 +266,8 @@ async def _claim_or_wait(stack: Stack, request: _KeyedRequest) -> "_Attempt | Id
             if not record.outcome:
                 record.outcome = "stored"
             return record
+        if record is None:
+            await kv.require_room(request.tenant)
         if lease is None and (attempt := await _claim_key(kv, request, entry)):
             return attempt
         await asyncio.sleep(pause_s)

@@ -1,14 +1,14 @@
-"""Replaces the image URLs of chat messages by data URLs, fetched by the Fetcher with its checks. An inference server
-would fetch them from inside its own network.
+"""Replaces the image URLs of chat messages by data URLs of whole images, fetched by the Fetcher with its checks. An
+inference server would fetch them from inside its own network.
 """
 
 import asyncio
-import base64
 from typing import Final
 
 from apis.chat import ChatRequest, ImagePart, Message
 from apis.errors import FetchFailed, InvalidRequest
 from apis.fetcher import Fetcher, FetchRequest
+from apis.reader import UnreadableFile, image_to_url, validate_image_url
 
 MAX_IMAGES: Final = 50
 _OK: Final = 200
@@ -21,29 +21,31 @@ async def inline_images(chat: ChatRequest, fetcher: Fetcher | None) -> ChatReque
         for at, message in enumerate(chat.messages)
         if isinstance(message.content, list)
         for index, part in enumerate(message.content)
-        if isinstance(part, ImagePart) and not part.image_url.url.startswith("data:image/")
+        if isinstance(part, ImagePart)
     }
     if not places:
         return chat
-    if fetcher is None or len(places) > MAX_IMAGES:
+    remote_count = sum(not url.startswith("data:") for url in places)
+    if remote_count and (fetcher is None or remote_count > MAX_IMAGES):
         message = f"A request names {MAX_IMAGES} images by URL at most." if fetcher else "No images are fetched here."
         raise InvalidRequest(message, param="messages", code="invalid_value")
-    data_urls = await asyncio.gather(*(_fetch_data_url(fetcher, url, place) for url, place in places.items()))
+    data_urls = await asyncio.gather(*(_to_data_url(fetcher, url, place) for url, place in places.items()))
     replacements = dict(zip(places, data_urls, strict=True))
     return chat.model_copy(update={"messages": [_replace_urls(message, replacements) for message in chat.messages]})
 
 
-async def _fetch_data_url(fetcher: Fetcher, url: str, param: str) -> str:
+async def _to_data_url(fetcher: Fetcher | None, url: str, param: str) -> str:
     try:
+        if fetcher is None or url.startswith("data:"):
+            return await asyncio.to_thread(validate_image_url, url)
         response = await fetcher.fetch(FetchRequest(url))
+        if response.status != _OK:
+            raise FetchFailed(f"There is no image at the URL (status {response.status}).")
+        return await asyncio.to_thread(image_to_url, response.body)
     except FetchFailed as exc:
         raise InvalidRequest(exc.message, param=param, code="failed_to_download_image") from exc
-    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if response.status != _OK or not kind.startswith("image/"):
-        message = f"There is no image at the URL (status {response.status}, type '{kind:.64}')."
-        raise InvalidRequest(message, param=param, code="failed_to_download_image")
-    data = await asyncio.to_thread(base64.b64encode, response.body)
-    return f"data:{kind};base64,{data.decode()}"
+    except UnreadableFile as exc:
+        raise InvalidRequest(exc.message, param=param, code=exc.code) from exc
 
 
 def _replace_urls(message: Message, urls: dict[str, str]) -> Message:

@@ -3,15 +3,22 @@
 import asyncio
 import json
 import logging
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from apis.errors import InvalidRequest
+from apis.errors import InvalidRequest, Unsupported
+from apis.wire.base import REFUSED_FIELD
+from apis.wire.field_rows import UNSUPPORTED_TYPES, FieldRow, find_refused_value, refusal_message
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+ResultT = TypeVar("ResultT")
 _log = logging.getLogger(__name__)
 _MAX_DEPTH: Final = 64
 _MAX_VALUES: Final = 100_000
@@ -19,6 +26,7 @@ _MAX_VALUES: Final = 100_000
 BLOCKING_BYTES: Final = 256 * 1024
 """Bytes of a body above which it is parsed in a thread, because it would hold up other streams."""
 
+_INDEX: Final = re.compile(r"\[\d+\]")
 _EXPECTED_TYPES: Final = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -33,16 +41,26 @@ _EXPECTED_TYPES: Final = {
 _JSON_TYPE_NAMES: Final = {str: "a string", int: "an integer", float: "a number", bool: "a boolean", list: "an array"}
 
 
+# One thread, so that one large body is parsed at a time: parsers hold the GIL, and several threads that pass it to each
+# other would keep it from the event loop for seconds.
+_large_body_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-body")
+
+
+async def parse_large(parse: Callable[..., ResultT], *arguments: Any) -> ResultT:
+    """Return `parse(*arguments)`, computed in the thread of large bodies."""
+    return await asyncio.get_running_loop().run_in_executor(_large_body_thread, partial(parse, *arguments))
+
+
 async def read_request(body: bytes, model: type[ModelT]) -> ModelT:
     """Parse and validate a body. Raises InvalidRequest."""
     if len(body) > BLOCKING_BYTES:
-        return await asyncio.to_thread(_parse_request, body, model)
+        return await parse_large(_parse_request, body, model)
     return _parse_request(body, model)
 
 
 async def read_object(body: bytes) -> dict[str, Any]:
     """Return `parse_object(body)`, computed in a thread if the body is large."""
-    return await asyncio.to_thread(parse_object, body) if len(body) > BLOCKING_BYTES else parse_object(body)
+    return await parse_large(parse_object, body) if len(body) > BLOCKING_BYTES else parse_object(body)
 
 
 def _parse_request(body: bytes, model: type[ModelT]) -> ModelT:
@@ -117,6 +135,10 @@ def _is_nested_deeper(value: Any, max_levels: int) -> bool:
 def to_invalid_request(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequest:
     """Return a validation error in the API's terms."""
     kind = error["type"]
+    if kind == REFUSED_FIELD:
+        row: FieldRow = error.get("ctx", {})["row"]
+        param = _param_path((*error["loc"], row.field), body, missing=False)
+        return Unsupported(refusal_message(row, param), param=param)
     param = _param_path(error["loc"], body, missing=kind == "missing")
     limits = error.get("ctx", {})
     value = error["input"]
@@ -129,11 +151,14 @@ def to_invalid_request(error: ErrorDetails, body: dict[str, Any]) -> InvalidRequ
         return InvalidRequest(message, param=param, code="invalid_type")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _union_tag_error(error, param)
-    code, violation = _describe_violation(kind, limits, value)
+    if kind == "literal_error" and (refused := find_refused_value(_INDEX.sub("[]", param), value)):
+        return Unsupported(refusal_message(refused, param), param=param, code="unsupported_value")
+    code, violation = _describe_violation(kind, limits, value, error["msg"])
     return InvalidRequest(f"Invalid '{param}': {violation}.", param=param, code=code)
 
 
-def _describe_violation(error_type: str, limits: dict[str, Any], value: Any) -> tuple[str, str]:
+def _describe_violation(error_type: str, limits: dict[str, Any], value: Any, text: str) -> tuple[str, str]:
+    """Return the code of a violation and its description; `text` is the validator's own."""
     number = "integer" if isinstance(value, int) and isinstance(limits.get("le", limits.get("ge")), int) else "decimal"
     match error_type:
         case "less_than_equal" | "less_than":
@@ -156,8 +181,10 @@ def _describe_violation(error_type: str, limits: dict[str, Any], value: Any) -> 
             return "invalid_value", f"expected one of {limits['expected']}"
         case "string_pattern_mismatch":
             return "invalid_value", f"expected text that matches {limits['pattern']}"
+        case "value_error":
+            return "invalid_value", str(limits["error"])
         case _:
-            return "invalid_value", "the value is not valid here"
+            return "invalid_value", f"{text[:1].lower()}{text[1:]}".rstrip(".")
 
 
 def _union_tag_error(error: ErrorDetails, param: str) -> InvalidRequest:
@@ -169,6 +196,9 @@ def _union_tag_error(error: ErrorDetails, param: str) -> InvalidRequest:
         return InvalidRequest(message, param=param, code="invalid_type")
     fields = cast(dict[str, Any], value)
     if isinstance(fields.get("type"), str):
+        if reason := UNSUPPORTED_TYPES.get(fields["type"]):
+            message = f"'{fields['type']}' is not offered by this server. {reason}"
+            return Unsupported(message, param=f"{param}.type")
         expected = limits.get("expected_tags", "'message', 'function_call_output', ...").replace(
             "'message:assistant', ", ""
         )

@@ -35,9 +35,18 @@ def read_dialect(headers: Mapping[str, str], default: ApiDialect) -> ApiDialect:
     return dialect
 
 
-def response_to_json(response: BaseModel) -> bytes:
+def response_to_json(response: BaseModel, dialect: ApiDialect = "openai") -> bytes:
     """Return a model that holds a response object as JSON, with whole seconds where the SDK's types are floats."""
-    return _FLOAT_TIMES.sub(rb'"\1":\2', sdk_model_to_json(response))
+    data = _FLOAT_TIMES.sub(rb'"\1":\2', sdk_model_to_json(response))
+    return data if dialect == "openai" else orjson.dumps(_to_open_responses(orjson.loads(data)))
+
+
+def _to_open_responses(response: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a response as the Open Responses schema has it: there the schema of a format is null."""
+    text_format = response["text"]["format"]
+    if text_format["type"] == "json_schema":
+        text_format["schema"] = None
+    return response
 
 
 def encode_frames(
@@ -86,4 +95,6 @@ def _event_to_fields(
         fields["obfuscation"] = secrets.token_urlsafe(24)[: -len(fields["delta"]) % 32]
     if dialect == "open-responses":
         fields["type"] = _OPEN_RESPONSES_NAMES.get(fields["type"], fields["type"])
+        if isinstance(fields.get("response"), dict):
+            fields["response"] = _to_open_responses(fields["response"])
     return fields

@@ -1,4 +1,4 @@
-"""Event streams: cancelled when the client disconnects or stalls, with comments while there is no event to send."""
+"""Event streams: cancelled when the client disconnects, with comments while there is no event to send."""
 
 import asyncio
 import logging
@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
+import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from apis.errors import StackError
+from apis.errors import Overloaded, StackError, error_to_body
 from apis.events import INITIAL_EVENTS, LoggedEvent
 from stack.http.request_record import RequestRecord
 from stack.http.sse import DONE_FRAME, KEEP_ALIVE_FRAME
@@ -17,14 +18,20 @@ from stack.http.sse import DONE_FRAME, KEEP_ALIVE_FRAME
 _log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
+SHUTTING_DOWN_MESSAGE: Final = (
+    "This server is shutting down. Try again: another one answers, or this one when it is back."
+)
 _TICK_S: Final = 1.0
-_STALL_TIMEOUT_S: Final = 60.0
 EVENT_STREAM_HEADER: Final = (b"content-type", b"text/event-stream; charset=utf-8")
 _STREAM_HEADERS: Final = [
     EVENT_STREAM_HEADER,
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+_SHUTDOWN_FRAME: Final = b"data: %b\n\n" % orjson.dumps(error_to_body(Overloaded(SHUTTING_DOWN_MESSAGE)))
+"""The last event of a stream that is no stream of a response, which has its own."""
 
 
 class ClientDisconnected(Exception):
@@ -62,13 +69,17 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 class StreamMonitor:
-    """One task for all open streams: every second it sends a comment on those without an event for `keep_alive_s`, and
-    cancels those whose client has read nothing for a minute."""
+    """One task for all open streams: every second it sends a comment on those without an event for `keep_alive_s`.
+
+    The connection itself cuts off a client that does not read.
+    """
 
     def __init__(self, keep_alive_s: float) -> None:
         self._keep_alive_s = keep_alive_s
         self._open_streams: set[_OpenStream] = set()
         self._comment_tasks: set[asyncio.Task[None]] = set()
+        self.is_ending = False
+        """True when the process ends, and cancels what runs: each stream then sends a last event."""
 
     def add(self, stream: "_OpenStream") -> None:
         self._open_streams.add(stream)
@@ -89,9 +100,7 @@ class StreamMonitor:
             now = loop.time()
             for stream in list(self._open_streams):
                 silent_s = now - stream.last_write_at
-                if stream.is_writing and silent_s > _STALL_TIMEOUT_S:
-                    stream.task.cancel()
-                elif not stream.is_writing and silent_s > self._keep_alive_s:
+                if not stream.is_writing and silent_s > self._keep_alive_s:
                     comment = asyncio.create_task(stream.write(KEEP_ALIVE_FRAME))
                     self._comment_tasks.add(comment)
                     comment.add_done_callback(self._comment_tasks.discard)
@@ -100,12 +109,9 @@ class StreamMonitor:
 class _OpenStream:
     """The connection of one open stream."""
 
-    __slots__ = ("_send", "_time", "is_writing", "last_write_at", "task")
+    __slots__ = ("_send", "_time", "is_writing", "last_write_at")
 
     def __init__(self, send: Send) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # a request runs in a task of the server
-        self.task = task
         self._send = send
         self._time = asyncio.get_running_loop().time
         self.last_write_at = self._time()
@@ -166,6 +172,10 @@ class EventStream(Response):
                 _log.info("a stream failed: %s", exc.message)
                 if batch and isinstance(batch[-1], LoggedEvent):
                     last = b""  # a log is not done: it can be read on from another worker
+            except asyncio.CancelledError:
+                if stream is None or not self._monitor.is_ending:
+                    raise
+                last = b"" if batch and isinstance(batch[-1], LoggedEvent) else _SHUTDOWN_FRAME + DONE_FRAME
             finally:
                 if stream is not None:
                     self._monitor.discard(stream)

@@ -11,6 +11,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from apis.errors import InvalidRequest, PayloadTooLarge
+from stack.http.context import get_context, get_services
 from stack.http.parsing import ModelT, read_request, to_invalid_request
 
 _CHUNK_BYTES: Final = 256 * 1024
@@ -28,25 +29,38 @@ class Upload:
     data: AsyncGenerator[bytes]
 
 
-async def stream_body(http: Request, max_bytes: int) -> AsyncGenerator[bytes]:
-    """Yield the chunks of the body. Raises PayloadTooLarge as soon as it is known to exceed `max_bytes`."""
+async def stream_body(http: Request, max_bytes: int, setting: str | None) -> AsyncGenerator[bytes]:
+    """Yield the chunks of the body. Raises PayloadTooLarge as soon as it is known to exceed `max_bytes`, the value of
+    `setting` in the run config."""
     length = http.headers.get("content-length", "")
     if length.isdigit() and int(length) > max_bytes:
-        raise PayloadTooLarge(f"The body is larger than {max_bytes} bytes.")
+        raise _too_large_error(max_bytes, setting)
     size = 0
     try:
         async for chunk in http.stream():
             size += len(chunk)
             if size > max_bytes:
-                raise PayloadTooLarge(f"The body is larger than {max_bytes} bytes.")
+                raise _too_large_error(max_bytes, setting)
             yield chunk
     except ClientDisconnect:
         raise InvalidRequest("The client left before its body was whole.") from None
 
 
 async def read_body(http: Request, max_bytes: int) -> bytes:
-    """Return the whole body. Raises PayloadTooLarge."""
-    return b"".join([chunk async for chunk in stream_body(http, max_bytes)])
+    """Return the whole body. Raises PayloadTooLarge, and Overloaded if too much is held for bodies already."""
+    context, shares = get_context(http.scope), get_services(http.scope).shares
+    chunks: list[bytes] = []
+    size_bytes = 0
+    async for chunk in stream_body(http, max_bytes, "server.max_body_bytes"):
+        chunks.append(chunk)
+        size_bytes += len(chunk)
+        shares.cover_body(context.body_places, size_bytes, context.tenant)
+    return b"".join(chunks)
+
+
+def _too_large_error(max_bytes: int, setting: str | None) -> PayloadTooLarge:
+    hint = f": the limit is `{setting}`" if setting else ""
+    return PayloadTooLarge(f"The body is larger than {max_bytes} bytes{hint}.")
 
 
 async def read_model(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
@@ -69,9 +83,12 @@ def read_query(http: Request, model: type[ModelT]) -> ModelT:
 
 
 @asynccontextmanager
-async def open_upload(http: Request, max_file_bytes: int) -> AsyncGenerator[Upload]:
-    """Open the form of an upload, on disk if it is large, for as long as the context lasts. Raises InvalidRequest."""
-    body = stream_body(http, max_file_bytes + _MAX_FORM_BYTES)
+async def open_upload(
+    http: Request, max_file_bytes: int, setting: str | None = "files.max_file_bytes"
+) -> AsyncGenerator[Upload]:
+    """Open the form of an upload, on disk if it is large, for as long as the context lasts. `setting` is the limit's
+    name in the run config. Raises InvalidRequest and PayloadTooLarge."""
+    body = stream_body(http, max_file_bytes + _MAX_FORM_BYTES, setting)
     parser = MultiPartParser(
         http.headers, body, max_files=1, max_fields=_MAX_FORM_FIELDS, max_part_size=_MAX_FORM_BYTES
     )

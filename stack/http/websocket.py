@@ -3,10 +3,9 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -24,21 +23,18 @@ from apis.errors import (
     error_to_body,
     internal_error,
 )
+from apis.fair_share import Place
 from apis.responses import CreateResponse, Session
-from stack.config import HttpServerConfig
-from stack.http.context import HttpContext, get_context, get_services
-from stack.http.parsing import BLOCKING_BYTES, read_object, validate_request
+from stack.http.context import HttpContext, Services, get_context, get_services
+from stack.http.parsing import BLOCKING_BYTES, parse_large, read_object, validate_request
 from stack.http.request_record import WEBSOCKET, RequestRecord
 from stack.http.sse import ApiDialect, encode_message, read_dialect
+from stack.http.streams import SHUTTING_DOWN_MESSAGE
 from stack.serving.socket_connection import DRAIN_MESSAGE_TYPE
 
 _log = logging.getLogger(__name__)
-_AddSalt = Callable[[CreateResponse], CreateResponse]
 
 _PATHS: Final = ("/v1/responses", "/responses")
-SHUTTING_DOWN_MESSAGE: Final = (
-    "This server is shutting down. Try again: another one answers, or this one when it is back."
-)
 _MAX_RUNNING: Final = 16
 _MAX_STREAMS: Final = 32
 _MAX_QUEUED: Final = 64
@@ -55,18 +51,17 @@ class WebSocketEndpoint:
             raise NotFound(f"There is no WebSocket at {scope['path'][:256]}.")
         context, services = get_context(scope), get_services(scope)
         stack, tenant = services.stack, context.tenant
-        config = stack.config.server
-        dialect = read_dialect(Headers(scope=scope), config.dialect)
+        dialect = read_dialect(Headers(scope=scope), stack.config.server.dialect)
         await receive()
-        session = stack.responses.open_session(tenant=tenant)
-        try:
-            await send({"type": "websocket.accept", "headers": []})
-            add_salt = partial(services.cache_salts.add_salt, tenant=tenant)
-            await _SocketHandler(send, session, add_salt, dialect, config, context).run(receive)
-        except OSError:
-            _log.info("a client left before its WebSocket was open")
-        finally:
-            session.close()
+        with services.shares.open_websocket(tenant):
+            session = stack.responses.open_session(tenant=tenant)
+            try:
+                await send({"type": "websocket.accept", "headers": []})
+                await _SocketHandler(send, session, services, dialect, context).run(receive)
+            except OSError:
+                _log.info("a client left before its WebSocket was open")
+            finally:
+                session.close()
 
 
 class _ConnectionClosed(Exception):
@@ -80,6 +75,8 @@ class _CreateMessage:
     stream_id: str
     fields: dict[str, Any]
     size_bytes: int
+    places: list[Place]
+    """Places that the message holds among the bodies in progress."""
 
 
 class _SocketHandler:
@@ -89,14 +86,16 @@ class _SocketHandler:
         self,
         send: Send,
         session: Session,
-        add_salt: _AddSalt,
+        services: Services,
         dialect: ApiDialect,
-        config: HttpServerConfig,
         context: HttpContext,
     ) -> None:
+        config = services.stack.config.server
         self._asgi_send = send
         self._session = session
-        self._add_salt = add_salt
+        self._tenant = context.tenant
+        self._shares = services.shares
+        self._add_salt = services.cache_salts.add_salt
         self._dialect: ApiDialect = dialect
         self._max_bytes = config.max_body_bytes
         self._max_age_s = config.max_websocket_age_s
@@ -121,22 +120,35 @@ class _SocketHandler:
                     await self._receive_message(message.get("text"))
         except _ConnectionClosed:
             pass
+        except asyncio.CancelledError:
+            # the process ends: responses that run send their last event, then comes the close frame
+            await self._cancel_tasks()
+            with suppress(OSError):
+                await self._asgi_send({"type": "websocket.close", "code": _CLOSE_SERVICE_RESTART})
+            raise
         finally:
             age.cancel()
-            self._queue.clear()
-            tasks = {*self._running_tasks.values(), *self._closing_tasks}
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+            await self._cancel_tasks()
+
+    async def _cancel_tasks(self) -> None:
+        for create_message in self._queue:
+            _release(create_message.places)
+        self._queue.clear()
+        tasks = {*self._running_tasks.values(), *self._closing_tasks}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _receive_message(self, text: str | None) -> None:
         """Queue one message until its stream is free. All are read at once, so that a disconnect is noticed."""
         stream_id = ""
+        places: list[Place] = []
         try:
             if text is None:
                 raise InvalidRequest("A message is a text frame that holds one JSON object.", code="invalid_type")
             body = text.encode()
+            self._shares.cover_body(places, len(body), self._tenant)
             fields = await read_object(body)
             stream_id = self._parse_stream_id(fields.pop("stream_id", None))
             _check_type(fields.pop("type", None))
@@ -144,8 +156,9 @@ class _SocketHandler:
                 raise self._close_reason
             if len(self._queue) >= _MAX_QUEUED or self._queued_bytes() + len(body) > self._max_bytes:
                 raise RateLimited("Too many responses wait on this connection: let some of them end first.")
-            self._queue.append(_CreateMessage(stream_id, fields, len(body)))
+            self._queue.append(_CreateMessage(stream_id, fields, len(body), places))
         except StackError as exc:
+            _release(places)
             await self._send_error(exc, stream_id)
         self._start_queued()
 
@@ -182,7 +195,7 @@ class _SocketHandler:
             request, generate = await _parse_create(create_message)
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
             created = self._session.create(
-                self._add_salt(request), stream_id=create_message.stream_id, generate=generate
+                self._add_salt(request, self._tenant), stream_id=create_message.stream_id, generate=generate
             )
             record.expect_response()
             async with aclosing(created) as batches:
@@ -211,6 +224,7 @@ class _SocketHandler:
         finally:
             if events:
                 record.observe(events[-1])
+            _release(create_message.places)
             del self._running_tasks[create_message.stream_id]
             self._finish_response(record)
             self._start_queued()
@@ -228,6 +242,7 @@ class _SocketHandler:
     async def _drain_and_close(self, reason: StackError, code: int) -> None:
         waiting, self._queue = self._queue, []
         for create_message in waiting:
+            _release(create_message.places)
             await self._send_error(reason, create_message.stream_id)
         while self._running_tasks:
             await asyncio.wait(self._running_tasks.values())
@@ -256,6 +271,11 @@ class _SocketHandler:
             raise _ConnectionClosed from None
 
 
+def _release(places: Sequence[Place]) -> None:
+    for place in places:
+        place.release()
+
+
 def _check_type(kind: Any) -> None:
     if kind == "response.create":
         return
@@ -277,7 +297,7 @@ async def _parse_create(create_message: _CreateMessage) -> tuple[CreateResponse,
     if isinstance(fields.get("stream"), bool | None):
         fields["stream"] = True  # a WebSocket has no other way to respond
     if create_message.size_bytes > BLOCKING_BYTES:
-        return await asyncio.to_thread(validate_request, fields, CreateResponse), generate is not False
+        return await parse_large(validate_request, fields, CreateResponse), generate is not False
     return validate_request(fields, CreateResponse), generate is not False
 
 

@@ -1,67 +1,219 @@
 """uvicorn's HTTP/1.1 connection, with bounds on how slowly and how much a client may send."""
 
 import asyncio
-import math
-from typing import Any, ClassVar
+import socket
+from typing import Any, ClassVar, Final
 
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-_HEADERS_TOO_LARGE_RESPONSE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-)
+from stack.http.peer import peer_state
+from stack.serving.open_connections import OpenConnections, TrackedPeer
+from stack.serving.refusals import BAD_REQUEST, HEAD_TOO_LARGE
+
+_SLICE_BYTES: Final = 4096
+"""Bytes that are parsed at a time: they hold at most some two hundred requests, of 2 KiB each when parsed."""
+_MAX_PIPELINED: Final = 16
+"""Parsed requests that wait for the responses before them; more stay unparsed, and then unread."""
+_MAX_HEADERS: Final = 256
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CHECK_INTERVALS_S: Final = (0.02, 0.1, 0.5, 1.0)
+"""Pauses between the checks of a half-closed connection; the last one repeats."""
+_TCP_CLOSE: Final = b"\x07"
+_HAS_TCP_INFO: Final = hasattr(socket, "TCP_INFO")
+
+
+class _HoldableFlow(FlowControl):
+    """Flow control that does not resume reading while `held`."""
+
+    held = False
+
+    def hold(self) -> None:
+        """Pause reading until `release`."""
+        self.held = True
+        self.pause_reading()
+
+    def release(self) -> None:
+        """Resume reading."""
+        self.held = False
+        self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
+
+
+class _RefusedError(Exception):
+    """Ends the parser inside a callback."""
 
 
 class HttpServerConnection(HttpToolsProtocol):
-    """Closes a connection whose request head is incomplete after `head_s`, or after `max_head_bytes` and the read that
-    exceeds them, and one whose body is slower than `body_bytes_per_s`, checked every `body_s`."""
+    """Bounds a connection in time and size.
+
+    It is closed if a request head is incomplete after `head_s` or larger than `max_head_bytes`, if a body is slower
+    than `body_bytes_per_s`, checked every `body_s`, and if the client reads nothing of a response for `stall_s`. A
+    connection on which no request has passed authentication may idle for `anonymous_idle_s`.
+
+    Pipelined requests are parsed a few at a time. A client that has closed only its half of the connection is served.
+    """
 
     # slots, because with more than thirty attributes an instance no longer shares its keys: 1 KiB per connection
-    __slots__ = ("_body_bytes", "_deadline", "_head_bytes", "_in_head")
+    __slots__ = (
+        "_active_cycle",
+        "_body_bytes",
+        "_deadline",
+        "_drain_idle_s",
+        "_flow",
+        "_head_bytes",
+        "_in_head",
+        "_stall_timer",
+        "_unparsed",
+        "peer",
+    )
 
     head_s: ClassVar[float] = 10.0
     max_head_bytes: ClassVar[int] = 64 * 1024
     body_s: ClassVar[float] = 60.0
     body_bytes_per_s: ClassVar[int] = 1024
+    stall_s: ClassVar[float] = 60.0
+    anonymous_idle_s: ClassVar[float] = 5.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._in_head = True
         self._head_bytes = 0
         self._body_bytes = 0
+        self._unparsed = bytearray()
+        self._active_cycle: Any = None
+        self._drain_idle_s: float | None = None
+        self.peer: TrackedPeer | None = None
 
     @property
     def has_request(self) -> bool:
         """True once the head of a request has been received."""
         return bool(self.cycle)
 
+    @property
+    def is_idle(self) -> bool:
+        """True while no request runs on the connection."""
+        return self._active_cycle is None or (self._active_cycle.response_complete and not self.pipeline)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
         super().connection_made(transport)
+        self.flow = self._flow = _HoldableFlow(transport)
+        self.timeout_keep_alive = self.anonymous_idle_s
+        registry = OpenConnections.of(self.app_state)
+        self.peer = registry.open(self, self.client[0] if self.client else "", self.loop.time())
+        self.app_state = peer_state(self.app_state, self.peer)
         self._start_timer(self.head_s)
+        if registry.drain_idle_s is not None:
+            self.drain(registry.drain_idle_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._cancel_stall()
+        self._unset_keepalive_if_required()
+        self._unparsed.clear()
+        waiting = [cycle for cycle, _ in self.pipeline]
+        self.pipeline.clear()
+        for cycle in waiting:
+            cycle.on_response = _ignore  # else a cycle of references would keep it until a full garbage collection
+        active = self._active_cycle
+        if active is not None and not active.response_complete:
+            active.disconnected = True
+            active.message_event.set()
         super().connection_lost(exc)
+        if self.peer is not None:
+            self.peer.close()
 
     def data_received(self, data: bytes) -> None:
+        if not self._unparsed and len(data) <= _SLICE_BYTES:
+            self._parse(data)
+            if len(self.pipeline) >= _MAX_PIPELINED:
+                self._flow.hold()
+        else:
+            self._unparsed += data
+            self._parse_held()
+
+    def _parse_held(self) -> None:
+        """Parse what was received, slice by slice, while not too many requests wait."""
+        while self._unparsed and len(self.pipeline) < _MAX_PIPELINED:
+            piece = bytes(self._unparsed[:_SLICE_BYTES])
+            del self._unparsed[:_SLICE_BYTES]
+            self._parse(piece)
+        if self._unparsed or len(self.pipeline) >= _MAX_PIPELINED:
+            self._flow.hold()
+        elif self._flow.held and not self.transport.is_closing():
+            self._flow.release()
+
+    def _parse(self, data: bytes) -> None:
+        if self.parser is None or self.transport.is_closing():  # type: ignore[unreachable]  # None once it is lost
+            self._unparsed.clear()
+            return
         if self._in_head:
             self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > self.max_head_bytes and not self.transport.is_closing():
-            self.transport.write(_HEADERS_TOO_LARGE_RESPONSE)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            if self._should_upgrade():
+                self._unparsed.clear()
+                self.handle_websocket_upgrade()
+        except httptools.HttpParserError as exc:
+            self._refuse(HEAD_TOO_LARGE if isinstance(exc.__context__, _RefusedError) else BAD_REQUEST)
+        else:
+            if self._in_head and self._head_bytes > self.max_head_bytes:
+                self._refuse(HEAD_TOO_LARGE)
+
+    def _refuse(self, response: bytes) -> None:
+        """Send `response` and close; if requests before this one are running, close after their responses instead."""
+        self._stop_timer()
+        self._unparsed.clear()
+        if self.transport.is_closing():
+            return
+        last, active = self.cycle, self._active_cycle
+        if self.is_idle or (active is last and last.more_body and not last.response_started):
+            self.transport.write(response)
             self.transport.close()
+        elif last.more_body:
+            self.transport.close()
+        else:
+            last.keep_alive = False
+            self._flow.hold()
 
     def on_message_begin(self) -> None:
+        self._unset_keepalive_if_required()
         super().on_message_begin()
         self._in_head = True
         self._head_bytes = 0
         self._start_timer(self.head_s)
 
     def on_headers_complete(self) -> None:
+        if len(self.headers) > _MAX_HEADERS or (
+            self._head_bytes > self.max_head_bytes // 2 and self._count_head_bytes() > self.max_head_bytes
+        ):
+            raise _RefusedError
         super().on_headers_complete()
+        self._unset_keepalive_if_required()
         self._in_head = False
         self._body_bytes = 0
         self._start_timer(self.body_s)
+        if self._drain_idle_s is not None and self.has_request:
+            self.cycle.keep_alive = False
+
+    def _count_head_bytes(self) -> int:
+        return len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._active_cycle = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._flow.held and not self.transport.is_closing():
+            self._parse_held()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -71,10 +223,70 @@ class HttpServerConnection(HttpToolsProtocol):
         self._stop_timer()
         super().on_message_complete()
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn's own always closes
+        if self.is_idle or self.cycle.more_body or self._unparsed or not _HAS_TCP_INFO:
+            return None
+        self._stop_timer()
+        self.cycle.keep_alive = False
+        self._flow.held = True
+        self._probe_half_closed()
+        return True
+
+    def _probe_half_closed(self) -> None:
+        """Find out if the client has closed both directions: only bytes that reach its system make that reset the
+        connection. They are an interim response, or a zero in front of the size of the next chunk."""
+        active = self._active_cycle
+        if not active.response_started:
+            self.transport.write(_CONTINUE)
+        elif active.chunked_encoding:
+            self.transport.write(b"0")
+        self.loop.call_later(_CHECK_INTERVALS_S[0], self._check_half_closed, 1)
+
+    def _check_half_closed(self, count: int) -> None:
+        if self.transport.is_closing():
+            return
+        state = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        if state == _TCP_CLOSE:
+            self.transport.abort()
+        else:
+            interval_s = _CHECK_INTERVALS_S[min(count, len(_CHECK_INTERVALS_S) - 1)]
+            self.loop.call_later(interval_s, self._check_half_closed, count + 1)
+
+    def drain(self, idle_s: float) -> None:
+        """Serve at most one more request, with `connection: close`, and close once nothing was received for `idle_s`:
+        closing at once would reset a request that is on its way. A second call does nothing."""
+        if self._drain_idle_s is not None:
+            return
+        self._drain_idle_s = self.timeout_keep_alive = idle_s
+        if not self.is_idle:
+            if not self.cycle.response_started:
+                self.cycle.keep_alive = False
+        elif self.timeout_keep_alive_task is not None or not self.has_request:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(idle_s, self.timeout_keep_alive_handler)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._cancel_stall()
+        is_admitted = self.peer is not None and self.peer.is_admitted
+        self._stall_timer = self.loop.call_later(self.stall_s if is_admitted else self.head_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._cancel_stall()
+        super().resume_writing()
+
+    def _cancel_stall(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
     def _should_upgrade(self) -> bool:
         # refused as any request would be; uvicorn itself would let any number of WebSockets in
-        crowded = len(self.connections) >= (self.limit_concurrency or math.inf)
-        return self.scope["method"] == "GET" and not crowded and super()._should_upgrade()
+        return (
+            self.scope["method"] == "GET"
+            and not OpenConnections.of(self.app_state).is_crowded
+            and super()._should_upgrade()
+        )
 
     def _start_timer(self, seconds: float) -> None:
         self._stop_timer()
@@ -86,8 +298,14 @@ class HttpServerConnection(HttpToolsProtocol):
             self._deadline = None
 
     def _expire(self) -> None:
-        if not self._in_head and self._body_bytes >= self.body_s * self.body_bytes_per_s:
+        if self._flow.held:
+            self._start_timer(self.head_s)  # the client may have sent the rest, which is not read yet
+        elif not self._in_head and self._body_bytes >= self.body_s * self.body_bytes_per_s:
             self._body_bytes = 0
             self._start_timer(self.body_s)
         else:
             self.transport.close()
+
+
+def _ignore() -> None:
+    """Replace the callback of a request that is never answered."""

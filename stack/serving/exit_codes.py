@@ -22,6 +22,6 @@ def exit_on_error(config_error_code: int = CONFIG_ERROR) -> Generator[None]:
         sys.stderr.write(f"{exc}\n")
         raise SystemExit(config_error_code) from exc
     except StackError as exc:
-        # The notes name the file and the path of the provider that raised it.
-        sys.stderr.write(": ".join([*getattr(exc, "__notes__", []), exc.message]) + "\n")
+        # The notes name, from the inside out, what the server said, its URL, and the provider's file and path in it.
+        sys.stderr.write(": ".join([*reversed(getattr(exc, "__notes__", [])), exc.message]) + "\n")
         raise SystemExit(CANNOT_START) from exc

@@ -24,10 +24,12 @@ from uvicorn.supervisors.statreload import StatReload
 
 from apis.errors import ConfigError
 from apis.imports import import_from_string
+from stack.build import confinement_lines
 from stack.config import find_config, load_config
 from stack.http.metrics import forget_worker, share_metrics
 from stack.serving.exit_codes import exit_on_error
-from stack.serving.serve import bind_listener, listener_url, serve, set_up_logging
+from stack.serving.heartbeats import Heartbeats
+from stack.serving.serve import bind_listener, handle_hangup, listener_url, serve, set_up_logging
 from stack.wiring import load_wired_config, wiring_lines
 
 try:
@@ -37,6 +39,8 @@ except ImportError:  # there is none for Windows
 
 _POLL_S = 0.2
 _RESTART_INTERVAL_S = 1.0
+# Seconds without one turn of its event loop after which a worker is killed and replaced: its clients wait in vain.
+_SILENCE_TIMEOUT_S = 30.0
 
 _log = logging.getLogger(__name__)
 _spawn = multiprocessing.get_context("spawn")
@@ -86,12 +90,14 @@ def _print_lines(*lines: str) -> None:
 class _SharedState:
     """State that all workers of one port share.
 
-    `listening_event` is set when one of them listens, `ending_event` when all of them are about to end.
+    `listening_event` is set when one of them listens, `ending_event` when all of them are about to end; `heartbeats`
+    has a time for each.
     """
 
     listening_event: multiprocessing.synchronize.Event
     ending_event: multiprocessing.synchronize.Event
     metrics_directory: Path
+    heartbeats: Heartbeats
 
     def others_keep_serving(self) -> bool:
         """Return true if a worker that drains now drains alone."""
@@ -99,20 +105,27 @@ class _SharedState:
         return parent is not None and parent.is_alive() and not self.ending_event.is_set()
 
 
-def _serve(launch: LaunchOptions, listener: socket.socket, shared_state: _SharedState | None = None) -> None:
+def _serve(
+    launch: LaunchOptions, listener: socket.socket, shared_state: _SharedState | None = None, number: int = 0
+) -> None:
     config = load_config(launch.file, server=launch.server)
     app = import_from_string(launch.app)(config)
 
     def announce() -> None:
         if shared_state is None or not shared_state.listening_event.is_set():
             url = listener_url(listener)
-            _print_lines(f"listening on {url}", f"try it: stack ask --url {url}/v1 'Say hello.'")
+            lines = confinement_lines(app.state.services.stack)
+            _print_lines(*lines, f"listening on {url}", f"try it: stack ask --url {url}/v1 'Say hello.'")
         if shared_state is not None:
             shared_state.listening_event.set()
 
+    def beat() -> None:
+        if shared_state is not None:
+            shared_state.heartbeats.beat(number)
+
     is_alone = shared_state.others_keep_serving if shared_state is not None else lambda: False
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(serve(app, config.server, listener, announce, is_alone))
+        runner.run(serve(app, config.server, listener, announce, is_alone, beat))
 
 
 def _run_worker(
@@ -129,7 +142,7 @@ def _run_worker(
         set_up_logging(load_config(launch.file, server=launch.server).server.log_level)
         if shared_state is not None:
             share_metrics(shared_state.metrics_directory, number)
-        _serve(launch, sockets[0], shared_state)
+        _serve(launch, sockets[0], shared_state, number)
 
 
 class _WorkerPool:
@@ -137,13 +150,15 @@ class _WorkerPool:
 
     A signal is passed on: the first asks all workers to drain, the second to stop at once. If a worker fails before any
     has listened, all would; then that one's exit code is the result. A signal to one worker alone ends that one when
-    it has drained, and the others serve meanwhile: so all can be restarted with no request failing. A worker takes over
-    the number of the one that it replaces, and with it the counts in `metrics_directory`.
+    it has drained, and the others serve meanwhile: so all can be restarted with no request failing. A worker whose
+    event loop stands still for `_SILENCE_TIMEOUT_S`, for one because it was stopped, is killed. A worker takes over the
+    number of the one that it replaces, and with it the counts in `metrics_directory`.
     """
 
     def __init__(self, launch: LaunchOptions, listener: socket.socket, count: int, metrics_directory: Path) -> None:
-        self._shared_state = _SharedState(_spawn.Event(), _spawn.Event(), metrics_directory)
+        self._shared_state = _SharedState(_spawn.Event(), _spawn.Event(), metrics_directory, Heartbeats(_spawn, count))
         self._arguments = (launch, [listener], self._shared_state)
+        self._listener = listener
         self._count = count
         self._workers: dict[int, SpawnProcess] = {}
         self._signal_count = 0
@@ -151,6 +166,10 @@ class _WorkerPool:
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        with handle_hangup(self._on_signal):
+            return self._supervise()
+
+    def _supervise(self) -> int:
         code = 0
         passed_on = 0
         started_at = 0.0
@@ -163,6 +182,7 @@ class _WorkerPool:
             if passed_on < self._signal_count:
                 passed_on += 1
                 self._shared_state.ending_event.set()
+                self._listener.close()  # else the port would stay open after the last worker has closed it
                 for worker in self._workers.values():
                     worker.terminate()
             wait([worker.sentinel for worker in self._workers.values()], timeout=_POLL_S)
@@ -170,11 +190,15 @@ class _WorkerPool:
                 if not worker.is_alive():
                     del self._workers[number]
                     code = code or self._check_worker_exit(worker, number)
+                elif self._shared_state.heartbeats.observe(number) > _SILENCE_TIMEOUT_S:
+                    _log.error("Worker %s did nothing for %g s, and is killed.", worker.pid, _SILENCE_TIMEOUT_S)
+                    worker.kill()  # a stopped process receives no other signal
             if self._signal_count and not self._workers:
                 return code
 
     def _start_worker(self, number: int) -> None:
         worker = _spawn.Process(target=_run_worker, args=(*self._arguments, number), name="stack-worker")
+        self._shared_state.heartbeats.reset(number)
         worker.start()
         self._workers[number] = worker
 

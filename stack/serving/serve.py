@@ -9,20 +9,22 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
 import uvicorn
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from apis.errors import ConfigError, Overloaded
 from stack.config import HttpServerConfig
 from stack.http.answers import error_response
 from stack.http.edge import PROBE_PATHS
-from stack.http.websocket import SHUTTING_DOWN_MESSAGE
+from stack.http.peer import get_peer
 from stack.serving.connection import HttpServerConnection
+from stack.serving.open_connections import OpenConnections
 from stack.serving.socket_connection import WebSocketServerConnection
 
 # An idle connection stays open longer than those of the load balancers in common use (60 s): were it the other way
@@ -31,8 +33,10 @@ _IDLE_TIMEOUT_S = 75
 _BACKLOG = 2048
 _POLL_S = 0.1
 _CANCEL_TIMEOUT_S = 0.3
+_FLUSH_TIMEOUT_S = 0.2
 _EXIT_TIMEOUT_S = 0.9
-_FIRST_REQUEST_WAIT_S = 1.0
+# Seconds that a draining server waits for a request which may be on its way.
+_LAST_REQUEST_WAIT_S = 1.5
 _OPEN_FILES_LIMIT = 65_536
 
 _log = logging.getLogger(__name__)
@@ -48,14 +52,15 @@ class ServedApp(Protocol):
 
 
 class DrainingServer(uvicorn.Server):
-    """Drains on the first SIGTERM or SIGINT and gives up waiting on the second.
+    """Drains on the first SIGTERM, SIGINT or SIGHUP and gives up waiting on the second.
 
-    Draining: `app.state.draining` is true at once, running requests get `grace_period_s` to finish, and until they
-    have, the port stays open to answer new requests with 503 and probes with the state. Requests that still run are
-    then cancelled. The process is gone at most a second after the grace period, or after the second signal: if
-    something hangs, with every thread's traceback on stderr and exit code 1.
-
-    A worker that drains alone, while others serve the same port, stops accepting, and serves its own connections.
+    Draining: `app.state.draining` is true at once, which the readiness probe shows, and running requests get
+    `grace_period_s` to finish. For a second the port stays open, unless other workers serve it or the server is idle;
+    then new connections are refused, so that a proxy chooses another server. An open connection is served once more,
+    with `connection: close`, and closed when it was idle for a while, because closing it at once would reset a request
+    that is on its way. Requests that still run after the grace period are then ended by `app.state.end_running` and a
+    cancellation, and get a moment to send their last event. The process is gone at most a second after the grace
+    period, or after the second signal: if something hangs, with every thread's traceback on stderr and exit code 1.
     """
 
     def __init__(
@@ -64,11 +69,12 @@ class DrainingServer(uvicorn.Server):
         config: HttpServerConfig,
         on_listening: Callable[[], None],
         others_keep_serving: Callable[[], bool],
+        on_beat: Callable[[], None] = lambda: None,
     ) -> None:
-        self._drain_gate = _DrainGate(app)
+        self._open_connections = OpenConnections(config.max_connections, _IDLE_TIMEOUT_S)
         super().__init__(
             uvicorn.Config(
-                self._drain_gate,
+                _RequestGate(app, self._open_connections),
                 loop="asyncio",
                 http=HttpServerConnection,
                 ws=WebSocketServerConnection,
@@ -84,7 +90,6 @@ class DrainingServer(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 backlog=_BACKLOG,
-                limit_concurrency=config.max_connections,
                 timeout_keep_alive=_IDLE_TIMEOUT_S,
                 timeout_graceful_shutdown=1,
             )
@@ -93,54 +98,106 @@ class DrainingServer(uvicorn.Server):
         self._grace_s = config.grace_period_s
         self._on_listening = on_listening
         self._others_keep_serving = others_keep_serving
+        self._on_beat = on_beat
+        self._last_request_wait_s = _LAST_REQUEST_WAIT_S
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._open_connections.add_to(self.lifespan.state)
         await super().startup(sockets)
         self._drain_when_parent_exits()
         self._on_listening()
 
+    async def on_tick(self, counter: int) -> bool:
+        self._on_beat()
+        return await super().on_tick(counter)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        with super().capture_signals(), handle_hangup(self.handle_exit):
+            yield
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
-        self._drain_gate.closes_after_response = self._others_keep_serving()
         self._app.state.draining = True
+        if sig == signal.SIGINT:
+            self._last_request_wait_s = 0.0  # somebody waits at the terminal
         left_s = _EXIT_TIMEOUT_S if self.force_exit else self._grace_s + _EXIT_TIMEOUT_S
         faulthandler.dump_traceback_later(left_s, exit=True, file=sys.__stderr__ or sys.stderr)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._drain_gate.closes_after_response:
-            await self._stop_accepting()
-        for connection in list(self.server_state.connections):
-            # one without a request yet is about to send it, and is answered that the server is shutting down
-            if not isinstance(connection, HttpServerConnection) or connection.has_request:
-                connection.shutdown()
-        tasks = self.server_state.tasks
-        draining = self._drain_app()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._grace_s
-        while (running := {*tasks, *draining}) and not self.force_exit and loop.time() < deadline:
-            await asyncio.wait(running, timeout=_POLL_S)
-        for task in draining:
+        self._open_connections.drain_idle_s = self._last_request_wait_s
+        app_tasks = self._drain_app()
+        self._drain_connections()
+        if self.server_state.tasks:
+            await asyncio.wait(set(self.server_state.tasks), timeout=_POLL_S)
+        if count := len(self.server_state.tasks):
+            _log.info(
+                "Finishing %s for at most %g s. Ctrl-C or a second signal ends now.", _requests(count), self._grace_s
+            )
+        await self._stop_accepting(sockets or [], deadline)
+        self._drain_connections()
+        while (self._is_busy() or app_tasks) and not self.force_exit and loop.time() < deadline:
+            self._on_beat()
+            await _wait_for({*self.server_state.tasks, *app_tasks})
+        for task in app_tasks:
             task.cancel()
-        if tasks:
-            _log.warning("%d requests still ran when the grace period was over and are cut off.", len(tasks))
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(set(tasks), timeout=_CANCEL_TIMEOUT_S)
-            for connection in list(self.server_state.connections):
-                connection.transport.abort()
+        await self._end_requests()
+        await self._close_connections()
         await super().shutdown(sockets)
 
-    async def _stop_accepting(self) -> None:
-        """Stop accepting connections, and wait a moment for the requests of those accepted just before."""
-        for server in self.servers:
-            server.close()
+    def _is_busy(self) -> bool:
+        return bool(self.server_state.tasks or self.server_state.connections)
+
+    def _drain_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, HttpServerConnection):
+                connection.drain(self._last_request_wait_s)
+            else:
+                connection.shutdown()
+
+    async def _stop_accepting(self, sockets: list[socket.socket], deadline: float) -> None:
+        """Stop listening: at once if other workers serve the port, else after a moment in which probes can see the
+        state, if there are any clients."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _FIRST_REQUEST_WAIT_S
-        while not self.force_exit and loop.time() < deadline:
-            if all(getattr(each, "has_request", True) for each in self.server_state.connections):
-                return
+        deadline = min(deadline, loop.time() + (0 if self._others_keep_serving() else self._last_request_wait_s))
+        while self._is_busy() and not self.force_exit and loop.time() < deadline:
+            self._on_beat()
             await asyncio.sleep(_POLL_S)
+        for listener in [*self.servers, *sockets]:
+            listener.close()
+
+    async def _end_requests(self) -> None:
+        """End the requests that still run, so that each client receives an error or the last event of its stream."""
+        tasks = self.server_state.tasks
+        if not tasks:
+            return
+        _log.warning(
+            "%s still ran %s and %s ended with an error.",
+            _requests(len(tasks)),
+            "at the second signal" if self.force_exit else f"when the grace period of {self._grace_s:g} s was over",
+            "was" if len(tasks) == 1 else "were",
+        )
+        end_running: Callable[[], None] | None = getattr(self._app.state, "end_running", None)
+        if end_running is not None:
+            end_running()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(set(tasks), timeout=_CANCEL_TIMEOUT_S)
+
+    async def _close_connections(self) -> None:
+        """Close all connections, after sending what is buffered where the client reads."""
+        connections = self.server_state.connections
+        for connection in list(connections):
+            connection.transport.close()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _FLUSH_TIMEOUT_S
+        while connections and loop.time() < deadline:  # noqa: ASYNC110  # connections set no event when they close
+            await asyncio.sleep(_FLUSH_TIMEOUT_S / 10)
+        for connection in list(connections):
+            connection.transport.abort()
 
     def _drain_app(self) -> set[asyncio.Task[None]]:
         """Return the task of the app's `state.drain`, which ends the work that no request waits for."""
@@ -165,38 +222,58 @@ class DrainingServer(uvicorn.Server):
         loop.add_reader(parent.sentinel, orphaned)
 
 
-class _DrainGate:
-    """ASGI middleware that refuses new requests while the app drains. With `closes_after_response`, because other
-    workers serve the port, it serves each open connection for the last time."""
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
 
-    def __init__(self, app: ServedApp) -> None:
+
+async def _wait_for(tasks: set[asyncio.Task[None]]) -> None:
+    """Wait until one of the tasks ends, for `_POLL_S` at most."""
+    if tasks:
+        await asyncio.wait(tasks, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+    else:
+        await asyncio.sleep(_POLL_S)
+
+
+@contextmanager
+def handle_hangup(handler: Callable[[int, FrameType | None], None]) -> Generator[None]:
+    """Handle SIGHUP, which a closed terminal sends, like SIGTERM, unless it is ignored (`nohup`) or does not exist."""
+    hangup = getattr(signal, "SIGHUP", None)
+    if (
+        hangup is None
+        or signal.getsignal(hangup) == signal.SIG_IGN
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+    before = signal.signal(hangup, handler)
+    try:
+        yield
+    finally:
+        signal.signal(hangup, before)
+
+
+class _RequestGate:
+    """ASGI middleware that refuses all but probes while too many connections are open, and ends cancelled requests."""
+
+    def __init__(self, app: ServedApp, open_connections: OpenConnections) -> None:
         self._app = app
-        self.closes_after_response = False
+        self._open_connections = open_connections
         app.state.draining = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._app.state.draining and self.closes_after_response:
-            send = _close_after_response(send)
-        elif self._app.state.draining and scope["path"] not in PROBE_PATHS:
-            await error_response(Overloaded(SHUTTING_DOWN_MESSAGE))(scope, receive, send)
+        if self._open_connections.is_crowded and scope["path"] not in PROBE_PATHS:
+            error = Overloaded("This server has too many open connections. Try again in a moment.", retry_after_s=1)
+            await error_response(error)(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
-            # Our own cancellation, at the end of the grace period, ends the request's task without a traceback.
-            if not self._app.state.draining:
+            # Our own cancellation, at the end of the grace period. Without a connection the task ends quietly.
+            peer = get_peer(scope)
+            if not self._app.state.draining or peer is None:
                 raise
-
-
-def _close_after_response(send: Send) -> Send:
-    """Return `send` with `connection: close`, so that the client sends no other request into the connection."""
-
-    async def send_closing(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-        await send(message)
-
-    return send_closing
+            peer.abort()
+            await asyncio.sleep(0)
 
 
 async def serve(
@@ -205,17 +282,19 @@ async def serve(
     listener: socket.socket,
     on_listening: Callable[[], None] = lambda: None,
     others_keep_serving: Callable[[], bool] = lambda: False,
+    on_beat: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve `app` on a bound socket until a signal ends it.
 
     The app's lifespan starts before the socket listens and ends after the last request, and its errors are raised here.
-    `others_keep_serving` returns true if other workers serve the port after this process has ended.
+    `others_keep_serving` returns true if other workers serve the port after this process has ended; `on_beat` is called
+    several times a second while the event loop runs.
     """
     _raise_file_limit()
     lifespan: AbstractAsyncContextManager[Any] = app.router.lifespan_context(app)
     async with lifespan:
         _tune_garbage_collector()
-        await DrainingServer(app, config, on_listening, others_keep_serving).serve(sockets=[listener])
+        await DrainingServer(app, config, on_listening, others_keep_serving, on_beat).serve(sockets=[listener])
 
 
 def _tune_garbage_collector() -> None:

@@ -6,10 +6,12 @@ from typing import Any, ClassVar, Final, cast
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from stack.http.peer import get_peer
+from stack.serving.open_connections import TrackedPeer
+from stack.serving.refusals import BAD_REQUEST
+
 DRAIN_MESSAGE_TYPE: Final = "websocket.drain"
 """The type of a message of our own to the app, when the server drains: the app closes the WebSocket when it is done."""
-
-_BAD_REQUEST_RESPONSE: Final = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class WebSocketServerConnection(WebSocketsSansIOProtocol):
@@ -24,12 +26,13 @@ class WebSocketServerConnection(WebSocketsSansIOProtocol):
         super().__init__(*args, **kwargs)
         self._abort_timer: asyncio.TimerHandle | None = None
         self._draining = False
+        self._peer = get_peer({"state": self.app_state})
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if not self.handshake_initiated and not self.transport.is_closing():
             # the first data is the request's whole head, which exceeds a limit of the parser
-            self.transport.write(_BAD_REQUEST_RESPONSE)
+            self.transport.write(BAD_REQUEST)
             self.transport.close()
 
     def pause_writing(self) -> None:
@@ -43,6 +46,8 @@ class WebSocketServerConnection(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_abort()
         super().connection_lost(exc)
+        if isinstance(self._peer, TrackedPeer):
+            self._peer.close()
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
@@ -73,6 +78,8 @@ class WebSocketServerConnection(WebSocketsSansIOProtocol):
             # the client broke the protocol and was sent a close frame, while the app had more to send
             raise ClientDisconnected
         await super().send(message)
+        if not self.handshake_complete and self.close_sent:
+            self.handshake_complete = True  # it was refused, which uvicorn would log as an error
 
     def _abort_after(self, seconds: float) -> None:
         self._cancel_abort()

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apis.errors import RateLimited
-from apis.fair_share import FairShare, Place
+from apis.fair_share import FairShare, Place, Tenants
 
 STEPS = st.lists(st.tuples(st.sampled_from(["ask", "release", "cancel"]), st.integers(0, 9)), max_size=80)
 
@@ -127,3 +128,36 @@ async def test_a_place_is_released_once() -> None:
     place.release()
     place.release()
     assert share.used == 1
+
+
+async def test_where_several_tenants_are_known_the_first_flood_leaves_places_for_others() -> None:
+    share = FairShare("sessions", 4, several_tenants=Tenants(frozenset({"a", "b"})).are_several)
+    assert [bool(share.try_acquire("a")) for _ in range(3)] == [True, True, False]
+    assert share.try_acquire("b")
+
+
+def reclaim(share: FairShare, tenant: str, idle: list[Place]) -> tuple[Place | None, list[Place]]:
+    """The place that `tenant` gets, and the idle places whose use was ended for it."""
+    ended: list[Place] = []
+    place = share.acquire_or_reclaim(tenant, {each: partial(ended.append, each) for each in idle})
+    return place, ended
+
+
+async def test_a_tenant_at_its_share_loses_an_idle_place_of_its_own_and_no_other_tenants() -> None:
+    share = FairShare("sessions", 4, several_tenants=True)
+    theirs = [share.try_acquire("b"), *(share.try_acquire("a") for _ in range(2))]
+    held = [place for place in theirs if place is not None]
+    place, ended = reclaim(share, "a", [held[0], held[1]])
+    assert (place, ended) == (held[1], [held[1]])
+    assert reclaim(share, "a", [held[0]]) == (None, [])
+    assert (share.used, share.used_by("a"), share.used_by("b")) == (3, 2, 1)
+
+
+async def test_an_idle_place_is_reclaimed_from_the_tenant_that_uses_most() -> None:
+    share = FairShare("sessions", 3, tenant_places=2)
+    held = [place for tenant in "abb" if (place := share.try_acquire(tenant))]
+    place, ended = reclaim(share, "c", held)
+    assert place is not None
+    assert ended == [held[1]]
+    assert (share.used_by("b"), share.used_by("c")) == (1, 1)
+    assert reclaim(share, "c", held[:1]) == (None, [])

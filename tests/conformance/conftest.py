@@ -1,8 +1,9 @@
 """Backends for the conformance suites: each hands out started providers and closes all of them afterwards."""
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,7 +59,12 @@ async def sqlite_backend(tmp_path: Path) -> AsyncIterator[Backend]:
             stores.push_async_callback(store.close)
             return store
 
-        yield Backend(open_store, clock.elapse)
+        async def overwrite(key: str, change: Callable[[bytes], bytes]) -> None:
+            with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as db:
+                [stored] = db.execute("SELECT value FROM entries WHERE key = ?", (key.encode(),)).fetchone()
+                db.execute("UPDATE entries SET value = ? WHERE key = ?", (change(stored), key.encode()))
+
+        yield Backend(open_store, clock.elapse, overwrite)
 
 
 @pytest.fixture(scope="session")
@@ -88,7 +94,12 @@ async def redis_backend(redis_server: RedisServer) -> AsyncIterator[Backend]:
             # Redis itself says when its clock has moved on: nobody ever pushes to this list.
             await client.blpop(["nothing"], timeout=seconds)  # pyright: ignore[reportGeneralTypeIssues, reportUnknownMemberType] - typed for both clients
 
-        yield Backend(open_store, elapse)
+        async def overwrite(key: str, change: Callable[[bytes], bytes]) -> None:
+            stored = await client.get(f"{config.prefix}e:{key}")
+            assert isinstance(stored, bytes)
+            await client.set(f"{config.prefix}e:{key}", stored[:8] + change(stored[8:]))  # pyright: ignore[reportUnknownMemberType] - as above
+
+        yield Backend(open_store, elapse, overwrite)
 
 
 @pytest.fixture(scope="session")
@@ -115,7 +126,12 @@ async def postgres_backend(postgres_server: PostgresServer) -> AsyncIterator[Bac
         async def elapse(seconds: float) -> None:
             await client.execute("SELECT pg_sleep($1)", seconds)  # the server itself says when its clock has moved on
 
-        yield Backend(open_store, elapse)
+        async def overwrite(key: str, change: Callable[[bytes], bytes]) -> None:
+            entries = f'"{config.namespace}".entries'
+            stored = await client.fetchval(f"SELECT value FROM {entries} WHERE key = $1", key.encode())
+            await client.execute(f"UPDATE {entries} SET value = $1 WHERE key = $2", change(stored), key.encode())
+
+        yield Backend(open_store, elapse, overwrite)
 
 
 @pytest.fixture(params=["sqlite", "redis", "postgres"])

@@ -13,6 +13,7 @@ from apis.deltas import (
     DeltaBatch,
     Finish,
     ReasoningDelta,
+    ReasoningSummaryDelta,
     RefusalDelta,
     TextDelta,
     ToolArgumentsDelta,
@@ -57,7 +58,7 @@ def check_steps(steps: Sequence[DeltaBatch]) -> list[Delta]:
             case ToolArgumentsDelta(call_id, text):
                 assert call_id in begun, f"arguments for {call_id}, which has not begun"
                 text.encode()
-            case TextDelta(text) | ReasoningDelta(text) | RefusalDelta(text):
+            case TextDelta(text) | ReasoningDelta(text) | ReasoningSummaryDelta(text) | RefusalDelta(text):
                 text.encode()
             case Finish(reason, usage):
                 assert reason != "tool_calls" or begun, "tool_calls without a call"

@@ -18,10 +18,12 @@ BOUND_S = 30
 
 @dataclass(frozen=True)
 class Backend:
-    """`open` starts another client of the same store; `elapse` lets the store's clock move on by some seconds."""
+    """`open` starts another client of the same store; `elapse` lets the store's clock move on by some seconds;
+    `overwrite` changes the stored bytes of a key without the store's knowledge."""
 
     open: Callable[[], Awaitable[KVStore]]
     elapse: Callable[[float], Awaitable[None]]
+    overwrite: Callable[[str, Callable[[bytes], bytes]], Awaitable[None]] | None = None
 
 
 class KVStorePromises:

@@ -268,6 +268,24 @@ async def test_a_newer_schema_is_refused(server: PostgresServer, admin: "asyncpg
         await Postgres(config(server.url)).start()
 
 
+async def test_a_store_of_the_first_edition_is_read_and_then_refused_by_that_edition(
+    server: PostgresServer, admin: "asyncpg.Connection[asyncpg.Record]"
+) -> None:
+    """R12: its rows have no checksums, and it would return those of ours as part of the values."""
+    store = Postgres(config(server.url))
+    await store.start()
+    await store.put("a", b"new")
+    await admin.execute("UPDATE stack.about SET version = 1")
+    await admin.execute("UPDATE stack.entries SET value = 'old'")
+    await store.close()
+    await store.start()
+    entry = await store.get("a")
+    assert entry is not None
+    assert entry.value == b"old"
+    assert await admin.fetchval("SELECT version FROM stack.about") == 2
+    await store.close()
+
+
 @pytest.mark.parametrize("table", ["about (name text)", "entries (name text)"])
 async def test_the_schema_of_another_program_is_left_alone(
     server: PostgresServer, admin: "asyncpg.Connection[asyncpg.Record]", table: str

@@ -14,12 +14,14 @@ import pytest
 
 from apis.errors import ConfigError, StoreUnavailable
 from apis.storage.kv_store import ABSENT, Delete, Entry, Put
+from providers.kv_store.clock import StoreClock
 from providers.kv_store.sqlite import SQLite
 
 BOUND_S = 30
 
 WRITER = """
 import asyncio, itertools, os, sys
+from providers.kv_store.clock import StoreClock
 from providers.kv_store.sqlite import SQLite
 
 async def main():
@@ -207,3 +209,135 @@ async def test_an_empty_file_is_made_a_store(stores: Stores) -> None:
     store = await stores.open()
     assert await store.write([Put("a", b"1")]) is not None
     assert isinstance(await store.get("a"), Entry)
+
+
+async def test_a_deleted_file_is_unavailable_and_logged_and_one_moved_back_is_used_again(
+    stores: Stores, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R7: what is written after the file was deleted would be acknowledged and lost."""
+    store = await stores.open()
+    await store.put("a", b"1")
+    moved = stores.path.rename(stores.path.with_suffix(".moved"))
+    with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+        await store.put("b", b"1")
+    with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+        await store.get("a")
+    assert "nothing is read or written any more" in caplog.text
+    moved.rename(stores.path)
+    assert await store.put("b", b"1") > 0
+    assert await store.get("a") is not None
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal"])
+async def test_a_file_that_another_process_made_in_place_of_the_open_one_is_unavailable(
+    stores: Stores, suffix: str
+) -> None:
+    """R7: a restarted worker makes a new file at the path."""
+    store = await stores.open()
+    await store.put("a", b"1")
+    path = Path(f"{stores.path}{suffix}")
+    content = path.read_bytes()
+    path.unlink()
+    path.with_suffix(".other").touch()  # so that the inode is not used again
+    path.write_bytes(content)
+    async with asyncio.timeout(5):
+        with pytest.raises(StoreUnavailable, match="deleted or replaced"):  # noqa: PT012 - see below
+            for _ in range(100):  # the write-ahead log is looked at once a second
+                await store.put("b", b"1")
+                await asyncio.sleep(0.02)
+
+
+async def test_only_the_owner_can_read_a_new_store(stores: Stores) -> None:
+    """S14: the files hold all conversations and the sealing key."""
+    before = os.umask(0)
+    try:
+        store = await stores.open()
+        await store.put("a", b"1")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in stores.path.parent.iterdir()}
+    assert modes == {"store.db": 0o600, "store.db-wal": 0o600, "store.db-shm": 0o600}
+
+
+async def test_a_store_that_others_can_read_is_named_in_a_warning(
+    stores: Stores, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S14: an existing file keeps its permissions, and the operator reads what to do."""
+    await (await stores.open()).close()
+    assert "chmod" not in caplog.text
+    stores.path.chmod(0o640)
+    await stores.open()
+    assert "chmod 600" in caplog.text
+    assert str(stores.path) in caplog.text
+
+
+class Machine:
+    """A machine whose wall clock can be set, and which can be started again."""
+
+    def __init__(self) -> None:
+        self.boot_id = b"first".ljust(16)
+        self.uptime_s = 1000.0
+        self.wall_s = 1_800_000_000.0
+
+    def pass_time(self, seconds: float) -> None:
+        self.uptime_s += seconds
+        self.wall_s += seconds
+
+    def reboot(self) -> None:
+        self.boot_id, self.uptime_s = b"second".ljust(16), 5.0
+
+    def clock(self) -> StoreClock:
+        return StoreClock(wall_clock=lambda: self.wall_s, uptime=lambda: self.uptime_s, boot_id=self.boot_id)
+
+
+@pytest.mark.parametrize("step_s", [3600.0, -3600.0, -86_400.0 * 30])
+async def test_setting_the_clock_neither_ends_a_lease_nor_prolongs_it(stores: Stores, step_s: float) -> None:
+    """R6: leases with SQLite do not live by the wall clock of each process."""
+    machine = Machine()
+    holder = await stores.open(now=machine.clock())
+    await holder.put("/lease/a", b"1", ttl_s=10)
+    machine.wall_s += step_s
+    started_later = await stores.open(now=machine.clock())
+    for store in (holder, started_later):
+        assert await store.get("/lease/a") is not None
+        assert await store.write([Put("/lease/a", b"2", expect=ABSENT)]) is None
+    machine.pass_time(11)
+    for store in (holder, started_later):
+        assert await store.get("/lease/a") is None
+    assert await started_later.write([Put("/lease/a", b"2", expect=ABSENT)]) is not None
+
+
+async def test_a_lease_of_a_process_whose_clock_was_an_hour_ahead_ends_in_its_time(stores: Stores) -> None:
+    """R6: after a kill with the clock an hour ahead, the runs waited for the hour."""
+    machine = Machine()
+    machine.wall_s += 3600
+    machine.uptime_s += 3600  # as a process sees it whose clocks are all faked
+    ahead = await stores.open(now=machine.clock())
+    await ahead.put("/lease/a", b"1", ttl_s=10)
+    machine.wall_s -= 3600
+    machine.uptime_s -= 3600
+    store = await stores.open(now=machine.clock())
+    machine.pass_time(11)
+    assert await store.get("/lease/a") is None
+
+
+async def test_a_lease_ends_in_its_time_after_the_machine_was_started_with_an_earlier_clock(stores: Stores) -> None:
+    """R6: a machine without a battery starts in 1970, and its leases do not wait until the clock is set."""
+    machine = Machine()
+    store = await stores.open(now=machine.clock())
+    await store.write([Put("/lease/a", b"1", ttl_s=10), Put("stays", b"1", ttl_s=86_400)])
+    await store.close()
+    machine.reboot()
+    machine.wall_s = 0.0
+    store = await stores.open(now=machine.clock())
+    machine.pass_time(11)
+    assert await store.get("/lease/a") is None
+    assert await store.get("stays") is not None
+
+
+def test_a_damaged_record_of_the_clock_is_ignored() -> None:
+    machine = Machine()
+    clock = machine.clock()
+    for stored in (b"", b"x", b"\xff" * 32):
+        clock.adopt(stored)
+    assert clock() == machine.wall_s

@@ -36,9 +36,21 @@ class LossyStore(KVStore):
         return versions
 
     async def scan(
-        self, prefix: str, *, after: str = "", before: str = "", limit: int = 1000, reverse: bool = False
+        self,
+        prefix: str,
+        *,
+        after: str = "",
+        before: str = "",
+        limit: int = 1000,
+        reverse: bool = False,
+        max_bytes: int | None = None,
     ) -> list[tuple[str, Entry]]:
-        return await self._store.scan(prefix, after=after, before=before, limit=limit, reverse=reverse)
+        return await self._store.scan(
+            prefix, after=after, before=before, limit=limit, reverse=reverse, max_bytes=max_bytes
+        )
+
+    async def measure(self, prefix: str, *, after: str = "") -> tuple[int, str]:
+        return await self._store.measure(prefix, after=after)
 
     async def sweep(self) -> int:
         return await self._store.sweep()

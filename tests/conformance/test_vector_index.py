@@ -46,6 +46,20 @@ class TestSQLiteVec(VectorIndexPromises):
         with pytest.raises(ConfigError, match="another program"):
             await SQLiteVec(SQLiteVec.Config(path=str(tmp_path / "other.db"))).start()
 
+    async def test_a_deleted_file_is_unavailable_to_writes_and_reads(self, opening: Opening, tmp_path: Path) -> None:
+        """R7: what is written after the file was deleted would be lost."""
+        index = await opening()
+        await index.upsert("s", [chunk("f", 0)])
+        (tmp_path / "vectors.db").unlink()
+        with pytest.raises(StoreUnavailable, match="deleted or replaced"):
+            await index.upsert("s", [chunk("f", 1)])
+
+    async def test_only_the_owner_can_read_a_new_file(self, opening: Opening, tmp_path: Path) -> None:
+        """S14: the texts of all files are in it."""
+        await (await opening()).upsert("s", [chunk("f", 0)])
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+        assert modes == {"vectors.db": 0o600, "vectors.db-wal": 0o600, "vectors.db-shm": 0o600}
+
     async def test_a_file_that_others_hold_is_unavailable_in_time_and_can_be_read(self, tmp_path: Path) -> None:
         path = tmp_path / "vectors.db"
         index = SQLiteVec(SQLiteVec.Config(path=str(path), timeout_s=0.3))

@@ -78,9 +78,9 @@ async def calls_may_run_at_once(subject: Subject) -> None:
 
 
 async def an_unknown_server_is_an_invalid_declaration(subject: Subject) -> None:
-    await subject.servers.check_declaration(subject.declaration)
+    await subject.servers.check_declaration(subject.declaration, tenant="t")
     with pytest.raises(InvalidDeclaration) as refusal:
-        await subject.servers.check_declaration(UNKNOWN)
+        await subject.servers.check_declaration(UNKNOWN, tenant="t")
     assert refusal.value.field_name in McpTool.model_fields
     await _fails_in_words(subject.servers.list_tools(UNKNOWN, tenant="t"))
     await _fails_in_words(subject.servers.call_tool(UNKNOWN, subject.name, subject.arguments, tenant="t"))

@@ -179,7 +179,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "a constructor that asks for something else": (
         {"provider": "tests.stack.tiny:Greedy"},
         "inference.provider: the constructor of Greedy takes 'size', whose type is not an API. A provider's "
-        "constructor takes its config, APIs (X, or X | None) and Mapping[str, X] of them.",
+        "constructor takes its config, APIs (X, or X | None), Mapping[str, X] of them, and Tenants.",
     ),
 }
 

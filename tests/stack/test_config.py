@@ -1,10 +1,11 @@
 """The run config: what it may say, and the whole sentence that each mistake gets."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from apis.errors import ConfigError
 from stack.config import HttpServerConfig, StackConfig, find_config, is_loopback, load_config
@@ -241,3 +242,29 @@ def test_only_loopback_needs_no_key(host: str, loopback: bool) -> None:
         given["api_keys"] = [{"key": SecretStr("k")}]
     assert HttpServerConfig(**given).host == host
     assert HttpServerConfig(host=host, dangerously_allow_unauthenticated=True).host == host
+
+
+@pytest.mark.parametrize(
+    ("server", "path"),
+    [
+        ('{api_keys: ["${env.KEY:=}"]}', "server.api_keys.0"),
+        ('{api_keys: [sk-one, "${env.KEY:=}"]}', "server.api_keys.1"),
+        ('{api_keys: [{key: "${env.KEY:=}", tenant: a}]}', "server.api_keys.0.key"),
+        ('{api_keys: "${env.KEY:=}"}', "server.api_keys"),
+    ],
+)
+def test_an_api_key_that_becomes_empty_is_refused(tmp_path: Path, server: str, path: str) -> None:
+    """S11: a server whose key is not set must not start without keys."""
+    file = tmp_path / "run.yaml"
+    file.write_text(f"server: {server}\ninference: {{provider: scripted}}\nkv_store: {{provider: memory}}\n")
+    with pytest.raises(ConfigError, match=rf"{re.escape(path)}: is empty"):
+        load_config(str(file), env={})
+    if "[" in server:
+        assert load_config(str(file), env={"KEY": "sk-two"}).server.api_keys
+
+
+def test_an_origin_is_a_scheme_and_a_host() -> None:
+    for wrong in ("localhost:3000", "http://localhost/", "http://localhost/page"):
+        with pytest.raises(ValidationError, match="no origin"):
+            HttpServerConfig(cors_origins=[wrong])
+    assert HttpServerConfig(cors_origins=["*", "http://localhost:3000"])

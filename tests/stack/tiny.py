@@ -100,9 +100,19 @@ class Bare(KVStore):
         return [1 for _ in ops]
 
     async def scan(
-        self, prefix: str, *, after: str = "", before: str = "", limit: int = 1000, reverse: bool = False
+        self,
+        prefix: str,
+        *,
+        after: str = "",
+        before: str = "",
+        limit: int = 1000,
+        reverse: bool = False,
+        max_bytes: int | None = None,
     ) -> list[tuple[str, Entry]]:
         return []
+
+    async def measure(self, prefix: str, *, after: str = "") -> tuple[int, str]:
+        return 0, ""
 
     async def sweep(self) -> int:
         return 0

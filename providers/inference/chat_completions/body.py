@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, cast
 import orjson
 
 from apis.chat import (
+    ENGINE_OPTIONS,
     TENANT_SALT_PREFIX,
     ChatAllowedTools,
     ChatCustomTool,
@@ -21,8 +22,9 @@ from apis.chat import (
     NamedFunction,
     RefusalPart,
     TextPart,
+    refuse_engine_options,
 )
-from apis.errors import Unsupported
+from apis.errors import InvalidRequest, Unsupported
 from providers.inference.chat_completions.custom_tools import (
     custom_call_to_function_call,
     custom_to_function,
@@ -32,7 +34,18 @@ from providers.inference.chat_completions.text_repair import repair_surrogates
 
 UpstreamEngine = Literal["vllm", "openai"]
 
-ENGINE_FIELDS: Final = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "cache_salt", "priority")
+GUIDED_FIELDS: Final[Mapping[str, str]] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_whitespace_pattern": "whitespace_pattern",
+}
+"""Names that vLLM no longer knows -> the keys of `structured_outputs` that replace them."""
+ENGINE_FIELDS: Final = (
+    *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "cache_salt", "priority"),
+    *(name for name in ENGINE_OPTIONS if name not in GUIDED_FIELDS),
+)
 """Request fields that OpenAI's API does not have."""
 
 COPIED_FIELDS: Final = (
@@ -54,7 +67,8 @@ class ChatDialect:
     """Differences between servers. `reasoning_field` names the field for an assistant's earlier reasoning.
 
     `neutralize_control_tokens` breaks up every `<|` in the prompt's texts, so that no text can forge the model's
-    control tokens; None does so for gpt-oss models. `extra_body` is merged over the body.
+    control tokens; None does so for gpt-oss models. `extra_body` is merged over the body. `lists_all_models` says that
+    a model that is not in the server's list does not exist.
     """
 
     engine: UpstreamEngine = "vllm"
@@ -62,6 +76,7 @@ class ChatDialect:
     reasoning_field: Literal["reasoning", "reasoning_content", "none"] = "reasoning"
     neutralize_control_tokens: bool | None = None
     extra_body: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    lists_all_models: bool = False
 
 
 def request_to_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
@@ -69,6 +84,8 @@ def request_to_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
     if request.all_reasoning:
         message = "What this model is shown of its earlier reasoning is for its server's template to say."
         raise Unsupported(message, param="reasoning.context")
+    if dialect.engine == "openai":
+        refuse_engine_options(request)
     body = _build_prompt(request, dialect)
     for name in COPIED_FIELDS:
         value = getattr(request, name)
@@ -79,7 +96,7 @@ def request_to_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
                 continue
             raise Unsupported(f"'{name}' is not supported by this model's server.", param=name)
         body[name] = value
-    body |= _build_tool_options(request)
+    body |= _build_tool_options(request) | _build_guidance(request)
     if request.response_format is not None and request.response_format.type != "text":
         body["response_format"] = request.response_format.model_dump(by_alias=True, exclude_none=True)
     body["stream"] = True
@@ -90,6 +107,8 @@ def request_to_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
 def request_to_tokenize_body(request: ChatRequest, dialect: ChatDialect) -> bytes:
     """Return the body of vLLM's POST /tokenize for the same prompt."""
     body = _build_prompt(request, dialect)
+    if request.chat_template_kwargs is not None:
+        body["chat_template_kwargs"] = request.chat_template_kwargs
     if "chat_template_kwargs" in dialect.extra_body:
         body["chat_template_kwargs"] = dialect.extra_body["chat_template_kwargs"]
     return body_to_json(body)
@@ -237,6 +256,17 @@ def _build_tool_options(request: ChatRequest) -> dict[str, Any]:
     if request.parallel_tool_calls is not None:
         options["parallel_tool_calls"] = request.parallel_tool_calls
     return options
+
+
+def _build_guidance(request: ChatRequest) -> dict[str, Any]:
+    """Return `structured_outputs` for the older names. Raises InvalidRequest where both are there."""
+    names = [name for name in GUIDED_FIELDS if getattr(request, name) is not None]
+    if not names:
+        return {}
+    if request.structured_outputs is not None:
+        message = f"Give either 'structured_outputs' or '{names[0]}', which is its older name."
+        raise InvalidRequest(message, param=names[0], code="mutually_exclusive_parameters")
+    return {"structured_outputs": {GUIDED_FIELDS[name]: getattr(request, name) for name in names}}
 
 
 def body_to_json(value: Any) -> bytes:

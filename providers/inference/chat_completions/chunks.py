@@ -4,6 +4,7 @@ Correct for every stream and fast for the usual one, because this runs for every
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
@@ -22,9 +23,16 @@ from apis.deltas import (
     Usage,
 )
 from apis.errors import StackError, UpstreamError
+from providers.inference.chat_completions.answer_limits import (
+    BYTES_PER_TOKEN,
+    LOGPROB_BYTES,
+    text_bytes,
+    tokens_with_slack,
+)
 from providers.inference.chat_completions.errors import failure_to_error
 from providers.inference.chat_completions.streamed_calls import StreamedCalls
 from providers.inference.chat_completions.text_repair import SurrogateJoiner, repair_surrogates
+from providers.inference.chat_completions.usage import parse_usage
 from providers.inference.http.event_stream import EventReader
 
 DONE_PAYLOAD: Final = b"[DONE]"
@@ -81,24 +89,9 @@ class _Choice(msgspec.Struct, gc=False):
     index: int = 0
 
 
-class _PromptDetails(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
-
-
-class _OutputDetails(msgspec.Struct, gc=False):
-    reasoning_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-    completion_tokens_details: _OutputDetails | None = None
-
-
 class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: Any = None
     error: Any = None
     object: str | None = None
     message: Any = None
@@ -113,17 +106,23 @@ class ChatChunkReader:
 
     `failure` is set once the stream is invalid; deltas returned together with it are still valid. `is_finished` is set
     with the Finish; no delta follows. `saw_activity` is set by every sign of generation; the caller's watchdog clears
-    it.
+    it. `answer_bytes` and `delta_count` grow with the answer. An answer that goes on after its `max_completion_tokens`
+    ends here with a Finish, and `was_cut` is true.
     """
 
     def __init__(self, request: ChatRequest) -> None:
         self.failure: StackError | None = None
         self.is_finished = False
         self.saw_activity = False
+        self.was_cut = False
+        self.answer_bytes = 0
+        self.delta_count = 0
+        limit = request.max_completion_tokens
+        self._max_deltas = sys.maxsize if limit is None else tokens_with_slack(limit)
         self._model = request.model
         self._event_reader = EventReader()
         self._finish_reason: str | None = None
-        self._usage: _Usage | None = None
+        self._usage: Any = None
         self._deltas: list[Delta] = []
         self._logprobs: list[TokenLogprob] = []
         self._prose_kind: ProseKind | None = None
@@ -141,6 +140,9 @@ class ChatChunkReader:
             payloads = self._event_reader.feed(data)
             if payloads:
                 self._handle_payloads(payloads)
+                self.delta_count += len(out)
+                if self.delta_count > self._max_deltas and self.answer_bytes > self._max_deltas * BYTES_PER_TOKEN:
+                    self._cut(out)
         except StackError as exc:
             self.failure = exc
         return out
@@ -156,25 +158,27 @@ class ChatChunkReader:
         return out
 
     def _handle_payloads(self, payloads: list[bytes]) -> None:
-        append, decode = self._deltas.append, _decode
+        append, decode, size_bytes = self._deltas.append, _decode, 0
+        has_reason = self._finish_reason is not None
         for payload in payloads:
             try:
                 chunk = decode(payload)
             except DECODE_ERRORS:
                 if payload.strip() == DONE_PAYLOAD:
                     self._finish()
-                    return
+                    break
                 chunk = _decode_leniently(payload)
                 self._on_fast_path = False
-            if chunk.error is not None or not chunk.choices:
+            choices = chunk.choices
+            if chunk.error is not None or not choices:
                 self._handle_chunk_without_choices(chunk)
                 continue
             if chunk.usage is not None:
                 self._usage = chunk.usage
-            for choice in chunk.choices:
-                delta = choice.delta
-                if choice.index or self._finish_reason is not None:
+            for choice in choices:
+                if choice.index or has_reason:
                     continue
+                delta = choice.delta
                 if (
                     self._on_fast_path
                     and delta is not None
@@ -186,10 +190,12 @@ class ChatChunkReader:
                     and delta.refusal is None
                 ):
                     append(TextDelta(content))
+                    size_bytes += len(content) if content.isascii() else text_bytes(content)
                 elif delta is not None:
                     self._handle_delta(delta, choice.logprobs)
                 if choice.finish_reason is not None:
-                    self._finish_reason = choice.finish_reason
+                    self._finish_reason, has_reason = choice.finish_reason, True
+        self.answer_bytes += size_bytes
 
     def _handle_chunk_without_choices(self, chunk: _Chunk) -> None:
         if chunk.error is not None:
@@ -204,11 +210,13 @@ class ChatChunkReader:
             self._add_prose("reasoning", thought)
         if delta.content is not None:
             if logprobs is not None and logprobs.content:
+                self.saw_activity = True
                 self._logprobs += [_build_logprob(token) for token in logprobs.content]
+                self.answer_bytes += LOGPROB_BYTES * sum(
+                    1 + len(token.top_logprobs or ()) for token in logprobs.content
+                )
             if delta.content:
                 self._add_prose("text", delta.content)
-            elif self._logprobs:
-                self.saw_activity = True
         if delta.refusal:
             self._add_prose("refusal", delta.refusal)
         for call in delta.tool_calls or ():
@@ -220,6 +228,7 @@ class ChatChunkReader:
         if kind != self._prose_kind:
             self._end_prose()
             self._prose_kind = kind
+        self.answer_bytes += text_bytes(text)
         text = self._surrogate_joiner.feed(text)
         self._on_fast_path = not self._surrogate_joiner.pending_half and not self._logprobs
         if text:
@@ -249,11 +258,15 @@ class ChatChunkReader:
 
     def _add_call(self, call: _CallDelta) -> None:
         self._end_prose()
-        self.saw_activity = True
         function = call.function or _FunctionDelta()
+        size_bytes = self._calls.size_bytes
         self._deltas += self._calls.add_delta(
             call.index or 0, call.id or "", function.name or "", function.arguments or ""
         )
+        grown_bytes = self._calls.size_bytes - size_bytes
+        if grown_bytes:  # a delta that adds nothing to a call is no sign of generation
+            self.saw_activity = True
+            self.answer_bytes += grown_bytes
 
     def _finish(self) -> None:
         if self._finish_reason is None:
@@ -266,8 +279,15 @@ class ChatChunkReader:
         # With a named tool choice, servers report "stop" although there is a call to execute.
         if reason in ("stop", "tool_calls"):
             reason = "tool_calls" if self._calls else "stop"
-        self._deltas.append(Finish(reason, _build_usage(self._usage)))
+        self._deltas.append(Finish(reason, parse_usage(self._usage)))
         self.is_finished = True
+
+    def _cut(self, deltas: list[Delta]) -> None:
+        """End an answer that has more tokens than were asked for; the deltas after the limit are dropped."""
+        del deltas[max(0, len(deltas) - (self.delta_count - self._max_deltas)) :]
+        usage = parse_usage(self._usage) if self._usage is not None else Usage(output_tokens=self._max_deltas)
+        deltas.append(Finish("length", usage))
+        self.is_finished = self.was_cut = True
 
 
 def _decode_leniently(payload: bytes) -> _Chunk:
@@ -287,19 +307,6 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(name)
 
 
-def _build_usage(usage: _Usage | None) -> Usage:
-    if usage is None:
-        return Usage()
-    prompt, output = usage.prompt_tokens_details, usage.completion_tokens_details
-    counts = (
-        usage.prompt_tokens,
-        usage.completion_tokens,
-        prompt.cached_tokens if prompt else 0,
-        output.reasoning_tokens if output else 0,
-    )
-    return Usage(*(max(count or 0, 0) for count in counts))
-
-
 def _build_logprob(token: _TokenLogprob) -> TokenLogprob:
     top = (
         TopLogprob(repair_surrogates(one.token), _clamp_logprob(one.logprob), _token_bytes(one))
@@ -313,4 +320,7 @@ def _clamp_logprob(logprob: float | None) -> float:
 
 
 def _token_bytes(token: _TopLogprob) -> Sequence[int]:
-    return token.bytes if token.bytes is not None else list(repair_surrogates(token.token).encode())
+    try:
+        return list(bytes(token.bytes or ()) or repair_surrogates(token.token).encode())
+    except (ValueError, OverflowError):  # numbers that are no bytes
+        return list(repair_surrogates(token.token).encode())

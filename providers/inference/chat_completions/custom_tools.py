@@ -35,6 +35,8 @@ _PARTIAL_OPENING: Final = re.compile(r'\s*(?:$|\{\s*(?:$|"(?:$|i$|in$|inp$|inpu$
 _POSSIBLE_END: Final = re.compile(r'"\s{0,64}(?:$|\}\s*$|,\s{0,64}(?:$|"[^"\\]{0,64}(?:$|"\s{0,64}$)))')
 _NEXT_KEY: Final = re.compile(r'"\s{0,64},\s{0,64}"[^"\\]{0,64}"\s{0,64}:')
 _UNESCAPED_TEXT: Final = re.compile(r'[^"\\]*')
+_MAX_UNDECIDED_CHARS: Final = 1_000
+"""Characters, nearly all of them white space, that are read again with each delta before they are decided."""
 
 
 def require_plain_tools(tools: Sequence[ChatTool] | None) -> list[PlainTool]:
@@ -84,16 +86,20 @@ class CustomInputReader:
     If the model's JSON does not have that shape, its text is the input as it stands.
     """
 
-    __slots__ = ("_buffer", "_state", "_surrogate_joiner")
+    __slots__ = ("_buffer", "_odd_pieces", "_state", "_surrogate_joiner")
 
     def __init__(self) -> None:
         self._buffer = ""
+        self._odd_pieces: list[str] = []
         self._surrogate_joiner = SurrogateJoiner()
         self._state = "before"
 
     def feed(self, text: str) -> str:
         """Return the part of the input that `text` makes certain."""
         if self._state == "after":
+            return ""
+        if self._state == "odd":
+            self._odd_pieces.append(text)
             return ""
         self._buffer += text
         if self._state == "before":
@@ -104,7 +110,7 @@ class CustomInputReader:
         """Return the rest of the input at the end of the arguments."""
         buffer, self._buffer = self._buffer, ""
         if self._state in ("before", "odd"):
-            return _recover_input(buffer)
+            return _recover_input(buffer + "".join(self._odd_pieces))
         if self._state == "inside" and buffer and not _POSSIBLE_END.match(buffer):
             return self._surrogate_joiner.feed(buffer) + self._surrogate_joiner.flush()
         return self._surrogate_joiner.flush()
@@ -113,7 +119,7 @@ class CustomInputReader:
         if opening := _OPENING.match(self._buffer):
             self._buffer = self._buffer[opening.end() :]
             self._state = "inside"
-        elif not _PARTIAL_OPENING.match(self._buffer):
+        elif len(self._buffer) > _MAX_UNDECIDED_CHARS or not _PARTIAL_OPENING.match(self._buffer):
             self._state = "odd"
 
     def _read_certain_text(self) -> str:
@@ -134,6 +140,8 @@ class CustomInputReader:
             elif _NEXT_KEY.match(buffer, at):
                 self._state, at = "after", len(buffer)
             elif _POSSIBLE_END.match(buffer, at):
+                if len(buffer) - at > _MAX_UNDECIDED_CHARS:
+                    self._state, at = "after", len(buffer)
                 break
             else:
                 out.append('"')

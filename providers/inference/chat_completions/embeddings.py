@@ -5,13 +5,14 @@ import math
 import struct
 from array import array
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import UpstreamError
 from providers.inference.chat_completions.body import body_to_json
+from providers.inference.chat_completions.usage import parse_usage
 
 MAX_INPUTS_PER_REQUEST: Final = 32
 """Inputs per request, so few that the longest vectors fit into the largest response that is read."""
@@ -22,13 +23,9 @@ class _Vector(msgspec.Struct):
     embedding: str | list[float]
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-
-
 class _EmbeddingResponse(msgspec.Struct):
     data: list[_Vector]
-    usage: _Usage | None = None
+    usage: Any = None
 
 
 def split_request(request: EmbeddingRequest) -> Sequence[EmbeddingRequest]:
@@ -71,7 +68,7 @@ def parse_embeddings(body: bytes, request: EmbeddingRequest) -> Embeddings:
         raise UpstreamError("The inference server sent embeddings of the wrong length.")
     if not all(map(math.isfinite, (sum(map(abs, vector)) for vector in vectors.values()))):
         raise UpstreamError("The inference server sent embeddings with numbers that are none.")
-    return Embeddings([vectors[index] for index in range(count)], response.usage.prompt_tokens if response.usage else 0)
+    return Embeddings([vectors[index] for index in range(count)], parse_usage(response.usage).input_tokens)
 
 
 def join_embeddings(results: Sequence[Embeddings]) -> Embeddings:

@@ -1,10 +1,11 @@
 """Client of one OpenAI-compatible server: sends requests, returns batches of deltas or vectors."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from pydantic import SecretStr
@@ -12,13 +13,19 @@ from pydantic import SecretStr
 from apis.chat import ChatRequest
 from apis.deltas import Delta, DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
-from apis.errors import ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
-from apis.inference import Modality, Model
+from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
+from apis.inference import CALL_ATTEMPTS, Modality, Model
 from apis.telemetry import TRACE_HEADERS
+from providers.inference.chat_completions.answer_limits import (
+    DEFAULT_MAX_ANSWER_BYTES,
+    MIN_DELTA_BYTES,
+    AnswerTooLarge,
+)
 from providers.inference.chat_completions.body import ChatDialect, request_to_body, request_to_tokenize_body
 from providers.inference.chat_completions.chunks import ChatChunkReader
 from providers.inference.chat_completions.embeddings import parse_embeddings, request_to_embedding_body
 from providers.inference.chat_completions.errors import UpstreamUnavailable, response_to_error
+from providers.inference.chat_completions.usage import parse_count
 from providers.inference.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
 from providers.inference.http.connection import HttpConnection, HttpError
 from providers.inference.http.route import ProxyError, parse_url
@@ -26,6 +33,9 @@ from providers.inference.http.route import ProxyError, parse_url
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
 MAX_ERROR_BYTES: Final = 64 * 1024
 DRAIN_TIMEOUT_S: Final = 0.1
+LISTING_TIMEOUT_S: Final = 2.0
+"""Seconds that a chat waits for the list of models, which it needs for an unknown model only."""
+LISTING_MAX_AGE_S: Final = 3.0
 COUNTING_UNSUPPORTED: Final = "cannot count tokens"
 TOKENIZE_PATH: Final = "/tokenize"
 """Path of vLLM's tokenizer, which is not under `/v1`."""
@@ -36,14 +46,16 @@ class ConnectTimeout(UpstreamTimeout):
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Limits in seconds. The first-token limit starts when the request is sent; keep-alive comments do not count as
-    tokens."""
+class EndpointLimits:
+    """Limits of one model call, in seconds and bytes. The first-token limit starts when the request is sent; keep-alive
+    comments and deltas that hold nothing do not count as tokens. `max_answer_bytes` bounds text, reasoning and
+    arguments of one answer together; a delta counts at least MIN_DELTA_BYTES."""
 
     connect_s: float = 5
     headers_s: float = 60
     first_token_s: float = 120
     token_gap_s: float = 60
+    max_answer_bytes: int = DEFAULT_MAX_ANSWER_BYTES
 
 
 class ChunkReader(Protocol):
@@ -52,6 +64,9 @@ class ChunkReader(Protocol):
     failure: StackError | None
     is_finished: bool
     saw_activity: bool
+    was_cut: bool
+    answer_bytes: int
+    delta_count: int
 
     def feed(self, data: bytes) -> list[Delta]:
         """Return the deltas that `data` completed."""
@@ -91,10 +106,10 @@ class ServerPromptTemplate:
 
 class _Model(msgspec.Struct):
     id: str
-    owned_by: str | None = None
-    created: float | None = None
-    max_model_len: int | None = None
-    context_length: int | None = None
+    owned_by: Any = None
+    created: Any = None
+    max_model_len: Any = None
+    context_length: Any = None
 
 
 class _ModelList(msgspec.Struct):
@@ -102,7 +117,7 @@ class _ModelList(msgspec.Struct):
 
 
 class _TokenCount(msgspec.Struct):
-    count: int
+    count: Any
 
 
 _Response = TypeVar("_Response", _ModelList, _TokenCount)
@@ -123,7 +138,7 @@ class ChatCompletions:
         api_key: SecretStr | None = None,
         dialect: ChatDialect | None = None,
         template: PromptTemplate | None = None,
-        timeouts: Timeouts | None = None,
+        limits: EndpointLimits | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._http = http
@@ -132,7 +147,10 @@ class ChatCompletions:
         self._dialect = dialect or ChatDialect()
         self._template = template or ServerPromptTemplate(self._dialect)
         self._context_tokens: dict[str, int | None] = {}
-        self._timeouts = timeouts or Timeouts()
+        self._listed_models: frozenset[str] = frozenset()
+        self._listing_tried_at = -math.inf
+        self._listing_lock = asyncio.Lock()
+        self._limits = limits or EndpointLimits()
         self._api_key = api_key.get_secret_value() if api_key is not None else ""
         headers = {"Accept": "*/*", "Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self._api_key:
@@ -142,18 +160,22 @@ class ChatCompletions:
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`; one attempt. Before the first batch, UpstreamUnavailable, ConnectTimeout and
         RateLimited mean that a retry is safe."""
+        await self._check_model(request.model)
         path, request_body, reader = await self._template.build_request(
             request, lambda: self._find_context_tokens(request.model)
         )
         body = [request_body]
         del request_body
-        now, limits = asyncio.get_running_loop().time, self._timeouts
+        now, limits = asyncio.get_running_loop().time, self._limits
+        max_bytes, max_deltas = limits.max_answer_bytes, limits.max_answer_bytes // MIN_DELTA_BYTES
         deadline = now() + limits.first_token_s
         started = False
         # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.
-        connection = await self._send("POST", path, body.pop())
+        connection = await self._send("POST", path, body.pop(), deadline)
         try:
             await self._check_response(connection, request.model)
+            if (attempts := CALL_ATTEMPTS.get()) is not None:
+                attempts.accepted.set()
             while not reader.is_finished:
                 try:
                     if not connection.is_ready:
@@ -165,31 +187,58 @@ class ChatCompletions:
                     error = UpstreamError if started else UpstreamUnavailable
                     raise error(f"The connection to the {self._server} broke before the answer ended.") from exc
                 batch = reader.feed(data) if data else reader.end()
+                if reader.answer_bytes > max_bytes or reader.delta_count > max_deltas:
+                    raise AnswerTooLarge(
+                        f"The inference server sent more than max_answer_bytes ({max_bytes}) of answer."
+                    )
                 if batch:
                     yield batch
                 if reader.failure is not None:
                     raise reader.failure if started or batch else _to_retryable_error(reader.failure)
+                at = now()
                 if batch or reader.saw_activity:
                     started = True
                     reader.saw_activity = False
-                    deadline = now() + limits.token_gap_s
-            await _drain_body(connection)
+                    deadline = at + limits.token_gap_s
+                elif at > deadline:  # while there is always data, no wait ends at the deadline
+                    raise self._token_timeout_error(has_started=started)
+            if not reader.was_cut:
+                await _drain_body(connection)
         finally:
             self._http.release(connection)
 
     async def models(self, modalities: frozenset[Modality] | None = None) -> Sequence[Model]:
         """Return the models that the server lists. Raises UpstreamError when it does not respond."""
         listing = _decode_response(await self._request_json("GET", "/models", None), _ModelList)
+        self._listed_models = frozenset(model.id for model in listing.data)
         return [
             Model(
                 id=model.id,
-                owned_by=model.owned_by or "upstream",
-                created=int(model.created or 0),
-                context_tokens=model.max_model_len or model.context_length,
+                owned_by=model.owned_by if model.owned_by and isinstance(model.owned_by, str) else "upstream",
+                created=parse_count(model.created),
+                context_tokens=parse_count(model.max_model_len) or parse_count(model.context_length) or None,
                 modalities=modalities,
             )
             for model in listing.data
         ]
+
+    async def _check_model(self, model: str) -> None:
+        """Raise ModelNotFound for a model that the server does not list, where its list is complete. A list that cannot
+        be read forbids nothing; a new one is read for an unknown model, but not all the time."""
+        if not self._dialect.lists_all_models or self._is_listed(model):
+            return
+        async with self._listing_lock:
+            now = asyncio.get_running_loop().time()
+            if now - self._listing_tried_at > LISTING_MAX_AGE_S and not self._is_listed(model):
+                self._listing_tried_at = now
+                with suppress(StackError, TimeoutError):
+                    async with asyncio.timeout(LISTING_TIMEOUT_S):
+                        await self.models()
+        if self._listed_models and not self._is_listed(model):
+            raise ModelNotFound(model)
+
+    def _is_listed(self, model: str) -> bool:
+        return model in self._listed_models or f"{model}:latest" in self._listed_models  # Ollama's default tag
 
     async def _find_context_tokens(self, model: str) -> int | None:
         """Return the model's context length as the server lists it; cached until a request fails."""
@@ -198,16 +247,20 @@ class ChatCompletions:
         return self._context_tokens.get(model)
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return the length of the prompt by vLLM's /tokenize. Raises Unsupported where the server has none."""
+        """Return the length of the prompt by vLLM's /tokenize. Raises CountingUnsupported where the server has
+        none."""
         if self._dialect.engine != "vllm":
-            raise Unsupported(f"This model's server {COUNTING_UNSUPPORTED}.", param="model")
+            raise CountingUnsupported(f"This model's server {COUNTING_UNSUPPORTED}.", param="model")
         body = request_to_tokenize_body(request, self._dialect)
-        return _decode_response(
-            await self._request_json("POST", TOKENIZE_PATH, body, request.model, COUNTING_UNSUPPORTED), _TokenCount
-        ).count
+        return parse_count(
+            _decode_response(
+                await self._request_json("POST", TOKENIZE_PATH, body, request.model, COUNTING_UNSUPPORTED), _TokenCount
+            ).count
+        )
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """See `Inference.embed`; one attempt. A large request must be split by the caller: see `split_request`."""
+        await self._check_model(request.model)
         body, unsupported = request_to_embedding_body(request), "makes no embeddings"
         response_body = await self._request_json("POST", "/embeddings", body, request.model, unsupported)
         return await asyncio.to_thread(parse_embeddings, response_body, request)
@@ -222,7 +275,8 @@ class ChatCompletions:
             if unsupported_feature and connection.status in (404, 405, 501):
                 error = await self._read_error(connection, model)
                 if not isinstance(error, ModelNotFound):
-                    error = Unsupported(f"This model's server {unsupported_feature}.", param="model")
+                    error_type = CountingUnsupported if unsupported_feature == COUNTING_UNSUPPORTED else Unsupported
+                    error = error_type(f"This model's server {unsupported_feature}.", param="model")
                 raise error
             if connection.status != 200:
                 raise await self._read_error(connection, model)
@@ -230,18 +284,22 @@ class ChatCompletions:
         finally:
             self._http.release(connection)
 
-    async def _send(self, method: str, path: str, body: bytes | None) -> HttpConnection:
+    async def _send(
+        self, method: str, path: str, body: bytes | None, first_token_deadline: float = math.inf
+    ) -> HttpConnection:
         """Send a request and wait for the headers; the caller must release the connection."""
-        limits = self._timeouts
+        now, limits = asyncio.get_running_loop().time, self._limits
         headers = self._headers + headers_to_bytes(TRACE_HEADERS.get())
         url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE_PATH else self.base_url}{path}"
         try:
-            async with asyncio.timeout(limits.headers_s):
+            async with asyncio.timeout_at(min(now() + limits.headers_s, first_token_deadline)):
                 return await self._http.send(method, url, headers, body, limits.connect_s)
         except HttpConnectTimeout as exc:
             limit = f"connect_timeout_s ({limits.connect_s:g} s)"
             raise ConnectTimeout(f"The {self._server} could not be reached within {limit}.") from exc
         except TimeoutError as exc:
+            if now() >= first_token_deadline:
+                raise self._token_timeout_error(has_started=False) from exc
             raise self._response_timeout_error() from exc
         except ProxyError as exc:
             error = UpstreamUnavailable if exc.is_temporary else UpstreamError
@@ -250,33 +308,33 @@ class ChatCompletions:
             raise UpstreamUnavailable(f"The {self._server} could not be reached.") from exc
 
     def _token_timeout_error(self, *, has_started: bool) -> UpstreamTimeout:
-        limits = self._timeouts
+        limits = self._limits
         name, limit_s = ("token_gap", limits.token_gap_s) if has_started else ("first_token", limits.first_token_s)
         return UpstreamTimeout(f"The inference server sent no token within {name}_timeout_s ({limit_s:g} s).")
 
     def _response_timeout_error(self) -> UpstreamTimeout:
-        limit = f"headers_timeout_s ({self._timeouts.headers_s:g} s)"
+        limit = f"headers_timeout_s ({self._limits.headers_s:g} s)"
         return UpstreamTimeout(f"The inference server did not answer within {limit}.")
 
     async def _check_response(self, connection: HttpConnection, model: str) -> None:
         if connection.status != 200:
-            raise await self._read_error(connection, model)
+            raise await self._read_error(connection, model, is_generation=True)
         kind = connection.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "text/event-stream":
             raise UpstreamError("The inference server did not answer with an event stream.")
         if connection.headers.get("content-encoding", "identity").lower() != "identity":
             raise UpstreamError("The inference server sent a compressed stream, which was not asked for.")
 
-    async def _read_error(self, connection: HttpConnection, model: str) -> StackError:
+    async def _read_error(self, connection: HttpConnection, model: str, *, is_generation: bool = False) -> StackError:
         self._context_tokens.clear()
         body = await self._read_body(connection, MAX_ERROR_BYTES)
         if self._api_key:
             body = body.replace(self._api_key.encode(), b"[key]")
-        return response_to_error(connection.status, body, connection.headers, model)
+        return response_to_error(connection.status, body, connection.headers, model, is_generation=is_generation)
 
     async def _read_body(self, connection: HttpConnection, limit_bytes: int) -> bytes:
         """Return the body up to `limit_bytes`; the rest of a longer one stays unread."""
-        deadline = asyncio.get_running_loop().time() + self._timeouts.headers_s
+        deadline = asyncio.get_running_loop().time() + self._limits.headers_s
         try:
             return await connection.read_body(limit_bytes, deadline)
         except TimeoutError as exc:

@@ -13,12 +13,15 @@ from apis.errors import (
     ContextLengthExceeded,
     InvalidRequest,
     ModelNotFound,
+    PayloadTooLarge,
     RateLimited,
     StackError,
     UpstreamError,
 )
 
 MAX_MESSAGE_CHARS: Final = 1024
+MAX_REASON_CHARS: Final = 400
+"""Characters of an upstream's own words that a client sees."""
 MAX_RETRY_AFTER_S: Final = 3600.0
 
 _CONTEXT_LENGTH_WORDS: Final = re.compile(
@@ -26,6 +29,9 @@ _CONTEXT_LENGTH_WORDS: Final = re.compile(
     r"|(?:prompt|input) is too long|longer than the (?:maximum|max) model",
     re.IGNORECASE,
 )
+_PRIVATE_WORDS: Final = re.compile(r"[a-z][a-z0-9+.-]{0,20}://\S+|(?<![\w.])(?:/[\w.-]+){2,}|[\w-]{40,}|Traceback.*")
+_UNKNOWN_PATH_WORDS: Final = re.compile(rb'"detail" ?: ?"Not Found"|404 page not found|<html|<!doctype', re.IGNORECASE)
+"""How servers and proxies say that they have no such path."""
 _CONTROL_CHARS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -33,19 +39,37 @@ class UpstreamUnavailable(UpstreamError):
     """The upstream was unreachable, or failed before it generated anything; a retry is safe."""
 
 
-def response_to_error(status: int, body: bytes, headers: Mapping[str, str], model: str) -> StackError:
-    """Return the error for a response other than 200. The names of `headers` are in lower case."""
+def response_to_error(
+    status: int, body: bytes, headers: Mapping[str, str], model: str, *, is_generation: bool = False
+) -> StackError:
+    """Return the error for a response other than 200. The names of `headers` are in lower case. A 404 to a request
+    that `is_generation` means the model, unless the path itself is unknown to the server. The server's own words are
+    notes of the error, for the log."""
+    error = _map_response(status, body, headers, model, is_generation=is_generation)
+    if text := clean_text(body.decode("utf-8", "replace"), MAX_MESSAGE_CHARS):
+        error.add_note(text)
+    return error
+
+
+def _map_response(
+    status: int, body: bytes, headers: Mapping[str, str], model: str, *, is_generation: bool
+) -> StackError:
     detail = _parse_error_object(body)
     wait_s = parse_retry_after(headers.get("retry-after"))
     if status == 429:
         return RateLimited("The inference server is at its limit. Try again later.", retry_after_s=wait_s)
     if status == 404 and "model" in _join_error_fields(detail).lower():
         return ModelNotFound(model)
+    if status == 404 and is_generation and not _UNKNOWN_PATH_WORDS.search(body[:MAX_MESSAGE_CHARS]):
+        return ModelNotFound(model)
+    if status == 413 and not _is_context_too_long(detail):
+        return PayloadTooLarge("The request is larger than the inference server accepts.")
     if status in (400, 413, 422) and detail:
         return _build_invalid_request(detail)
     if status >= 500 or status in (408, 425):
         return UpstreamUnavailable(f"The inference server failed with HTTP status {status}.", retry_after_s=wait_s)
     hint = " Its api_key may be wrong." if status in (401, 403) else ""
+    hint = " The base_url may be wrong: it usually ends with /v1." if status in (404, 405) else hint
     return UpstreamError(f"The inference server answered with HTTP status {status}.{hint}")
 
 
@@ -59,7 +83,9 @@ def failure_to_error(failure: object, model: str) -> StackError:
         return ModelNotFound(model)
     if code in (429, "rate_limit_exceeded"):
         return RateLimited("The inference server is at its limit. Try again later.")
-    return UpstreamError("The inference server reported a failure while it generated.")
+    error = UpstreamError("The inference server reported a failure while it generated.")
+    error.add_note(clean_text(str(detail.get("message") or ""), MAX_MESSAGE_CHARS))
+    return error
 
 
 def parse_retry_after(value: str | None) -> float | None:
@@ -79,9 +105,17 @@ def parse_retry_after(value: str | None) -> float | None:
 
 
 def _build_invalid_request(detail: dict[str, Any]) -> InvalidRequest:
-    message = _CONTROL_CHARS.sub(" ", str(detail.get("message") or "The inference server refused the request."))
+    """Return the error for a request that the server refuses. Its reason helps to correct the request, so a short part
+    of it is shown, without addresses, paths and long names, which are the operator's."""
+    reason = clean_text(str(detail.get("message") or ""), MAX_REASON_CHARS)
+    reason = _PRIVATE_WORDS.sub("[...]", reason)
     kind = ContextLengthExceeded if _is_context_too_long(detail) else InvalidRequest
-    return kind(message[:MAX_MESSAGE_CHARS])
+    return kind(f"The inference server refused the request: {reason}" if reason else "The inference server refused it.")
+
+
+def clean_text(text: str, limit: int) -> str:
+    """Return at most `limit` characters of a text on one line, without control characters."""
+    return " ".join(_CONTROL_CHARS.sub(" ", text[: 4 * limit]).split())[:limit]
 
 
 def _is_context_too_long(detail: dict[str, Any]) -> bool:

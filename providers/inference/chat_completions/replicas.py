@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import random
 import time
 from collections import deque
@@ -13,15 +14,22 @@ from typing import Final, TypeVar
 from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
-from apis.errors import RateLimited, StackError, UpstreamError
+from apis.errors import RateLimited, StackError, UpstreamError, UpstreamTimeout
+from apis.inference import CALL_ATTEMPTS
+from apis.telemetry import REQUEST_ID
+from providers.inference.chat_completions.answer_limits import AnswerTooLarge
 from providers.inference.chat_completions.endpoint import ChatCompletions, ConnectTimeout
 from providers.inference.chat_completions.errors import UpstreamUnavailable
 
 RETRYABLE: Final = (UpstreamUnavailable, ConnectTimeout, RateLimited)
+TEMPORARY: Final = (UpstreamUnavailable, UpstreamTimeout)
+"""Errors after which the same request may succeed in a while."""
+MIN_RETRY_AFTER_S: Final = 1.0
 JITTER: Final = 0.25
 BUDGET_RESERVE: Final = 100.0
 BUDGET_REFILL_PER_S: Final = 10.0
 
+_log = logging.getLogger(__name__)
 Clock = Callable[[], float]
 T = TypeVar("T")
 
@@ -80,6 +88,12 @@ class CircuitBreaker:
             return True
         return not self._is_probing and self._clock() - self._opened_at >= self._window_s
 
+    def remaining_s(self) -> float:
+        """Return the seconds until a request is allowed again; 0 where it is allowed now."""
+        if self._opened_at is None or self.allows_request():
+            return 0.0
+        return max(0.0, self._opened_at + self._window_s - self._clock())
+
     def begin_request(self) -> bool:
         """Begin an allowed request; return true if it is the probe, which `end_request` must receive."""
         self._is_probing = self._opened_at is not None
@@ -106,29 +120,32 @@ class CircuitBreaker:
 
 
 class Upstream:
-    """One server and its health."""
+    """One server and its health. `wakeup` is set by each failure, so that the server is checked at once.
+    `has_recovered` says that it answered a check after its newest failure."""
 
     def __init__(self, endpoint: ChatCompletions, policy: ReplicaPolicy) -> None:
         self.endpoint = endpoint
         self.breaker = CircuitBreaker(policy.breaker_failures, policy.breaker_window_s)
         self.is_healthy = True
+        self.has_recovered = False
+        self.wakeup = asyncio.Event()
 
-    async def check_health(self, timeout_s: float) -> None:
-        """Request the list of models and record if the server responded."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.endpoint.models()
-        except (StackError, TimeoutError):
-            self.is_healthy = False
-        else:
-            self.is_healthy = True
+    def record_failure(self) -> None:
+        """Count a failed request."""
+        self.breaker.record_failure()
+        self.has_recovered = False
+        self.wakeup.set()
+
+    def record_health(self, *, is_healthy: bool) -> None:
+        """Record the result of a check."""
+        self.is_healthy = self.has_recovered = is_healthy
 
 
 class Upstreams:
     """Round robin over the healthy servers. A request is retried only before its first output."""
 
     def __init__(self, endpoints: Sequence[ChatCompletions], policy: ReplicaPolicy) -> None:
-        self._upstreams = [Upstream(endpoint, policy) for endpoint in endpoints]
+        self.upstreams = [Upstream(endpoint, policy) for endpoint in endpoints]
         self._policy = policy
         self._budget = RetryBudget(policy.budget)
         self._rotation = itertools.count()
@@ -165,12 +182,17 @@ class Upstreams:
                         yield batch
                 return
             except StackError as exc:
-                if isinstance(exc, UpstreamError):
-                    upstream.breaker.record_failure()
+                if isinstance(exc, UpstreamError) and not isinstance(exc, AnswerTooLarge):
+                    upstream.record_failure()
                 tried.append(upstream)
                 delay_s = None if has_output else self._retry_delay_s(exc, tried)
+                _log_failure(upstream.endpoint.base_url, exc, is_repeated=delay_s is not None)
                 if delay_s is None:
+                    if not has_output and exc.retry_after_s is None and isinstance(exc, TEMPORARY):
+                        exc.retry_after_s = max(self._breaker_wait_s(), MIN_RETRY_AFTER_S)
                     raise
+                if (attempts := CALL_ATTEMPTS.get()) is not None:
+                    attempts.has_failed = True
             finally:
                 upstream.breaker.end_request(is_probe=is_probe)
             await asyncio.sleep(delay_s)
@@ -182,38 +204,53 @@ class Upstreams:
             try:
                 return await query(upstream.endpoint)
             except UpstreamError as exc:
+                exc.add_note(upstream.endpoint.base_url)
                 error = exc
         assert error is not None  # there is at least one upstream
         raise error
 
-    async def watch_health(self, interval_s: float) -> None:
-        """Check all servers at every interval, for as long as the stack runs."""
-        while True:
-            await asyncio.gather(*(upstream.check_health(interval_s) for upstream in self._upstreams))
-            await asyncio.sleep(interval_s)
-
     def _rotate_upstreams(self) -> list[Upstream]:
-        at = next(self._rotation) % len(self._upstreams)
-        return self._upstreams[at:] + self._upstreams[:at]
+        at = next(self._rotation) % len(self.upstreams)
+        return self.upstreams[at:] + self.upstreams[:at]
 
     def _choose_upstream(self, tried_upstreams: Sequence[Upstream]) -> Upstream:
-        """Return an allowed server, preferring those not yet tried, then those that passed their last health check."""
-        allowed = [upstream for upstream in self._rotate_upstreams() if upstream.breaker.allows_request()]
+        """Return an allowed server, preferring those not yet tried, then those that passed their last health check.
+        Where no breaker is closed, a server that answered a check since its newest failure is allowed."""
+        upstreams = self._rotate_upstreams()
+        allowed = [upstream for upstream in upstreams if upstream.breaker.allows_request()]
+        allowed = allowed or [upstream for upstream in upstreams if upstream.has_recovered]
         if not allowed:
-            raise UpstreamError("The inference server failed too often just now. Try again in a few seconds.")
+            wait_s = max(self._breaker_wait_s(), MIN_RETRY_AFTER_S)
+            error = UpstreamError(
+                "The inference server failed too often just now. Try again in a few seconds.", retry_after_s=wait_s
+            )
+            _log_failure(" ".join(upstream.endpoint.base_url for upstream in upstreams), error, is_repeated=False)
+            raise error
         return min(allowed, key=lambda upstream: (upstream in tried_upstreams, not upstream.is_healthy))
+
+    def _breaker_wait_s(self) -> float:
+        """Return the seconds until the first breaker allows a request."""
+        return min(upstream.breaker.remaining_s() for upstream in self.upstreams)
 
     def _retry_delay_s(self, error: StackError, tried_upstreams: Sequence[Upstream]) -> float | None:
         """Return the seconds to wait before the next attempt; None when there must be none."""
         policy = self._policy
         if not isinstance(error, RETRYABLE) or len(tried_upstreams) > policy.max_retries:
             return None
-        if (error.retry_after_s or 0) > policy.max_retry_delay_s and len(set(tried_upstreams)) == len(self._upstreams):
+        if (error.retry_after_s or 0) > policy.max_retry_delay_s and len(set(tried_upstreams)) == len(self.upstreams):
             return None
         if not self._budget.withdraw():
             return None
-        if any(upstream not in tried_upstreams and upstream.breaker.allows_request() for upstream in self._upstreams):
+        if any(upstream not in tried_upstreams and upstream.breaker.allows_request() for upstream in self.upstreams):
             return 0.0
         backoff_s = min(policy.retry_delay_s * 2 ** (len(tried_upstreams) - 1), policy.max_retry_delay_s)
         jittered_s = backoff_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - spreads load, guards nothing
         return max(error.retry_after_s or 0.0, jittered_s)
+
+
+def _log_failure(url: str, error: StackError, *, is_repeated: bool) -> None:
+    """Log a failed attempt with the server's URL and its own words, which no client sees."""
+    level = logging.WARNING if isinstance(error, UpstreamError | RateLimited) else logging.INFO
+    outcome = "is tried again" if is_repeated else "failed"
+    detail = " ".join([error.message, *getattr(error, "__notes__", ())])
+    _log.log(level, "request %s %s at %s: %s", REQUEST_ID.get() or "-", outcome, url, detail)

@@ -6,12 +6,15 @@ from typing import Final
 from apis.chat import ChatCustomTool, ChatRequest
 from apis.deltas import ToolArgumentsDelta, ToolCallStart
 from apis.errors import UpstreamError
+from providers.inference.chat_completions.answer_limits import text_bytes
 from providers.inference.chat_completions.custom_tools import CustomInputReader
 from providers.inference.chat_completions.text_repair import SurrogateJoiner
 
 MAX_CALLS: Final = 1024
 MAX_ID_CHARS: Final = 256
 MAX_NAME_CHARS: Final = 256
+MAX_UNNAMED_CHARS: Final = 64 * 1024
+"""Characters of arguments that a call may have before its name."""
 
 ToolCallDelta = ToolCallStart | ToolArgumentsDelta
 
@@ -30,7 +33,8 @@ class _StreamedCall:
 class StreamedCalls:
     """Calls of one response. A call starts once its name is complete: at a declared name, or when arguments follow.
 
-    Every call gets an id that is unique in the chat: the upstream's if it is usable, a new one otherwise.
+    Every call gets an id that is unique in the chat: the upstream's if it is usable, a new one otherwise. `size_bytes`
+    counts ids, names and arguments: a delta that leaves it unchanged says nothing.
     """
 
     def __init__(self, request: ChatRequest) -> None:
@@ -41,12 +45,15 @@ class StreamedCalls:
         self._allows_one_call = request.parallel_tool_calls is False
         self._calls_by_index: dict[int, _StreamedCall] = {}
         self._calls: list[_StreamedCall] = []
+        self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def add_delta(self, index: int, call_id: str, name: str, arguments: str) -> list[ToolCallDelta]:
-        """Return the deltas of one upstream delta; the parameters are empty strings where it has no value."""
+        """Return the deltas of one upstream delta; the parameters are empty strings where it has no value. Raises
+        UpstreamError for too many calls and too long names."""
+        self.size_bytes += text_bytes(arguments)
         call = self._calls_by_index.get(index)
         # Some servers number every call 0: a new id together with a name is a new call.
         if call is None or (name and call_id and call.upstream_id and call_id != call.upstream_id):
@@ -58,7 +65,12 @@ class StreamedCalls:
         if not call.is_started:
             call.upstream_id = call.upstream_id or call_id
             call.name += name
+            self.size_bytes += len(name)
             call.pending_arguments += arguments
+            if len(call.name) > MAX_NAME_CHARS:
+                raise UpstreamError("The inference server sent a tool name that is longer than allowed.")
+            if not call.name and len(call.pending_arguments) > MAX_UNNAMED_CHARS:
+                raise UpstreamError("The inference server sent a tool call without a name.")
             if not call.name or not (call.pending_arguments or self._is_complete_name(call.name)):
                 return out
             out.append(self._start_call(call))
@@ -86,6 +98,7 @@ class StreamedCalls:
         if len(self._calls) >= MAX_CALLS:
             raise UpstreamError(f"The inference server sent more than {MAX_CALLS} tool calls.")
         call = _StreamedCall(upstream_id)
+        self.size_bytes += 1 + len(upstream_id)
         self._calls.append(call)
         return call
 
@@ -95,8 +108,6 @@ class StreamedCalls:
         )
 
     def _start_call(self, call: _StreamedCall) -> ToolCallStart:
-        if len(call.name) > MAX_NAME_CHARS:
-            raise UpstreamError("The inference server sent a tool name that is longer than allowed.")
         usable = (
             0 < len(call.upstream_id) <= MAX_ID_CHARS and call.upstream_id.isascii() and call.upstream_id.isprintable()
         )

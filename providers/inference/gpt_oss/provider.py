@@ -9,11 +9,12 @@ from typing import Final
 
 from pydantic import Field
 
-from apis.chat import ChatRequest
+from apis.chat import ChatRequest, refuse_engine_options, share_of_salt
 from apis.deltas import DeltaBatch, TokenLogprob
 from apis.errors import InvalidRequest, ModelNotFound
-from apis.inference import Inference, Model
+from apis.inference import ALL_CONSTRAINTS, Inference, Model
 from apis.provider import Provider, UserPath
+from apis.wire.base import Effort
 from providers.inference.gpt_oss.backend import LoadedRunner, load_backend
 from providers.inference.gpt_oss.checkpoint.loading import GIB, LoadingReport
 from providers.inference.gpt_oss.engine.engine import Engine, EngineMetrics, EngineRequest, EngineSettings
@@ -65,6 +66,7 @@ class GptOss(Inference):
             owned_by="gpt_oss",
             modalities=frozenset(),
             native_tools=NATIVE_TOOLS,
+            enforces=ALL_CONSTRAINTS,
         )
 
     async def start(self) -> None:
@@ -78,6 +80,7 @@ class GptOss(Inference):
             context_tokens=runner.context_tokens,
             modalities=self._model.modalities,
             native_tools=self._model.native_tools,
+            enforces=self._model.enforces,
         )
         self._engine = Engine(runner, EngineSettings(step_tokens=config.step_tokens, max_waiting=config.max_waiting))
         await self._engine.start()
@@ -96,6 +99,7 @@ class GptOss(Inference):
         """See `Inference.chat`. A grammar enforces `tool_choice`, `strict` functions and the text format during
         generation."""
         engine, harmony = self._require_started(request)
+        refuse_engine_options(request)
         sampling = request_to_sampling(request, self._config)
         prompt = await harmony.render_prompt(request)
         matcher = None if prompt.grammar is None else await harmony.build_matcher(prompt.grammar)
@@ -105,7 +109,7 @@ class GptOss(Inference):
             max_tokens=request.max_completion_tokens,
             stop_ids=(*STOP_IDS, *(request.stop_token_ids or ())),
             matcher=matcher,
-            tenant=request.cache_salt or "",
+            tenant=share_of_salt(request.cache_salt),
             priority=request.priority or 0,
             salt=request.cache_salt,
         )
@@ -120,6 +124,10 @@ class GptOss(Inference):
                     yield deltas
                 if end is not None:
                     return
+
+    async def used_effort(self, request: ChatRequest) -> Effort | None:
+        """Return the effort of the system message."""
+        return self._config.harmony.used_effort(request.reasoning_effort)
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the number of tokens of the prompt that `chat` would send to the model."""

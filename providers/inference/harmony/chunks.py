@@ -9,8 +9,10 @@ import msgspec
 from apis.chat import ChatRequest
 from apis.deltas import Delta, TokenLogprob
 from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError
+from providers.inference.chat_completions.answer_limits import deltas_bytes, tokens_with_slack
 from providers.inference.chat_completions.chunks import DECODE_ERRORS, DONE_PAYLOAD, MIN_LOGPROB
 from providers.inference.chat_completions.errors import failure_to_error
+from providers.inference.chat_completions.usage import parse_usage
 from providers.inference.harmony.harmony import Harmony
 from providers.inference.http.event_stream import EventReader
 
@@ -45,18 +47,9 @@ class _Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
 
-class _PromptDetails(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-
 class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: Any = None
     error: Any = None
 
 
@@ -64,8 +57,8 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 class HarmonyChunkReader:
-    """Reader with the fields of ChatChunkReader. Every token is checked against the grammar: output that violates it is
-    Unsupported and is never returned as valid."""
+    """Reader with the fields of ChatChunkReader. An answer that goes on after `max_tokens` is cut. Every token is
+    checked against the grammar: output that violates it is Unsupported and is never returned as valid."""
 
     def __init__(
         self,
@@ -73,11 +66,16 @@ class HarmonyChunkReader:
         request: ChatRequest,
         *,
         prompt_tokens: int,
+        max_tokens: int,
         enforced_grammar: EnforcedGrammar | None = None,
     ) -> None:
         self.failure: StackError | None = None
         self.is_finished = False
         self.saw_activity = False
+        self.was_cut = False
+        self.answer_bytes = 0
+        self.delta_count = 0
+        self._max_tokens = tokens_with_slack(max_tokens)
         self._harmony = harmony
         self._token_reader = harmony.build_reader(request)
         self._model = request.model
@@ -100,10 +98,15 @@ class HarmonyChunkReader:
                     out += self._finish()
                 else:
                     out += self._handle_payload(payload)
+                if self._token_reader.output_tokens > self._max_tokens and not self.is_finished:
+                    self._finish_reason, self.was_cut = "length", True
+                    out += self._finish()
                 if self.is_finished:
                     break
         except StackError as exc:
             self.failure = exc
+        self.delta_count += len(out)
+        self.answer_bytes += deltas_bytes(out)
         return out
 
     def end(self) -> list[Delta]:
@@ -122,9 +125,9 @@ class HarmonyChunkReader:
         if chunk.error is not None:
             raise self._explain_failure(failure_to_error(chunk.error, self._model))
         if chunk.usage is not None:
-            details = chunk.usage.prompt_tokens_details
-            self._input_tokens = chunk.usage.prompt_tokens or self._input_tokens
-            self._cached_tokens = min((details and details.cached_tokens) or 0, self._input_tokens)
+            usage = parse_usage(chunk.usage)
+            self._input_tokens = usage.input_tokens or self._input_tokens
+            self._cached_tokens = min(usage.cached_tokens, self._input_tokens)
         deltas: list[Delta] = []
         for choice in chunk.choices or ():
             if choice.index == 0 and self._finish_reason is None:

@@ -4,9 +4,9 @@ too."""
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, Self
 
-from apis.chat import ChatRequest
+from apis.chat import ChatRequest, refuse_engine_options
 from apis.errors import Unsupported
-from providers.inference.chat_completions.body import ENGINE_FIELDS, body_to_json
+from providers.inference.chat_completions.body import body_to_json
 from providers.inference.chat_completions.endpoint import ChunkReader
 from providers.inference.harmony.chunks import EnforcedGrammar, HarmonyChunkReader
 from providers.inference.harmony.grammar import TurnGrammar
@@ -14,9 +14,12 @@ from providers.inference.harmony.harmony import Harmony, HarmonyPrompt
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.harmony.vocabulary import NATIVE_TOOLS, STOP_IDS
 
+SUPPORTED_OPTIONS: Final = ("min_tokens", "bad_words", "allowed_token_ids", "length_penalty", "vllm_xargs")
+"""Engine options that make sense for a prompt that is rendered here and output that is read as tokens."""
 COMPLETION_FIELDS: Final = (
     *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias"),
-    *(name for name in ENGINE_FIELDS if name != "stop_token_ids"),
+    *("top_k", "min_p", "repetition_penalty", "cache_salt", "priority"),
+    *SUPPORTED_OPTIONS,
 )
 DEFAULT_CONTEXT_TOKENS: Final = 131_072
 """Context length of gpt-oss, used for a model whose server does not list it."""
@@ -42,6 +45,7 @@ class HarmonyTemplate:
         self, request: ChatRequest, context_tokens: Callable[[], Awaitable[int | None]]
     ) -> tuple[str, bytes, ChunkReader]:
         """See `PromptTemplate.build_request`."""
+        refuse_engine_options(request, SUPPORTED_OPTIONS)
         prompt, enforced = await self._render_prompt(request), None
         if prompt.grammar is not None:
             # Compiled here too, so that errors name the request's field and output that violates the grammar is
@@ -50,10 +54,15 @@ class HarmonyTemplate:
             matcher = await self._harmony.build_matcher(prompt.grammar)
             enforced = EnforcedGrammar(_grammar_param(request, prompt.grammar), matcher.accept)
         context = await context_tokens() or DEFAULT_CONTEXT_TOKENS
+        body = {**_build_body(request, prompt, context), **self._extra_body}
         chunks = HarmonyChunkReader(
-            self._harmony, request, prompt_tokens=len(prompt.token_ids), enforced_grammar=enforced
+            self._harmony,
+            request,
+            prompt_tokens=len(prompt.token_ids),
+            max_tokens=min(request.max_completion_tokens or context, context),
+            enforced_grammar=enforced,
         )
-        return "/completions", body_to_json({**_build_body(request, prompt, context), **self._extra_body}), chunks
+        return "/completions", body_to_json(body), chunks
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the rendered prompt."""

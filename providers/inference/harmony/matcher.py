@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
 from typing import Final
 
@@ -37,6 +38,16 @@ SPECIAL_TOKEN_IDS: Final = {
     "<|call|>": CALL,
 }
 MAX_PROBLEM_CHARS: Final = 200
+MAX_ITEMS_IN_ROW: Final = 4_200
+"""Earley items after one token. An object with a thousand optional properties, the most that a schema may have, needs
+4,050; a grammar that repeats optional choices has many more."""
+MAX_STEP_ITEMS: Final = 10_000
+"""Earley items that the mask of one token may make: about 10 ms. No grammar that the tests enforce needs 6,000."""
+STEP_LEXER_FUEL: Final = 100_000
+SLOW_MASK_S: Final = 0.05
+MAX_SLOW_MASKS: Final = 3
+"""A request whose masks take longer than SLOW_MASK_S of CPU time so many times in a row fails: all sequences of a step
+wait for its masks, and the limits above count work, not time."""
 
 
 class GrammarMatcher:
@@ -44,6 +55,7 @@ class GrammarMatcher:
 
     def __init__(self, ll_matcher: LLMatcher) -> None:
         self._ll_matcher = ll_matcher
+        self._slow_masks = 0
 
     @property
     def is_done(self) -> bool:
@@ -52,9 +64,14 @@ class GrammarMatcher:
 
     def mask(self) -> bytes:
         """Return one bit per token that may come next: little-endian words, VOCABULARY_SIZE bits. In a complete turn
-        only the end of text is allowed. Raises UpstreamError when the grammar becomes too complex to continue."""
+        only the end of text is allowed. Raises UpstreamError when the grammar becomes too complex to continue, or its
+        last masks all took too long."""
+        began = time.thread_time()
         mask = self._ll_matcher.compute_bitmask()
         self._raise_if_failed()
+        self._slow_masks = self._slow_masks + 1 if time.thread_time() - began > SLOW_MASK_S else 0
+        if self._slow_masks >= MAX_SLOW_MASKS:
+            raise _too_complex_error()
         return mask[:MASK_BYTES]
 
     def accept(self, token: int) -> bool:
@@ -70,7 +87,7 @@ class GrammarMatcher:
 
     def _raise_if_failed(self) -> None:
         if self._ll_matcher.is_error():
-            raise UpstreamError("The model cannot be held to this request: its schema or grammar is too complex.")
+            raise _too_complex_error()
 
 
 class GrammarCompiler:
@@ -86,7 +103,13 @@ class GrammarCompiler:
         self._max_grammars = max_grammars
         self._max_verdicts = max_verdicts
         self._tokenizer = LLTokenizer(TokenizerWrapper(_GuidanceTokenizer(vocabulary)), n_vocab=VOCABULARY_SIZE)
-        self._limits = LLParserLimits(max_items_in_row=20_000, max_grammar_size=60_000, verbose_errors=False)
+        self._limits = LLParserLimits(
+            max_items_in_row=MAX_ITEMS_IN_ROW,
+            max_grammar_size=60_000,
+            step_max_items=MAX_STEP_ITEMS,
+            step_lexer_fuel=STEP_LEXER_FUEL,
+            verbose_errors=False,
+        )
         self._grammars: OrderedDict[bytes, LLMatcher] = OrderedDict()
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
         self._lock = threading.Lock()
@@ -152,6 +175,10 @@ class _GuidanceTokenizer:
 
     def __call__(self, text: str) -> list[int]:
         return self._vocabulary.encode(text)
+
+
+def _too_complex_error() -> UpstreamError:
+    return UpstreamError("The model cannot be held to this request: its schema or grammar is too complex.")
 
 
 def _find_problem(ll_matcher: LLMatcher) -> str:

@@ -26,7 +26,6 @@ from apis.chat import (
     TextPart,
 )
 from apis.errors import InvalidRequest, Unsupported
-from apis.wire.base import Effort
 from apis.wire.text_format import JsonObjectFormat, TextFormat
 from providers.inference.chat_completions.body import VERBOSITY
 from providers.inference.harmony.options import HarmonyOptions
@@ -41,15 +40,6 @@ from providers.inference.harmony.token_cache import (
 from providers.inference.harmony.tools import declared_tools_to_text, native_tools_to_text
 from providers.inference.harmony.vocabulary import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START, Vocabulary
 
-EFFORTS: dict[Effort, str] = {
-    "none": "low",
-    "minimal": "low",
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "high",
-    "max": "high",
-}
 CHANNELS_NOTE = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 FUNCTIONS_CHANNEL_NOTE = "Calls to these tools must go to the commentary channel: 'functions'."
 
@@ -95,7 +85,7 @@ class Renderer:
             *([f"Knowledge cutoff: {options.knowledge_cutoff}"] if options.knowledge_cutoff is not None else []),
             *([f"Current date: {day.isoformat()}"] if isinstance(day, date) else []),
         ]
-        effort = f"Reasoning: {EFFORTS[request.reasoning_effort or options.reasoning_effort]}"
+        effort = f"Reasoning: {options.used_effort(request.reasoning_effort)}"
         channels = f"{CHANNELS_NOTE}\n{FUNCTIONS_CHANNEL_NOTE}" if any(map(_is_function, tools)) else CHANNELS_NOTE
         sections = ("\n".join(about), effort, native_tools_to_text(_native_tools(tools)), channels)
         return "\n\n".join(section for section in sections if section)

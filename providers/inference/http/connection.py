@@ -134,6 +134,8 @@ class HttpConnection(asyncio.Protocol):
             body += self.read_available()
             if self.is_complete:  # the last bytes were read together with the end
                 break
+            if self._loop.time() > deadline:  # the timer meets no reader that waits while there is always data
+                raise TimeoutError
         return bytes(body[:limit_bytes])
 
     def raise_if_failed(self) -> None:

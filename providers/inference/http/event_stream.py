@@ -3,12 +3,15 @@
 Follows the HTML standard's event stream format (https://html.spec.whatwg.org/multipage/server-sent-events.html).
 """
 
+import re
 from typing import Final
 
 from apis.errors import UpstreamError
 
 MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
 BOM: Final = b"\xef\xbb\xbf"
+_BLANK_LINES: Final = re.compile(rb"\n{3,}")
+"""Blank lines that end no event."""
 
 
 class EventReader:
@@ -58,6 +61,8 @@ class EventReader:
             return []
         if self._lines_end_in_cr or b"\r" in chunk:
             return self._feed_lines(chunk)
+        if chunk.startswith(b"\n"):  # blank lines before an event
+            chunk = chunk.lstrip(b"\n")
         end = chunk.rfind(b"\n\n")
         if end < 0:
             self._add_pending(chunk)
@@ -69,19 +74,27 @@ class EventReader:
             events = chunk[6:end].split(b"\n\ndata: ")
             if chunk.count(b"\n", 0, end) == 2 * len(events) - 2 and all(events):
                 return events
-        return [data for block in chunk[:end].split(b"\n\n") if (data := _parse_block(block))]
+        blocks = _BLANK_LINES.sub(b"\n\n", chunk[:end]).split(b"\n\n")
+        return [data for block in blocks if b"data" in block and (data := _parse_block(block))]
 
     def _add_pending(self, chunk: bytes) -> None:
+        if not chunk:
+            return
         self._pending.append(chunk)
         self._pending_bytes += len(chunk)
         if self._pending_bytes > self._max_bytes:
             raise UpstreamError("The inference server sent an event that is larger than allowed.")
 
     def _join_pending(self, chunk: bytes) -> bytes:
-        """Join the pending bytes with `chunk`, or add to them while no line can have ended: long lines stay linear."""
-        if b"\n" not in chunk and b"\r" not in chunk and not self._at_start:
-            self._add_pending(chunk)
-            return b""
+        """Join the pending bytes with `chunk`, or add to them while no event can have ended: linear for long events."""
+        if not self._at_start and b"\r" not in chunk:
+            if self._lines_end_in_cr:
+                ends = b"\n" in chunk
+            else:
+                ends = b"\n\n" in chunk or (chunk.startswith(b"\n") and self._pending[-1].endswith(b"\n"))
+            if not ends:
+                self._add_pending(chunk)
+                return b""
         chunk = b"".join((*self._pending, chunk))
         self._pending.clear()
         self._pending_bytes = 0
@@ -100,7 +113,8 @@ class EventReader:
         if self._skip_lf:
             chunk = chunk.removeprefix(b"\n")
         self._skip_lf = chunk.endswith(b"\r")
-        *lines, remainder = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *lines, remainder = _BLANK_LINES.sub(b"\n\n", chunk).split(b"\n")
         if remainder:
             self._add_pending(remainder)
         events: list[bytes] = []
@@ -119,7 +133,7 @@ class EventReader:
         if data is None:
             return
         self._data_lines.append(data)
-        self._data_bytes += len(data)
+        self._data_bytes += len(data) + 1
         if self._data_bytes > self._max_bytes:
             raise UpstreamError("The inference server sent an event that is larger than allowed.")
 

@@ -16,7 +16,7 @@ from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
 from apis.errors import InvalidRequest, UpstreamError
 from providers.inference.chat_completions.body import ChatDialect, request_to_body
-from providers.inference.chat_completions.endpoint import MAX_BODY_BYTES, ChatCompletions, Timeouts
+from providers.inference.chat_completions.endpoint import MAX_BODY_BYTES, ChatCompletions, EndpointLimits
 from providers.inference.chat_completions.errors import response_to_error
 from providers.inference.http.client import HttpClient, headers_to_bytes
 from providers.inference.llama_cpp.engine import EngineAddress
@@ -107,7 +107,9 @@ class EngineClient:
             self._http,
             api_key=SecretStr(self._address.api_key),
             dialect=_build_dialect(engine_fields),
-            timeouts=Timeouts(headers_s=self._timeout_s, first_token_s=self._timeout_s, token_gap_s=self._timeout_s),
+            limits=EndpointLimits(
+                headers_s=self._timeout_s, first_token_s=self._timeout_s, token_gap_s=self._timeout_s
+            ),
         )
         return wire.chat(request.model_copy(update=UNSENT_FIELDS))
 

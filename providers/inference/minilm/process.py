@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from apis.errors import ContextLengthExceeded, UpstreamError, UpstreamTimeout
+from apis.fair_share import FairShare, Place
 
 _CHILD_SCRIPT: Final = Path(__file__).with_name("child.py")
 THREAD_VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -33,37 +34,49 @@ class TooManyTokens(ContextLengthExceeded):
 
 
 class EmbeddingProcess:
-    """One child process at a time. The caller starts it first; one that died is restarted by the next request."""
+    """One child process at a time. The caller starts it first; one that died is restarted by the next request.
 
-    def __init__(self, folder: Path, threads: int, start_timeout_s: float, answer_timeout_s: float) -> None:
+    Requests wait for a turn of `turns`, which has one place. One whose caller leaves before its turn is dropped.
+    """
+
+    def __init__(
+        self, folder: Path, threads: int, start_timeout_s: float, answer_timeout_s: float, turns: FairShare
+    ) -> None:
         self._folder = folder
         self._threads = threads
         self._start_timeout_s = start_timeout_s
         self._answer_timeout_s = answer_timeout_s
         self._process: asyncio.subprocess.Process | None = None
-        self._request_lock = asyncio.Lock()
+        self._turns = turns
+        self._is_closed = False
         self._request_tasks: set[asyncio.Task[Any]] = set()
         self._dimensions = 0
 
     async def start(self) -> int:
         """Start the child and return the length of the vectors once the model is loaded. Raises UpstreamError when it
         cannot be loaded."""
-        async with self._request_lock:
+        with await self._turns.acquire(""):
             return await self._start_process()
 
     async def close(self) -> None:
         """End the child and the requests in progress; safe when none was started."""
+        self._is_closed = True
         running = tuple(self._request_tasks)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await self._kill_process()
 
-    async def embed(self, texts: Sequence[str]) -> tuple[int, list["array[float]"]]:
-        """Return the total number of tokens and one vector per text. Raises TooManyTokens, UpstreamError."""
+    async def embed(self, texts: Sequence[str], tenant: str) -> tuple[int, list["array[float]"]]:
+        """Return the total number of tokens and one vector per text. Raises TooManyTokens, UpstreamError, and
+        RateLimited if too many requests of the tenant wait."""
+        turn = await self._turns.acquire(tenant)
+        if self._is_closed:
+            turn.release()
+            raise UpstreamError("The embedding model was stopped.")
         # The caller may be cancelled at any time; the child's response is read all the same, or the next request would
         # receive it.
-        task = asyncio.create_task(self._embed_locked(texts))
+        task = asyncio.create_task(self._embed_in_turn(texts, turn))
         self._request_tasks.add(task)
         task.add_done_callback(self._forget_task)
         return await asyncio.shield(task)
@@ -73,8 +86,8 @@ class EmbeddingProcess:
         if not task.cancelled():
             task.exception()  # retrieved, although the caller may be gone
 
-    async def _embed_locked(self, texts: Sequence[str]) -> tuple[int, list["array[float]"]]:
-        async with self._request_lock:
+    async def _embed_in_turn(self, texts: Sequence[str], turn: Place) -> tuple[int, list["array[float]"]]:
+        with turn:
             if self._process is None:
                 await self._start_process()
             try:

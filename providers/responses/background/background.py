@@ -5,7 +5,8 @@ Creates, follows, reads and cancels them; `workers.py` claims their runs and `ex
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -14,13 +15,15 @@ from openai.types.responses import Response, ResponseCreatedEvent, ResponseQueue
 
 from apis.errors import RateLimited
 from apis.events import LoggedEvent, ResponseEventBatch
+from apis.fair_share import Tenants
 from apis.fetcher import Fetcher
 from apis.responses import CreateResponse
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
+from apis.storage.records import reading_stored
 from providers.responses.background.event_log import EventLog, LogWakeups, encode_event_line
 from providers.responses.background.execution import RunExecutor, build_stored_response
-from providers.responses.background.runs import ResponseRef, Runs, StoredRequest, run_key
+from providers.responses.background.runs import ResponseRef, Runs, StoredRequest
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.webhooks import Webhook
 from providers.responses.background.workers import BackgroundConfig, BackgroundWorkers
@@ -28,6 +31,7 @@ from providers.responses.run.pending_response import PendingResponse, PrepareRes
 from providers.responses.run.response_stream import assign_sequence_numbers
 from providers.responses.store.conversation_lock import hand_over_lock
 from providers.responses.store.history import History
+from providers.responses.store.run_key import run_key
 
 _TIER_PRIORITIES: Final = {"ultrafast": 0, "fast": 1, "priority": 2, "flex": 9}
 _DEFAULT_PRIORITY: Final = 5
@@ -35,6 +39,15 @@ _NO_WORKER_MESSAGE: Final = (
     "No worker is free for this response now, and it cannot wait for one: it holds what is not for storing "
     "(an MCP server's URL, `authorization` or `headers`)."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundOptions:
+    """Limits of background responses, the webhooks that are called at their ends, and the tenants that share both."""
+
+    config: BackgroundConfig
+    webhooks: Sequence[Webhook]
+    tenants: Tenants
 
 
 class BackgroundResponses:
@@ -46,12 +59,11 @@ class BackgroundResponses:
         kv: KVStore,
         history: History,
         prepare: PrepareResponse,
-        config: BackgroundConfig,
-        webhooks: Sequence[Webhook],
         fetcher: Fetcher,
+        options: BackgroundOptions,
     ) -> None:
-        self._fetcher = fetcher
-        self._webhook_queue = WebhookQueue(kv, webhooks)
+        config, tenants = options.config, options.tenants
+        self._webhook_queue = WebhookQueue(kv, options.webhooks, fetcher, tenants)
         self._webhook_delivery: asyncio.Task[None] | None = None
         self._wakeups = LogWakeups()
         self._event_log = EventLog(kv, self._wakeups, run_key, ttl_s=config.event_ttl_s)
@@ -63,11 +75,11 @@ class BackgroundResponses:
             max_waiting=config.max_waiting,
         )
         self._executor = RunExecutor(kv, history, prepare, config, self._event_log, self._webhook_queue)
-        self._workers = BackgroundWorkers(self._runs, self._executor.execute, config)
+        self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants)
 
     def start(self) -> None:
         self._workers.start()
-        self._webhook_delivery = asyncio.create_task(self._webhook_queue.run(self._fetcher))
+        self._webhook_delivery = asyncio.create_task(self._webhook_queue.run())
 
     async def drain(self) -> None:
         """Claim no more runs, end the streams of readers, release each run as soon as another worker can resume it,
@@ -103,20 +115,26 @@ class BackgroundResponses:
         assign_sequence_numbers(first_events, 0)
         log_op = self._event_log.batch_op(ref.tenant, ref.id, 0, [encode_event_line(event) for event in first_events])
         priority = _TIER_PRIORITIES.get(request.service_tier or "", _DEFAULT_PRIORITY)
-        async with self._workers.reserve_slot(ref.tenant) as has_slot:
-            if not (has_slot or is_portable):
+        place = await self._workers.try_reserve_place(ref.tenant)
+        with ExitStack() as held:
+            if place is not None:
+                held.enter_context(place)
+            elif not is_portable:
                 raise RateLimited(_NO_WORKER_MESSAGE, retry_after_s=5)
             try:
                 async with hand_over_lock(pending.lock) as lock_ops:
                     claimed_run = await self._runs.add(
-                        ref, priority, stored_request, [log_op, *lock_ops], is_portable=is_portable, start_now=has_slot
+                        *(ref, priority, stored_request, [log_op, *lock_ops]),
+                        is_portable=is_portable,
+                        start_now=place is not None,
                     )
             except LeaseLost:
                 assert pending.lock is not None  # ids are random: only the lock's write can fail
-                raise pending.lock.lost_error() from None
+                raise await pending.lock.lost_error() from None
             if claimed_run is not None:
                 self._executor.add_local(ref, pending)
-                self._workers.start_run(claimed_run)
+                self._workers.start_run(claimed_run, place)
+                held.pop_all()
         if claimed_run is None:
             self._workers.wake()
         if not request.stream:
@@ -141,7 +159,10 @@ class BackgroundResponses:
     async def load_input_items(self, response_id: str, *, tenant: str) -> list[dict[str, Any]] | None:
         """Return the input items of a response that has not ended; None for any other."""
         stored_run = await self._runs.get(ResponseRef(tenant, response_id))
-        return None if stored_run is None else orjson.loads(bytes(stored_run[1].input_items))
+        if stored_run is None:
+            return None
+        with reading_stored(response_id):
+            return orjson.loads(bytes(stored_run[1].input_items))
 
     async def cancel(self, response_id: str, *, tenant: str) -> bool:
         """End a response that has not ended, and return whether it was so; its worker can write nothing any more."""

@@ -19,7 +19,7 @@ from openai.types.responses import ResponseStreamEvent
 from apis.errors import InvalidRequest, Overloaded, StoreUnavailable
 from apis.events import TERMINAL_EVENTS, LoggedEvent, event_to_json
 from apis.storage.kv_store import KVStore, Put
-from apis.storage.records import delete_all, scan_all
+from apis.storage.records import PAGE_BYTES, delete_all, scan_all
 
 ResultT = TypeVar("ResultT")
 _PAGE_SIZE: Final = 64
@@ -135,7 +135,8 @@ class EventLog:
         yield ()
         prefix = event_key(tenant, response_id, 0)[:-8]
         after = event_key(tenant, response_id, number - 1) if number else ""
-        while rows := await self._retry_during_outage(partial(self._kv.scan, prefix, after=after, limit=_PAGE_SIZE)):
+        scan = partial(self._kv.scan, prefix, limit=_PAGE_SIZE, max_bytes=PAGE_BYTES)
+        while rows := await self._retry_during_outage(partial(scan, after=after)):
             for after, entry in rows:
                 if after != event_key(tenant, response_id, number):
                     return  # the log is being deleted

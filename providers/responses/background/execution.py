@@ -16,17 +16,26 @@ import orjson
 from openai.types.responses import Response, ResponseError
 
 from apis.deltas import Usage
-from apis.errors import InvalidRequest, RateLimited, StackError, StoreUnavailable, UpstreamTimeout, error_to_failure
+from apis.errors import (
+    InvalidRequest,
+    RateLimited,
+    StackError,
+    StoredValueTooLarge,
+    StoreUnavailable,
+    UpstreamTimeout,
+    error_to_failure,
+)
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import LeaseLost
+from apis.storage.records import reading_stored
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.journal import Journal
 from providers.responses.background.runs import ClaimedRun, ResponseRef, StoredRequest
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.workers import BackgroundConfig
 from providers.responses.events.ids import ResponseIds
-from providers.responses.events.response_object import ResponseStatus, begin_response, end_response
+from providers.responses.events.response_object import ResponseStatus, begin_response, end_response, response_from_json
 from providers.responses.run.checkpoint import (
     Checkpoint,
     ResumePoint,
@@ -117,7 +126,14 @@ class RunExecutor:
     async def end_from_log(
         self, claimed_run: ClaimedRun, status: ResponseStatus, error: StackError | None = None
     ) -> None:
-        """End a run that nobody continues with what its log holds. Raises LeaseLost."""
+        """End a run that nobody continues with what its log holds, or without that if it is too large to be stored.
+        Raises LeaseLost."""
+        try:
+            await self._end_from_log(claimed_run, status, error)
+        except StoredValueTooLarge as exc:
+            await self._end_from_log(claimed_run, "failed", exc)
+
+    async def _end_from_log(self, claimed_run: ClaimedRun, status: ResponseStatus, error: StackError | None) -> None:
         ref, stored_request = claimed_run.ref, claimed_run.stored_request
         failure = error_to_failure(error) if error else None
         initial = build_stored_response(ref.id, stored_request, "in_progress")
@@ -125,6 +141,8 @@ class RunExecutor:
             checkpoints = await load_checkpoints(self._kv, ref.tenant, ref.id)
             log = await self._event_log.read_all(ref.id, tenant=ref.tenant)
             closed = close_log(log)
+            if isinstance(error, StoredValueTooLarge):
+                closed = ClosedLog((), (), closed.next_sequence_number - len(closed.closing_events))
             final = _build_final_response(initial, status, closed.items, failure, usage_from_log(log, checkpoints))
         except (ValueError, LookupError) as exc:  # damaged: the response ends without the log
             _log.error("the log of response %s cannot be read", ref.id, exc_info=exc)
@@ -202,6 +220,7 @@ class RunExecutor:
             self._journals[claimed_run.ref] = journal
             on_checkpoint = partial(self._add_checkpoint, journal)
         writing = asyncio.create_task(journal.run())
+        writing.add_done_callback(_retrieve_exception)
         working = asyncio.create_task(self._write_events(pending, journal, on_checkpoint))
         try:
             await asyncio.wait({writing, working}, return_when=asyncio.FIRST_COMPLETED)
@@ -222,7 +241,7 @@ class RunExecutor:
             return pending
         item_id_count = max(stored_request.item_id_count, resume_point.item_id_count if resume_point else 0)
         return await self._prepare(
-            parse_stored_request(stored_request),
+            parse_stored_request(stored_request, ref.id),
             ref.tenant,
             ResponseIds(ref.id, item_id_count),
             resume_point=resume_point,
@@ -233,6 +252,8 @@ class RunExecutor:
         self, claimed_run: ClaimedRun, pending: PendingResponse, journal: Journal, error: StackError | None
     ) -> StackError | None:
         """Store the end of a response whose turns have ended, or were ended by `error`."""
+        if error is not None:
+            await pending.agent_loop.count_unfinished_prompt()
         events = pending.agent_loop.close_open_items() if error is not None else ()
         final = pending.build_final_response() if error is None else pending.build_failed_response(error)
         input_json = bytes(claimed_run.stored_request.input_items)
@@ -247,7 +268,7 @@ class RunExecutor:
         except LeaseLost:
             if pending.lock is None or await pending.lock.is_held():
                 raise
-            return pending.lock.lost_error()
+            return await pending.lock.lost_error()
         return None
 
     async def _write_events(
@@ -299,14 +320,24 @@ class RunExecutor:
         self._webhook_queue.wake()
 
 
-def parse_stored_request(stored_request: StoredRequest) -> CreateResponse:
-    """Return the request as the client sent it."""
-    return CreateResponse.model_validate_json(bytes(stored_request.request))
+def _retrieve_exception(task: "asyncio.Task[None]") -> None:
+    """Keep asyncio from logging the exception of a task that its run no longer awaits: a cancelled run lost its lease
+    to the process that cancelled it."""
+    if not task.cancelled():
+        task.exception()
+
+
+def parse_stored_request(stored_request: StoredRequest, response_id: str) -> CreateResponse:
+    """Return the request as the client sent it. Raises StorageCorrupt."""
+    with reading_stored(response_id):
+        return CreateResponse.model_validate_json(bytes(stored_request.request))
 
 
 def build_stored_response(response_id: str, stored_request: StoredRequest, status: ResponseStatus) -> Response:
     """Return the response of a stored request as it began."""
-    return begin_response(parse_stored_request(stored_request), response_id, stored_request.created_at, status)
+    return begin_response(
+        parse_stored_request(stored_request, response_id), response_id, stored_request.created_at, status
+    )
 
 
 def _encode_event_lines(events: Sequence[dict[str, Any]]) -> list[bytes]:
@@ -324,4 +355,4 @@ def _build_final_response(
     fields: dict[str, Any] = orjson.loads(
         sdk_model_to_json(end_response(response, status, (), usage or Usage(), error=failure))
     )
-    return Response.model_validate({**fields, "output": items})
+    return response_from_json({**fields, "output": items})

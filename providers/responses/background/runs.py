@@ -1,7 +1,7 @@
 """Runs: the background responses that have not ended, in a KVStore, and the legal changes of their state.
 
     /run/TENANT/ID                     the state of the run: present from the first answer until the response has ended
-    /queue/RANK/TIME/TENANT/ID         present while the run waits for a worker; the smallest key is served first
+    /queue/TENANT/RANK/TIME/ID         present while the run waits for a worker; a tenant's smallest is served first
     /place/TENANT/NUMBER               a slot in the tenant's queue, taken by a waiting run: bounds how many can wait
     /lease/TENANT/ID                   held by the worker that executes the run; gone when it was not renewed in time
     TENANT/request/ID                  the request
@@ -24,14 +24,17 @@ from typing import Literal
 
 import msgspec
 
-from apis.errors import RateLimited, StackError
+from apis.errors import RateLimited, StackError, StorageCorrupt
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
-from apis.storage.records import decode_record, encode_record, scan_all
+from apis.storage.records import decode_record, encode_record, scan_all, scan_groups
 from providers.responses.events.ids import is_response_id
+from providers.responses.store.run_key import run_key
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 1000
+_MAX_LOST_CLAIMS = 10
+"""Workers that may lose one run until no more claim it: its request is damaged, or its end cannot be stored."""
 
 
 class RunRecord(
@@ -77,11 +80,6 @@ class ResponseRef:
     @property
     def request_key(self) -> str:
         return f"{self.tenant}/request/{self.id}"
-
-
-def run_key(tenant: str, response_id: str) -> str:
-    """Return the key of the record that exists until the response has ended."""
-    return f"/run/{tenant}/{response_id}"
 
 
 class RunLease(Lease):
@@ -144,7 +142,7 @@ class Runs:
     ) -> ClaimedRun | None:
         """Add a run, written with `extra_ops`: it waits for a worker, or is claimed at once with `start_now`. Raises
         LeaseLost if a condition in `extra_ops` does not hold, RateLimited if too many runs of the tenant wait."""
-        queue_key = f"/queue/{priority}/{time.time_ns() // 1000:017d}/{ref.tenant}/{ref.id}"
+        queue_key = f"/queue/{ref.tenant}/{priority}/{time.time_ns() // 1000:017d}/{ref.id}"
         run = RunRecord("in_progress" if start_now else "queued", queue_key, is_portable, int(start_now))
         put_request = Put(ref.request_key, encode_record(stored_request), self._retention_s)
         if start_now:
@@ -188,8 +186,11 @@ class Runs:
         return len(await self._kv.scan(f"/lease/{tenant}/", limit=limit))
 
     async def list_waiting(self, limit: int) -> list[tuple[str, ResponseRef]]:
-        """Return up to `limit` waiting runs with their keys in the queue, in the order of service."""
-        return [(key, _decode_ref(entry.value)) for key, entry in await self._kv.scan("/queue/", limit=limit)]
+        """Return up to `limit` waiting runs of each tenant with their keys in the queue, in a tenant's order of
+        service."""
+        # Keys of earlier versions begin with the rank instead of the tenant: the reference is in the value.
+        groups = scan_groups(self._kv, "/queue/", limit=limit)
+        return [(key, _decode_ref(entry.value)) async for _, rows in groups for key, entry in rows]
 
     async def get(self, ref: ResponseRef) -> tuple[RunRecord, StoredRequest] | None:
         """Return a run that has not ended, and its request."""
@@ -201,8 +202,8 @@ class Runs:
         return decode_record(run, RunRecord), decode_record(request, StoredRequest)
 
     async def claim(self, ref: ResponseRef, queue_key: str = "") -> ClaimedRun | None:
-        """Claim a run that no worker holds, from the queue or as an orphan; None if a worker holds it or it has
-        ended."""
+        """Claim a run that no worker holds, from the queue or as an orphan; None if a worker holds it, it has ended or
+        its records are damaged."""
         run, request, lease = await self._kv.get_many([ref.run_key, ref.request_key, ref.lease_key])
         if run is None or request is None:
             if queue_key:
@@ -210,8 +211,15 @@ class Runs:
             return None
         if lease is not None:
             return None
-        is_late = not queue_key and decode_record(run, RunRecord).status == "queued"
-        claimed = await self._acquire(ref, run, request, ABSENT)
+        try:
+            record = decode_record(run, RunRecord)
+            if record.attempts - record.handover_count >= _MAX_LOST_CLAIMS:
+                return None
+            is_late = not queue_key and record.status == "queued"
+            claimed = await self._acquire(ref, run, request, ABSENT)
+        except StorageCorrupt:
+            _log.error("the run of response %s cannot be read", ref.id)
+            return None
         return replace(claimed, is_late=is_late) if claimed else None
 
     async def take_over(self, ref: ResponseRef) -> ClaimedRun | None:
@@ -228,7 +236,7 @@ class Runs:
     async def _acquire(
         self, ref: ResponseRef, run_entry: Entry, request_entry: Entry, expect: int | None
     ) -> ClaimedRun | None:
-        run = decode_record(run_entry, RunRecord)
+        run, stored_request = decode_record(run_entry, RunRecord), decode_record(request_entry, StoredRequest)
         slot_key, run.slot_key = run.slot_key, ""
         run.status = "in_progress"
         run.attempts += 1
@@ -239,7 +247,7 @@ class Runs:
         lease = self._new_lease(ref)
         if await lease.acquire(ops, expect=expect) is None:
             return None
-        return ClaimedRun(run, decode_record(request_entry, StoredRequest), lease)
+        return ClaimedRun(run, stored_request, lease)
 
     def _new_lease(self, ref: ResponseRef) -> RunLease:
         return RunLease(self._kv, ref, self._lease_s, self._retention_s)

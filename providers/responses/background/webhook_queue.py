@@ -3,9 +3,10 @@
     /webhook/QUEUE/TIME/ID    the event ID, to be sent to the webhook of that queue from TIME on (ms since the epoch)
     /webhook_hold/ID          held by the worker that sends the event; gone when the worker has not finished in time
 
-A delivery is stored in the same write as the final response that it reports. It is sent at least once, always under the
-same id, and deleted when it was accepted or is too old. Each webhook has a queue of its own, so a slow or dead one
-delays no other. Clocks that differ between machines move the time of the next attempt, and nothing else.
+A delivery is stored in the same write as the final response that it reports. It is sent at least once, always under
+the same id, and deleted when it was accepted or is too old. Each webhook has a queue of its own and each tenant a share
+of the deliveries, so that slow or dead webhooks delay no other tenant's. Clocks that differ between machines move the
+time of the next attempt, and nothing else.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import random
 import secrets
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +23,7 @@ import msgspec
 from openai.types.responses import Response
 
 from apis.errors import FetchFailed, StackError
+from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
 from apis.fetcher import Fetcher, FetchRequest
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
@@ -78,8 +80,12 @@ class _ClaimedDelivery:
 class WebhookQueue:
     """The queues of all webhooks of a config, and the deliveries of this process."""
 
-    def __init__(self, kv: KVStore, webhooks: Sequence[Webhook]) -> None:
+    def __init__(
+        self, kv: KVStore, webhooks: Sequence[Webhook], fetcher: Fetcher, tenants: Tenants = ONE_TENANT
+    ) -> None:
         self._kv = kv
+        self._fetcher = fetcher
+        self._places = FairShare("deliveries", _MAX_DELIVERIES, several_tenants=tenants.are_several)
         self._queues = [_Queue(hook, f"/webhook/{hook.queue_name}/") for hook in webhooks]
         self._wakeup = asyncio.Event()
 
@@ -100,15 +106,15 @@ class WebhookQueue:
         """Look for due deliveries now."""
         self._wakeup.set()
 
-    async def run(self, fetcher: Fetcher) -> None:
+    async def run(self) -> None:
         """Send due deliveries until cancelled; unfinished ones are then released to other workers. Returns at once if
         there are no webhooks."""
         try:
             while self._queues:
                 self._wakeup.clear()
-                for queue in self._queues:
+                for queue in sorted(self._queues, key=lambda each: self._places.used_by(each.webhook.tenant)):
                     try:
-                        await self._start_deliveries(queue, fetcher)
+                        await self._start_deliveries(queue)
                     except StackError as exc:
                         _log.warning("the webhook at %s waits: %s", queue.webhook, exc.message)
                 with suppress(TimeoutError):
@@ -121,22 +127,33 @@ class WebhookQueue:
             if tasks:
                 await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
 
-    async def _start_deliveries(self, queue: _Queue, fetcher: Fetcher) -> None:
+    async def _start_deliveries(self, queue: _Queue) -> None:
         """Start due deliveries, up to the limits."""
-        running = sum(len(other.tasks) for other in self._queues)
-        room = min(_MAX_DELIVERIES_PER_WEBHOOK - len(queue.tasks), _MAX_DELIVERIES - running)
-        if room <= 0:
+        if self._places.used >= _MAX_DELIVERIES:
             return
         due = f"{queue.key_prefix}{_format_milliseconds(time.time())}~"
         rows = await self._kv.scan(queue.key_prefix, before=due, limit=_SCAN_LIMIT)
         await self._check_backlog(queue, len(rows))
         holds = await self._kv.get_many([_hold_key(_delivery_id(key)) for key, _ in rows]) if rows else ()
         for (key, entry), hold in zip(rows, holds, strict=True):
-            if hold is None and room > 0 and (claimed := await self._claim(queue, key, entry)):
-                room -= 1
-                task = asyncio.create_task(self._send(claimed, fetcher))
-                queue.tasks.add(task)
-                task.add_done_callback(queue.tasks.discard)
+            if hold is not None:
+                continue
+            is_full = len(queue.tasks) >= _MAX_DELIVERIES_PER_WEBHOOK
+            place = None if is_full else self._places.try_acquire(queue.webhook.tenant)
+            if place is None:
+                return
+            with ExitStack() as held:
+                held.enter_context(place)
+                claimed = await self._claim(queue, key, entry)
+                if claimed is not None:
+                    self._start_delivery(claimed, place)
+                    held.pop_all()
+
+    def _start_delivery(self, claim: _ClaimedDelivery, place: Place) -> None:
+        task = asyncio.create_task(self._send(claim))
+        claim.queue.tasks.add(task)
+        task.add_done_callback(claim.queue.tasks.discard)
+        task.add_done_callback(lambda _: place.release())
 
     async def _check_backlog(self, queue: _Queue, due_count: int) -> None:
         if due_count < _SCAN_LIMIT:
@@ -160,9 +177,9 @@ class WebhookQueue:
         versions = await hold.acquire([record])
         return None if versions is None else _ClaimedDelivery(queue, key, versions[0], delivery, hold)
 
-    async def _send(self, claim: _ClaimedDelivery, fetcher: Fetcher) -> None:
+    async def _send(self, claim: _ClaimedDelivery) -> None:
         try:
-            failure = await _post(claim, fetcher)
+            failure = await _post(claim, self._fetcher)
             if failure is None:
                 await claim.finish()
             else:

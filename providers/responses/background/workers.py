@@ -3,38 +3,46 @@
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack, suppress
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from apis.errors import StackError
+from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
 from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs
 
 _log = logging.getLogger(__name__)
-_SCAN_LIMIT = 1000
-"""Waiting runs that one look at the queue reads."""
+_MAX_COUNTED_RUNS = 1000
+"""Limit of a tenant's running runs where none is configured and there is one tenant."""
 _CLOSE_TIMEOUT_S = 0.4
 """Seconds that cancelled runs have to release their leases."""
 
 
 class BackgroundConfig(BaseModel):
     """Limits of background responses: `max_running` at a time in this process, `max_tenant_running` of one tenant in
-    all processes; `max_waiting` of a tenant may wait, each for `queue_timeout_s`. A response may take `timeout_s`. A
+    all processes, by default a quarter of `max_running` where there are several tenants; `max_waiting` of a tenant may
+    wait, each for `queue_timeout_s`. A response may take `timeout_s`. A
     process that does not renew a lease within `lease_s` loses the run to another one. Events can be read for
     `event_retention_s` after the latest end that their response can have."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_running: int = Field(default=64, ge=1)
-    max_tenant_running: int = Field(default=64, ge=1)
+    max_tenant_running: int | None = Field(default=None, ge=1)
     max_waiting: int = Field(default=100, ge=1)
     queue_timeout_s: float = Field(default=600, gt=0)
     timeout_s: float = Field(default=3600, gt=0)
     lease_s: float = Field(default=10, gt=0, le=60)
     poll_s: float = Field(default=0.5, gt=0, le=10)
     event_retention_s: float = Field(default=3600, gt=0)
+
+    def find_tenant_limit(self, tenants: Tenants) -> int:
+        """Return the number of one tenant's runs that may run at a time in all processes."""
+        if self.max_tenant_running is not None:
+            return self.max_tenant_running
+        return max(1, self.max_running // 4) if tenants.are_several else _MAX_COUNTED_RUNS
 
     @property
     def max_duration_s(self) -> float:
@@ -48,15 +56,32 @@ class BackgroundConfig(BaseModel):
 
 
 class BackgroundWorkers:
-    """Claims waiting and orphaned runs, and executes each in a task of its own."""
+    """Claims waiting and orphaned runs, and executes each in a task of its own.
 
-    def __init__(self, runs: Runs, execute: Callable[[ClaimedRun], Awaitable[None]], config: BackgroundConfig) -> None:
+    A free place goes to the waiting tenant that has the fewest runs in all processes; among equals, to the one that
+    this process served the longest time ago.
+    """
+
+    def __init__(
+        self,
+        runs: Runs,
+        execute: Callable[[ClaimedRun], Awaitable[None]],
+        config: BackgroundConfig,
+        tenants: Tenants = ONE_TENANT,
+    ) -> None:
         self._runs = runs
         self._execute = execute
         self._config = config
         self._wakeup = asyncio.Event()
         self._tasks: dict[ResponseRef, asyncio.Task[None]] = {}
-        self._reserved_slots: Counter[str] = Counter()
+        self._tenant_limit = config.find_tenant_limit(tenants)
+        self._places = FairShare(
+            "background responses",
+            config.max_running,
+            tenant_places=self._tenant_limit,
+            several_tenants=tenants.are_several,
+        )
+        self._last_turns: dict[str, int] = {}
         self._watcher: asyncio.Task[None] | None = None
         self.is_draining = False
         """Once true, no more runs are claimed."""
@@ -64,41 +89,24 @@ class BackgroundWorkers:
     def start(self) -> None:
         self._watcher = asyncio.create_task(self._watch())
 
-    @asynccontextmanager
-    async def reserve_slot(self, tenant: str) -> AsyncGenerator[bool]:
-        """Yield whether one more run of the tenant can start here now; its slot is reserved within the context."""
-        limit = self._config.max_tenant_running
+    async def try_reserve_place(self, tenant: str) -> Place | None:
+        """Return a place if one more run of the tenant can start here now, for `start_run`."""
         others_wait = await self._runs.has_waiting(tenant)
-        running = await self._runs.count_running(tenant, limit)
-        # no await from here to the reservation: another task could take the slot
-        running_here = sum(ref.tenant == tenant for ref in self._tasks)
-        is_free = not (self.is_draining or others_wait or self._is_full)
-        is_free = is_free and max(running, running_here) + self._reserved_slots[tenant] < limit
-        with self._hold_slot(tenant) if is_free else nullcontext():
-            yield is_free
-
-    @contextmanager
-    def _hold_slot(self, tenant: str) -> Generator[None]:
-        """Reserve a slot for a run that is about to start."""
-        self._reserved_slots[tenant] += 1
-        try:
-            yield
-        finally:
-            self._reserved_slots[tenant] -= 1
-            if not self._reserved_slots[tenant]:
-                del self._reserved_slots[tenant]
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._tasks) + self._reserved_slots.total() >= self._config.max_running
+        running = await self._runs.count_running(tenant, self._tenant_limit)
+        # no await from here on: another task could take the place
+        if self.is_draining or others_wait or max(running, self._places.used_by(tenant)) >= self._tenant_limit:
+            return None
+        return self._places.try_acquire(tenant)
 
     def wake(self) -> None:
         """Look for waiting runs now instead of after the poll interval."""
         self._wakeup.set()
 
-    def start_run(self, claimed_run: ClaimedRun) -> None:
-        """Execute a claimed run in a task."""
+    def start_run(self, claimed_run: ClaimedRun, place: Place | None) -> None:
+        """Execute a claimed run in a task, which releases its place in the end."""
         task = asyncio.create_task(self._run_claimed(claimed_run))
+        if place is not None:
+            task.add_done_callback(lambda _: place.release())
         self._tasks[claimed_run.ref] = task
 
     def stop_run(self, ref: ResponseRef) -> None:
@@ -138,26 +146,37 @@ class BackgroundWorkers:
                     await self._wakeup.wait()
 
     async def _claim_queued(self) -> None:
-        running: dict[str, int] = {}
-        if self._is_full:
+        if self._places.used >= self._config.max_running:
             return
-        for key, ref in await self._runs.list_waiting(_SCAN_LIMIT):
-            if self._is_full or self.is_draining:
-                return
-            if ref.tenant not in running:
-                running[ref.tenant] = await self._runs.count_running(ref.tenant, self._config.max_tenant_running)
-            if running[ref.tenant] >= self._config.max_tenant_running:
-                continue
-            with self._hold_slot(ref.tenant):
-                if claimed := await self._runs.claim(ref, key):
-                    running[ref.tenant] += 1
-                    self.start_run(claimed)
+        waiting: dict[str, deque[tuple[str, ResponseRef]]] = {}
+        for key, ref in await self._runs.list_waiting(self._config.max_running):
+            waiting.setdefault(ref.tenant, deque()).append((key, ref))
+        running = {tenant: await self._runs.count_running(tenant, self._tenant_limit) for tenant in waiting}
+        self._last_turns = {tenant: turn for tenant, turn in self._last_turns.items() if tenant in waiting}
+        while waiting and not self.is_draining:
+            tenant = min(waiting, key=lambda name: (running[name], self._last_turns.get(name, 0)))
+            place = self._places.try_acquire(tenant) if running[tenant] < self._tenant_limit else None
+            if place is None or not waiting[tenant]:
+                del waiting[tenant]
+            elif await self._claim_waiting(*waiting[tenant].popleft(), place):
+                running[tenant] += 1
+                self._last_turns[tenant] = max(self._last_turns.values(), default=0) + 1
+
+    async def _claim_waiting(self, key: str, ref: ResponseRef, place: Place) -> bool:
+        """Start a waiting run; return False, and release the place, if another worker has it."""
+        with ExitStack() as held:
+            held.enter_context(place)
+            claimed = await self._runs.claim(ref, key)
+            if claimed is not None:
+                self.start_run(claimed, place)
+                held.pop_all()
+        return claimed is not None
 
     async def _claim_orphaned(self) -> None:
         """Claim orphaned runs beyond all limits: they have begun, and their clients wait."""
         for ref in await self._runs.list_orphaned():
             if not self.is_draining and ref not in self._tasks and (claimed := await self._runs.claim(ref)):
-                self.start_run(claimed)
+                self.start_run(claimed, None)
 
     async def _run_claimed(self, claimed_run: ClaimedRun) -> None:
         try:

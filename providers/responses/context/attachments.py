@@ -7,7 +7,6 @@ readable; for an unreadable file of an earlier turn the model gets a note.
 
 import asyncio
 import base64
-import binascii
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,15 @@ from typing import Final
 from apis.chat import ContentPart, FileData, FilePart, ImagePart, ImageUrl, TextPart
 from apis.errors import FetchFailed, InvalidRequest, NotFound, StackError, Unsupported
 from apis.inference import Modality
-from apis.reader import Document, Reader, UnreadableFile
+from apis.reader import (
+    Document,
+    Reader,
+    decode_file_data,
+    image_to_url,
+    relabel_image_url,
+    render_file,
+    validate_image_url,
+)
 from apis.wire.item_parts import InputFile, InputImage
 from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessage, Item
 from providers.responses.context.conversation import Conversation
@@ -34,7 +41,6 @@ _MAX_CACHED_CHARS: Final = 16_000_000
 """Characters of extracted text that stay in memory for later turns."""
 _MAX_FETCHED_BYTES: Final = 16 * 1024 * 1024
 """Bytes of all files that a request names by URL; more is refused."""
-_IMAGE_SIGNATURES: Final = ((b"\x89PNG\r\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF8", "gif"))
 _FILE_ERRORS: Final = (InvalidRequest, Unsupported, NotFound, FetchFailed)
 
 
@@ -112,7 +118,7 @@ class Attachments:
             if "file" in (modalities or ()):
                 data = await asyncio.to_thread(_data_url, document)
                 return FilePart(file=FileData(file_data=data, filename=document.name or None))
-            return TextPart(text=_render_file(document.name, await self._extract_text(document, tenant)))
+            return TextPart(text=render_file(one_line(document.name), await self._extract_text(document, tenant)))
         except _FILE_ERRORS as exc:
             if location is None:
                 name = one_line(getattr(part, "filename", None) or part.file_id or "of an earlier turn")
@@ -122,15 +128,14 @@ class Attachments:
     async def _image_to_url(self, part: InputImage, tenant: str, *, should_validate: bool) -> str:
         """Return the image as a data URL; an inline one is decoded only where `should_validate`."""
         if _is_inline(part):
-            if should_validate:
-                await asyncio.to_thread(_decode_image, part.image_url or "")
-            return part.image_url or ""
+            url = part.image_url or ""
+            return await asyncio.to_thread(validate_image_url, url) if should_validate else relabel_image_url(url)
         document = await self._load_referenced_file(part, tenant)
-        return await asyncio.to_thread(_image_url, document)
+        return await asyncio.to_thread(image_to_url, document.data)
 
     async def _load_document(self, part: InputFile, tenant: str) -> Document:
         if _is_inline(part):
-            document = await asyncio.to_thread(_decode_file, part.file_data or "")
+            document = await asyncio.to_thread(decode_file_data, part.file_data or "")
         else:
             document = await self._load_referenced_file(part, tenant)
         return replace(document, name=part.filename) if part.filename else document
@@ -145,7 +150,7 @@ class Attachments:
         key = await asyncio.to_thread(_text_cache_key, document, tenant)
         text = self._text_cache.pop(key, None)
         if text is None:
-            text = await self._reader.extract_text(document, MAX_TEXT_CHARS)
+            text = await self._reader.extract_text(document, MAX_TEXT_CHARS, tenant=tenant)
             if key not in self._text_cache:  # two requests may have read it at the same time
                 self._cached_chars += len(text)
         self._text_cache[key] = text
@@ -199,42 +204,11 @@ def _file_parts(item: Item, item_index: int) -> Iterator[tuple[AttachedPart, str
             yield part, f"input[{item_index}].{field}[{index}]"
 
 
-def _render_file(name: str, text: str) -> str:
-    return f'<file name="{one_line(name).replace(chr(34), chr(39))}">\n{text}\n</file>'
-
-
-def _decode_file(file_data: str) -> Document:
-    head, comma, rest = file_data.partition(",")
-    if head.startswith("data:") and not (comma and head.endswith(";base64")):
-        raise UnreadableFile("invalid_file", "File data is base64, or a data URL like data:TYPE;base64,DATA.")
-    try:
-        data = base64.b64decode(rest if head.startswith("data:") else file_data, validate=True)
-    except (binascii.Error, ValueError):
-        raise UnreadableFile("invalid_file", "The file's data is not base64.") from None
-    return Document("file", data)
-
-
-def _decode_image(url: str) -> bytes:
-    try:
-        return base64.b64decode(url.partition(",")[2], validate=True)
-    except (binascii.Error, ValueError):
-        raise UnreadableFile("invalid_base64_image", "The image's data is not base64.") from None
-
-
 def _data_url(document: Document) -> str:
     media_type = guess_type(document.name)[0] or (
         "application/pdf" if document.data.startswith(b"%PDF-") else "text/plain"
     )
     return f"data:{media_type};base64,{base64.b64encode(document.data).decode()}"
-
-
-def _image_url(document: Document) -> str:
-    image_format = next((name for prefix, name in _IMAGE_SIGNATURES if document.data.startswith(prefix)), None)
-    if document.data[:4] == b"RIFF" and document.data[8:12] == b"WEBP":
-        image_format = "webp"
-    if image_format is None:
-        raise UnreadableFile("unsupported_file", "The file is no image: PNG, JPEG, GIF and WebP are taken.")
-    return f"data:image/{image_format};base64,{base64.b64encode(document.data).decode()}"
 
 
 def _text_cache_key(document: Document, tenant: str) -> bytes:

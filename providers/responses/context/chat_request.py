@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from apis.chat import ChatJsonSchemaFormat, ChatRequest, Message, ResponseFormat, Sampling
-from apis.errors import InvalidRequest, Unsupported
-from apis.responses import UNSUPPORTED_REQUEST_FIELDS, CreateResponse, ReasoningOptions, TextOptions
+from apis.chat import ChatJsonSchemaFormat, ChatRequest, Message, ResponseFormat, Sampling, refuse_unsafe_engine_options
+from apis.errors import InvalidRequest
+from apis.responses import CreateResponse, ReasoningOptions, TextOptions
 from apis.wire.items import ConfigurationUpdate, Item
 from apis.wire.text_format import JsonObjectFormat, JsonSchema
 from providers.responses.tools.offered import OfferedTools
@@ -16,13 +16,14 @@ _SHARED_FIELDS: Final = ("model", "prompt_cache_key", "cache_salt", "priority", 
 
 
 def refuse_unsupported(request: CreateResponse) -> None:
-    """Raise Unsupported or InvalidRequest, naming the field, for a request that this server cannot serve."""
-    for name in UNSUPPORTED_REQUEST_FIELDS:
-        if getattr(request, name) is not None:
-            raise Unsupported(f"'{name}' is not offered by this server.", param=name)
+    """Raise InvalidRequest, naming the field, for a request that contradicts itself or endangers an engine."""
+    refuse_unsafe_engine_options(request)
     if request.background and request.store is False:
         message = "A response with `background` is stored: leave `store` out, or set it to true."
         raise InvalidRequest(message, param="background", code="invalid_value")
+    if request.background and request.is_prewarm:
+        message = "A response that only prepares its input does not run in the background."
+        raise InvalidRequest(message, param="prompt_cache_options.prewarm", code="invalid_value")
     if request.conversation is not None and request.previous_response_id is not None:
         message = "Give either 'previous_response_id' or 'conversation': a response cannot follow both."
         raise InvalidRequest(message, param="conversation", code="mutually_exclusive_parameters")

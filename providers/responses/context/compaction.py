@@ -20,6 +20,7 @@ from apis.wire.items import ITEM_LIST_ADAPTER, CompactionItem, InputMessage, Ite
 from providers.responses.context.conversation import Conversation, ResponseProgress, stored_item
 from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.context.sealing import UnsealError
+from providers.responses.context.token_estimate import TokenCounter
 from providers.responses.context.truncation import with_truncation
 from providers.responses.context.url_files import public_item
 from providers.responses.context.window import CompactionContent
@@ -57,15 +58,18 @@ nothing else, in the conversation's own language, with at most {words} words."""
 class Compactor:
     """Writes compactions with the models of one Inference, and opens sealed ones."""
 
-    def __init__(self, inference: Inference, sealed_reasoning: SealedReasoning) -> None:
+    def __init__(self, inference: Inference, sealed_reasoning: SealedReasoning, token_counter: TokenCounter) -> None:
         self._inference = inference
+        self._token_counter = token_counter
         self._sealed_reasoning = sealed_reasoning
 
     async def open_latest_compaction(
         self, conversation: Conversation, output_items: Sequence[Item], tenant: str
     ) -> tuple[Conversation, Sequence[InputTransformation]]:
         """Return the conversation with the content of its newest compaction that can be opened, and the newer ones
-        that cannot, which no model sees. `output_items` are the output of a response that is resumed."""
+        that cannot, which no model sees. `output_items` are the output of a response that is resumed. Raises
+        InvalidRequest, naming the item, where none can be opened and the input begins with one: the answer would be
+        about a conversation of which nothing is known."""
         items = [*conversation.items, *output_items]
         sealed = [item for item in items if isinstance(item, CompactionItem)]
         if not sealed:
@@ -76,7 +80,7 @@ class Compactor:
             if not item.encrypted_content:
                 continue
             try:
-                text = sealer.unseal(item.encrypted_content, tenant=tenant, model=_ANY_MODEL)
+                text = sealer.unseal(item.encrypted_content, tenant=tenant, model=_ANY_MODEL, purpose="compaction")
             except UnsealError as exc:
                 # the API has no other type for sealed content; the id shows that it was a compaction
                 item_type = "reasoning"
@@ -86,6 +90,13 @@ class Compactor:
             else:
                 content = CompactionContent.model_validate_json(text)
                 return replace(conversation, compactions={item.encrypted_content: content}), removed
+        if not conversation.history.items and isinstance(conversation.items[0], CompactionItem):
+            raise InvalidRequest(
+                f"The encrypted content of the item '{sealed[0].id or ''}' could not be decrypted: it is from another "
+                "server or tenant, or was changed.",
+                param="input[0].encrypted_content",
+                code="invalid_encrypted_content",
+            )
         return conversation, removed
 
     async def create_response_compaction(
@@ -104,7 +115,7 @@ class Compactor:
             with_truncation(self._inference, request),
             conversation,
             output,
-            None if conversation.must_compact else threshold,
+            _Threshold(threshold, self._token_counter) if threshold and not conversation.must_compact else None,
             await self._build_seal(tenant),
         )
 
@@ -141,7 +152,7 @@ class Compactor:
 
     async def _build_seal(self, tenant: str) -> Seal:
         sealer = await self._sealed_reasoning.load_sealer()
-        return lambda text: sealer.seal(text, tenant=tenant, model=_ANY_MODEL)
+        return lambda text: sealer.seal(text, tenant=tenant, model=_ANY_MODEL, purpose="compaction")
 
 
 @dataclass(slots=True)
@@ -155,6 +166,17 @@ class _OpenCompactionItem:
         return ResponseCompactionItem(id=self.id, type="compaction", encrypted_content=token)
 
 
+@dataclass(frozen=True, slots=True)
+class _Threshold:
+    """The most tokens that a chat may have, and the counter of its tokens."""
+
+    tokens: int
+    counter: TokenCounter
+
+    async def allows(self, chat: ChatRequest) -> bool:
+        return (await self.counter.count(chat)).tokens <= self.tokens
+
+
 class ResponseCompaction:
     """Compacts the conversation of a running response, whenever its chat is longer than `threshold` tokens. Without a
     threshold, the compaction is the whole response, and the messages of users and developers stay as they are.
@@ -166,7 +188,7 @@ class ResponseCompaction:
         inference: Inference,
         conversation: Conversation,
         output: ResponseOutput,
-        threshold: int | None,
+        threshold: _Threshold | None,
         seal: Seal,
     ) -> None:
         self.last_usage: Usage | None = None
@@ -188,9 +210,9 @@ class ResponseCompaction:
         self.last_usage = None
         roles = [message.role for message in chat.messages]
         last_answer = max((at for at, role in enumerate(roles) if role in ("assistant", "tool")), default=-1)
-        threshold = self._threshold
-        if threshold is not None and (last_answer < 0 or await self._inference.count_tokens(chat) <= threshold):
+        if self._threshold is not None and (last_answer < 0 or await self._threshold.allows(chat)):
             return
+        threshold = self._threshold.tokens if self._threshold is not None else None
         summary = _Summary()
         words = _MAX_SUMMARY_WORDS if threshold is None else max(50, min(_MAX_SUMMARY_WORDS, threshold // 4))
         async with aclosing(summary.generate(self._inference, chat, words)) as beginnings:

@@ -225,7 +225,7 @@ def _assign_id(item: Item, ids: ResponseIds) -> Item:
 def stored_item(item: Item, ids: ResponseIds) -> dict[str, Any]:
     """Return an item as it is stored and listed: as the client sent it, with an id, a type and, where its type has one,
     a status."""
-    fields: dict[str, Any] = orjson.loads(item.model_dump_json(exclude_none=True))
+    fields: dict[str, Any] = orjson.loads(item.model_dump_json(exclude_none=True, by_alias=True))
     fields.setdefault("type", "message")
     if "id" not in fields:
         fields["id"] = ids.new_item_id(id_prefix(fields["type"]))

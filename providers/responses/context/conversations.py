@@ -3,11 +3,13 @@
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 import orjson
 from openai.types.conversations import Conversation
+from pydantic import SecretStr
 
 from apis.conversations import (
     AddItems,
@@ -18,13 +20,14 @@ from apis.conversations import (
 )
 from apis.errors import ConversationLocked, InvalidRequest, NotFound
 from apis.responses import CreateResponse, InputItemListParams, ItemList
-from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
+from apis.storage.kv_store import ABSENT, STORED_OVERHEAD_BYTES, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page, first_page, page_after
-from apis.storage.records import decode_record, delete_all, encode_record
+from apis.storage.records import PAGE_BYTES, decode_record, delete_all, encode_record, reading_stored
 from apis.wire.items import Item
 from providers.responses.context.conversation import resolve_items, stored_item
+from providers.responses.context.item_views import ItemViews
 from providers.responses.context.messages import check_items
-from providers.responses.context.url_files import public_item
+from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.store.conversation_items import (
@@ -32,6 +35,7 @@ from providers.responses.store.conversation_items import (
     ConversationRecord,
     StoredItem,
     build_append_ops,
+    decode_position,
     duplicate_item_error,
     load_conversation_history,
     load_conversation_state,
@@ -47,13 +51,17 @@ _DELETE_BATCH_SIZE = 500
 class StoredConversations(Conversations):
     """The conversations of one store, which stay until they are deleted; `history` holds the other responses."""
 
-    def __init__(self, kv: KVStore, history: History, *, background_s: float) -> None:
+    def __init__(
+        self, kv: KVStore, history: History, reasoning_keys: Sequence[SecretStr] = (), *, background_s: float
+    ) -> None:
         """`background_s` is longer than a background response can take in seconds, waiting included."""
         self._kv = kv
         self.history = history
+        self.views = ItemViews(SealedReasoning(reasoning_keys, kv), history)
         self._background_s = background_s
 
     async def create(self, request: CreateConversation, *, tenant: str) -> Conversation:
+        await self._kv.require_room(tenant)
         ref = ConversationKeys(tenant, f"conv_{secrets.token_hex(16)}")
         items, tool_results = await self._resolve_items(request.items or (), tenant)
         record = ConversationRecord(int(time.time()), request.metadata or {})
@@ -91,9 +99,12 @@ class StoredConversations(Conversations):
             await delete_all(self._kv, prefix, page_size=_DELETE_BATCH_SIZE, durable=True)
         await self._kv.write([Delete(ref.record_key("conversation"))])
 
-    async def add_items(self, conversation_id: str, request: AddItems, *, tenant: str) -> Sequence[dict[str, Any]]:
+    async def add_items(
+        self, conversation_id: str, request: AddItems, *, include: Sequence[str] = (), tenant: str
+    ) -> Sequence[dict[str, Any]]:
         ref = ConversationKeys(tenant, conversation_id)
         await load_conversation_state(self._kv, ref)
+        await self._kv.require_room(tenant)
         items, tool_results = await self._resolve_items(request.items, tenant)
         if not items:
             return ()
@@ -101,7 +112,7 @@ class StoredConversations(Conversations):
             state = await load_conversation_state(self._kv, ref)
             if state.lock_entry is not None:
                 raise ConversationLocked(ref.id)
-            start = int(state.end_entry.value) if state.end_entry is not None else 0
+            start = decode_position(state.end_entry) if state.end_entry is not None else 0
             added, ops = build_append_ops(ref, state.end_entry, _items_to_stored(items, ref, start), tool_results)
             keys = [ref.record_key("conversation_end"), *(ref.position_key(fields["id"]) for fields in added)]
             end, *positions = await self._kv.get_many(keys)
@@ -112,7 +123,7 @@ class StoredConversations(Conversations):
                     raise duplicate_item_error(added[index]["id"], f"items[{index}].id")
             expect_unlocked = Delete(ref.record_key("conversation_floor"), ABSENT)
             if await self._kv.write([expect_unlocked, *ops]) is not None:
-                return [public_item(fields) for fields in added]
+                return await self.views.show_items(added, include, tenant)
 
     async def list_items(self, conversation_id: str, params: ItemListParams, *, tenant: str) -> Page[dict[str, Any]]:
         ref = ConversationKeys(tenant, conversation_id)
@@ -125,19 +136,35 @@ class StoredConversations(Conversations):
                 raise InvalidRequest(
                     f"The conversation has no item '{params.after}'.", param="after", code="invalid_value"
                 )
-            cursor = ref.item_key(int(position.value))
+            cursor = ref.item_key(decode_position(position))
         after, before = ("", cursor) if reverse else (cursor, "")
-        rows = await self._kv.scan(ref.item_prefix, after=after, before=before, limit=params.limit + 1, reverse=reverse)
-        return first_page([_decode_item(entry) for _, entry in rows], params.limit)
+        rows = await self._kv.scan(
+            ref.item_prefix, after=after, before=before, limit=params.limit + 1, reverse=reverse, max_bytes=PAGE_BYTES
+        )
+        size = sum(len(entry.value) + STORED_OVERHEAD_BYTES for _, entry in rows)
+        if 0 < len(rows) <= params.limit and size > PAGE_BYTES:
+            # the last item made the page too large; an item that is too large by itself is a page of its own
+            rows = rows if len(rows) == 1 else rows[:-1]
+            last_key = rows[-1][0]
+            after, before = (after, last_key) if reverse else (last_key, before)
+            following = await self._kv.scan(
+                ref.item_prefix, after=after, before=before, limit=1, reverse=reverse, max_bytes=0
+            )
+            page = Page([_decode_item(entry) for _, entry in rows], has_more=bool(following))
+        else:
+            page = first_page([_decode_item(entry) for _, entry in rows], params.limit)
+        return replace(page, data=await self.views.show_items(page.data, params.include or (), tenant))
 
-    async def get_item(self, conversation_id: str, item_id: str, *, tenant: str) -> dict[str, Any]:
+    async def get_item(
+        self, conversation_id: str, item_id: str, *, include: Sequence[str] = (), tenant: str
+    ) -> dict[str, Any]:
         ref = ConversationKeys(tenant, conversation_id)
         await load_conversation_state(self._kv, ref)
         position = await self._kv.get(ref.position_key(item_id))
-        entry = None if position is None else await self._kv.get(ref.item_key(int(position.value)))
+        entry = None if position is None else await self._kv.get(ref.item_key(decode_position(position)))
         if entry is None:
             raise _item_not_found(ref, item_id)
-        return _decode_item(entry)
+        return (await self.views.show_items([_decode_item(entry)], include, tenant))[0]
 
     async def delete_item(self, conversation_id: str, item_id: str, *, tenant: str) -> Conversation:
         ref = ConversationKeys(tenant, conversation_id)
@@ -151,7 +178,7 @@ class StoredConversations(Conversations):
             ops: list[Op] = [
                 Delete(ref.record_key("conversation_floor"), ABSENT),
                 Delete(ref.position_key(item_id), position.version),
-                Delete(ref.item_key(int(position.value))),
+                Delete(ref.item_key(decode_position(position))),
             ]
             if await self._kv.write(ops) is not None:
                 return _record_to_conversation(ref, state.record)
@@ -175,7 +202,7 @@ class StoredConversations(Conversations):
             return None
         ref = ConversationKeys(tenant, request.conversation_id)
         await load_conversation_state(self._kv, ref)
-        return await load_conversation_history(self._kv, ref)
+        return await load_conversation_history(self._kv, ref, self.history.max_bytes)
 
     async def _resolve_items(
         self, items: Sequence[Item], tenant: str
@@ -185,12 +212,23 @@ class StoredConversations(Conversations):
 
 
 def page_input_items(items: Sequence[dict[str, Any]], params: InputItemListParams) -> ItemList:
-    """Return a page of a response's input items, given oldest first, as clients see them."""
+    """Return a page of a response's input items, given oldest first."""
     ordered = [*items] if params.order == "asc" else [*reversed(items)]
     page = page_after(ordered, params, itemgetter("id"), f"No input item has the id '{params.after}'.")
-    data = [public_item(item) for item in page.data]
+    data = [*_first_page_bytes(page.data)]
+    has_more = page.has_more or len(data) < len(page.data)
     first_id, last_id = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return ItemList(data=data, first_id=first_id, last_id=last_id, has_more=page.has_more)
+    return ItemList(data=data, first_id=first_id, last_id=last_id, has_more=has_more)
+
+
+def _first_page_bytes(items: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return the first items that are no larger than PAGE_BYTES together, at least one."""
+    size = 0
+    for index, item in enumerate(items):
+        size += len(orjson.dumps(item))
+        if index and size > PAGE_BYTES:
+            return items[:index]
+    return items
 
 
 def _items_to_stored(items: Sequence[Item], ref: ConversationKeys, start: int) -> list[dict[str, Any]]:
@@ -199,7 +237,8 @@ def _items_to_stored(items: Sequence[Item], ref: ConversationKeys, start: int) -
 
 
 def _decode_item(entry: Entry) -> dict[str, Any]:
-    return public_item(orjson.loads(bytes(decode_record(entry, StoredItem).item)))
+    with reading_stored("an item of a conversation"):
+        return orjson.loads(bytes(decode_record(entry, StoredItem).item))
 
 
 def _item_not_found(ref: ConversationKeys, item_id: str) -> NotFound:

@@ -40,7 +40,13 @@ from apis.wire.items import (
     ItemReference,
     ReasoningItem,
 )
-from apis.wire.tool_items import AdditionalTools, LocalShellCallOutput, McpApprovalRequest, McpApprovalResponse
+from apis.wire.tool_items import (
+    AdditionalTools,
+    ImageGenerationCallItem,
+    LocalShellCallOutput,
+    McpApprovalRequest,
+    McpApprovalResponse,
+)
 from providers.responses.context.replay import item_to_client_call, item_to_client_output, item_to_tool_result
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.names import qualified_name
@@ -65,6 +71,10 @@ def check_items(items: Sequence[Item], field: str = "input") -> None:
         if item.id is not None:
             seen_ids.add(item.id)
         match item:
+            case FunctionCallOutput(call_id=None, name=None):
+                param = f"{field}[{index}].call_id"
+                message = f"Missing required parameter: '{param}'. Send it, or the 'name' of the function."
+                raise InvalidRequest(message, param=param, code="missing_required_parameter")
             case InputMessage(content=list() as parts):
                 _check_parts(parts, f"{field}[{index}].content")
             case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
@@ -104,7 +114,8 @@ def items_to_messages(
                 if item.status != "incomplete":
                     builder.add_call(_item_to_call(item, supports_namespaces=supports_namespaces))
             case FunctionCallOutput() | CustomToolCallOutput():
-                builder.add_call_output(item.call_id, _content_to_chat(item.output, attachments))
+                call_id = builder.find_call_id(item, supports_namespaces=supports_namespaces)
+                builder.add_call_output(call_id, _content_to_chat(item.output, attachments))
             case AdditionalTools() | ConfigurationUpdate() | CompactionTrigger():
                 pass
             case ItemReference():
@@ -120,6 +131,12 @@ def _item_to_call(item: FunctionCallItem | CustomToolCallItem, *, supports_names
         return FunctionCall(id=item.call_id, function=CalledFunction(name=name, arguments=item.arguments))
     name = qualified_name(item.namespace, item.name, supports_namespaces=False)
     return CustomCall(id=item.call_id, custom=CalledCustomTool(name=name, input=item.input))
+
+
+def _describe_image(item: ImageGenerationCallItem) -> str:
+    if not item.result:
+        return "[An image could not be generated.]"
+    return f"[An image was generated: {item.revised_prompt}]" if item.revised_prompt else "[An image was generated.]"
 
 
 class _TypedItemReader:
@@ -141,6 +158,8 @@ class _TypedItemReader:
             request = self._approval_requests.get(item.approval_request_id)
             if request is not None and not item.approve:  # an approved call has an item of its own
                 self._builder.add_tool_result(self._refused_call_result(request, item.reason))
+        elif isinstance(item, ImageGenerationCallItem):
+            self._builder.add_assistant_message(AssistantMessage(role="assistant", content=_describe_image(item)))
         elif (call := item_to_client_call(item)) is not None:
             self._call_ids[item.id or ""] = call.id
             result = self._tool_results.get(item.id or "")
@@ -258,6 +277,20 @@ class _MessageBuilder:
         if not self._unanswered_call_ids:
             self.messages += self._deferred_messages
             self._deferred_messages = []
+
+    def find_call_id(self, output: FunctionCallOutput | CustomToolCallOutput, *, supports_namespaces: bool) -> str:
+        """Return the id of the call that an output belongs to: its own, or that of the oldest call without an output of
+        the function that it names. Raises InvalidRequest."""
+        call_id = output.call_id
+        if call_id is not None:
+            return call_id
+        assert isinstance(output, FunctionCallOutput)  # only its `call_id` is optional
+        name = qualified_name(output.namespace, output.name or "", supports_namespaces=supports_namespaces)
+        calls = (call for message in self.messages for call in message.tool_calls or ())
+        for call in (*calls, *self._calls):
+            if call.id in self._unanswered_call_ids and isinstance(call, FunctionCall) and call.function.name == name:
+                return call.id
+        raise InvalidRequest(f"No tool call without an output found for the function '{name}'.", param="input")
 
     def finish(self) -> list[Message]:
         if self._unanswered_call_ids:

@@ -32,7 +32,7 @@ class SealedReasoning:
         if ENCRYPTED_CONTENT_INCLUDE not in (request.include or ()) and request.store is not False:
             return None
         sealer = await self.load_sealer()
-        return lambda text: sealer.seal(text, tenant=tenant, model=request.model)
+        return lambda text: sealer.seal(text, tenant=tenant, model=request.model, purpose="reasoning")
 
     async def unseal_request(
         self, request: CreateResponse, tenant: str
@@ -70,7 +70,7 @@ def _unseal_items(
             items.append(item)
             continue
         try:
-            text = sealer.unseal(item.encrypted_content, tenant=tenant, model=model)
+            text = sealer.unseal(item.encrypted_content, tenant=tenant, model=model, purpose="reasoning")
         except UnsealError as exc:
             items.append(item)
             if not item.content:  # else the client also sent the plain text

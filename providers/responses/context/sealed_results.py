@@ -48,7 +48,7 @@ class SealedToolResults:
 
         def seal(tool_result: ToolResultRecord) -> str:
             packed = base64.b64encode(zlib.compress(_encode(tool_result))).decode()
-            return sealer.seal(packed, tenant=tenant, model=_ANY_MODEL_BINDING)
+            return sealer.seal(packed, tenant=tenant, model=_ANY_MODEL_BINDING, purpose="tool result")
 
         return seal
 
@@ -75,7 +75,7 @@ class SealedToolResults:
 
 def _unseal_result(sealer: Sealer, token: str, tenant: str) -> ToolResultRecord | None:
     try:
-        packed = base64.b64decode(sealer.unseal(token, tenant=tenant, model=_ANY_MODEL_BINDING))
+        packed = base64.b64decode(sealer.unseal(token, tenant=tenant, model=_ANY_MODEL_BINDING, purpose="tool result"))
         return _decode(zlib.decompressobj().decompress(packed, _MAX_BYTES))
     except (UnsealError, binascii.Error, zlib.error, msgspec.DecodeError):
         return None

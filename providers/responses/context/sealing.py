@@ -16,14 +16,18 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-TOKEN_PREFIX: Final = "rs1."  # noqa: S105 - a prefix, not a password
+TOKEN_PREFIX: Final = "rs2."  # noqa: S105 - a prefix, not a password
+LEGACY_PREFIX: Final = "rs1."
+"""Prefix of tokens of the first edition, which has one kind of keys for all purposes."""
 MIN_KEY_BYTES: Final = 32
 KEY_ID_BYTES: Final = 4
 MODEL_ID_BYTES: Final = 8
 SALT_BYTES: Final = 16
 NONCE_BYTES: Final = 12
+_LEGACY_KEY_INFO: Final = b"responses-stack reasoning 1"
 HEADER_BYTES: Final = KEY_ID_BYTES + MODEL_ID_BYTES + SALT_BYTES + NONCE_BYTES
 
+Purpose = Literal["reasoning", "compaction", "tool result"]
 RemovalReason = Literal["organization_mismatch", "model_mismatch"]
 
 
@@ -41,7 +45,10 @@ def generate_key() -> bytes:
 
 
 class Sealer:
-    """Seals with the first key and unseals with any: a new key goes first, and old ones stay while tokens use them."""
+    """Seals with the first key and unseals with any: a new key goes first, and old ones stay while tokens use them.
+
+    Each purpose has keys of its own, derived from the same secret: a token of one purpose cannot be used as another's.
+    """
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         """Raises ValueError without a key, and for a key of less than 32 bytes."""
@@ -50,10 +57,10 @@ class Sealer:
         self._keys = {_key_id(key): key for key in reversed(keys)}
         self._primary_key_id = _key_id(keys[0])
 
-    def seal(self, text: str, *, tenant: str, model: str) -> str:
+    def seal(self, text: str, *, tenant: str, model: str, purpose: Purpose) -> str:
         """Return a token of printable characters; equal texts get different tokens."""
         salt, nonce = secrets.token_bytes(SALT_BYTES), secrets.token_bytes(NONCE_BYTES)
-        sealed = self._derive_cipher(self._primary_key_id, salt).encrypt(
+        sealed = self._derive_cipher(self._primary_key_id, salt, _key_info(purpose)).encrypt(
             nonce, _encode_text(text), _associated_data(tenant, model)
         )
         return (
@@ -61,30 +68,36 @@ class Sealer:
             + base64.urlsafe_b64encode(self._primary_key_id + _model_id(model) + salt + nonce + sealed).decode()
         )
 
-    def unseal(self, token: str, *, tenant: str, model: str) -> str:
-        """Return the sealed text. Raises UnsealError for a token that is damaged, or of an unknown key, another tenant
-        or another model."""
+    def unseal(self, token: str, *, tenant: str, model: str, purpose: Purpose) -> str:
+        """Return the sealed text. Raises UnsealError for a token that is damaged, or of an unknown key, another tenant,
+        model or purpose."""
+        prefix, encoded = token[: len(TOKEN_PREFIX)], token[len(TOKEN_PREFIX) :]
         try:
-            data = base64.b64decode(token.removeprefix(TOKEN_PREFIX), altchars=b"-_", validate=True)
+            data = base64.b64decode(encoded, altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             data = b""
         key_id, rest = data[:KEY_ID_BYTES], data[KEY_ID_BYTES:]
-        if not token.startswith(TOKEN_PREFIX) or len(data) < HEADER_BYTES or key_id not in self._keys:
+        if prefix not in (TOKEN_PREFIX, LEGACY_PREFIX) or len(data) < HEADER_BYTES or key_id not in self._keys:
             raise UnsealError("organization_mismatch")
         model_id, rest = rest[:MODEL_ID_BYTES], rest[MODEL_ID_BYTES:]
         if model_id != _model_id(model):
             raise UnsealError("model_mismatch")
         salt, nonce, sealed = rest[:SALT_BYTES], rest[SALT_BYTES:][:NONCE_BYTES], rest[SALT_BYTES + NONCE_BYTES :]
         try:
-            text = self._derive_cipher(key_id, salt).decrypt(nonce, sealed, _associated_data(tenant, model))
+            info = _LEGACY_KEY_INFO if prefix == LEGACY_PREFIX else _key_info(purpose)
+            text = self._derive_cipher(key_id, salt, info).decrypt(nonce, sealed, _associated_data(tenant, model))
         except InvalidTag:
             raise UnsealError("organization_mismatch") from None
         return text.decode("utf-8", "surrogatepass")
 
-    def _derive_cipher(self, key_id: bytes, salt: bytes) -> AESGCM:
+    def _derive_cipher(self, key_id: bytes, salt: bytes, info: bytes) -> AESGCM:
         """Return the cipher of one token, under a key of its own: random nonces under one key would repeat one day."""
-        derive = HKDF(algorithm=SHA256(), length=32, salt=salt, info=b"responses-stack reasoning 1")
+        derive = HKDF(algorithm=SHA256(), length=32, salt=salt, info=info)
         return AESGCM(derive.derive(self._keys[key_id]))
+
+
+def _key_info(purpose: Purpose) -> bytes:
+    return f"responses-stack {purpose} 2".encode()
 
 
 def _key_id(key: bytes) -> bytes:

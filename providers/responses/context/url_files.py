@@ -50,10 +50,13 @@ def _replace_part(part: InputContentPart, replacements: Mapping[AttachedPart, At
 
 
 def public_item(item: dict[str, Any]) -> dict[str, Any]:
-    """Remove the stored files from an item, and return it as clients see it."""
+    """Remove the stored files from an item, give each image the `detail` that the SDK's type requires, and return it as
+    clients see it."""
     for field in ("content", "output"):
         if isinstance(item.get(field), list):
             parts: list[dict[str, Any]] = item[field]
             for part in parts:
                 part.pop(FETCHED_FIELD, None)
+                if part.get("type") == "input_image":
+                    part.setdefault("detail", "auto")
     return item

@@ -18,12 +18,18 @@ from openai.types.responses import (
     ResponseOutputItemAddedEvent,
     ResponseOutputItemDoneEvent,
     ResponseReasoningItem,
+    ResponseReasoningSummaryPartAddedEvent,
+    ResponseReasoningSummaryPartDoneEvent,
+    ResponseReasoningSummaryTextDeltaEvent,
+    ResponseReasoningSummaryTextDoneEvent,
     ResponseReasoningTextDoneEvent,
     ResponseStreamEvent,
 )
 from openai.types.responses.response_content_part_added_event import PartReasoningText
 from openai.types.responses.response_content_part_done_event import PartReasoningText as DonePartReasoningText
-from openai.types.responses.response_reasoning_item import Content
+from openai.types.responses.response_reasoning_item import Content, Summary
+from openai.types.responses.response_reasoning_summary_part_added_event import Part as AddedSummary
+from openai.types.responses.response_reasoning_summary_part_done_event import Part as DoneSummary
 
 from apis.events import EventList
 from providers.responses.events.token_events import (
@@ -60,19 +66,22 @@ def item_done_event(index: int, item: ResponseOutputItem) -> ResponseOutputItemD
 
 
 class OpenReasoning:
-    """The model's reasoning as one part of text, also encrypted for a client that stores the conversation."""
+    """The model's reasoning as one part of text, also encrypted for a client that stores the conversation, then its
+    summary as one part, if there is one."""
 
     def __init__(self, item_id: str, index: int, seal: Callable[[str], str] | None = None) -> None:
         self.id = item_id
         self.index = index
         self._chunks: list[str] = []
+        self._summary_chunks: list[str] = []
         self._seal = seal
         self._sealed_text: str | None = None
 
     def item(self, status: Literal["in_progress"] | FinalItemStatus) -> ResponseReasoningItem:
         text = "".join(self._chunks)
         content = [Content(type="reasoning_text", text=text)] if status != "in_progress" else []
-        item = ResponseReasoningItem(id=self.id, type="reasoning", summary=[], content=content, status=status)
+        summary = [Summary(type="summary_text", text="".join(self._summary_chunks))] if self.is_summarized else []
+        item = ResponseReasoningItem(id=self.id, type="reasoning", summary=summary, content=content, status=status)
         if self._seal is not None and status != "in_progress":
             self._sealed_text = item.encrypted_content = self._sealed_text or self._seal(text)
         return item
@@ -94,7 +103,64 @@ class OpenReasoning:
         self._chunks.append(text)
         events.append(reasoning_delta_event(self.id, self.index, text))
 
+    @property
+    def is_summarized(self) -> bool:
+        """The summary has begun: the text is complete."""
+        return bool(self._summary_chunks)
+
+    def append_summary(self, text: str, events: EventList) -> None:
+        """Take more of the summary; the first ends the text."""
+        if not self.is_summarized:
+            events += self._close_text()
+            part = AddedSummary(type="summary_text", text="")
+            events.append(
+                ResponseReasoningSummaryPartAddedEvent(
+                    type="response.reasoning_summary_part.added",
+                    item_id=self.id,
+                    output_index=self.index,
+                    summary_index=0,
+                    part=part,
+                    sequence_number=0,
+                )
+            )
+        self._summary_chunks.append(text)
+        events.append(
+            ResponseReasoningSummaryTextDeltaEvent(
+                type="response.reasoning_summary_text.delta",
+                item_id=self.id,
+                output_index=self.index,
+                summary_index=0,
+                delta=text,
+                sequence_number=0,
+            )
+        )
+
     def close(self, status: FinalItemStatus) -> EventList:
+        last_part = self._close_summary() if self.is_summarized else self._close_text()
+        return [*last_part, item_done_event(self.index, self.item(status))]
+
+    def _close_summary(self) -> EventList:
+        text = "".join(self._summary_chunks)
+        return [
+            ResponseReasoningSummaryTextDoneEvent(
+                type="response.reasoning_summary_text.done",
+                item_id=self.id,
+                output_index=self.index,
+                summary_index=0,
+                text=text,
+                sequence_number=0,
+            ),
+            ResponseReasoningSummaryPartDoneEvent(
+                type="response.reasoning_summary_part.done",
+                item_id=self.id,
+                output_index=self.index,
+                summary_index=0,
+                part=DoneSummary(type="summary_text", text=text),
+                sequence_number=0,
+            ),
+        ]
+
+    def _close_text(self) -> EventList:
         text = "".join(self._chunks)
         return [
             ResponseReasoningTextDoneEvent(
@@ -113,7 +179,6 @@ class OpenReasoning:
                 part=DonePartReasoningText(type="reasoning_text", text=text),
                 sequence_number=0,
             ),
-            item_done_event(self.index, self.item(status)),
         ]
 
 

@@ -1,11 +1,17 @@
 """The response object: the request's fields, echoed, and the state of the response."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 from openai.types.responses import Response, ResponseError, ResponseOutputItem, ResponseUsage
-from openai.types.responses.response import IncompleteDetails
+from openai.types.responses.response import (
+    IncompleteDetails,
+    ToolUsage,
+    ToolUsageImageGen,
+    ToolUsageImageGenInputTokensDetails,
+    ToolUsageWebSearch,
+)
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 from openai.types.responses.tool import Mcp
 
@@ -15,6 +21,12 @@ from apis.wire.tool_choice import ChosenHostedTool
 from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, Tool, WebSearchTool
 
 _CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
+_NO_IMAGES: Final = ToolUsageImageGen(
+    input_tokens=0,
+    input_tokens_details=ToolUsageImageGenInputTokensDetails(image_tokens=0, text_tokens=0),
+    output_tokens=0,
+    total_tokens=0,
+)
 IncompleteReason = Literal["max_output_tokens", "max_messages", "content_filter"]
 """Why a response is incomplete. `max_messages`: the model sent only invalid calls and never answered."""
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -49,16 +61,18 @@ def begin_response(
             "previous_response_id": request.previous_response_id,
             "prompt_cache_key": request.prompt_cache_key,
             "prompt_cache_retention": request.prompt_cache_retention,
+            **_echo_options(request),
             "reasoning": {
                 "effort": reasoning.effort if reasoning else None,
                 "summary": reasoning.summary if reasoning else None,
                 **({"context": reasoning.context} if reasoning and reasoning.context else {}),
+                **({"mode": reasoning.mode} if reasoning and reasoning.mode else {}),
             },
             "safety_identifier": request.safety_identifier,
             "service_tier": "default",
             "store": request.store is not False,
             "temperature": 1.0 if request.temperature is None else request.temperature,
-            "text": {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"},
+            "text": {"format": _echo_format(text.get("format")), "verbosity": text.get("verbosity") or "medium"},
             "tool_choice": _echo_choice(request),
             "tools": [_echo_tool(tool) for tool in request.tools or ()],
             "top_logprobs": request.top_logprobs or 0,
@@ -85,11 +99,26 @@ def end_response(
             "status": status,
             "output": [*output],
             "usage": usage_to_wire(usage),
+            "tool_usage": _count_searches(output),
             "completed_at": int(time.time()) if status == "completed" else None,
             "incomplete_details": IncompleteDetails(reason=reason) if reason else None,
             "error": error,
         }
     )
+
+
+def response_from_json(fields: Mapping[str, Any]) -> Response:
+    """Return a response from its own JSON. Raises pydantic's ValidationError. Its error is not validated: the API sends
+    codes that the SDK's type does not list."""
+    error = fields.get("error")
+    response = Response.model_validate({**fields, "error": None})
+    return response if error is None else response.model_copy(update={"error": ResponseError.model_construct(**error)})
+
+
+def _count_searches(output: Sequence[ResponseOutputItem]) -> ToolUsage:
+    searches = [item for item in output if item.type == "web_search_call" and item.status == "completed"]
+    count = sum(search.action.type == "search" for search in searches)
+    return ToolUsage(image_gen=_NO_IMAGES, web_search=ToolUsageWebSearch(num_requests=count))
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:
@@ -113,6 +142,31 @@ def usage_to_wire(usage: Usage) -> ResponseUsage:
     )
 
 
+def _echo_options(request: CreateResponse) -> dict[str, Any]:
+    """Return the options that the response has only where the request has them."""
+    options: dict[str, Any] = {}
+    cache, programs, image = request.prompt_cache_options, request.access_programs, request.image
+    if cache is not None:
+        options["prompt_cache_options"] = {"mode": cache.mode or "implicit", "ttl": cache.ttl or "30m"}
+        if cache.comparison_response_id is not None:
+            options["prompt_cache_options"]["comparison_response_id"] = cache.comparison_response_id
+            options["prompt_cache_diagnostics"] = {"type": "unavailable"}
+    if programs is not None and programs.cyber is not None:
+        options["access_programs"] = {"cyber": programs.cyber}
+    if image is not None:
+        options["image"] = {"context_compression": "disabled"}
+    return options
+
+
+def _echo_format(text_format: dict[str, Any] | None) -> dict[str, Any]:
+    if text_format is None:
+        return {"type": "text"}
+    if text_format["type"] != "json_schema":
+        return text_format
+    # always present, for clients that validate the echo against a schema
+    return {"description": None, **text_format, "strict": bool(text_format.get("strict"))}
+
+
 def _echo_choice(request: CreateResponse) -> Any:
     choice = request.tool_choice
     if choice is None or isinstance(choice, str):
@@ -123,7 +177,7 @@ def _echo_choice(request: CreateResponse) -> Any:
 
 
 def _echo_tool(tool: Tool) -> dict[str, Any]:
-    fields = tool.model_dump(exclude_none=True)
+    fields = tool.model_dump(exclude_none=True, by_alias=True)
     match tool:
         case FunctionTool():
             # always present, for clients that validate the echo against a schema

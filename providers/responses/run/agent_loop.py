@@ -1,8 +1,9 @@
 """AgentLoop: the turns of one response. The model answers, the server runs its own tools, the model continues with
 their results, until it ends its answer or calls a tool of the client."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -13,7 +14,7 @@ from openai.types.responses.response_output_item import McpListTools
 
 from apis.chat import ChatRequest, Message
 from apis.deltas import Finish, Usage
-from apis.errors import ToolFailed, UpstreamError
+from apis.errors import ExternalConnectorError, StackError, ToolFailed, UpstreamError
 from apis.events import EventBatch
 from apis.inference import Inference
 from apis.wire.items import ITEM_LIST_ADAPTER, Item, items_to_json
@@ -24,7 +25,7 @@ from providers.responses.events.response_object import IncompleteReason, add_usa
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.checkpoint import Checkpoint, lost_call_result
 from providers.responses.run.hosted_calls import HostedCallRunner, ToolCallLimits
-from providers.responses.run.turn import TurnStream, join_deltas
+from providers.responses.run.turn import NO_CALLS_LEFT, TurnStream, join_deltas
 from providers.responses.tools.call import HostedCall
 from providers.responses.tools.choice_policy import ToolChoicePolicy
 from providers.responses.tools.offered import OfferedTools
@@ -37,6 +38,8 @@ _MAX_UNMET_DEMANDS: Final = 2
 """Number of turns in a row without the call that `tool_choice` requires after which the response fails."""
 _MAX_CALLS_PER_TURN: Final = 64
 """Number of hosted calls of one turn; further ones are refused."""
+_COUNT_TIMEOUT_S: Final = 0.5
+"""Seconds that the end of a failed response waits for the length of its prompt."""
 _INCOMPLETE_REASONS: Final[Mapping[str, IncompleteReason]] = {
     "length": "max_output_tokens",
     "content_filter": "content_filter",
@@ -46,7 +49,8 @@ _INCOMPLETE_REASONS: Final[Mapping[str, IncompleteReason]] = {
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
     """Everything that the turns of one response run on. `chat` is the first turn's; `compaction` keeps the chat within
-    its threshold, or is the whole response."""
+    its threshold, or is the whole response. With `requires_tool_lists`, an MCP server that cannot list its tools fails
+    the response; `record_usage` is called with the chat and the usage of each turn."""
 
     inference: Inference
     chat: ChatRequest
@@ -54,6 +58,8 @@ class LoopPlan:
     toolbox: OfferedTools
     limits: ToolCallLimits
     compaction: ResponseCompaction | None = None
+    requires_tool_lists: bool = False
+    record_usage: Callable[[ChatRequest, Usage], None] | None = None
 
 
 class AgentLoop:
@@ -87,6 +93,11 @@ class AgentLoop:
         self._executed_call_count = 0
         self.chat = plan.chat if checkpoint is None else self._next_chat()
 
+    @property
+    def requires_tool_lists(self) -> bool:
+        """An MCP server that cannot list its tools fails the response."""
+        return self._plan.requires_tool_lists
+
     def run(
         self, *, stream_deltas: bool = True, on_checkpoint: Callable[[Checkpoint], None] | None = None
     ) -> AsyncGenerator[EventBatch]:
@@ -117,7 +128,7 @@ class AgentLoop:
                 if self._is_last_turn
                 else self._toolbox.choice_policy(self.chat.tool_choice)
             )
-            self._turn = turn = TurnStream(self._output, self._toolbox, policy)
+            self._turn = turn = TurnStream(self._output, self._toolbox, policy, hosted_calls_left=state.calls_left)
             async with aclosing(self._plan.inference.chat(self.chat)) as delta_batches:
                 async for deltas in delta_batches:
                     turn.delta_count += len(deltas)
@@ -125,7 +136,11 @@ class AgentLoop:
                         yield events
             if turn.finish is None:
                 raise UpstreamError("The inference server ended its answer without saying why.")
+            if events := await self._place_matched_calls(turn):
+                yield events
             state.usage = add_usage(state.usage, turn.finish.usage)
+            if self._plan.record_usage is not None:
+                self._plan.record_usage(self.chat, turn.finish.usage)
             if turn.hosted_calls:
                 async with aclosing(self._run_requested_calls([*turn.hosted_calls.values()])) as batches:
                     async for events in batches:
@@ -135,6 +150,14 @@ class AgentLoop:
             state.turn += 1
             self._emit_checkpoint(state.turn)
             self.chat = self._next_chat()
+
+    async def _place_matched_calls(self, turn: TurnStream) -> EventBatch:
+        """Match the inputs of custom tools with their grammars, and return the events of these calls."""
+        if not (grammar_calls := turn.grammar_calls):
+            return ()
+        for call in grammar_calls:
+            await call.match_input()
+        return turn.place_client_calls({result.name for _, result in self.state.rejected_calls})
 
     async def _run_calls_before_turn(self) -> AsyncGenerator[EventBatch]:
         """Run the calls that tools make themselves before the model's turn; `chat` then has their results."""
@@ -146,13 +169,15 @@ class AgentLoop:
             for call in calls:
                 call.place(self._output)
                 yield call.open()
-            for streams in (
-                self._run_calls([call for call in calls if not call.counts_toward_limit]),
-                self._run_requested_calls([call for call in calls if call.counts_toward_limit]),
-            ):
-                async with aclosing(streams) as batches:
-                    async for events in batches:
-                        yield events
+            async with aclosing(self._run_calls([call for call in calls if not call.counts_toward_limit])) as batches:
+                async for events in batches:
+                    yield events
+            if self._plan.requires_tool_lists:
+                _require_tool_lists(self._listing_errors())
+            counted_calls = [call for call in calls if call.counts_toward_limit]
+            async with aclosing(self._run_requested_calls(counted_calls)) as batches:
+                async for events in batches:
+                    yield events
         if ran:
             self._emit_checkpoint(self.state.turn)
             self._toolbox.refresh_names()
@@ -186,6 +211,16 @@ class AgentLoop:
                 self._output.items[call.index] = call.item("incomplete")
         return events
 
+    async def count_unfinished_prompt(self) -> None:
+        """Add the prompt's tokens of a turn that generated something and ended without a finish, where the provider can
+        count them at once. Call it before `close_open_items`."""
+        if self._turn is None or self._turn.finish is not None or not self._turn.delta_count:
+            return
+        with suppress(StackError, TimeoutError, RuntimeError):  # RuntimeError: the provider is closed
+            async with asyncio.timeout(_COUNT_TIMEOUT_S):
+                count = await self._plan.inference.count_tokens(self.chat)
+                self.state.usage = add_usage(self.state.usage, Usage(input_tokens=count))
+
     async def _run_requested_calls(self, calls: Sequence[HostedCall]) -> AsyncGenerator[EventBatch]:
         """Run the model's calls as far as the limits allow; the others fail with the reason. The model reads the
         results in the order of the calls."""
@@ -216,7 +251,7 @@ class AgentLoop:
             if self._turn is not None and signatures[-_MAX_REPEATS:] == [_call_signature(call)] * _MAX_REPEATS:
                 reasons.append(f"this very call was made {_MAX_REPEATS} times. Answer with what it gave.")
             elif allowed_count >= self.state.calls_left:
-                reasons.append("no more tool calls are allowed in this response. Answer with what you have.")
+                reasons.append(NO_CALLS_LEFT)
             elif allowed_count >= _MAX_CALLS_PER_TURN:
                 reasons.append(f"only {_MAX_CALLS_PER_TURN} tools can be called at a time.")
             else:
@@ -347,6 +382,12 @@ class AgentLoop:
         """Return whether the model has made one call over and over."""
         newest = self.state.requested_calls[-_MAX_REPEATS:]
         return len(newest) == _MAX_REPEATS and len(set(newest)) == 1
+
+
+def _require_tool_lists(listing_errors: Mapping[str, str]) -> None:
+    """Raise ExternalConnectorError for the first MCP server whose tools could not be listed."""
+    for label, error in listing_errors.items():
+        raise ExternalConnectorError(f"Error retrieving tool list from MCP server: '{label}'. {error}", param="tools")
 
 
 def _call_signature(call: HostedCall) -> tuple[str, str]:

@@ -96,7 +96,7 @@ class PendingResponse:
         )
         stored = await history.save(finished, tenant=self.tenant, history=self.previous_history)
         if not stored and self.lock is not None:
-            raise self.lock.lost_error()
+            raise await self.lock.lost_error()
         return stored
 
     async def build_conversation_ops(self, response: Response, input_json: bytes) -> Sequence[Op]:

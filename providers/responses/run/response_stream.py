@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager, nullcontext
-from typing import Final
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing, nullcontext
+from typing import Any, Final, TypeVar
 
 from openai.types.responses import (
     Response,
@@ -17,16 +16,17 @@ from openai.types.responses import (
     ResponseStreamEvent,
 )
 
-from apis.errors import StackError, StoreUnavailable, UpstreamTimeout
+from apis.errors import Overloaded, StackError, StoredValueTooLarge, StoreUnavailable
 from apis.events import EventBatch
+from providers.responses.run.deadline import ResponseDeadline
+from providers.responses.run.first_batches import FirstBatches
 from providers.responses.run.pending_response import PendingResponse, bug_to_error
 from providers.responses.store.conversation_lock import stream_with_lock
 from providers.responses.store.history import History
 
 _log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
 
-_EARLY_FAILURE_WAIT_S: Final = 0.04
-"""Seconds that the first event waits for the model: a refusal within them becomes an HTTP status."""
 _CLOSE_TIMEOUT_S: Final = 10
 """Seconds that `close` waits for writes that began after their streams ended."""
 
@@ -38,6 +38,11 @@ class ResponseStreams:
         self._history = history
         self._timeout_s = timeout_s
         self._store_tasks: set[asyncio.Task[None]] = set()
+        self._is_ending = False
+
+    def end_running(self) -> None:
+        """Fail the streams that are cancelled or closed from now on: the process ends, and no client has left."""
+        self._is_ending = True
 
     async def close(self) -> None:
         """Wait until the responses of streams that have ended are stored."""
@@ -57,30 +62,47 @@ class ResponseStreams:
             await pending.store(final, self._history)
         yield [*_first_events(initial), terminal_event(final)]
 
+    async def run_in_time(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Return the result of `work`. Raises UpstreamTimeout where it takes longer than a response may."""
+        with ResponseDeadline(self._timeout_s) as deadline:
+            deadline.begin_wait()
+            return await work
+
     async def _stream_events(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
-        deadline = time.monotonic() + self._timeout_s
+        run = pending.agent_loop.run(stream_deltas=pending.request.stream is True)
         begun = False
         try:
-            async with aclosing(pending.agent_loop.run(stream_deltas=pending.request.stream is True)) as batches:
-                if pending.request.stream:
-                    async with _peek_first_batch(batches) as first_batch:
+            requires_tool_lists = pending.agent_loop.requires_tool_lists
+            with ResponseDeadline(self._timeout_s) as deadline:
+                async with aclosing(run) as batches:
+                    deadline.begin_wait()
+                    if pending.request.stream:
+                        async with FirstBatches(batches, awaits_tool_lists=requires_tool_lists) as first_batches:
+                            deadline.end_wait()
+                            begun = True
+                            yield _first_events(pending.build_initial_response())
+                            deadline.begin_wait()
+                            async for events in first_batches:
+                                deadline.end_wait()
+                                yield events
+                                deadline.begin_wait()
+                        del first_batches
+                    async for events in batches:
+                        deadline.end_wait()
                         begun = True
-                        yield _first_events(pending.build_initial_response())
-                        if events := await first_batch:
-                            yield events
-                    del first_batch
-                async for events in batches:
-                    begun = True
-                    yield events
-                    if time.monotonic() > deadline:
-                        raise timeout_error(self._timeout_s)
+                        yield events
+                        deadline.begin_wait()
             final = pending.build_final_response()
             await pending.store(final, self._history)
             yield [terminal_event(final)]
-        except (GeneratorExit, asyncio.CancelledError):
+        except (GeneratorExit, asyncio.CancelledError) as exc:
+            if begun and self._is_ending and isinstance(exc, asyncio.CancelledError):
+                error = shutdown_error()
+                yield await self._end_with_failure(pending, error)
+                raise error from exc
             if begun:
                 # the client is gone and this task is being cancelled: the write needs a task of its own
-                self._store_later(pending, pending.build_cancelled_response())
+                self._store_later(self._store_interrupted(pending))
             raise
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -92,48 +114,42 @@ class ResponseStreams:
             yield await self._end_with_failure(pending, error)
             raise error from exc
 
+    def _build_interrupted(self, pending: PendingResponse) -> Response:
+        """Return the response as a client that left, or the end of the process, ended it."""
+        if not self._is_ending:
+            return pending.build_cancelled_response()
+        pending.agent_loop.close_open_items()
+        return pending.build_failed_response(shutdown_error())
+
     async def _end_with_failure(self, pending: PendingResponse, error: StackError) -> EventBatch:
         """Return the last events of a failed response: the open items end incomplete, then `response.failed`."""
+        await pending.agent_loop.count_unfinished_prompt()
         events = pending.agent_loop.close_open_items()
         final = pending.build_failed_response(error)
         if isinstance(error, StoreUnavailable):
-            self._store_later(pending, final)  # the client has waited for the store once already
+            self._store_later(self._store_or_log(pending, final))  # the client has waited for the store once already
         else:
             await self._store_or_log(pending, final)
         return [*events, terminal_event(final)]
 
-    def _store_later(self, pending: PendingResponse, response: Response) -> None:
-        task = asyncio.create_task(self._store_or_log(pending, response))
+    def _store_later(self, storing: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(storing)
         self._store_tasks.add(task)
         task.add_done_callback(self._store_tasks.discard)
 
+    async def _store_interrupted(self, pending: PendingResponse) -> None:
+        """Store the response as a client that left, or the end of the process, ended it."""
+        await pending.agent_loop.count_unfinished_prompt()
+        await self._store_or_log(pending, self._build_interrupted(pending))
+
     async def _store_or_log(self, pending: PendingResponse, response: Response) -> None:
         try:
-            await pending.store(response, self._history)
+            try:
+                await pending.store(response, self._history)
+            except StoredValueTooLarge:  # its client has read the items; what is stored says why they are not there
+                await pending.store(response.model_copy(update={"output": []}), self._history)
         except StackError as exc:
             _log.warning("a %s response was not stored: %s", response.status, exc.message)
-
-
-@asynccontextmanager
-async def _peek_first_batch(batches: AsyncGenerator[EventBatch]) -> AsyncGenerator[asyncio.Task[EventBatch]]:
-    """Start the first batch as a task and wait for it briefly, so that an early refusal of the model is raised here."""
-
-    async def first_batch() -> EventBatch:
-        try:
-            return await anext(batches)
-        except StopAsyncIteration:  # anext's own default must not be a tuple: Python 3.11 fails on it
-            return ()
-
-    task = asyncio.create_task(first_batch())
-    try:
-        await asyncio.wait({task}, timeout=_EARLY_FAILURE_WAIT_S)
-        if task.done():
-            task.result()
-        yield task
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
 
 
 def _first_events(response: Response) -> EventBatch:
@@ -165,6 +181,6 @@ def assign_sequence_numbers(events: Sequence[ResponseStreamEvent], next_number: 
     return next_number
 
 
-def timeout_error(limit_s: float) -> UpstreamTimeout:
-    """Return the error of a response that took too long."""
-    return UpstreamTimeout(f"The response took longer than {limit_s:g} s (`responses.response_timeout_s`).")
+def shutdown_error() -> Overloaded:
+    """Return the error of a response that the end of the process cut off."""
+    return Overloaded("The server was shut down before the response was complete. Send the request again.")

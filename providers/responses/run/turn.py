@@ -5,26 +5,29 @@ What a delta does depends only on its type and on what is open:
     open \\ delta   Text             Reasoning         Refusal          ToolCallStart   ToolArguments
     nothing        open a message   open a reasoning  open a message   open a call     grow that call
     message        grow it *        close, open one   grow it          close, open     grow that call
-    reasoning      close, open one  grow it           close, open one  close, open     grow that call
+    reasoning      close, open one  grow it **        close, open one  close, open     grow that call
 
     * a delta of another phase closes the message and opens another
+    ** a ReasoningSummaryDelta ends the open reasoning's text and grows its summary; reasoning after it opens another
 
 Calls stay open until the turn ends, because parallel calls may interleave; deltas name them by call id. Calls of typed
-tools that the client runs open only at the end, because the item needs complete, valid arguments. The output grows
+tools that the client runs open only at the end, because the item needs complete, valid arguments; so do searches of the
+web, whose item shows the query from its beginning. The output grows
 exactly when an item opens, and an item's output_index is its position there. Opening and closing are one method each,
 so that no kind of item can miss its `added` or its `done` event.
 """
 
-from collections.abc import Hashable
+from collections.abc import Container, Hashable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import assert_never
+from typing import Final, assert_never
 
 from apis.deltas import (
     Delta,
     DeltaBatch,
     Finish,
     ReasoningDelta,
+    ReasoningSummaryDelta,
     RefusalDelta,
     TextDelta,
     ToolArgumentsDelta,
@@ -46,18 +49,27 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import ClientCall, HostedCall, RejectedCall
 from providers.responses.tools.choice_policy import ToolChoicePolicy
+from providers.responses.tools.grammars import GrammarCall
 from providers.responses.tools.item_types import id_prefix
 from providers.responses.tools.offered import ClientToolName, OfferedTools
+
+NO_CALLS_LEFT: Final = "no more tool calls are allowed in this response. Answer with what you have."
+"""Reason that the model reads for a hosted call beyond `max_tool_calls`, which becomes no item."""
 
 
 class TurnStream:
     """Turns the delta batches of one chat into events. After the last batch, `finish` says how the turn ended, and the
     calls are sorted by who acts on them: the client runs `function_calls` and `client_calls`, this server
     `hosted_calls`, and the model reads why its `rejected_calls` were not run. `has_message` is true once a message
-    opened; the caller counts deltas in `delta_count`."""
+    opened; the caller counts deltas in `delta_count`. Hosted calls beyond `hosted_calls_left` are rejected."""
 
     def __init__(
-        self, output: ResponseOutput, toolbox: OfferedTools, tool_choice_policy: ToolChoicePolicy | None = None
+        self,
+        output: ResponseOutput,
+        toolbox: OfferedTools,
+        tool_choice_policy: ToolChoicePolicy | None = None,
+        *,
+        hosted_calls_left: int | None = None,
     ) -> None:
         self.finish: Finish | None = None
         self.tool_choice_policy = tool_choice_policy or ToolChoicePolicy()
@@ -70,6 +82,7 @@ class TurnStream:
         self._pending_client_calls: dict[str, ClientCall] = {}
         self._toolbox = toolbox
         self._output = output
+        self._hosted_calls_left = hosted_calls_left
         self._open_item: OpenMessage | OpenReasoning | None = None
         self._growing_call_ids: set[str] = set()
 
@@ -88,6 +101,9 @@ class TurnStream:
                     self._current_message(delta, events).append(delta, events)
                 case ReasoningDelta(text):
                     self._current_reasoning(events).append(text, events)
+                case ReasoningSummaryDelta(text):
+                    if isinstance(self._open_item, OpenReasoning):
+                        self._open_item.append_summary(text, events)
                 case ToolCallStart():
                     self._close_open_item(events)
                     self._open_call(delta, events)
@@ -105,6 +121,7 @@ class TurnStream:
         """Return the events that close the open items of a turn without a finish, as incomplete."""
         events: EventList = []
         self._close_open_item(events, "incomplete")
+        self._open_complete_calls(events)
         for call in (*self.function_calls.values(), *self.hosted_calls.values()):
             if self._output.items[call.index] is None:
                 self._finish_item(call, "incomplete", events)
@@ -115,6 +132,8 @@ class TurnStream:
         last = len(self._output.items) - 1
         if self._open_item is not None:
             self._close_open_item(events, "incomplete" if cut and self._open_item.index == last else "completed")
+        if (newest := self._open_complete_calls(events)) is not None:
+            last = newest
         # a cut leaves the last item incomplete and the calls that grew in parallel with it: a client would run them
         for call_id, call in self.function_calls.items():
             incomplete = cut and (
@@ -128,9 +147,41 @@ class TurnStream:
                 self._output.items[call.index] = call.item(status)
             self.hosted_calls.clear()
         else:
-            for call in self._pending_client_calls.values():
-                self._place_client_call(call, events)
+            if not self.grammar_calls:
+                events += self.place_client_calls()
+            return
         self._pending_client_calls.clear()
+
+    @property
+    def grammar_calls(self) -> Sequence[GrammarCall]:
+        """The calls whose input is to be matched with a grammar, before `place_client_calls`."""
+        return [call for call in self._pending_client_calls.values() if isinstance(call, GrammarCall)]
+
+    def place_client_calls(self, corrected_tools: Container[str] = ()) -> EventList:
+        """Return the events of the typed calls that the client runs; the turn has ended. A call with an input that
+        breaks its grammar is rejected once: not for one of the `corrected_tools`, whose calls were rejected before, and
+        not next to another call, with which the response ends."""
+        events: EventList = []
+        calls = [*self._pending_client_calls.values()]
+        are_matches = [call.is_match if isinstance(call, GrammarCall) else True for call in calls]
+        has_others = bool(self.function_calls) or any(are_matches)
+        for call in calls:
+            if isinstance(call, GrammarCall) and (has_others or call.name in corrected_tools):
+                call.deliver_mismatch()
+            self._place_client_call(call, events)
+        self._pending_client_calls.clear()
+        return events
+
+    def _open_complete_calls(self, events: EventList, *, are_all_complete: bool = True) -> int | None:
+        """Open the calls that open when they are complete; return the index of the one that the model wrote last, if
+        it was writing one. Unless `are_all_complete`, their arguments must be an object."""
+        newest = None
+        for call_id, call in self.hosted_calls.items():
+            if call.index < 0 and (are_all_complete or call.has_arguments):
+                call.place(self._output)
+                events += call.open()
+                newest = call.index if call_id in self._growing_call_ids else newest
+        return newest
 
     def _current_message(self, delta: TextDelta | RefusalDelta, events: EventList) -> OpenMessage:
         phase = delta.phase if isinstance(delta, TextDelta) else None
@@ -138,6 +189,7 @@ class TurnStream:
         if isinstance(current, OpenMessage) and (current.phase == phase or isinstance(delta, RefusalDelta)):
             return current
         self._close_open_item(events)
+        self._open_complete_calls(events)
         citable = (self._output.sources, self._output.files)
         citations = CitationScanner(*citable, is_json=self._output.is_json) if any(citable) else None
         item_id = self._output.ids.new_item_id(id_prefix("message"))
@@ -147,8 +199,9 @@ class TurnStream:
         return message
 
     def _current_reasoning(self, events: EventList) -> OpenReasoning:
-        if not isinstance(self._open_item, OpenReasoning):
+        if not isinstance(self._open_item, OpenReasoning) or self._open_item.is_summarized:
             self._close_open_item(events)
+            self._open_complete_calls(events)
             self._open_item = OpenReasoning(
                 self._output.ids.new_item_id(id_prefix("reasoning")),
                 self._output.reserve_index(),
@@ -158,6 +211,7 @@ class TurnStream:
         return self._open_item
 
     def _open_call(self, start: ToolCallStart, events: EventList) -> None:
+        self._open_complete_calls(events, are_all_complete=False)
         call_id = start.id or generate_call_id()
         self._growing_call_ids = {call_id}
         if call_id in self.function_calls or call_id in self.hosted_calls or call_id in self._pending_client_calls:
@@ -168,6 +222,8 @@ class TurnStream:
             return
         if isinstance(resolved, HostedCall):
             call = self.hosted_calls[call_id] = resolved
+            if call.opens_when_complete:
+                return
             call.place(self._output)
         else:
             call_type = OpenCustomCall if start.custom else OpenFunctionCall
@@ -182,7 +238,17 @@ class TurnStream:
             return RejectedCall(start)
         if not self.tool_choice_policy.allows(start.name):
             return RejectedCall(start, self.tool_choice_policy.refusal_message(start.name))
-        return tool if isinstance(tool, ClientToolName) else tool.create_call(start)
+        if isinstance(tool, ClientToolName):
+            if tool.grammar is None or not start.custom:
+                return tool
+            return GrammarCall(start, tool.grammar, tool.name, tool.namespace)
+        call = tool.create_call(start)
+        is_beyond_limit = self._hosted_calls_left is not None and len(self.hosted_calls) >= self._hosted_calls_left
+        return (
+            RejectedCall(start, f"Not run: {NO_CALLS_LEFT}")
+            if is_beyond_limit and isinstance(call, HostedCall)
+            else call
+        )
 
     def _place_client_call(self, call: ClientCall, events: EventList) -> None:
         """Open and close the item of a client's typed call that is complete; reject one with invalid arguments."""

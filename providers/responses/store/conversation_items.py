@@ -19,7 +19,7 @@ import orjson
 from apis.errors import InvalidRequest, NotFound
 from apis.storage.keys import id_to_key_part
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
-from apis.storage.records import decode_record, encode_record, scan_all
+from apis.storage.records import decode_record, encode_record, reading_stored, scan_all
 from apis.wire.items import ITEM_LIST_ADAPTER, Item, LocalShellCallOutput
 from providers.responses.events.ids import ResponseIds, response_id_of
 from providers.responses.events.tool_result import ToolResultRecord
@@ -28,7 +28,9 @@ from providers.responses.tools.item_types import id_prefix
 
 MAX_CONVERSATION_ITEMS: Final = 10_000
 """Items of a conversation; a response in a longer one is refused."""
-_CONVERSATION_ID: Final = re.compile(r"conv_([0-9a-f]{32})")
+_CONVERSATION_ID: Final = re.compile(r"conv_[0-9a-f]{32}")
+_CONVERSATION_ID_FORM: Final = re.compile(r"conv_[0-9A-Za-z_-]{1,251}")
+"""Form of an id; one that has it and is none of this server's is unknown, and any other is no id."""
 
 
 class ConversationRecord(msgspec.Struct, rename={"is_deleted": "gone"}):
@@ -88,7 +90,14 @@ class ConversationState:
 async def load_conversation_state(
     kv: KVStore, ref: ConversationKeys, *, include_deleted: bool = False
 ) -> ConversationState:
-    """Return the state of the conversation. Raises NotFound, for a deleted one unless `include_deleted`."""
+    """Return the state of the conversation. Raises InvalidRequest for an id of another form, and NotFound, for a
+    deleted conversation unless `include_deleted`."""
+    if not _CONVERSATION_ID_FORM.fullmatch(ref.id):
+        raise InvalidRequest(
+            f"Invalid 'conversation': {ref.id[:64]!r}. Expected an ID that begins with 'conv_'.",
+            param="conversation",
+            code="invalid_value",
+        )
     if _CONVERSATION_ID.fullmatch(ref.id):
         keys = [ref.record_key(kind) for kind in ("conversation", "conversation_end", "conversation_floor")]
         record_entry, end_entry, lock_entry = await kv.get_many(keys)
@@ -99,17 +108,23 @@ async def load_conversation_state(
     raise conversation_not_found_error(ref.id)
 
 
-async def load_conversation_history(kv: KVStore, ref: ConversationKeys) -> LoadedHistory:
-    """Return all items as the history of a new turn. Raises InvalidRequest if there are too many."""
+async def load_conversation_history(kv: KVStore, ref: ConversationKeys, max_bytes: int) -> LoadedHistory:
+    """Return all items as the history of a new turn. Raises InvalidRequest if there are too many, or they are larger
+    than `max_bytes`."""
     stored_items: list[StoredItem] = []
+    size = 0
     async with aclosing(scan_all(kv, ref.item_prefix)) as rows:
         async for _, entry in rows:
+            size += len(entry.value)
+            if size > max_bytes:
+                raise history_too_large_error(max_bytes, "conversation")
             stored_items.append(decode_record(entry, StoredItem))
             if len(stored_items) > MAX_CONVERSATION_ITEMS:
                 raise InvalidRequest(
                     f"The conversation holds more than {MAX_CONVERSATION_ITEMS} items.", param="conversation"
                 )
-    items = ITEM_LIST_ADAPTER.validate_json(b"[%b]" % b",".join(bytes(stored.item) for stored in stored_items))
+    with reading_stored(ref.id):
+        items = ITEM_LIST_ADAPTER.validate_json(b"[%b]" % b",".join(bytes(stored.item) for stored in stored_items))
     tool_results = {
         item.id: stored.tool_result
         for item, stored in zip(items, stored_items, strict=True)
@@ -127,11 +142,18 @@ async def find_conversation_item(kv: KVStore, tenant: str, item_id: str) -> Item
     position = await kv.get(ref.position_key(item_id))
     if position is None:
         return None
-    record, entry = await kv.get_many([ref.record_key("conversation"), ref.item_key(int(position.value))])
+    record, entry = await kv.get_many([ref.record_key("conversation"), ref.item_key(decode_position(position))])
     if record is None or entry is None or decode_record(record, ConversationRecord).is_deleted:
         return None
     stored = decode_record(entry, StoredItem)
-    return ITEM_LIST_ADAPTER.validate_json(b"[%b]" % bytes(stored.item))[0], stored.tool_result
+    with reading_stored(item_id):
+        return ITEM_LIST_ADAPTER.validate_json(b"[%b]" % bytes(stored.item))[0], stored.tool_result
+
+
+def decode_position(entry: Entry) -> int:
+    """Return the position of an item, or of the end, that the entry holds. Raises StorageCorrupt."""
+    with reading_stored("the position of an item"):
+        return int(entry.value)
 
 
 def build_append_ops(
@@ -142,7 +164,7 @@ def build_append_ops(
 ) -> tuple[list[dict[str, Any]], list[Op]]:
     """Return the items with their final ids, and the operations that append them on the condition that the end of the
     conversation is still at `end_entry`."""
-    start = int(end_entry.value) if end_entry is not None else 0
+    start = decode_position(end_entry) if end_entry is not None else 0
     ids = ResponseIds(ref.id.replace("conv_", "resp_"), start)
     added = [_assign_item_id(fields, ids) for fields in items]
     ops: list[Op] = [
@@ -170,6 +192,15 @@ def reject_existing_items(input_items: Sequence[Item], history: LoadedHistory) -
     for item in history.items if positions else ():
         if item.id in positions:
             raise duplicate_item_error(item.id, f"input[{positions[item.id]}].id")
+
+
+def history_too_large_error(max_bytes: int, param: str) -> InvalidRequest:
+    """Return the error of a conversation or chain that is larger than one request may load."""
+    return InvalidRequest(
+        f"The items before this response are larger than {max_bytes} bytes (`responses.max_history_bytes`).",
+        param=param,
+        code="history_too_large",
+    )
 
 
 def duplicate_item_error(item_id: str, param: str) -> InvalidRequest:

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import orjson
 
-from apis.errors import ConversationLocked, StackError
+from apis.errors import ConversationLocked, ConversationLost, NotFound, StackError, StoreUnavailable
 from apis.storage.kv_store import Entry, KVStore, Op
 from apis.storage.lease import Lease, LeaseLost, release_lease_of
 from providers.responses.events.tool_result import ToolResultRecord
@@ -88,13 +88,19 @@ class ConversationLock:
         items = [*orjson.loads(input_json), *orjson.loads(output_json)]
         return [release_op, *build_append_ops(self.ref, self._end_entry, items, tool_results)[1]]
 
-    def lost_error(self) -> StackError:
-        """Return the error of a response whose final write did not hold."""
-        return StackError(
-            f"The conversation '{self.ref.id}' was deleted, or this server was cut off from it for too long, before "
-            "the response ended. Nothing was added to it.",
-            code="conversation_lost",
-        )
+    async def lost_error(self) -> StackError:
+        """Return the error of a response whose final write did not hold: the conversation was deleted, or another
+        response has locked it since."""
+        with suppress(StoreUnavailable):
+            try:
+                await load_conversation_state(self._kv, self.ref)
+            except NotFound:
+                return NotFound(
+                    f"The conversation '{self.ref.id}' was deleted before the response ended.",
+                    param="conversation",
+                    code="conversation_deleted",
+                )
+        return ConversationLost(self.ref.id)
 
     async def __aenter__(self) -> "ConversationLock":
         await self._exit_stack.enter_async_context(self._lease.renew_in_background())

@@ -19,15 +19,16 @@ import msgspec
 import orjson
 from openai.types.responses import Response
 
-from apis.errors import InvalidRequest, NotFound
+from apis.errors import InvalidRequest, NotFound, StoredValueTooLarge
 from apis.storage.keys import id_to_key_part
-from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
-from apis.storage.records import decode_record, encode_record
+from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, STORED_OVERHEAD_BYTES, Delete, KVStore, Op, Put
+from apis.storage.records import decode_record, encode_record, reading_stored
 from apis.wire.base import sdk_model_to_json
 from apis.wire.items import ITEM_LIST_ADAPTER, items_to_json
-from providers.responses.events.ids import response_id_of
+from providers.responses.events.ids import is_response_id, response_id_of
+from providers.responses.events.response_object import response_from_json
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.store.conversation_items import find_conversation_item
+from providers.responses.store.conversation_items import find_conversation_item, history_too_large_error
 from providers.responses.store.history_cache import (
     CachedTurn,
     HistoryCache,
@@ -36,6 +37,7 @@ from providers.responses.store.history_cache import (
     StoredTurn,
     TurnPosition,
 )
+from providers.responses.store.run_key import run_key
 
 _DEPTH_DIGITS = 8
 
@@ -62,36 +64,54 @@ class FinishedResponse:
 class History:
     """The stored responses. A chain is deleted `retention_s` after its last use."""
 
-    def __init__(self, kv: KVStore, *, retention_s: float, max_turns: int, cache_bytes: int) -> None:
+    def __init__(
+        self, kv: KVStore, *, retention_s: float, max_turns: int, cache_bytes: int, max_bytes: int = 64 * 1024 * 1024
+    ) -> None:
+        """`max_turns` and `max_bytes` bound the chain, or the conversation, that one request may load."""
         self._kv = kv
         self._cache = HistoryCache(cache_bytes, max_age_s=min(3600, retention_s / 4))
         self.retention_s = retention_s
         self.max_turns = max_turns
+        self.max_bytes = max_bytes
 
     async def load_history(self, response_id: str, *, tenant: str) -> LoadedHistory:
         """Return the history of a request that follows `response_id`. Raises InvalidRequest if that is not stored."""
         entry = await self._kv.get(_record_key(tenant, "response", response_id))
         if entry is None:
-            raise InvalidRequest(
-                f"Previous response with id '{response_id}' not found.",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
-        record = decode_record(entry, ResponseRecord)
-        _reject_conversation_turn(response_id, bytes(record.response))
+            raise await self._missing_response_error(response_id, tenant)
+        with reading_stored(response_id):
+            record = decode_record(entry, ResponseRecord)
+            _reject_conversation_turn(response_id, bytes(record.response))
         cached = self._cache.get(tenant, response_id)
         if cached is not None:
-            history = extend_history(cached.previous_history, [cached.turn], cached.position)
+            position, previous, turns = cached.position, cached.previous_history, [cached.turn]
         else:
-            position = TurnPosition(record.line, record.depth)
-            history = extend_history(LoadedHistory(), await self._load_turns(position, tenant), position)
+            position, previous = TurnPosition(record.line, record.depth), LoadedHistory()
+            turns = await self._load_turns(position, tenant)
+        with reading_stored(response_id):
+            history = extend_history(previous, turns, position)
         if history.turn_count > self.max_turns:
             raise chain_too_long_error(self.max_turns)
+        if history.size_bytes > self.max_bytes:
+            raise history_too_large_error(self.max_bytes, "previous_response_id")
         return history
+
+    async def _missing_response_error(self, response_id: str, tenant: str) -> InvalidRequest:
+        if is_response_id(response_id) and await self._kv.get(run_key(tenant, response_id)) is not None:
+            return InvalidRequest(
+                f"The response '{response_id}' has not ended yet: wait until it has, then continue it.",
+                param="previous_response_id",
+                code="previous_response_in_progress",
+            )
+        return InvalidRequest(
+            f"Previous response with id '{response_id}' not found.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
 
     async def save(self, finished_response: FinishedResponse, *, tenant: str, history: LoadedHistory) -> bool:
         """Store a finished response after `history`; False if a condition in its `extra_ops` did not hold, and nothing
-        was stored."""
+        was stored. Raises StoredValueTooLarge."""
         response = finished_response.response
         response_json = sdk_model_to_json(response.model_copy(update={"output": []}))
         turn = StoredTurn(
@@ -101,6 +121,12 @@ class History:
             msgspec.Raw(items_to_json(response.output)),
             finished_response.tool_results,
         )
+        size = len(turn.input_items) + len(turn.output_items)
+        if size > MAX_VALUE_BYTES:
+            raise StoredValueTooLarge(
+                f"The response cannot be stored: its input and output have {size} bytes, and {MAX_VALUE_BYTES} are the "
+                "most."
+            )
         position = (
             TurnPosition(history.position.line, history.position.depth + 1)
             if history.position
@@ -113,20 +139,32 @@ class History:
             is_stored = await self._write_turn(position, turn, response_json, tenant, finished_response.extra_ops)
         if is_stored:
             self._cache.discard(tenant, response.previous_response_id)
-            self._cache.put(tenant, CachedTurn(history, turn, position))
+            self._cache.put(tenant, response.id, CachedTurn(history, turn, position))
         return is_stored
 
     async def load_response(self, response_id: str, *, tenant: str) -> Response:
-        """Return a stored response with its output. Raises NotFound."""
+        """Return a stored response with its output. Raises NotFound, and StorageCorrupt where what is stored is not a
+        valid response."""
         record, turn = await self._load_response_record(response_id, tenant)
-        fields: dict[str, Any] = orjson.loads(bytes(record.response))
-        fields["output"] = orjson.loads(bytes(turn.output_items))
-        return Response.model_validate(fields)
+        with reading_stored(response_id):
+            fields: dict[str, Any] = orjson.loads(bytes(record.response))
+            fields["output"] = orjson.loads(bytes(turn.output_items))
+            return response_from_json(fields)
+
+    async def find_model(self, response_id: str, *, tenant: str) -> str | None:
+        """Return the model of a stored response; None if it is not stored."""
+        entry = await self._kv.get(_record_key(tenant, "response", response_id))
+        if entry is None:
+            return None
+        with reading_stored(response_id):
+            model: str = orjson.loads(bytes(decode_record(entry, ResponseRecord).response))["model"]
+            return model
 
     async def load_input_items(self, response_id: str, *, tenant: str) -> list[dict[str, Any]]:
         """Return the input items of a stored response itself, without those of earlier turns. Raises NotFound."""
         _, turn = await self._load_response_record(response_id, tenant)
-        return orjson.loads(bytes(turn.input_items))
+        with reading_stored(response_id):
+            return orjson.loads(bytes(turn.input_items))
 
     async def find_item(self, item_id: str, *, tenant: str) -> ItemWithToolResult | None:
         """Return a stored item by its id, and its tool result if a hosted tool made it; None if there is none."""
@@ -139,15 +177,18 @@ class History:
             entry = await self._kv.get(_record_key(tenant, "item", item_id))
             if entry is None:
                 return None
-            owner = entry.value.decode()
+            with reading_stored(item_id):
+                owner = entry.value.decode()
         try:
             _, turn = await self._load_response_record(owner, tenant)
         except NotFound:
             return None
-        for item in (
-            *ITEM_LIST_ADAPTER.validate_json(bytes(turn.output_items)),
-            *ITEM_LIST_ADAPTER.validate_json(bytes(turn.input_items)),
-        ):
+        with reading_stored(owner):
+            items = [
+                *ITEM_LIST_ADAPTER.validate_json(bytes(turn.output_items)),
+                *ITEM_LIST_ADAPTER.validate_json(bytes(turn.input_items)),
+            ]
+        for item in items:
             if item.id == item_id:
                 return item, turn.tool_results.get(item_id)
         return None
@@ -205,21 +246,28 @@ class History:
     async def _load_response_record(self, response_id: str, tenant: str) -> tuple[ResponseRecord, StoredTurn]:
         entry = await self._kv.get(_record_key(tenant, "response", response_id))
         if entry is not None:
-            record = decode_record(entry, ResponseRecord)
+            with reading_stored(response_id):
+                record = decode_record(entry, ResponseRecord)
             turn_entry = await self._kv.get(_turn_key(tenant, TurnPosition(record.line, record.depth)))
             if turn_entry is not None:
-                return record, decode_record(turn_entry, StoredTurn)
+                with reading_stored(response_id):
+                    return record, decode_record(turn_entry, StoredTurn)
         raise NotFound(f"Response with id '{response_id}' not found.")
 
     async def _load_turns(self, position: TurnPosition | None, tenant: str) -> list[StoredTurn]:
         """Return the turns up to and including `position`, oldest first."""
         lines: list[list[StoredTurn]] = []
-        count = 0
+        count, room_bytes = 0, self.max_bytes
         while position is not None:
             prefix = f"{tenant}/turn/{position.line}/"
             room = self.max_turns - count
             after = _turn_key(tenant, TurnPosition(position.line, position.depth + 1))
-            rows = await self._kv.scan(prefix, before=after, limit=room + 1)
+            rows = await self._kv.scan(
+                prefix, before=after, limit=room + 1, max_bytes=room_bytes + room * STORED_OVERHEAD_BYTES
+            )
+            room_bytes -= sum(len(entry.value) for _, entry in rows)
+            if room_bytes < 0:
+                raise history_too_large_error(self.max_bytes, "previous_response_id")
             if len(rows) > room:
                 raise chain_too_long_error(self.max_turns)
             if len(rows) != position.depth + 1:
@@ -228,7 +276,8 @@ class History:
                     param="previous_response_id",
                     code="previous_response_not_found",
                 )
-            line = [decode_record(entry, StoredTurn) for _, entry in rows]
+            with reading_stored(prefix):
+                line = [decode_record(entry, StoredTurn) for _, entry in rows]
             await self._refresh_ttl(line, [key for key, _ in rows], tenant)
             lines.append(line)
             count += len(line)
@@ -301,5 +350,6 @@ def _branch_key(tenant: str, position: TurnPosition, line: str) -> str:
 
 
 def _client_item_ids(turn: StoredTurn) -> list[str]:
-    ids = [item.get("id") for item in orjson.loads(bytes(turn.input_items))]
+    with reading_stored(turn.id):
+        ids = [item.get("id") for item in orjson.loads(bytes(turn.input_items))]
     return [item_id for item_id in ids if item_id and response_id_of(item_id) is None]

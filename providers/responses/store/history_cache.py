@@ -1,7 +1,6 @@
 """A cache of the chains that were continued last, so that the next turn of a chain need not load all of it again."""
 
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -69,29 +68,45 @@ class CachedTurn:
 
 
 class HistoryCache:
-    """Cached turns by tenant and response id, at most `max_bytes` in all; the oldest are evicted first. Stored turns
-    never change, so an entry is never wrong; it is not used after `max_age_s`, so that a load extends the life of the
-    stored turns in time."""
+    """Cached turns by tenant and key, at most `max_bytes` in all. When it is full, the oldest turn of the tenant that
+    uses the most is evicted, so that no tenant evicts one that uses less. Stored turns never change, so an entry
+    is never wrong; it is not used after `max_age_s`, so that a load extends the life of the stored turns in time."""
 
     def __init__(self, max_bytes: int, max_age_s: float) -> None:
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
-        self._cached_turns: OrderedDict[tuple[str, str], CachedTurn] = OrderedDict()
+        self._tenants: dict[str, _TenantTurns] = {}
         self._size_bytes = 0
 
-    def get(self, tenant: str, response_id: str) -> CachedTurn | None:
-        cached = self._cached_turns.get((tenant, response_id))
+    def get(self, tenant: str, key: str) -> CachedTurn | None:
+        """Return the turn that was put with the key, if it is still there."""
+        turns = self._tenants.get(tenant)
+        cached = turns.by_key.get(key) if turns is not None else None
         if cached is None or time.monotonic() - cached.previous_history.read_at > self._max_age_s:
             return None
         return cached
 
-    def put(self, tenant: str, cached_turn: CachedTurn) -> None:
-        self._cached_turns[tenant, cached_turn.turn.id] = cached_turn
+    def put(self, tenant: str, key: str, cached_turn: CachedTurn) -> None:
+        self.discard(tenant, key)
+        turns = self._tenants.setdefault(tenant, _TenantTurns())
+        turns.by_key[key] = cached_turn
+        turns.size_bytes += cached_turn.size_bytes
         self._size_bytes += cached_turn.size_bytes
         while self._size_bytes > self._max_bytes:
-            self._size_bytes -= self._cached_turns.popitem(last=False)[1].size_bytes
+            largest = max(self._tenants, key=lambda name: self._tenants[name].size_bytes)
+            self.discard(largest, next(iter(self._tenants[largest].by_key)))
 
-    def discard(self, tenant: str, response_id: str | None) -> None:
-        cached = self._cached_turns.pop((tenant, response_id or ""), None)
-        if cached is not None:
+    def discard(self, tenant: str, key: str | None) -> None:
+        turns = self._tenants.get(tenant)
+        cached = turns.by_key.pop(key or "", None) if turns is not None else None
+        if turns is not None and cached is not None:
             self._size_bytes -= cached.size_bytes
+            turns.size_bytes -= cached.size_bytes
+            if not turns.by_key:
+                del self._tenants[tenant]
+
+
+@dataclass(slots=True)
+class _TenantTurns:
+    by_key: dict[str, CachedTurn] = field(default_factory=dict[str, CachedTurn])
+    size_bytes: int = 0

@@ -9,7 +9,8 @@ by the model. There are two kinds of calls:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Final, cast
 
@@ -96,6 +97,13 @@ class TypedCall(ABC):
             self.call_id, self.name, self.text, output, bare, self.is_custom, state=state, files=files or {}
         )
 
+    @property
+    def has_arguments(self) -> bool:
+        """The arguments so far are a whole object."""
+        with suppress(ToolFailed):
+            return bool(self.text and self.parse_arguments())
+        return False
+
     def parse_arguments(self) -> dict[str, Any]:
         """Return the arguments as an object. Raises ToolFailed if the model wrote anything else."""
         try:
@@ -112,6 +120,8 @@ class HostedCall(TypedCall):
 
     counts_toward_limit: bool = True
     """True if the call counts toward `max_tool_calls`."""
+    opens_when_complete: bool = False
+    """True if the item opens when the model has written all arguments, so that it shows them from its beginning."""
 
     @abstractmethod
     def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
@@ -181,6 +191,11 @@ class TypedTool(ABC):
             for tool in self.offered_tools
             for name in (_NATIVE_CALL_NAMES[tool.type] if isinstance(tool, NativeTool) else (tool.name,))
         ]
+
+    @property
+    def loaded_names(self) -> Collection[str]:
+        """The names of the client's deferred tools that the tool has found since the response began."""
+        return ()
 
     def names_for_choice(self, choice: ChosenHostedTool | ChosenMcpTool) -> Sequence[str]:
         """Return the names of the offered tools that a tool choice of this tool selects."""

@@ -73,7 +73,6 @@ class FileSearch(TypedTool):
         self._options = declaration.model_dump(exclude={"type", "vector_store_ids"}, exclude_none=True)
         self._tenant = context.tenant
         self._stores = stores
-        self.shows_results = context.includes("file_search_call.results")
 
     @property
     def offered_tools(self) -> Sequence[ChatFunctionTool]:
@@ -112,11 +111,7 @@ class FileSearchCall(HostedCall):
         self._search_results: Sequence[VectorStoreSearchResponse] = ()
 
     def item(self, status: str) -> ResponseFileSearchToolCall:
-        results = (
-            [_result_to_wire(hit) for hit in self._search_results]
-            if self._tool.shows_results and status == "completed"
-            else None
-        )
+        results = [_result_to_wire(hit) for hit in self._search_results] if status == "completed" else None
         return ResponseFileSearchToolCall(
             id=self.id,
             type="file_search_call",

@@ -39,6 +39,7 @@ _ROWS: Final = (
     ItemType("web_search_call", "ws", call="hosted", interrupted_status="failed"),
     ItemType("code_interpreter_call", "ci", call="hosted", streamed_field="code"),
     ItemType("file_search_call", "fs", call="hosted", interrupted_status="failed"),
+    ItemType("image_generation_call", "ig"),
     ItemType("mcp_list_tools", "mcpl", has_status=False, has_failed_event=True),
     ItemType("mcp_call", "mcp", call="hosted", streamed_field="arguments", has_failed_event=True),
     ItemType("mcp_approval_request", "mcpr", has_status=False, call="approval"),

@@ -7,7 +7,7 @@ from typing import Final
 
 from apis.chat import NativeToolName
 from apis.errors import StackError
-from apis.inference import Inference, Modality, Model
+from apis.inference import Constraint, Inference, Modality, Model
 
 _log = logging.getLogger(__name__)
 _MAX_AGE_S: Final = 60
@@ -31,6 +31,11 @@ class ModelCatalog:
         """Return the model's input modalities besides text; None if they are unknown."""
         entry = await self._find_model(model)
         return entry.modalities if entry is not None else None
+
+    async def enforces(self, model: str, constraint: Constraint) -> bool:
+        """Return whether the model's engine promises to hold the constraint; False for an unknown model."""
+        entry = await self._find_model(model)
+        return entry is not None and constraint in entry.enforces
 
     async def _find_model(self, model: str) -> Model | None:
         if time.monotonic() - self._read_at > _MAX_AGE_S:

@@ -50,10 +50,12 @@ _MAX_TOOLS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class ClientToolName:
-    """The name by which the client knows its function or custom tool."""
+    """The name by which the client knows its function or custom tool. `grammar` is that of its input where the engine
+    does not enforce it."""
 
     name: str
     namespace: str | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,15 @@ class OfferedTools:
         items: Sequence[Item] = (),
         *,
         supports_namespaces: bool = False,
+        enforces_grammars: bool = True,
     ) -> None:
+        self._enforces_grammars = enforces_grammars
         self.typed_tools: Sequence[TypedTool] = [binding.tool for binding in bindings]
         self._request = request
         self._bindings = bindings
         self.supports_namespaces = supports_namespaces
         self._client_tools: list[ChatTool] = []
+        self._deferred_tools: list[ChatTool] = []
         self._tools_by_name: dict[str, TypedTool | ClientToolName] = {}
         self.refresh_names()
         searched = self._by_name(_searched_declarations(items))
@@ -120,7 +125,9 @@ class OfferedTools:
     def offered_tools(self, *, include_hosted: bool = True) -> list[ChatTool]:
         """Return the model's tools: the client's, then the typed ones, without those that run here if so requested."""
         typed_tools = (tool for tool in self.typed_tools if include_hosted or not tool.is_hosted)
-        return [*self._client_tools, *(offered for tool in typed_tools for offered in tool.offered_tools)]
+        loaded = {name for tool in self.typed_tools for name in tool.loaded_names}
+        found = (tool for tool in self._deferred_tools if tool.name in loaded)
+        return [*self._client_tools, *found, *(offered for tool in typed_tools for offered in tool.offered_tools)]
 
     def find_tool(self, name: str) -> TypedTool | ClientToolName | None:
         """Return the tool that a called name stands for. gpt-oss sometimes writes `functions.` before a name that is in
@@ -249,11 +256,12 @@ class OfferedTools:
                 param=f"{client_tool.param}.name",
                 code="invalid_value",
             )
-        self._tools_by_name[name] = ClientToolName(client_tool.tool.name, client_tool.namespace)
-        if not should_offer:
-            return
+        form = client_tool.tool.format if isinstance(client_tool.tool, CustomTool) else None
+        grammar = _to_grammar(form) if isinstance(form, GrammarFormat) and not self._enforces_grammars else None
+        self._tools_by_name[name] = ClientToolName(client_tool.tool.name, client_tool.namespace, grammar)
+        tools = self._client_tools if should_offer else self._deferred_tools
         if isinstance(client_tool.tool, CustomTool):
-            self._client_tools.append(ChatCustomTool(custom=_build_custom(client_tool.tool, name)))
+            tools.append(ChatCustomTool(custom=_build_custom(client_tool.tool, name)))
             return
         group = (
             model_namespace(client_tool.namespace, supports_namespaces=self.supports_namespaces)
@@ -267,7 +275,7 @@ class OfferedTools:
             strict=client_tool.tool.strict,
             namespace=group,
         )
-        self._client_tools.append(ChatFunctionTool(function=function))
+        tools.append(ChatFunctionTool(function=function))
 
     def _by_name(self, declarations: Iterable[_ClientToolDeclaration]) -> dict[str, _ClientToolDeclaration]:
         return {self._qualified_name(declaration): declaration for declaration in declarations}
@@ -318,9 +326,23 @@ def _check_schemas(declarations: Sequence[_ClientToolDeclaration]) -> None:
 def _build_custom(tool: CustomTool, name: str) -> CustomToolDefinition:
     form = tool.format
     if isinstance(form, GrammarFormat):
-        grammar = Grammar(syntax=form.syntax, definition=form.definition)
-        return CustomToolDefinition(name=name, description=tool.description, format=ChatGrammarFormat(grammar=grammar))
+        chat_format = ChatGrammarFormat(grammar=_to_grammar(form))
+        return CustomToolDefinition(name=name, description=tool.description, format=chat_format)
     return CustomToolDefinition(name=name, description=tool.description, format=TextFormatInput())
+
+
+def _to_grammar(form: GrammarFormat) -> Grammar:
+    return Grammar(syntax=form.syntax, definition=form.definition)
+
+
+def declared_grammars(request: CreateResponse, items: Sequence[Item] = ()) -> list[tuple[str, Grammar]]:
+    """Return the grammars of the custom tools that a request and its conversation declare, each with its field."""
+    additional = _client_declarations(collect_additional_tools(items))
+    return [
+        (f"{declaration.param}.format.definition" if declaration.param != "input" else "input", _to_grammar(form))
+        for declaration in (*_request_declarations(request), *additional, *_searched_declarations(items))
+        if isinstance(declaration.tool, CustomTool) and isinstance(form := declaration.tool.format, GrammarFormat)
+    ]
 
 
 def _matches_choice(declaration: Wire, choice: ChosenMcpTool | ChosenHostedTool) -> bool:

@@ -10,9 +10,10 @@ from apis.vector_stores import VectorStores
 from apis.wire.items import Item
 from apis.wire.tools import CustomTool, FunctionTool
 from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.tools.grammars import check_grammars
 from providers.responses.tools.input_tools import add_typed_tools, attribute_errors_to_input, collect_additional_tools
 from providers.responses.tools.models import ModelCatalog
-from providers.responses.tools.offered import OfferedTools
+from providers.responses.tools.offered import OfferedTools, declared_grammars
 from providers.responses.tools.registry import MODEL_DEPENDENT_TOOLS, build_checked_tools
 from providers.responses.tools.tool_context import ToolContext
 
@@ -49,8 +50,11 @@ class RequestTools:
         """
         additional = collect_additional_tools(items)
         declared = [*(request.tools or ()), *additional]
+        grammars = declared_grammars(request, items)
+        await check_grammars(grammars)
+        enforces_grammars = not grammars or await self.model_catalog.enforces(request.model, "grammar")
         if not additional and all(isinstance(tool, FunctionTool | CustomTool) for tool in declared):
-            return OfferedTools(request)
+            return OfferedTools(request, enforces_grammars=enforces_grammars)
         depends_on_model = any(isinstance(tool, MODEL_DEPENDENT_TOOLS) for tool in declared)
         extended = add_typed_tools(request, additional)
         context = ToolContext(
@@ -66,4 +70,10 @@ class RequestTools:
         )
         with attribute_errors_to_input(request):
             bindings = await build_checked_tools(extended, context)
-            return OfferedTools(extended, bindings, items, supports_namespaces=context.supports_namespaces)
+            return OfferedTools(
+                extended,
+                bindings,
+                items,
+                supports_namespaces=context.supports_namespaces,
+                enforces_grammars=enforces_grammars,
+            )

@@ -1,8 +1,8 @@
 """Checks the JSON schemas of a request before any model sees them: self-contained, and small with references expanded.
 
 Nothing is fetched or compiled: a reference must point into the same schema, and a pattern is bounded by its length and
-by the product of its counted repetitions. Recursion through properties and items is legal; a schema
-that is its own definition is not.
+by the product of its counted repetitions. `schema_values` checks the values of keywords. Recursion through properties
+and items is legal; a schema that is its own definition is not.
 """
 
 import hashlib
@@ -18,6 +18,14 @@ import orjson
 from pydantic import JsonValue
 
 from apis.errors import InvalidRequest
+from providers.responses.tools.schema_values import (
+    MAX_PATTERN_CHARS,
+    InvalidSchema,
+    SchemaObject,
+    check_pattern_syntax,
+    check_strict_values,
+    check_values,
+)
 
 MAX_SCHEMA_BYTES: Final = 256 * 1024
 """Maximum bytes of one schema, and a quarter of the maximum of all tools together."""
@@ -25,12 +33,9 @@ MAX_SCHEMA_BYTES: Final = 256 * 1024
 _MAX_SUBSCHEMAS: Final = 20_000
 _MAX_REFERENCE_DEPTH: Final = 128
 _MAX_COMBINATIONS: Final = 1_000
-_MAX_MINIMUM: Final = 100_000
-_MAX_PATTERN_CHARS: Final = 4_096
 _MAX_REPETITIONS: Final = 100_000
-# OpenAI's limits for strict schemas
 _MAX_STRICT_DEPTH: Final = 10
-_MAX_STRICT_ENUM: Final = 1_000
+"""OpenAI's limit for strict schemas."""
 
 _MAX_CACHED_SCHEMAS: Final = 4_096
 _valid_schemas: dict[tuple[bytes, bool], None] = {}
@@ -43,17 +48,14 @@ _NESTED_KEYWORDS: Final = (
     *("unevaluatedItems", "unevaluatedProperties"),
 )
 _MAP_KEYWORDS: Final = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-_MINIMUM_KEYWORDS: Final = ("minLength", "minItems", "minProperties", "minContains")
 _REPETITION: Final = re.compile(r"(\)?)\{(\d+)(?:,(\d*))?\}")
-
-SchemaObject = dict[str, JsonValue]
 
 
 def check_format(schema: SchemaObject) -> None:
     """Raise InvalidRequest unless the schema can constrain an answer."""
     try:
         _check_schema(schema, strict=True)
-    except _InvalidSchema as exc:
+    except InvalidSchema as exc:
         message = f"Invalid schema for the response format: {exc}"
         raise InvalidRequest(message, param="text.format.schema", code="invalid_json_schema") from None
 
@@ -65,24 +67,20 @@ def check_parameters(tools: Sequence[tuple[str, str, SchemaObject, bool]]) -> No
     for param, name, schema, strict in tools:
         try:
             if schema and schema.get("type") != "object":
-                raise _InvalidSchema(f"its type must be 'object', not {str(schema.get('type'))[:64]!r}.")
+                raise InvalidSchema(f"its type must be 'object', not {str(schema.get('type'))[:64]!r}.")
             available_bytes -= _check_schema(schema, strict=strict)
             if available_bytes < 0:
-                raise _InvalidSchema(f"the schemas of all tools together are larger than {4 * MAX_SCHEMA_BYTES} bytes.")
-        except _InvalidSchema as exc:
+                raise InvalidSchema(f"the schemas of all tools together are larger than {4 * MAX_SCHEMA_BYTES} bytes.")
+        except InvalidSchema as exc:
             message = f"Invalid schema for function '{name}': {exc}"
             raise InvalidRequest(message, param=param, code="invalid_function_parameters") from None
-
-
-class _InvalidSchema(Exception):
-    """A fault of a schema; the message is the end of a sentence."""
 
 
 def _check_schema(schema: SchemaObject, *, strict: bool) -> int:
     text = orjson.dumps(schema)
     size = len(text)
     if size > MAX_SCHEMA_BYTES:
-        raise _InvalidSchema(f"it is larger than {MAX_SCHEMA_BYTES} bytes.")
+        raise InvalidSchema(f"it is larger than {MAX_SCHEMA_BYTES} bytes.")
     key = (hashlib.sha256(text).digest(), strict)
     if key in _valid_schemas:
         return size
@@ -96,18 +94,16 @@ def _check_schema(schema: SchemaObject, *, strict: bool) -> int:
 def _check_uncached(schema: SchemaObject, *, strict: bool) -> None:
     subschemas = _Subschemas(schema)
     for subschema in subschemas.by_id.values():
-        _check_keywords(subschema)
+        _check_keywords(subschema, strict=strict)
     try:
         TopologicalSorter(subschemas.same_level_ids).prepare()
     except CycleError:
-        raise _InvalidSchema("a reference leads back to where it stands.") from None
+        raise InvalidSchema("a reference leads back to where it stands.") from None
     subschemas.expanded_size(schema, 0)
     if strict:
-        enums = [cast(list[JsonValue], subschema.get("enum", ())) for subschema in subschemas.by_id.values()]
-        if sum(map(len, enums)) > _MAX_STRICT_ENUM:
-            raise _InvalidSchema(f"it has more than {_MAX_STRICT_ENUM} enum values.")
+        check_strict_values([*subschemas.by_id.values()])
         if _nesting_depth(schema) > _MAX_STRICT_DEPTH:
-            raise _InvalidSchema(f"its objects and arrays are nested more than {_MAX_STRICT_DEPTH} levels deep.")
+            raise InvalidSchema(f"its objects and arrays are nested more than {_MAX_STRICT_DEPTH} levels deep.")
 
 
 class _Subschemas:
@@ -124,7 +120,7 @@ class _Subschemas:
             if id(schema) in self.by_id:
                 continue
             if len(self.by_id) + len(waiting) >= _MAX_SUBSCHEMAS:
-                raise _InvalidSchema(f"it has more than {_MAX_SUBSCHEMAS} subschemas.")
+                raise InvalidSchema(f"it has more than {_MAX_SUBSCHEMAS} subschemas.")
             targets = [_resolve_reference(root, schema[key]) for key in ("$ref", "$dynamicRef") if key in schema]
             here = [*targets, *_subschemas_at(schema, _SAME_LEVEL_KEYWORDS)]
             below = [*_subschemas_at(schema, _NESTED_KEYWORDS), *_subschemas_in_maps(schema)]
@@ -139,11 +135,11 @@ class _Subschemas:
         if size is not None:
             return size
         if depth > _MAX_REFERENCE_DEPTH:
-            raise _InvalidSchema("it is nested too deeply.")
+            raise InvalidSchema("it is nested too deeply.")
         self._sizes[id(schema)] = 1
         size = 1 + sum(self.expanded_size(child, depth + 1) for child in self._children[id(schema)])
         if size > _MAX_SUBSCHEMAS:
-            raise _InvalidSchema(f"with its references written out it has more than {_MAX_SUBSCHEMAS} subschemas.")
+            raise InvalidSchema(f"with its references written out it has more than {_MAX_SUBSCHEMAS} subschemas.")
         self._sizes[id(schema)] = size
         return size
 
@@ -156,7 +152,7 @@ def _subschemas_at(schema: SchemaObject, keywords: Sequence[str]) -> list[Schema
             if isinstance(entry, dict):
                 subschemas.append(entry)
             elif entry is not None and not isinstance(entry, bool):
-                raise _InvalidSchema(f"its '{keyword}' is not a schema.")
+                raise InvalidSchema(f"its '{keyword}' is not a schema.")
     return subschemas
 
 
@@ -165,18 +161,18 @@ def _subschemas_in_maps(schema: SchemaObject) -> list[SchemaObject]:
     for keyword in _MAP_KEYWORDS:
         value = schema.get(keyword, {})
         if not isinstance(value, dict):
-            raise _InvalidSchema(f"its '{keyword}' is not an object.")
+            raise InvalidSchema(f"its '{keyword}' is not an object.")
         for entry in value.values():
             if isinstance(entry, dict):
                 subschemas.append(entry)
             elif not isinstance(entry, bool):
-                raise _InvalidSchema(f"its '{keyword}' holds what is not a schema.")
+                raise InvalidSchema(f"its '{keyword}' holds what is not a schema.")
     return subschemas
 
 
 def _resolve_reference(root: SchemaObject, reference: JsonValue) -> SchemaObject:
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-        raise _InvalidSchema("a reference must lead to a place in the schema itself, such as '#/$defs/NAME'.")
+        raise InvalidSchema("a reference must lead to a place in the schema itself, such as '#/$defs/NAME'.")
     here: JsonValue = root
     for step in unquote(reference[1:]).split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")
@@ -187,52 +183,47 @@ def _resolve_reference(root: SchemaObject, reference: JsonValue) -> SchemaObject
         else:
             here = None
     if not isinstance(here, dict):
-        raise _InvalidSchema(f"there is no schema at the reference '{reference[:100]}'.")
+        raise InvalidSchema(f"there is no schema at the reference '{reference[:100]}'.")
     return here
 
 
-def _check_keywords(schema: SchemaObject) -> None:
+def _check_keywords(schema: SchemaObject, *, strict: bool) -> None:
     kinds = schema.get("type", "object")
     for kind in kinds if isinstance(kinds, list) and kinds else (kinds,):
         if not isinstance(kind, str) or kind not in _TYPES:
-            raise _InvalidSchema(f"'{str(kind)[:64]}' is not a type of JSON.")
+            raise InvalidSchema(f"'{str(kind)[:64]}' is not a type of JSON.")
     if "enum" in schema and not (isinstance(schema["enum"], list) and schema["enum"]):
-        raise _InvalidSchema("an 'enum' must list at least one value.")
+        raise InvalidSchema("an 'enum' must list at least one value.")
     if schema.get("not") in ({}, True):
-        raise _InvalidSchema("nothing satisfies a 'not' of everything.")
-    required = schema.get("required", [])
-    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-        raise _InvalidSchema("'required' must list names of properties.")
+        raise InvalidSchema("nothing satisfies a 'not' of everything.")
     if not str(schema.get("$schema", "https://json-schema.org/")).startswith(
         ("http://json-schema.org/", "https://json-schema.org/")
     ):
-        raise _InvalidSchema("its '$schema' must be one of json-schema.org.")
+        raise InvalidSchema("its '$schema' must be one of json-schema.org.")
     if re.search(r"[:/\\]", str(schema.get("$id", ""))):
-        raise _InvalidSchema("an '$id' must be a plain name.")
-    for keyword in _MINIMUM_KEYWORDS:
-        least = schema.get(keyword, 0)
-        if not isinstance(least, int | float) or least > _MAX_MINIMUM:
-            raise _InvalidSchema(f"its '{keyword}' must be a number of at most {_MAX_MINIMUM}.")
+        raise InvalidSchema("an '$id' must be a plain name.")
+    check_values(schema)
     branches = [_count_branches(subschema) for subschema in _subschemas_at(schema, ("allOf",))]
     if prod(branches) > _MAX_COMBINATIONS:
-        raise _InvalidSchema(f"its 'allOf' combines to more than {_MAX_COMBINATIONS} alternatives.")
+        raise InvalidSchema(f"its 'allOf' combines to more than {_MAX_COMBINATIONS} alternatives.")
     patterns = cast(Mapping[str, JsonValue], schema.get("patternProperties", {}))
     for pattern in chain(patterns, [schema["pattern"]] if "pattern" in schema else ()):
-        _check_pattern(pattern)
+        _check_pattern(pattern, strict=strict)
 
 
 def _count_branches(schema: SchemaObject) -> int:
     return max(1, len(_subschemas_at(schema, ("anyOf",))), len(_subschemas_at(schema, ("oneOf",))))
 
 
-def _check_pattern(pattern: JsonValue) -> None:
-    if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN_CHARS:
-        raise _InvalidSchema(f"a pattern must be text of at most {_MAX_PATTERN_CHARS} characters.")
+def _check_pattern(pattern: JsonValue, *, strict: bool) -> None:
+    if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
+        raise InvalidSchema(f"a pattern must be text of at most {MAX_PATTERN_CHARS} characters.")
     counts = [(bool(group), int(most or least)) for group, least, most in _REPETITION.findall(pattern)]
     # nested repetitions multiply; all groups are assumed to be nested
     of_groups = prod(max(1, count) for group, count in counts if group)
     if of_groups * max((count for group, count in counts if not group), default=1) > _MAX_REPETITIONS:
-        raise _InvalidSchema(f"a pattern repeats more than {_MAX_REPETITIONS} times.")
+        raise InvalidSchema(f"a pattern repeats more than {_MAX_REPETITIONS} times.")
+    check_pattern_syntax(pattern, strict=strict)
 
 
 def _nesting_depth(root: SchemaObject) -> int:

@@ -7,9 +7,8 @@ from openai.types.responses import ResponseFunctionShellToolCall
 from pydantic import Field
 
 from apis.chat import NativeToolName
-from apis.errors import Unsupported
 from apis.wire.tool_items import ShellCallItem, ShellCallOutput, ShellOutput
-from apis.wire.tools import ContainerEnvironment, ShellTool
+from apis.wire.tools import ShellTool
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import ToolType, TypedTool
 from providers.responses.tools.client import (
@@ -40,12 +39,8 @@ class _Commands(Arguments):
 
 
 def _create_tool(declaration: ShellTool, context: ToolContext) -> TypedTool:
-    """Return the shell on the client's machine. Raises Unsupported for a shell in a container of this server's."""
-    environment = declaration.environment
-    if isinstance(environment, ContainerEnvironment):
-        message = "A shell in a container is not offered by this server: use the environment 'local'."
-        raise Unsupported(message, param=f"{context.param}.environment", code="unsupported_value")
-    skills = (environment.skills if environment else None) or ()
+    """Return the shell on the client's machine."""
+    skills = (declaration.environment.skills if declaration.environment else None) or ()
     listed = "".join(f"\n- {skill.name} ({skill.path}): {skill.description}" for skill in skills)
     description = (
         f"{_DESCRIPTION}\nSkills, each explained in the SKILL.md of its folder:{listed}" if listed else _DESCRIPTION

@@ -42,10 +42,6 @@ class ToolContext:
         specs = self.runtime.tools() if self.runtime else ()
         return next((spec for spec in specs if spec.name == name), None)
 
-    def includes(self, include_value: str) -> bool:
-        """Return True if the request's `include` has the value."""
-        return include_value in (self.request.include or ())
-
     def not_configured_error(self, message: str) -> Unsupported:
         """Return the error for a tool that is not configured here; the message says how to configure it."""
         return Unsupported(message, param=f"{self.param}.type")

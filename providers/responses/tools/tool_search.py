@@ -1,4 +1,5 @@
-"""The tool `tool_search`: the model searches for deferred tools, and the client answers with those that match."""
+"""The tool `tool_search`: the model searches for deferred tools, and the client, or this server, answers with those
+that match."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,6 +15,7 @@ from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import ToolType, TypedTool
 from providers.responses.tools.client import Arguments, ClientFunctionCall, ClientTool, build_call_record
 from providers.responses.tools.schemas import check_parameters
+from providers.responses.tools.server_tool_search import create_server_search
 from providers.responses.tools.tool_context import ToolContext
 
 _NAME: Final = "tool_search"
@@ -30,9 +32,9 @@ class _SearchArguments(Arguments):
 
 
 def _create_tool(declaration: ToolSearchTool, context: ToolContext) -> TypedTool | None:
-    """Return the client's search; None for a search by this server, which offers all tools at once instead."""
+    """Return the search by the client or by this server; None where this server has nothing to search."""
     if declaration.execution != "client":
-        return None
+        return create_server_search(declaration, context)
     if declaration.parameters is not None:
         check_parameters([(f"{context.param}.parameters", _NAME, declaration.parameters, False)])
     function = FunctionDefinition(
@@ -63,7 +65,8 @@ def _call_from_item(item: ToolSearchCallItem, native_tools: frozenset[NativeTool
 def _output_from_item(item: ToolSearchOutput, call_ids: Mapping[str, str]) -> tuple[str, str] | None:
     if item.call_id is None:
         return None
-    tools = [tool.model_dump(exclude_none=True, exclude={"defer_loading", "server_url"}) for tool in item.tools]
+    unseen = {"defer_loading", "server_url", "is_async"}
+    tools = [tool.model_dump(exclude_none=True, exclude=unseen) for tool in item.tools]
     return item.call_id, orjson.dumps(tools).decode() if tools else "No tool was found."
 
 

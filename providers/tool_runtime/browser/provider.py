@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field
 
 from apis.errors import ToolFailed
+from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.fetcher import Fetcher, FetchRequest, FetchResponse
 from apis.provider import Provider
 from apis.reader import FetchedPage, Reader, UnreadableFile, WebPage
@@ -57,17 +58,17 @@ class Browser(ToolRuntime):
 
     class Config(Provider.Config):
         """`tool_timeout_s` bounds a whole call, `max_page_chars` the text of a page, `max_readers` the pages whose text
-        is extracted at a time."""
+        is extracted at a time, in turn by tenant."""
 
         tool_timeout_s: float = Field(default=20.0, gt=0, le=600)
         max_page_chars: int = Field(default=100_000, ge=1000, le=150_000)
         max_readers: int = Field(default=4, ge=1)
 
-    def __init__(self, config: Config, fetcher: Fetcher, reader: Reader) -> None:
+    def __init__(self, config: Config, fetcher: Fetcher, reader: Reader, tenants: Tenants = ONE_TENANT) -> None:
         self._config = config
         self._fetcher = fetcher
         self._reader = reader
-        self._reader_slots = asyncio.Semaphore(config.max_readers)
+        self._reader_places = FairShare("pages to be read", config.max_readers, several_tenants=tenants.are_several)
 
     def tools(self) -> Sequence[ToolSpec]:
         return (_OPEN_PAGE,)
@@ -84,17 +85,17 @@ class Browser(ToolRuntime):
             async with asyncio.timeout(self._config.tool_timeout_s):
                 response = await self._fetcher.fetch(FetchRequest(url, headers={"Accept": _ACCEPT}))
                 _check_domain(response.url, options)
-                page = await self._extract_page(response)
+                page = await self._extract_page(response, call.tenant)
         except TimeoutError:
             raise ToolFailed(f"The page could not be opened within {self._config.tool_timeout_s:g} s.") from None
         return _page_to_result(response.url, page)
 
-    async def _extract_page(self, response: FetchResponse) -> WebPage:
+    async def _extract_page(self, response: FetchResponse, tenant: str) -> WebPage:
         if not 200 <= response.status < 300:
             raise ToolFailed(f"The page could not be opened: the server answered with HTTP {response.status}.")
         fetched_page = _classify_response(response)
         try:
-            async with self._reader_slots:
+            with await self._reader_places.acquire(tenant):
                 page = await self._reader.extract_page(fetched_page, self._config.max_page_chars)
         except UnreadableFile:
             raise ToolFailed("The page cannot be read: it is too large, too deep or broken.") from None

@@ -1,4 +1,8 @@
-"""Control group for one sandbox, below the group that the session server runs in."""
+"""Control group for one sandbox, below the group that the session server runs in.
+
+With cgroup v1 any group may have children. With v2 a group whose children have controllers must hold no process itself:
+`prepare_delegated_group` moves those of a group that was delegated to this server into a child of their own.
+"""
 
 import contextlib
 import itertools
@@ -11,6 +15,12 @@ from typing import Final
 
 _ROOT: Final = Path("/sys/fs/cgroup")
 _NAME_PREFIX: Final = "python-sandbox"
+_SERVER_GROUP: Final = "python-sandbox-server"
+"""Child of a delegated group that holds the server's own processes."""
+_CONTROLLERS: Final = ("memory", "pids")
+_DELEGATION_MARKS: Final = ("user.delegate", "trusted.delegate")
+"""Extended attributes by which systemd marks a group with `Delegate=yes`."""
+_MAX_MOVE_ROUNDS: Final = 20
 _group_numbers: Final = itertools.count(1)
 
 
@@ -32,11 +42,12 @@ class Cgroup:
             {
                 "memory": {"memory.limit_in_bytes": memory_bytes},
                 "pids": {"pids.max": processes},
-                "?": {"memory.memsw.limit_in_bytes": memory_bytes},
+                # Buffers of TCP connections over the loopback are counted by v1 only where they have this limit.
+                "?": {"memory.memsw.limit_in_bytes": memory_bytes, "memory.kmem.tcp.limit_in_bytes": memory_bytes // 4},
             },
         ):
             optional = settings.pop("?")
-            cgroup = cls([parent / name for parent in _find_own_groups(settings)])
+            cgroup = cls([parent / name for parent in _find_parent_groups(settings)])
             if len(cgroup._folders) == len(settings) and cgroup._apply_limits(list(settings.values()), optional):
                 return cgroup
             cgroup.remove()
@@ -86,13 +97,78 @@ class Cgroup:
                 time.sleep(0.005)
 
 
-def remove_stale_groups() -> None:
-    """Remove the groups of servers that were killed before they could."""
-    for parent in {*_find_own_groups([""]), *_find_own_groups(["memory", "pids"])}:
+def prepare_groups() -> None:
+    """Make a delegated v2 group of this process usable, and remove the groups of servers that were killed before they
+    could. Blocks for milliseconds."""
+    for own in _find_own_groups([""]):
+        prepare_delegated_group(own, _CONTROLLERS)
+    for parent in [*_find_parent_groups([""]), *_find_parent_groups(_CONTROLLERS)]:
         for folder in parent.glob(f"{_NAME_PREFIX}-*-*"):
             if not Path("/proc", folder.name.split("-")[2]).exists():
                 with contextlib.suppress(OSError):
                     folder.rmdir()
+
+
+def prepare_delegated_group(own: Path, controllers: Sequence[str]) -> bool:
+    """Turn controllers on for the children of the v2 group `own` or the one above it, whichever is delegated to this
+    server; return False where neither is, or the kernel refuses.
+
+    Where the delegated group holds processes, all of them move into one child: they are the server's own, since what
+    is delegated is a service or scope of systemd or the whole of a container.
+    """
+    group = next((group for group in (own, own.parent) if _is_delegated(group)), None)
+    if group is None:
+        return False
+    try:
+        if not _has_controllers(group, controllers):
+            _move_processes(group, group / _SERVER_GROUP)
+            for controller in controllers:
+                _write_value(group / "cgroup.subtree_control", f"+{controller}")
+    except OSError:
+        return False
+    return True
+
+
+def _is_delegated(group: Path) -> bool:
+    """Return whether the group belongs to this server: marked so by systemd, or the root of a cgroup namespace, which
+    unlike the machine's own root has a type."""
+    for mark in _DELEGATION_MARKS:
+        with contextlib.suppress(OSError):
+            if os.getxattr(group, mark) == b"1":
+                return True
+    return group == _ROOT and (group / "cgroup.type").exists()
+
+
+def _has_controllers(group: Path, controllers: Sequence[str]) -> bool:
+    return {*controllers} <= {*(group / "cgroup.subtree_control").read_text().split()}
+
+
+def _move_processes(group: Path, child: Path) -> None:
+    """Move all processes of a group into a child of it; again until none is left, since one may fork meanwhile."""
+    for _ in range(_MAX_MOVE_ROUNDS):
+        pids = (group / "cgroup.procs").read_text().split()
+        if not pids:
+            return
+        child.mkdir(exist_ok=True)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                _write_value(child / "cgroup.procs", pid)
+
+
+def _find_parent_groups(controllers: Mapping[str, object] | Sequence[str]) -> list[Path]:
+    """Return the folder below which sandboxes have their groups for each controller; that of v2 is ''."""
+    if "" not in controllers:
+        return _find_own_groups(controllers)
+    groups = [own if _is_usable(own) else own.parent for own in _find_own_groups(controllers)]
+    return [group for group in groups if _is_usable(group)]
+
+
+def _is_usable(group: Path) -> bool:
+    """Return whether a v2 group may have sandboxes as children: this process's own one, or a delegated one."""
+    try:
+        return _has_controllers(group, _CONTROLLERS) and (group in _find_own_groups([""]) or _is_delegated(group))
+    except OSError:
+        return False
 
 
 def _find_own_groups(controllers: Mapping[str, object] | Sequence[str]) -> list[Path]:
@@ -106,6 +182,6 @@ def _find_own_groups(controllers: Mapping[str, object] | Sequence[str]) -> list[
     return [folder for folder in folders if (folder / "cgroup.procs").exists()]
 
 
-def _write_value(file: Path, value: int) -> None:
+def _write_value(file: Path, value: int | str) -> None:
     with file.open("r+") as stream:
         stream.write(str(value))

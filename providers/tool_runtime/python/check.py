@@ -34,6 +34,12 @@ for folder in ("/", "/usr", "/dev", "/proc/sys/kernel"):
     denied("writing below " + folder, lambda: open(folder + "/written", "w"))
 denied("reaching the network", lambda: socket.create_connection(("192.0.2.1", 9), 1))
 denied("reaching a hypervisor", lambda: socket.socket(40, socket.SOCK_STREAM))
+if not ALLOW_LOOPBACK:
+    denied("opening a socket of the internet", lambda: socket.socket(socket.AF_INET))
+    denied("opening a socket of the internet (IPv6)", lambda: socket.socket(socket.AF_INET6))
+pair = socket.socketpair()
+denied("enlarging the buffers of sockets", lambda: pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20))
+denied("reading the kernel's command line", lambda: open("/proc/cmdline").read())
 denied("making a user namespace", lambda: call("unshare", 0x10000000))
 denied("mounting", lambda: call("mount", b"none", b"/mnt/data", b"tmpfs", 0, None))
 denied("tracing a process", lambda: call("ptrace", 16, os.getppid(), 0, 0))
@@ -43,17 +49,22 @@ if set(os.environ) - set(ENVIRONMENT):
     print("reading the server's environment")
 if resource.getrlimit(resource.RLIMIT_NPROC)[1] > 1024:
     print("starting any number of processes")
+if resource.getrlimit(resource.RLIMIT_NOFILE)[1] > 128:
+    print("opening any number of sockets")
+if resource.getrlimit(resource.RLIMIT_AS)[1] < 0:
+    print("reserving any amount of memory")
 if {line.split(":")[0].strip() for line in open("/proc/net/dev").readlines()[2:]} - {"lo"}:
     print("seeing the network's interfaces")
 written = open("written", "w").write("x")
 """
 
 
-async def find_isolation_faults(session: PythonSession) -> list[str]:
+async def find_isolation_faults(session: PythonSession, *, allow_loopback: bool = False) -> list[str]:
     """Return the isolation faults of a new session in a sandbox; none when it is isolated."""
     faults = _find_outside_faults(process_tree(session.pid))
     names = json.dumps(dict.fromkeys([*ENVIRONMENT, "PWD", "LC_CTYPE", "OLDPWD"]))
-    outcome = await session.run(f"ENVIRONMENT = {names.replace('null', 'None')}\n{_PROBE_PROGRAM}")
+    facts = f"ENVIRONMENT = {names.replace('null', 'None')}\nALLOW_LOOPBACK = {allow_loopback}\n"
+    outcome = await session.run(facts + _PROBE_PROGRAM)
     faults += outcome.output.splitlines()
     if outcome.exit_status != "ok" or [name for name, _ in outcome.files] != ["written"]:
         faults.append(f"running a program ({outcome.reason or outcome.exit_status})")

@@ -20,9 +20,16 @@ import msgspec
 
 from apis.errors import StackError, StoreUnavailable, Unsupported
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Put
-from providers.tool_runtime.python.operations import SessionInfo, SessionOperations
+from providers.tool_runtime.python.operations import SessionInfo, SessionOperations, ended_message
 from providers.tool_runtime.python.session import RunOutcome
-from providers.tool_runtime.python.session_client import Operation, P, R, SessionClient, SessionNotFound
+from providers.tool_runtime.python.session_client import (
+    Operation,
+    P,
+    R,
+    SessionClient,
+    SessionExpired,
+    SessionNotFound,
+)
 from providers.tool_runtime.python.sessions import SessionSettings
 
 _DEPLOYMENT_KEY: Final = "/python-deployment"
@@ -54,6 +61,11 @@ class MachineSessions:
     async def close(self) -> None:
         """Leave the session server."""
         await self._client.close()
+
+    @property
+    def has_cgroup(self) -> bool:
+        """True when a control group holds the memory and the processes of each session."""
+        return self._client.has_cgroup
 
     async def create(self, tenant: str, name: str, settings: SessionSettings, *, is_new_name: bool = False) -> bool:
         """Create a session; return False when there is one already. `is_new_name` when no other can have had it.
@@ -117,9 +129,14 @@ class MachineSessions:
         """
         try:
             return await self._client.call(operation, tenant, name, *args, **kwargs)
+        except SessionExpired:
+            raise
         except SessionNotFound:
-            if await self._find_machine(tenant, name) == "other":
+            machine = await self._find_machine(tenant, name)
+            if machine == "other":
                 raise _elsewhere(name) from None
+            if machine == "this":
+                raise SessionExpired(ended_message(name, _SERVER_ENDED)) from None
             raise
 
     async def _load_deployment_id(self) -> str:

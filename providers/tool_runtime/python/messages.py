@@ -14,7 +14,7 @@ import msgspec
 
 _MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 
-FailureKind = Literal["no_session", "no_file", "file_refused", "unavailable", "config", "bug"]
+FailureKind = Literal["no_session", "session_ended", "no_file", "file_refused", "unavailable", "config", "bug"]
 
 
 class SessionFailure(Exception):

@@ -7,11 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from providers.tool_runtime.python.cgroup import remove_stale_groups
+from apis.fair_share import FairShare
+from providers.tool_runtime.python.cgroup import prepare_groups
 from providers.tool_runtime.python.check import find_isolation_faults
 from providers.tool_runtime.python.messages import SessionFailure
 from providers.tool_runtime.python.sandbox import (
-    INSTALL_HINT,
+    REMEDY,
     Bubblewrap,
     DangerouslyUnsandboxed,
     Sandbox,
@@ -26,12 +27,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SessionServerConfig:
-    """Settings that all workers of a session server share. `python` is the interpreter, None for the system's."""
+    """Settings that all workers of a session server share. `python` is the interpreter, None for the system's. A tenant
+    may have `max_tenant_sessions` once there are several."""
 
     isolated: bool
     python: str | None
     limits: SandboxLimits
     max_sessions: int
+    allow_loopback: bool = False
+    max_tenant_sessions: int | None = None
+    several_tenants: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +59,27 @@ class SessionFile:
     is_uploaded: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _CheckedSandbox:
+    """Sandbox that was proven to hold, and whether its sessions have a control group."""
+
+    sandbox: Sandbox
+    has_cgroup: bool
+
+
 class SessionOperations:
     """Operations on the sessions of one server, called by name with positional arguments. All raise SessionFailure."""
 
     def __init__(self, config: SessionServerConfig) -> None:
         self._config = config
-        self._pool = PythonSessionPool(self._start_session, config.max_sessions, 2 * config.limits.wall_s)
-        self._sandbox: asyncio.Task[Sandbox] = asyncio.ensure_future(_start_sandbox(config))
+        places = FairShare(
+            "Python sessions",
+            config.max_sessions,
+            tenant_places=config.max_tenant_sessions,
+            several_tenants=config.several_tenants,
+        )
+        self._pool = PythonSessionPool(self._start_session, places, 2 * config.limits.wall_s)
+        self._sandbox: asyncio.Task[_CheckedSandbox] = asyncio.ensure_future(_start_sandbox(config))
 
     async def close(self) -> None:
         """End all sessions and wait until they have ended."""
@@ -68,10 +87,11 @@ class SessionOperations:
         await asyncio.gather(self._sandbox, return_exceptions=True)
         await self._pool.close()
 
-    async def wait_until_ready(self) -> None:
-        """Return when the sandbox has passed its check. Raise SessionFailure `config` when it does not."""
+    async def wait_until_ready(self) -> bool:
+        """Return, when the sandbox has passed its check, whether sessions have a control group. Raise SessionFailure
+        `config` when it does not pass."""
         try:
-            await asyncio.shield(self._sandbox)
+            return (await asyncio.shield(self._sandbox)).has_cgroup
         except SandboxUnavailable as exc:
             raise SessionFailure("config", str(exc)) from exc
 
@@ -138,6 +158,8 @@ class SessionOperations:
     def _get_entry(self, tenant: str, name: str) -> SessionEntry:
         entry = self._pool.get_entry(tenant, name)
         if entry is None:
+            if reason := self._pool.get_loss_reason(tenant, name):
+                raise SessionFailure("session_ended", ended_message(name, reason))
             raise SessionFailure("no_session", f"Container with id '{name:.256}' not found.")
         return entry
 
@@ -162,38 +184,43 @@ class SessionOperations:
     async def _start_session(self, settings: SessionSettings) -> PythonSession:
         limits = replace(self._config.limits, memory_bytes=settings.memory_bytes)
         try:
-            return await PythonSession.start(await asyncio.shield(self._sandbox), limits)
+            return await PythonSession.start((await asyncio.shield(self._sandbox)).sandbox, limits)
         except (SessionEnded, OSError) as exc:
             _log.warning("a Python session could not start: %s", exc)
             message = "The Python sandbox could not be started; try again later."
             raise SessionFailure("unavailable", message) from exc
 
 
-async def _start_sandbox(config: SessionServerConfig) -> Sandbox:
+async def _start_sandbox(config: SessionServerConfig) -> _CheckedSandbox:
     """Return a sandbox that was proven to hold. Raise SandboxUnavailable, with the remedy, when it does not."""
     python = Path(config.python) if config.python else None
     if not config.isolated:
-        return DangerouslyUnsandboxed(python)
-    sandbox = await asyncio.to_thread(Bubblewrap, python)
-    await asyncio.to_thread(remove_stale_groups)
+        return _CheckedSandbox(DangerouslyUnsandboxed(python), has_cgroup=False)
+    sandbox = await asyncio.to_thread(Bubblewrap, python, allow_loopback=config.allow_loopback)
+    await asyncio.to_thread(prepare_groups)
     try:
         session = await PythonSession.start(sandbox, config.limits)
     except SessionEnded as exc:
         raise SandboxUnavailable(
             f"tool_runtime: bubblewrap does not work here: {exc}. It needs unprivileged user namespaces "
             f"(sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns) and a current "
-            f"version: {INSTALL_HINT}"
+            f"version: {REMEDY}"
         ) from exc
     try:
-        faults = await find_isolation_faults(session)
+        faults = await find_isolation_faults(session, allow_loopback=config.allow_loopback)
     finally:
         await session.kill()
     if faults:
         raise SandboxUnavailable(
             f"tool_runtime: the Python sandbox does not hold here; these are possible in it: "
-            f"{'; '.join(faults)}. Use a current bubblewrap: {INSTALL_HINT}"
+            f"{'; '.join(faults)}. Use a current bubblewrap: {REMEDY}"
         )
-    return sandbox
+    return _CheckedSandbox(sandbox, has_cgroup=session.has_cgroup)
+
+
+def ended_message(name: str, reason: str) -> str:
+    """Return the error's text for a container that is gone for this reason."""
+    return f"Container with id '{name:.256}' has expired: {reason}. Its variables and files are gone; make a new one."
 
 
 def _session_info(name: str, entry: SessionEntry) -> SessionInfo:

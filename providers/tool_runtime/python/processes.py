@@ -4,11 +4,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _STOP_TIMEOUT_S: Final = 5.0
 """Seconds; on a busy machine even stopping a process takes time."""
@@ -35,14 +34,28 @@ def process_tree(root: int) -> list[int]:
 
 
 def measure_usage(root: int, exact_above_bytes: int) -> ProcessUsage:
-    """Measure a process and its descendants. Memory that they share is counted for each of them, unless the sum exceeds
-    `exact_above_bytes`: then it is measured exactly, which takes longer."""
+    """Measure a process and its descendants: private and shared memory, and page tables. Memory that they share is
+    counted for each of them, unless the sum exceeds `exact_above_bytes`: then it is measured exactly, which takes
+    longer."""
     pids = process_tree(root)
     ticks = sum(sum(map(int, _read_stat(pid)[11:15])) for pid in pids)
-    memory_bytes = sum(_count_private_pages(pid) for pid in pids) * _PAGE_BYTES
+    memory_bytes = sum(_measure_bytes(pid) for pid in pids)
     if memory_bytes > exact_above_bytes:
         memory_bytes = sum(_measure_exact_bytes(pid) for pid in pids)
     return ProcessUsage(len(pids), ticks / _TICKS_PER_S, memory_bytes)
+
+
+def measure_socket_bytes(pid: int) -> int:
+    """Return the most that the sockets in the network namespace of a process can hold, those included that are closed
+    or on their way between processes while their data is not read; 0 when the process has ended.
+
+    A socket takes data while it holds less than its send buffer, at most half of that at a time (sock_alloc_send_pskb).
+    """
+    try:
+        used = next(line for line in _read_text(f"/proc/{pid}/net/sockstat").splitlines() if "sockets:" in line)
+        return int(used.split()[2]) * int(_read_text("/proc/sys/net/core/wmem_default")) * 3 // 2
+    except (OSError, StopIteration):
+        return 0
 
 
 def stop_descendants(root: int) -> bool:
@@ -109,19 +122,20 @@ def _read_state(pid: int) -> str:
     return (_read_stat(pid) or ["X"])[0]
 
 
-def _count_private_pages(pid: int) -> int:
-    """Return the number of resident pages that belong to no file."""
-    try:
-        fields = _read_text(f"/proc/{pid}/statm").split()
-    except OSError:
-        return 0
-    return int(fields[1]) - int(fields[2])
+def _measure_bytes(pid: int) -> int:
+    """Return the resident memory that belongs to no file on a disk, and the page tables."""
+    return sum(_read_kib(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:", "VmPTE:"))) * 1024
 
 
 def _measure_exact_bytes(pid: int) -> int:
-    """Return the anonymous memory and the process's part of the shared memory."""
+    """Return the anonymous memory, the process's part of the shared memory, and the page tables."""
+    exact = _read_kib(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
+    return (sum(exact) + sum(_read_kib(f"/proc/{pid}/status", ("VmPTE:",)))) * 1024 if exact else _measure_bytes(pid)
+
+
+def _read_kib(path: str, names: Sequence[str]) -> list[int]:
+    """Return the values of these lines, in KiB; none for a process that ended."""
     try:
-        lines = [line.split() for line in _read_text(f"/proc/{pid}/smaps_rollup").splitlines()[1:]]
+        return [int(line.split()[1]) for line in _read_text(path).splitlines() if line.startswith(tuple(names))]
     except OSError:
-        return _count_private_pages(pid) * _PAGE_BYTES
-    return sum(int(line[1]) for line in lines if line[0] in ("Pss_Anon:", "Pss_Shmem:")) * 1024
+        return []

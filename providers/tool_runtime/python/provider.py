@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apis.containers import Containers
 from apis.errors import StackError, ToolFailed
+from apis.fair_share import ONE_TENANT, Tenants
 from apis.files import Files
 from apis.provider import Provider, UserPath
 from apis.storage.kv_store import KVStore
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 _OVERHEAD_S: Final = 60.0
 """Seconds that a use of a session may take in addition to its program and the wait for other users: starting it,
 stopping its processes, reading its files."""
+_CGROUP_REMEDY: Final = "start the server with systemd's Delegate=yes, or by `systemd-run --scope -p Delegate=yes`"
 _PYTHON_TOOL: Final = ToolSpec(
     name="python",
     description=(
@@ -73,9 +75,12 @@ class Python(ToolRuntime):
     """
 
     class Config(Provider.Config):
-        """Limits are per call (`timeout_s`, `cpu_s`, `max_output_bytes`), per machine (`max_sessions`) or per session
-        (the others). A container may ask for as much as `max_memory_mib`. `python` names an interpreter other than the
-        system's, such as one of a virtual environment with packages for programs."""
+        """Limits are per call (`timeout_s`, `cpu_s`, `max_output_bytes`), per machine (`max_sessions`, and of those
+        `max_tenant_sessions` of one tenant where there are several, by default half) or per session (the others). A
+        container may ask for as much as `max_memory_mib`. `python` names an interpreter other than the system's, such
+        as one of a virtual environment with packages for programs. With `allow_loopback` programs may open TCP and UDP
+        sockets, which reach nothing but themselves. Several tenants need a control group for each session, or
+        `dangerously_share_without_bounds`."""
 
         backend: Literal["bubblewrap", "dangerously_unsandboxed"] = "bubblewrap"
         python: UserPath | None = None
@@ -87,9 +92,12 @@ class Python(ToolRuntime):
         scratch_mib: int = Field(64, ge=1, le=4096)
         max_output_bytes: int = Field(256 * 1024, ge=1024, le=256 * 1024)
         max_sessions: int = Field(16, ge=1, le=1024)
+        max_tenant_sessions: int | None = Field(None, ge=1, le=1024)
         idle_timeout_s: float = Field(1200.0, gt=0, le=86400)
+        allow_loopback: bool = False
+        dangerously_share_without_bounds: bool = False
 
-    def __init__(self, config: Config, files: Files | None, kv_store: KVStore) -> None:
+    def __init__(self, config: Config, files: Files | None, kv_store: KVStore, tenants: Tenants = ONE_TENANT) -> None:
         limits = SandboxLimits(
             wall_s=config.timeout_s,
             cpu_s=config.cpu_s,
@@ -102,7 +110,13 @@ class Python(ToolRuntime):
         self._default_settings = SessionSettings(config.idle_timeout_s, limits.memory_bytes)
         max_use_s = 3 * config.timeout_s + _OVERHEAD_S
         interpreter = str(config.python.absolute()) if config.python else None
-        server = SessionServerConfig(self._is_isolated, interpreter, limits, config.max_sessions)
+        server = SessionServerConfig(
+            *(self._is_isolated, interpreter, limits, config.max_sessions),
+            allow_loopback=config.allow_loopback,
+            max_tenant_sessions=config.max_tenant_sessions,
+            several_tenants=tenants.are_several,
+        )
+        self._may_share_without_bounds = config.dangerously_share_without_bounds
         self._sessions = MachineSessions(SessionClient(server, max_use_s), kv_store, max_use_s)
         max_memory_bytes = max(config.memory_mib, config.max_memory_mib) * MIB
         policy = ContainerPolicy(self._default_settings, max_memory_bytes, self._is_isolated)
@@ -115,6 +129,29 @@ class Python(ToolRuntime):
 
     async def close(self) -> None:
         await self._sessions.close()
+
+    def confinement(self) -> str | None:
+        if not self._is_isolated:
+            return "programs run unconfined, with all the rights of this server"
+        if self._sessions.has_cgroup:
+            return "programs run in bubblewrap with seccomp; a control group bounds memory and processes"
+        return (
+            "programs run in bubblewrap with seccomp; memory is measured and bounded for each process, without a "
+            f"control group ({_CGROUP_REMEDY})"
+        )
+
+    def shared_use_risk(self) -> str | None:
+        if self._may_share_without_bounds or (self._is_isolated and self._sessions.has_cgroup):
+            return None
+        if not self._is_isolated:
+            return (
+                "the backend dangerously_unsandboxed lets each tenant's programs read all of them. Choose the backend "
+                "bubblewrap, or set dangerously_share_without_bounds: true."
+            )
+        return (
+            "the Python sandbox cannot make a control group here, so that one tenant's programs can take the memory "
+            f"of all. To let it, {_CGROUP_REMEDY}; or set dangerously_share_without_bounds: true."
+        )
 
     def tools(self) -> Sequence[ToolSpec]:
         return (_PYTHON_TOOL,)

@@ -1,7 +1,8 @@
 """Commands that start a Python process for untrusted programs: in bubblewrap, or (never by default) unsandboxed."""
 
+import contextlib
 import os
-import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -11,18 +12,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from providers.tool_runtime.python.seccomp import seccomp_filter
+from apis.confinement.bubblewrap import (
+    INSTALL_HINT,
+    UNPRIVILEGED_UID,
+    BubblewrapUnavailable,
+    build_isolation_command,
+    build_proc_options,
+    is_below_usr,
+    open_data_pipe,
+)
+from apis.confinement.seccomp import sandbox_filter
 
-INSTALL_HINT: Final = "install it with `apt-get install bubblewrap`, or choose another tool runtime"
+REMEDY: Final = f"{INSTALL_HINT}, or choose another tool runtime"
 MIB: Final = 1024 * 1024
 
 # Far above what the work folder needs, far below what would fill the kernel's memory with empty files.
 MAX_INODES: Final = 20_000
 
 _GUEST_PROGRAM: Final = Path(__file__).with_name("guest.py").read_bytes()
-_NOBODY_UID: Final = 65534
 WORK_FOLDER: Final = "/mnt/data"
 _PROBE_TIMEOUT_S: Final = 10
+_RESERVED_ADDRESS_BYTES: Final = 512 * MIB
+"""Address space in addition to the memory: libraries and threads reserve much that they never touch."""
+_OPEN_FILES: Final = 128
+"""Descriptors of a process: each socket may hold some 300 KiB of the kernel's memory, which no rlimit counts."""
+_OWN_MOUNTS: Final = ("/dev", "/mnt", "/proc", "/tmp")  # noqa: S108 - the sandbox's own
+"""Folders that every sandbox has of its own, so that nothing of the host can be seen below them."""
 
 # The server's own environment never enters. Threads are few: each counts as a process and costs address space.
 ENVIRONMENT: Final = {
@@ -54,14 +69,13 @@ class SandboxLimits:
     output_bytes: int
 
     def rlimits(self) -> dict[str, int]:
-        """Return the limits that the kernel enforces for each process. The address space is wider than the memory,
-        because libraries reserve much that they never touch."""
+        """Return the limits that the kernel enforces for each process."""
         return {
             "RLIMIT_DATA": self.memory_bytes,
-            "RLIMIT_AS": 3 * self.memory_bytes,
+            "RLIMIT_AS": self.memory_bytes + _RESERVED_ADDRESS_BYTES,
             "RLIMIT_FSIZE": self.scratch_bytes,
             "RLIMIT_NPROC": self.processes,
-            "RLIMIT_NOFILE": 512,
+            "RLIMIT_NOFILE": _OPEN_FILES,
             "RLIMIT_CORE": 0,
             "RLIMIT_MEMLOCK": 0,
             "RLIMIT_MSGQUEUE": 0,
@@ -94,35 +108,29 @@ class Bubblewrap:
 
     The interpreter is `python`, or else one below /usr: bound are only /usr, the linker's cache and, for a `python`
     elsewhere, its prefixes. A server that runs as root starts the sandbox as uid 65534, since root is exempt from
-    the limit on processes. Construction raises SandboxUnavailable when something it needs is missing.
+    the limit on processes. With `allow_loopback` programs may connect to servers of their own. Construction raises
+    SandboxUnavailable when something it needs is missing.
     """
 
     is_isolated = True
 
-    def __init__(self, python: Path | None) -> None:
-        bwrap = shutil.which("bwrap")
-        if bwrap is None:
-            raise SandboxUnavailable(f"tool_runtime: the program `bwrap` of bubblewrap was not found; {INSTALL_HINT}")
+    def __init__(self, python: Path | None, *, allow_loopback: bool = False) -> None:
+        self.allow_loopback = allow_loopback
         try:
-            self._seccomp_filter = seccomp_filter()
+            self._seccomp_filter = sandbox_filter(allow_loopback=allow_loopback)
+            self._python = str(python or _find_system_python())
+            self._command_prefix = build_isolation_command(ENVIRONMENT, _find_prefixes(python) if python else [])
         except LookupError:
             raise SandboxUnavailable(
                 "tool_runtime: the Python sandbox knows x86_64 and aarch64 machines only"
             ) from None
-        self._python = str(python or _find_system_python())
-        prefixes = _find_prefixes(python) if python else []
-        self._command_prefix = [
-            *_build_setpriv_command(),
-            bwrap,
-            *_build_isolation_options(),
-            *_build_system_folder_options(),
-            *_build_bind_options(prefixes),
-        ]
+        except BubblewrapUnavailable as exc:
+            raise SandboxUnavailable(f"tool_runtime: {exc}, or choose another tool runtime") from None
 
     @contextmanager
     def launch(self, channel_fd: int, limits: SandboxLimits) -> Generator[GuestLaunch]:
         """See Sandbox."""
-        with _open_data_pipe(self._seccomp_filter) as seccomp, _open_data_pipe(_GUEST_PROGRAM) as guest:
+        with open_data_pipe(self._seccomp_filter) as seccomp, open_data_pipe(_GUEST_PROGRAM) as guest:
             argv = [
                 *self._command_prefix,
                 *_build_scratch_options(limits),
@@ -152,71 +160,20 @@ class DangerouslyUnsandboxed:
         )
 
 
-@contextmanager
-def _open_data_pipe(data: bytes) -> Generator[int]:
-    """Open a descriptor from which `data` can be read; it must fit into a pipe: 64 KiB."""
-    reading, writing = os.pipe()
-    try:
-        with open(writing, "wb") as stream:
-            stream.write(data)
-        yield reading
-    finally:
-        os.close(reading)
-
-
-def _build_setpriv_command() -> list[str]:
-    if os.geteuid() != 0:
-        return []
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        raise SandboxUnavailable("tool_runtime: a server run by root needs `setpriv`: `apt-get install util-linux`")
-    return [setpriv, "--reuid", str(_NOBODY_UID), "--regid", str(_NOBODY_UID), "--clear-groups", "--no-new-privs", "--"]
-
-
-def _build_isolation_options() -> list[str]:
-    settings = [item for name, value in ENVIRONMENT.items() for item in ("--setenv", name, value)]
-    return [
-        *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--clearenv"),
-        *("--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000", "--hostname", "python"),
-        *settings,
-    ]
-
-
-def _build_system_folder_options() -> list[str]:
-    """Bind /usr and the system's folders next to it, which are links into it or folders of their own."""
-    options = ["--ro-bind", "/usr", "/usr"]
-    for name in ("lib", "lib32", "lib64", "bin", "sbin"):
-        folder = Path("/", name)
-        if folder.is_symlink():
-            options += ["--symlink", str(folder.readlink()), str(folder)]
-        elif folder.is_dir():
-            options += ["--ro-bind", str(folder), str(folder)]
-    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
-        options += ["--ro-bind-try", name, name]
-    return options
-
-
 def _build_scratch_options(limits: SandboxLimits) -> list[str]:
     """Mount all that can be written: one tmpfs for files, and one of a fourth of its size for shared memory."""
     return [
-        *("--proc", "/proc", "--dev", "/dev"),
+        *build_proc_options(),
+        *("--dev", "/dev"),
         *("--size", str(limits.scratch_bytes // 4), "--tmpfs", "/dev/shm"),  # noqa: S108 - the sandbox's own
         *("--size", str(limits.scratch_bytes), "--tmpfs", "/mnt", "--dir", WORK_FOLDER, "--dir", "/mnt/tmp"),
         *("--symlink", "mnt/tmp", "/tmp"),  # noqa: S108 - the sandbox's own
     ]
 
 
-def _build_bind_options(prefixes: Sequence[str]) -> list[str]:
-    return [item for prefix in prefixes if not _is_below_usr(prefix) for item in ("--ro-bind", prefix, prefix)]
-
-
-def _is_below_usr(path: str) -> bool:
-    return Path(path).resolve().is_relative_to("/usr")
-
-
 def _find_system_python() -> Path:
     for path in (f"{sys.base_prefix}/bin/python3", "/usr/bin/python3", "/usr/local/bin/python3"):
-        if _is_below_usr(path) and os.access(path, os.X_OK):
+        if is_below_usr(path) and os.access(path, os.X_OK):
             return Path(path)
     raise SandboxUnavailable(
         "tool_runtime: no Python below /usr for the sandbox; install one with `apt-get install python3`, "
@@ -225,12 +182,56 @@ def _find_system_python() -> Path:
 
 
 def _find_prefixes(python: Path) -> list[str]:
-    """Return the prefixes of an interpreter: that of its virtual environment, and that of the Python below it."""
+    """Return the prefixes of an interpreter, that of its virtual environment and that of the Python below it.
+
+    Raise SandboxUnavailable, naming the path that stands in the way, unless programs in the sandbox can run it.
+    """
     program = "import sys; print(sys.prefix); print(sys.base_prefix)"
+    user = UNPRIVILEGED_UID if os.geteuid() == 0 else None
     try:
         output = subprocess.run(  # noqa: S603 - the operator's own choice of interpreter, from the run config
-            [python, "-I", "-c", program], capture_output=True, check=True, env={}, text=True, timeout=_PROBE_TIMEOUT_S
+            [python, "-I", "-c", program],
+            capture_output=True,
+            check=True,
+            env={},
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
         )
+    except subprocess.CalledProcessError as exc:
+        raise _interpreter_error(python, [str(python)], f"it does not run: {exc.stderr.strip()[-300:]}") from exc
     except (OSError, subprocess.SubprocessError) as exc:
-        raise SandboxUnavailable(f"tool_runtime.python: {python} does not run: {exc}") from exc
-    return list(dict.fromkeys(output.stdout.split("\n")[:2]))
+        raise _interpreter_error(python, [str(python)], f"it does not run: {exc}") from exc
+    prefixes = list(dict.fromkeys(output.stdout.split("\n")[:2]))
+    for prefix in prefixes:
+        if not is_below_usr(prefix) and (os.geteuid() == 0 and _find_closed_folder(Path(prefix, "lib"))):
+            raise _interpreter_error(python, [prefix], "it cannot be read")
+        if any(Path(path).is_relative_to(own) for path in (prefix, Path(prefix).resolve()) for own in _OWN_MOUNTS):
+            raise SandboxUnavailable(
+                f"tool_runtime.python: {python} needs {prefix}, which the sandbox cannot show, since its programs have "
+                f"{', '.join(_OWN_MOUNTS)} of their own. Put the environment elsewhere, such as below /opt"
+            )
+    return prefixes
+
+
+def _interpreter_error(python: Path, paths: Sequence[str], fault: str) -> SandboxUnavailable:
+    """Return the error for an interpreter, with the folder that is closed to the sandbox's user where there is one."""
+    closed = next(filter(None, map(_find_closed_folder, (*map(Path, paths), python.resolve()))), None)
+    if os.geteuid() != 0 or closed is None:
+        return SandboxUnavailable(f"tool_runtime.python: {python}: {fault}")
+    return SandboxUnavailable(
+        f"tool_runtime.python: {python} cannot be used: the sandbox of a server run by root has the user "
+        f"{UNPRIVILEGED_UID}, who must not enter {closed}. Make the environment where all users may read, such as "
+        "below /opt, with a Python that is there as well"
+    )
+
+
+def _find_closed_folder(path: Path) -> Path | None:
+    """Return the first folder on the way to a path that other users must not enter."""
+    for folder in reversed(path.absolute().parents):
+        with contextlib.suppress(OSError):
+            if not folder.stat().st_mode & stat.S_IXOTH:
+                return folder
+    return None

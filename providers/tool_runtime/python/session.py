@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from providers.tool_runtime.python.cgroup import Cgroup
@@ -23,6 +23,7 @@ from providers.tool_runtime.python.files import (
 from providers.tool_runtime.python.output import ProgramOutput, render_terminal_text
 from providers.tool_runtime.python.processes import (
     ProcessUsage,
+    measure_socket_bytes,
     measure_usage,
     process_tree,
     resume_descendants,
@@ -35,6 +36,8 @@ ExitStatus = Literal["ok", "exception", "timed_out", "cpu_limit", "memory_limit"
 _START_TIMEOUT_S: Final = 10.0
 _FILES_TIMEOUT_S: Final = 10.0
 _WATCH_INTERVAL_S: Final = 0.1
+_CLOSE_WATCH_INTERVAL_S: Final = 0.02
+"""Seconds between measurements where no control group holds the memory and half of it is used."""
 _KILL_TIMEOUT_S: Final = 5.0
 _MAX_HEADER_BYTES: Final = MIB
 _PIPE_BYTES: Final = 64 * 1024
@@ -140,6 +143,11 @@ class PythonSession:
         return self._process.pid
 
     @property
+    def has_cgroup(self) -> bool:
+        """True when a control group bounds the memory and the processes exactly, not only when they are measured."""
+        return self._cgroup is not None
+
+    @property
     def has_ended(self) -> bool:
         """True when the process has ended or is ending."""
         return self._was_killed or self._end_task.done()
@@ -242,12 +250,12 @@ class PythonSession:
     async def _watch_limits(self, initial_cpu_s: float, wall_s: float) -> SessionEnded:
         """Return which limit was exceeded as soon as one is, or how the process has ended."""
         until = asyncio.get_running_loop().time() + wall_s
-        limits = self._limits
+        limits, interval_s = self._limits, _WATCH_INTERVAL_S
         while True:
             remaining_s = until - asyncio.get_running_loop().time()
             if remaining_s <= 0:
                 return SessionEnded(f"it ran for more than {wall_s:g} s", "timed_out")
-            await asyncio.wait([self._end_task], timeout=min(_WATCH_INTERVAL_S, remaining_s))
+            await asyncio.wait([self._end_task], timeout=min(interval_s, remaining_s))
             if self._end_task.done():
                 return await self._diagnose_end()
             usage, inodes = await asyncio.to_thread(self._measure_usage)
@@ -255,6 +263,8 @@ class PythonSession:
                 return SessionEnded(f"it used more than {limits.cpu_s:g} s of processor time", "cpu_limit")
             if usage.memory_bytes > limits.memory_bytes:
                 return self._memory_limit_error()
+            is_close = not self.has_cgroup and usage.memory_bytes > limits.memory_bytes // 2
+            interval_s = _CLOSE_WATCH_INTERVAL_S if is_close else _WATCH_INTERVAL_S
             if inodes > MAX_INODES:
                 return SessionEnded(f"it made more than {MAX_INODES} files", "files_limit")
 
@@ -317,13 +327,16 @@ class PythonSession:
         return measure_usage(self.pid, self._limits.memory_bytes).cpu_s
 
     def _measure_usage(self) -> tuple[ProcessUsage, int]:
-        """Return the usage of the processes and the number of files in the scratch folder."""
-        inodes = 0
+        """Return the usage of the processes and the number of files in the scratch folder. A control group counts what
+        sockets hold; where there is none, their number bounds it."""
+        usage, inodes = measure_usage(self.pid, self._limits.memory_bytes), 0
+        if self._inner_pid and not self.has_cgroup:
+            usage = replace(usage, memory_bytes=usage.memory_bytes + measure_socket_bytes(self._inner_pid))
         with contextlib.suppress(OSError):
             if self._inner_pid:
                 status = os.statvfs(f"/proc/{self._inner_pid}/root/mnt")
                 inodes = status.f_files - status.f_ffree
-        return measure_usage(self.pid, self._limits.memory_bytes), inodes
+        return usage, inodes
 
     def _begin_kill(self) -> None:
         """Signal all processes to end. With the first one of a namespace, the kernel ends all others in it."""

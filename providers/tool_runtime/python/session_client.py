@@ -53,8 +53,13 @@ class SessionNotFound(NotFound):
     """The session server of this machine has no session of this name."""
 
 
+class SessionExpired(SessionNotFound):
+    """The session server knows why it has no session of this name any more."""
+
+
 _ERROR_TYPES: Final[dict[FailureKind, type[Exception]]] = {
     "no_session": SessionNotFound,
+    "session_ended": SessionExpired,
     "no_file": NotFound,
     "file_refused": InvalidRequest,
     "unavailable": Overloaded,
@@ -97,13 +102,14 @@ class _Lease:
 
 class SessionClient:
     """Calls the operations of the session server, which runs from `start` to `close` and is started again when it
-    ends in between: its sessions are lost then."""
+    ends in between: its sessions are lost then. `has_cgroup` is whether they have a control group."""
 
     def __init__(self, config: SessionServerConfig, timeout_s: float) -> None:
         self._config = msgspec.json.encode(config)
         self._timeout_s = timeout_s
         self._path = Path()
         self._lease: _Lease | None = None
+        self.has_cgroup = False
         self._join_lock = asyncio.Lock()
 
     async def start(self, deployment_id: str) -> None:
@@ -167,7 +173,7 @@ class SessionClient:
                 connection = await asyncio.to_thread(_connect_or_start_server, self._path, self._config)
                 self._lease = _Lease(*await asyncio.open_unix_connection(sock=connection))
                 try:
-                    await self._exchange(SessionOperations.wait_until_ready)
+                    self.has_cgroup = await self._exchange(SessionOperations.wait_until_ready)
                     return
                 except _ServerDisconnected:
                     self._lease.abort()

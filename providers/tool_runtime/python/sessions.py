@@ -4,18 +4,22 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
+from apis.fair_share import FairShare, Place
 from providers.tool_runtime.python.messages import SessionFailure
 from providers.tool_runtime.python.session import PythonSession
 
 _log = logging.getLogger(__name__)
 
 _MAX_LOSS_REASONS: Final = 1000
+_FIRST_USE_S: Final = 10.0
+"""Seconds for which a new session that no one has used counts as in use: its creator is about to use it."""
 
 SessionKey = tuple[str, str | None, int]
 """Tenant, name, and a number that distinguishes sessions without a name (0 for all others)."""
@@ -35,6 +39,7 @@ class SessionEntry:
     """Place of a session in the pool. `session` is None before its first use and after its process has ended."""
 
     settings: SessionSettings
+    place: Place
     session: PythonSession | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     user_count: int = 0
@@ -43,6 +48,13 @@ class SessionEntry:
     expiry_timer: asyncio.TimerHandle | None = None
     uploaded_names: set[str] = field(default_factory=set[str])
     record_written_at: float = field(default_factory=time.time)
+    first_use_deadline: float | None = field(default_factory=lambda: time.monotonic() + _FIRST_USE_S)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the session may be ended to make room: it has no user, and its first use is over or overdue."""
+        is_awaited = self.first_use_deadline is not None and time.monotonic() < self.first_use_deadline
+        return not (self.user_count or is_awaited)
 
     def claim_record_renewal(self) -> float:
         """Return `idle_s` when it has passed since the session's record was written, which the caller then renews,
@@ -54,17 +66,20 @@ class SessionEntry:
 
 
 class PythonSessionPool:
-    """Lends each session to one user at a time. When all places are taken, the tenant with most idle sessions loses
-    the one that it has not used for longest."""
+    """Lends each session to one user at a time.
+
+    A tenant with as many sessions as its share loses its own idle session that it has not used for longest when it
+    creates another one. Where all places are taken, so does the tenant that has most, for one that has fewer.
+    """
 
     def __init__(
         self,
         start_session: Callable[[SessionSettings], Awaitable[PythonSession]],
-        max_sessions: int,
+        places: FairShare,
         lock_timeout_s: float,
     ) -> None:
         self._start_session = start_session
-        self._max_sessions = max_sessions
+        self._places = places
         self._lock_timeout_s = lock_timeout_s
         self._entries: OrderedDict[SessionKey, SessionEntry] = OrderedDict()
         self._loss_reasons: OrderedDict[SessionKey, str] = OrderedDict()
@@ -81,16 +96,21 @@ class PythonSessionPool:
         """Return a named session, or None."""
         return self._entries.get((tenant, name, 0))
 
+    def get_loss_reason(self, tenant: str, name: str) -> str:
+        """Return why an earlier session of this name is gone, or "" where that is not known."""
+        return self._loss_reasons.get((tenant, name, 0), "")
+
     def create_session(
         self, tenant: str, name: str | None, settings: SessionSettings, loss_reason: str = ""
     ) -> SessionKey:
-        """Reserve a place for a session, whose process starts with its first use. Raise SessionFailure when all are
-        in use. `loss_reason` says why an earlier one is gone, where the pool itself does not know better."""
+        """Reserve a place for a session, whose process starts with its first use.
+
+        Raise SessionFailure when all that the tenant may have are in use. `loss_reason` says why an earlier one is
+        gone, where the pool itself does not know better.
+        """
         key = (tenant, name, next(self._numbers) if name is None else 0)
         if key not in self._entries:
-            if len(self._entries) >= self._max_sessions:
-                self._evict_idle_session()
-            self._entries[key] = SessionEntry(settings)
+            self._entries[key] = SessionEntry(settings, self._take_place(tenant))
             if loss_reason and key not in self._loss_reasons:
                 self._record_loss(key, loss_reason)
             self._schedule_expiry(key)
@@ -118,13 +138,28 @@ class PythonSessionPool:
                 entry.lock.release()
         finally:
             entry.user_count -= 1
+            entry.first_use_deadline = None
             self._schedule_expiry(key)
 
     def end_session(self, key: SessionKey, reason: str = "") -> bool:
         """End a session and record the `reason` for the next one of its name. Return False when there was none."""
-        entry = self._entries.pop(key, None)
+        entry = self._entries.get(key)
         if entry is None:
             return False
+        self._end_entry(key, reason)
+        entry.place.release()
+        return True
+
+    async def close(self) -> None:
+        """End all sessions and wait until they have ended."""
+        for key in list(self._entries):
+            self.end_session(key)
+        if self._kill_tasks:
+            await asyncio.wait(self._kill_tasks)
+
+    def _end_entry(self, key: SessionKey, reason: str) -> None:
+        """End a session without releasing its place."""
+        entry = self._entries.pop(key)
         if entry.expiry_timer is not None:
             entry.expiry_timer.cancel()
         if reason:
@@ -134,14 +169,6 @@ class PythonSessionPool:
             self._kill_tasks.add(task)
             task.add_done_callback(self._kill_tasks.discard)
             _log.debug("a Python session was ended: %s", reason or "it was deleted")
-        return True
-
-    async def close(self) -> None:
-        """End all sessions and wait until they have ended."""
-        for key in list(self._entries):
-            self.end_session(key)
-        if self._kill_tasks:
-            await asyncio.wait(self._kill_tasks)
 
     def _record_loss(self, key: SessionKey, reason: str) -> None:
         self._loss_reasons[key] = reason
@@ -183,11 +210,16 @@ class PythonSessionPool:
             idle_s, self.end_session, key, f"it was not used for {idle_s / 60:g} minutes"
         )
 
-    def _evict_idle_session(self) -> None:
-        idle: dict[str, deque[SessionKey]] = {}
-        for key, entry in self._entries.items():
-            if not entry.user_count:
-                idle.setdefault(key[0], deque()).append(key)
-        if not idle:
-            raise SessionFailure("unavailable", "All Python sessions of this server are in use; try again later.")
-        self.end_session(max(idle.values(), key=len)[0], "its place was needed for others")
+    def _take_place(self, tenant: str) -> Place:
+        """Return a place, for which an idle session may end. Raise SessionFailure when there is none."""
+        end_idle_use = {
+            entry.place: partial(self._end_entry, key, "its place was needed for others")
+            for key, entry in self._entries.items()  # the one unused for longest first
+            if entry.is_idle
+        }
+        place = self._places.acquire_or_reclaim(tenant, end_idle_use)
+        if place is None:
+            raise SessionFailure(
+                "unavailable", "All Python sessions of this server that you may have are in use; try again later."
+            )
+        return place

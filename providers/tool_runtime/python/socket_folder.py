@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from apis import confinement
+
 _MAX_PATH_BYTES: Final = 100
 """Length of a socket's path in bytes; the kernel's own limit is 108 on Linux and 104 on macOS."""
 
@@ -22,8 +24,9 @@ def socket_path(deployment_id: str, config: bytes) -> Path:
     store, and after an upgrade or a change of settings the new workers start a server of their own.
     """
     identity = hashlib.sha256(f"{deployment_id}\n".encode() + config)
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        identity.update(file.read_bytes())
+    for folder in (Path(__file__).parent, Path(confinement.__file__).parent):
+        for file in sorted(folder.glob("*.py")):
+            identity.update(file.read_bytes())
     folder = Path(tempfile.gettempdir(), f"python-sessions-{os.geteuid()}")
     return folder / f"{identity.hexdigest()[:16]}.sock"
 

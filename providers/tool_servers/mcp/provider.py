@@ -3,15 +3,17 @@
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, Final, TypeVar
 
 from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT, CallToolResult
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
+from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.fetcher import Fetcher
 from apis.provider import Provider
 from apis.tool_servers import (
+    ServerPolicy,
     ServerTool,
     ToolServerFailed,
     ToolServers,
@@ -21,8 +23,14 @@ from apis.tool_servers import (
 )
 from apis.wire.tools import McpTool, ToolFilter
 from providers.tool_servers.mcp.listing import convert_tools
-from providers.tool_servers.mcp.servers import LocalServer, McpServerConfig, McpServerTarget, ServerCatalog, Url
-from providers.tool_servers.mcp.sessions import McpSession, McpSessionPool, SessionConnector, SessionLost
+from providers.tool_servers.mcp.servers import (
+    ConnectorConfig,
+    LocalServer,
+    McpServerConfig,
+    McpServerTarget,
+    ServerCatalog,
+)
+from providers.tool_servers.mcp.sessions import McpSession, McpSessionPool, SessionConnector, SessionKey, SessionLost
 from providers.tool_servers.mcp.stdio import open_stdio_streams
 from providers.tool_servers.mcp.texts import execution_error, one_line, protocol_error, result_to_text
 from providers.tool_servers.mcp.wire import FetcherTransport
@@ -31,6 +39,10 @@ _MAX_ARGUMENTS_BYTES: Final = 1024 * 1024
 _SDK_LOGGERS: Final = ("client", "httpx2", "mcp.client", "mcp.shared")
 
 _Result = TypeVar("_Result")
+
+
+def _url_to_connector(value: object) -> object:
+    return {"url": value} if isinstance(value, str) else value
 
 
 class MCP(ToolServers):
@@ -42,26 +54,37 @@ class MCP(ToolServers):
     """
 
     class Config(Provider.Config):
-        """`allowed_hosts`, where set, are the only hosts of a request's `server_url`, each with its subdomains.
-        `list_timeout_s` bounds connecting too. When `max_sessions` are open, a new one replaces the one that has been
-        idle for the longest time."""
+        """A connector is a URL, or a mapping with `url` and the rules that `servers` take too: `private`, `tenants`,
+        `allowed_tools`, `require_approval`. `allowed_hosts`, where set, are the only hosts of a request's `server_url`,
+        each with its subdomains. `list_timeout_s` bounds connecting too. When `max_sessions` are open, or
+        `max_tenant_sessions` of one tenant where there are several (by default half), a new one replaces the one that
+        has been idle for the longest time."""
 
         model_config = ConfigDict(hide_input_in_errors=True)
 
         servers: dict[str, McpServerConfig] = Field(default_factory=dict[str, McpServerConfig])
-        connectors: dict[str, Url] = Field(default_factory=dict[str, Url])
+        connectors: dict[str, Annotated[ConnectorConfig, BeforeValidator(_url_to_connector)]] = Field(
+            default_factory=dict[str, ConnectorConfig]
+        )
         allowed_hosts: list[str] | None = None
         list_timeout_s: float = Field(30.0, gt=0, le=600)
         call_timeout_s: float = Field(60.0, gt=0, le=3600)
         max_sessions: int = Field(32, gt=0)
+        max_tenant_sessions: int | None = Field(None, gt=0)
         idle_s: float = Field(300.0, gt=0)
 
-    def __init__(self, config: Config, fetcher: Fetcher) -> None:
+    def __init__(self, config: Config, fetcher: Fetcher, tenants: Tenants = ONE_TENANT) -> None:
         self._config = config
         self._fetcher = fetcher
         hosts = None if config.allowed_hosts is None else [host.lower().rstrip(".") for host in config.allowed_hosts]
         self._catalog = ServerCatalog(config.servers, config.connectors, hosts)
-        self._sessions = McpSessionPool(config.max_sessions, config.idle_s, config.list_timeout_s)
+        places = FairShare(
+            "MCP sessions",
+            config.max_sessions,
+            tenant_places=config.max_tenant_sessions,
+            several_tenants=tenants.are_several,
+        )
+        self._sessions = McpSessionPool(places, config.idle_s, config.list_timeout_s)
 
     async def start(self) -> None:
         # The SDK logs whole messages, credentials of a misbehaving server's echo included, even at the highest level.
@@ -71,11 +94,14 @@ class MCP(ToolServers):
     async def close(self) -> None:
         await self._sessions.close()
 
-    async def check_declaration(self, declaration: McpTool) -> None:
-        self._catalog.find_server(declaration)
+    async def check_declaration(self, declaration: McpTool, *, tenant: str) -> None:
+        self._catalog.find_server(declaration, tenant)
+
+    def find_policy(self, declaration: McpTool) -> ServerPolicy:
+        return self._catalog.find_policy(declaration)
 
     async def list_tools(self, declaration: McpTool, *, tenant: str) -> Sequence[ServerTool]:
-        server = self._catalog.find_server(declaration)
+        server = self._catalog.find_server(declaration, tenant)
         tools = await self._use_session(
             self._config.list_timeout_s,
             (tenant, server.identity),
@@ -83,7 +109,8 @@ class MCP(ToolServers):
             lambda session: _list_tools(session, declaration.server_label, server),
         )
         allowed = allowed_tool_filter(declaration)
-        return [tool for tool in tools if matches_filter(allowed, tool)]
+        policy = self._catalog.find_policy(declaration)
+        return [tool for tool in tools if matches_filter(allowed, tool) and policy.allows(tool.name)]
 
     async def call_tool(
         self,
@@ -94,9 +121,10 @@ class MCP(ToolServers):
         tenant: str,
         listed_tool: ServerTool | None = None,
     ) -> str:
-        server = self._catalog.find_server(declaration)
+        server = self._catalog.find_server(declaration, tenant)
         allowed = allowed_tool_filter(declaration)
-        if not is_tool_name(name) or (allowed.tool_names is not None and name not in allowed.tool_names):
+        is_named = allowed.tool_names is None or name in allowed.tool_names
+        if not (is_tool_name(name) and is_named and self._catalog.find_policy(declaration).allows(name)):
             raise _tool_not_allowed(name)
         _check_arguments(arguments)
 
@@ -116,7 +144,7 @@ class MCP(ToolServers):
     async def _use_session(
         self,
         timeout_s: float,
-        session_key: Hashable,
+        session_key: SessionKey,
         server: McpServerTarget,
         use: Callable[[McpSession], Awaitable[_Result]],
     ) -> _Result:
@@ -141,7 +169,10 @@ class MCP(ToolServers):
             return SessionConnector(
                 lambda _: open_stdio_streams(server.command, server.args, server.env), secrets=server.secrets
             )
-        wire = FetcherTransport(self._fetcher, server.url, server.transport, self._config.call_timeout_s)
+        wire = FetcherTransport(
+            *(self._fetcher, server.url, server.transport, self._config.call_timeout_s),
+            allow_private=server.is_private,
+        )
         return SessionConnector(
             lambda end: wire.open_streams(server.headers, end),
             is_legacy=server.transport == "sse",

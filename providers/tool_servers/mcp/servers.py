@@ -13,7 +13,7 @@ from mcp_types import INVALID_PARAMS
 from openai.types.responses.mcp_tool_call_error import McpProtocolError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from apis.tool_servers import InvalidDeclaration
+from apis.tool_servers import InvalidDeclaration, ServerPolicy
 from apis.wire.tools import McpTool
 from providers.tool_servers.mcp.texts import one_line
 from providers.tool_servers.mcp.wire import Transport
@@ -49,11 +49,37 @@ def _validate_url(text: str) -> str:
 Url = Annotated[str, AfterValidator(_validate_url)]
 
 
-class McpServerConfig(BaseModel):
-    """A server that requests may name by its label: one at a URL, or a command that the stack starts, whose environment
-    is `env` and a few harmless variables of the stack's own."""
+class _ServerRules(BaseModel):
+    """Limits of a server of the run config, in addition to those of a request: the `tenants` that may use it, the
+    `allowed_tools`, and the tools whose calls need an approval. `private` permits a URL in a private network."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    private: bool = False
+    tenants: list[str] | None = None
+    allowed_tools: list[str] | None = None
+    require_approval: Literal["always", "never"] | list[str] = "never"
+
+    def permits(self, tenant: str) -> bool:
+        return self.tenants is None or tenant in self.tenants
+
+    def to_policy(self) -> ServerPolicy:
+        names = self.require_approval
+        return ServerPolicy(
+            None if self.allowed_tools is None else frozenset(self.allowed_tools),
+            None if names == "always" else frozenset(() if names == "never" else names),
+        )
+
+
+class ConnectorConfig(_ServerRules):
+    """A server that requests may name by a connector id, with credentials of their own."""
+
+    url: Url
+
+
+class McpServerConfig(_ServerRules):
+    """A server that requests may name by its label: one at a URL, or a command that the stack starts, whose environment
+    is `env` and a few harmless variables of the stack's own."""
 
     url: Url | None = None
     headers: dict[str, SecretStr] = Field(default_factory=dict[str, SecretStr])
@@ -68,6 +94,8 @@ class McpServerConfig(BaseModel):
             raise ValueError("give either url or command")
         if self.command is not None and (self.headers or self.transport not in (None, "stdio")):
             raise ValueError("a command has no headers, and its transport is stdio")
+        if self.command is not None and self.private:
+            raise ValueError("a command has no network address that could be private")
         if self.url is not None and (self.args or self.env or self.transport == "stdio"):
             raise ValueError("a url has no args and no env, and its transport is not stdio")
         for name, value in self.headers.items():
@@ -78,18 +106,20 @@ class McpServerConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class RemoteServer:
-    """A server over HTTP. `headers` are lower-case and go to the origin of `url` only."""
+    """A server over HTTP. `headers` are lower-case and go to the origin of `url` only. One that `is_private` may have
+    an address in a private network."""
 
     url: str
     transport: Transport
     headers: Mapping[str, str] = field(repr=False)
     secrets: tuple[str, ...] = field(repr=False)
+    is_private: bool = False
 
     @property
     def identity(self) -> Hashable:
         """Equal for equal credentials at one server; shows no credential."""
         digest = hashlib.sha256(json.dumps(sorted(self.headers.items())).encode()).hexdigest()
-        return (self.url, self.transport, digest)
+        return (self.url, self.transport, digest, self.is_private)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +142,14 @@ McpServerTarget = RemoteServer | LocalServer
 
 @dataclass(frozen=True, slots=True)
 class ServerCatalog:
-    """The run config's servers by label, its URLs by connector id, and the hosts that a request may name."""
+    """The run config's servers by label, its connectors by id, and the hosts that a request may name."""
 
     servers: Mapping[str, McpServerConfig]
-    connectors: Mapping[str, str]
+    connectors: Mapping[str, ConnectorConfig]
     allowed_hosts: Sequence[str] | None
 
-    def find_server(self, declaration: McpTool) -> McpServerTarget:
-        """Return the declared server. Raises InvalidDeclaration where it is unknown or not allowed."""
+    def find_server(self, declaration: McpTool, tenant: str) -> McpServerTarget:
+        """Return the declared server. Raises InvalidDeclaration where the tenant knows none or it is not allowed."""
         url, connector_id = declaration.server_url, declaration.connector_id
         if url is not None and connector_id is not None:
             raise _declaration_error("connector_id", "An MCP server has a `server_url` or a `connector_id`, not both.")
@@ -130,16 +160,27 @@ class ServerCatalog:
             self._check_host(url)
             return _build_remote(url, None, headers)
         if connector_id is None:
-            return self._find_configured(declaration.server_label, headers)
-        if connector_id not in self.connectors:
+            return self._find_configured(declaration.server_label, headers, tenant)
+        connector = self.connectors.get(connector_id)
+        if connector is None or not connector.permits(tenant):
             raise _declaration_error(
                 "connector_id", "There is no such connector here; the run config names those that there are."
             )
-        return _build_remote(self.connectors[connector_id], None, headers)
+        return replace(_build_remote(connector.url, None, headers), is_private=connector.private)
 
-    def _find_configured(self, label: str, headers: dict[str, str]) -> McpServerTarget:
+    def find_policy(self, declaration: McpTool) -> ServerPolicy:
+        """Return the run config's limits of the declared server; a URL of the request has none."""
+        if declaration.server_url is not None:
+            return ServerPolicy()
+        if declaration.connector_id is not None:
+            rules = self.connectors.get(declaration.connector_id)
+        else:
+            rules = self.servers.get(declaration.server_label)
+        return ServerPolicy() if rules is None else rules.to_policy()
+
+    def _find_configured(self, label: str, headers: dict[str, str], tenant: str) -> McpServerTarget:
         config = self.servers.get(label)
-        if config is None:
+        if config is None or not config.permits(tenant):
             raise _declaration_error(
                 "server_url", "The MCP server has no server_url, and the run config knows none of that label."
             )
@@ -153,8 +194,12 @@ class ServerCatalog:
         assert config.url is not None, "one kind"
         assert config.transport != "stdio", "one kind"
         own = {name.lower(): value.get_secret_value() for name, value in config.headers.items()}
+        if fixed := own.keys() & headers.keys():
+            raise _declaration_error(
+                "headers", f"The run config sets the header '{min(fixed)}' of this MCP server: leave it out."
+            )
         server = _build_remote(config.url, config.transport, {**own, **headers})
-        return replace(server, secrets=_select_secrets([*server.secrets, *own.values()]))
+        return replace(server, secrets=_select_secrets([*server.secrets, *own.values()]), is_private=config.private)
 
     def _check_host(self, url: str) -> None:
         host = (urlsplit(url).hostname or "").rstrip(".")

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 import anyio
@@ -26,6 +27,7 @@ from mcp_types import (
 from openai.types.responses.mcp_tool_call_error import McpProtocolError
 from pydantic import TypeAdapter, ValidationError
 
+from apis.fair_share import FairShare, Place
 from apis.tool_servers import ServerTool, ToolServerFailed
 from providers.tool_servers.mcp.texts import http_error, protocol_error, redact_secrets
 from providers.tool_servers.mcp.wire import (
@@ -46,6 +48,9 @@ _OUTCOME_ADAPTER: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = Typ
     CallToolResult | InputRequiredResult
 )
 _Result = TypeVar("_Result")
+
+SessionKey = tuple[str, Hashable]
+"""Tenant, and identity of the server with the credentials."""
 
 
 class SessionLost(ToolServerFailed):
@@ -219,21 +224,23 @@ class McpSession:
 
 
 class McpSessionPool:
-    """At most `max_sessions` sessions, one per key; each ends after `idle_s` without a call."""
+    """Sessions of tenants, one per key, each with a place of `places`; each ends after `idle_s` without a call."""
 
-    def __init__(self, max_sessions: int, idle_s: float, connect_timeout_s: float) -> None:
-        self._max_sessions = max_sessions
+    def __init__(self, places: FairShare, idle_s: float, connect_timeout_s: float) -> None:
+        self._places = places
         self._idle_s = idle_s
         self._connect_timeout_s = connect_timeout_s
-        self._sessions_by_key: dict[Hashable, McpSession] = {}
+        self._sessions_by_key: dict[SessionKey, McpSession] = {}
+        self._places_by_key: dict[SessionKey, Place] = {}
         self._idle_timers: dict[McpSession, asyncio.TimerHandle] = {}
         self._open_sessions: set[McpSession] = set()
 
     @asynccontextmanager
     async def use_session(
-        self, key: Hashable, build_connector: Callable[[], SessionConnector]
+        self, key: SessionKey, build_connector: Callable[[], SessionConnector]
     ) -> AsyncGenerator[McpSession]:
-        """Yield the key's session for one call. Raises ToolServerFailed when `max_sessions` others are in use."""
+        """Yield the key's session for one call. Raises ToolServerFailed when all sessions that the tenant may have are
+        in use."""
         session = self._sessions_by_key.get(key)
         if session is None or not session.is_usable:
             session = self._open_session(key, build_connector)
@@ -253,46 +260,58 @@ class McpSessionPool:
             timer.cancel()
         self._idle_timers.clear()
         self._sessions_by_key.clear()
+        self._places_by_key.clear()
         for session in self._open_sessions:
             session.begin_close()
         if self._open_sessions:
             await asyncio.wait([session.task for session in self._open_sessions])
 
-    def _open_session(self, key: Hashable, build_connector: Callable[[], SessionConnector]) -> McpSession:
+    def _open_session(self, key: SessionKey, build_connector: Callable[[], SessionConnector]) -> McpSession:
         self._remove_session(key)
-        if len(self._sessions_by_key) >= self._max_sessions:
-            idle_key = next(
-                (key for key, session in self._sessions_by_key.items() if session in self._idle_timers), None
-            )
-            if idle_key is None:
-                raise protocol_error(CONNECTION_CLOSED, "Too many MCP servers are at work just now; try again later.")
-            self._remove_session(idle_key)
-        session = self._sessions_by_key[key] = McpSession(build_connector(), self._connect_timeout_s)
+        connector = build_connector()
+        self._places_by_key[key] = self._take_place(key[0])
+        session = McpSession(connector, self._connect_timeout_s)
+        self._sessions_by_key[key] = session
         self._open_sessions.add(session)
         session.task.add_done_callback(lambda _: self._on_session_end(key, session))
         return session
 
-    def _release_session(self, key: Hashable, session: McpSession) -> None:
+    def _release_session(self, key: SessionKey, session: McpSession) -> None:
         if self._sessions_by_key.get(key) is not session or not session.is_usable:
             if self._sessions_by_key.get(key) is session:
-                del self._sessions_by_key[key]
+                self._remove_session(key)
             session.begin_close()
             return
-        # The keys are ordered by their last use: the first idle one is replaced first.
         self._sessions_by_key[key] = self._sessions_by_key.pop(key)
         self._idle_timers[session] = asyncio.get_running_loop().call_later(self._idle_s, self._remove_session, key)
 
-    def _remove_session(self, key: Hashable) -> None:
+    def _take_place(self, tenant: str) -> Place:
+        """Return a place, for which an idle session may end. Raises ToolServerFailed when there is none."""
+        end_idle_use = {
+            self._places_by_key[key]: partial(self._end_session, key)
+            for key, session in self._sessions_by_key.items()  # the one unused for longest first
+            if session in self._idle_timers
+        }
+        place = self._places.acquire_or_reclaim(tenant, end_idle_use)
+        if place is None:
+            raise protocol_error(CONNECTION_CLOSED, "Too many MCP servers are at work just now; try again later.")
+        return place
+
+    def _remove_session(self, key: SessionKey) -> None:
         """Keep new calls from the session, and end it now or with its last call."""
-        session = self._sessions_by_key.pop(key, None)
-        if session is None:
-            return
+        if key in self._sessions_by_key:
+            self._end_session(key).release()
+
+    def _end_session(self, key: SessionKey) -> Place:
+        """Do as `_remove_session`, and return the session's place without releasing it."""
+        session = self._sessions_by_key.pop(key)
         if (timer := self._idle_timers.pop(session, None)) is not None:
             timer.cancel()
         if session.user_count == 0:
             session.begin_close()
+        return self._places_by_key.pop(key)
 
-    def _on_session_end(self, key: Hashable, session: McpSession) -> None:
+    def _on_session_end(self, key: SessionKey, session: McpSession) -> None:
         self._open_sessions.discard(session)
         if self._sessions_by_key.get(key) is session:
             self._remove_session(key)

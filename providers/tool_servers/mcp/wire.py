@@ -117,11 +117,15 @@ class FilteredStream:
 class FetcherTransport(httpx2.AsyncBaseTransport):
     """Sends each request of the SDK through the Fetcher, to the server's own origin only.
 
-    `call_timeout_s` is the upper bound of a response's time; callers may wait less.
+    `call_timeout_s` is the upper bound of a response's time; callers may wait less. `allow_private` is for a server of
+    the run config that may have an address in a private network.
     """
 
-    def __init__(self, fetcher: Fetcher, url: str, transport: Transport, call_timeout_s: float) -> None:
+    def __init__(
+        self, fetcher: Fetcher, url: str, transport: Transport, call_timeout_s: float, *, allow_private: bool = False
+    ) -> None:
         self._fetcher = fetcher
+        self._allow_private = allow_private
         self._origin = _url_origin(httpx2.URL(url))
         self._url = url
         self._is_sse = transport == "sse"
@@ -197,6 +201,7 @@ class FetcherTransport(httpx2.AsyncBaseTransport):
             follow_redirects=False,
             max_bytes=max_bytes,
             timeout_s=timeout_s,
+            allow_private=self._allow_private,
         )
 
     async def _relay_error_response(

@@ -15,12 +15,13 @@ from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.chat import ChatRequest
+from apis.chat import ChatRequest, refuse_unsafe_engine_options
 from apis.deltas import (
     Delta,
     DeltaBatch,
     Finish,
     ReasoningDelta,
+    ReasoningSummaryDelta,
     RefusalDelta,
     TextDelta,
     TokenLogprob,
@@ -28,9 +29,10 @@ from apis.deltas import (
     ToolCallStart,
     Usage,
 )
-from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
+from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError, error_to_body
 from apis.wire.base import Wire, sdk_model_to_json
 from stack.http.answers import json_response
+from stack.http.chat_files import read_files
 from stack.http.context import HttpContext, Route, Services
 from stack.http.images import inline_images
 from stack.http.parsing import read_request
@@ -54,7 +56,7 @@ class CreateChatCompletion(ChatRequest):
     @field_validator("messages", mode="before")
     @classmethod
     def _accept_reasoning_content(cls, messages: Any) -> Any:
-        # responses carry the field as `reasoning_content`, so clients send it back by that name
+        # responses carry the text as `reasoning` and as `reasoning_content`, and clients send back either
         for message in cast(list[Any], messages) if isinstance(messages, list) else []:
             if isinstance(message, dict) and "reasoning_content" in message:
                 fields = cast(dict[str, Any], message)
@@ -64,11 +66,13 @@ class CreateChatCompletion(ChatRequest):
 
 async def create_chat_completion(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_request(await read_body(http, services.max_body_bytes), CreateChatCompletion)
+    refuse_unsafe_engine_options(request)
     if request.tools and len({tool.name for tool in request.tools}) < len(request.tools):
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")
     fields = {name: getattr(request, name) for name in ChatRequest.model_fields}
     fields["max_completion_tokens"] = request.max_completion_tokens or request.max_tokens
     chat = await inline_images(ChatRequest.model_validate(fields), services.stack.fetcher)
+    chat = await read_files(chat, services.stack.inference, services.stack.reader, context.tenant)
     builder = _CompletionBuilder(request.model, context.request_record)
     batches = services.stack.inference.chat(services.cache_salts.add_salt(chat, context.tenant))
     if request.stream:
@@ -78,7 +82,20 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     return json_response(sdk_model_to_json(completion))
 
 
+async def refuse_stored_completion(_http: Request, _context: HttpContext, _services: Services) -> Response:
+    raise Unsupported("Chat completions are not stored here: use responses, which are.", param="store")
+
+
+_COMPLETION_PATH: Final = "/chat/completions/{completion_id}"
 CHAT_ROUTES: Final = (Route("POST", "/chat/completions", create_chat_completion, body=CreateChatCompletion),)
+STORED_COMPLETION_ROUTES: Final = (
+    Route("GET", "/chat/completions", refuse_stored_completion),
+    Route("GET", _COMPLETION_PATH, refuse_stored_completion),
+    Route("POST", _COMPLETION_PATH, refuse_stored_completion),
+    Route("DELETE", _COMPLETION_PATH, refuse_stored_completion),
+    Route("GET", f"{_COMPLETION_PATH}/messages", refuse_stored_completion),
+)
+"""Routes of OpenAI's API that only say that they are not offered; no document describes them."""
 
 
 def _encode_frames(chunks: Sequence[ChatCompletionChunk | dict[str, Any]]) -> bytes:
@@ -114,6 +131,8 @@ class _DrainedChat:
                 self.calls[delta.id][1].append(delta.text)
             case Finish():
                 self.finish = delta
+            case ReasoningSummaryDelta():
+                pass  # only responses have summaries
             case _:
                 assert_never(delta)
 
@@ -125,7 +144,7 @@ class _DrainedChat:
             "refusal": "".join(self.refusal) or None,
         }
         if self.reasoning:
-            message["reasoning_content"] = "".join(self.reasoning)
+            message["reasoning"] = message["reasoning_content"] = "".join(self.reasoning)
         if self.calls:
             message["tool_calls"] = [
                 _build_tool_call(start, "".join(arguments)) for start, arguments in self.calls.values()
@@ -199,7 +218,7 @@ class _CompletionBuilder:
             case TextDelta():
                 return self._build_chunk({"content": delta.text}, logprobs=_build_logprobs(delta.logprobs))
             case ReasoningDelta():
-                return self._build_chunk({"reasoning_content": delta.text})
+                return self._build_chunk({"reasoning": delta.text, "reasoning_content": delta.text})
             case RefusalDelta():
                 return self._build_chunk({"refusal": delta.text})
             case ToolCallStart():
@@ -211,6 +230,8 @@ class _CompletionBuilder:
                 return self._build_chunk({"tool_calls": [call]})
             case Finish():
                 return self._build_chunk({}, finish_reason=delta.reason)
+            case ReasoningSummaryDelta():
+                raise AssertionError("only responses have summaries")
             case _:
                 assert_never(delta)
 

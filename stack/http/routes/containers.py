@@ -44,7 +44,7 @@ async def add_container_file(http: Request, context: HttpContext, services: Serv
     containers, tenant = _require_containers(services), context.tenant
     await containers.get(_container_id(http), tenant=tenant)  # before a body is read in vain
     if http.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        async with open_upload(http, containers.max_file_bytes) as upload:
+        async with open_upload(http, containers.max_file_bytes, None) as upload:
             data = b"".join([chunk async for chunk in upload.data])
         return model_response(await containers.add_file(_container_id(http), upload.filename, data, tenant=tenant))
     request = await read_model(http, services.max_body_bytes, CopyFile)

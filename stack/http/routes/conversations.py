@@ -40,9 +40,11 @@ async def delete_conversation(http: Request, context: HttpContext, services: Ser
 
 
 async def add_items(http: Request, context: HttpContext, services: Services) -> Response:
-    read_query(http, ItemInclude)
+    include = read_query(http, ItemInclude).include or ()
     request = await read_model(http, services.max_body_bytes, AddItems)
-    added = await _conversations(services).add_items(_conversation_id(http), request, tenant=context.tenant)
+    added = await _conversations(services).add_items(
+        _conversation_id(http), request, include=include, tenant=context.tenant
+    )
     return list_response(added, has_more=False)
 
 
@@ -53,10 +55,10 @@ async def list_items(http: Request, context: HttpContext, services: Services) ->
 
 
 async def get_item(http: Request, context: HttpContext, services: Services) -> Response:
-    read_query(http, ItemInclude)
+    include = read_query(http, ItemInclude).include or ()
     item_id = http.path_params["item_id"]
     return value_response(
-        await _conversations(services).get_item(_conversation_id(http), item_id, tenant=context.tenant)
+        await _conversations(services).get_item(_conversation_id(http), item_id, include=include, tenant=context.tenant)
     )
 
 

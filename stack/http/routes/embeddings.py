@@ -20,9 +20,10 @@ _MAX_INLINE_NUMBERS: Final = 16 * 1024
 """Numbers in a response. Larger responses are serialized in a thread, because they would hold up other streams."""
 
 
-async def create_embeddings(http: Request, _context: HttpContext, services: Services) -> Response:
+async def create_embeddings(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_request(await read_body(http, services.max_body_bytes), EmbeddingRequest)
-    embeddings = await run_while_connected(http.receive, services.stack.inference.embed(request))
+    embedding = services.stack.inference.embed(request, tenant=context.tenant)
+    embeddings = await run_while_connected(http.receive, embedding)
     if sum(map(len, embeddings.vectors)) > _MAX_INLINE_NUMBERS:
         return json_response(await asyncio.to_thread(_embeddings_to_json, request, embeddings))
     return json_response(_embeddings_to_json(request, embeddings))

@@ -10,9 +10,9 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from apis.conversations import ItemInclude
 from apis.errors import InvalidRequest, NotFound
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
-from apis.wire.base import Wire
 from stack.http.answers import deleted_response, json_response, value_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.parsing import read_request
@@ -22,24 +22,25 @@ from stack.http.streams import EventStream, run_while_connected
 from stack.http.uploads import read_body, read_query
 
 
-class ResponseStreamParams(Wire):
-    """The query of GET /responses/{id}. The handler reads it by hand: any `stream` but `true` asks for the object."""
+class ResponseParams(ItemInclude):
+    """The query of GET /responses/{id}. The handler reads all but `include` by hand: any `stream` but `true` asks for
+    the object."""
 
     stream: bool | None = None
     starting_after: int | None = Field(None, ge=0)
     include_obfuscation: bool | None = None
 
 
+class CountInputTokens(CreateResponse):
+    """A request to count the tokens of the prompt that a response would have. Without `model` it is about the one chat
+    model of the server."""
+
+    model: str | None = Field(None, min_length=1, max_length=256)  # pyright: ignore[reportIncompatibleVariableOverride] - frozen, so never written
+
+
 async def create_response(http: Request, context: HttpContext, services: Services) -> Response:
     body = await read_body(http, services.max_body_bytes)
     request = await read_request(body, CreateResponse)
-    if request.input is None and b'"messages"' in body:
-        raise InvalidRequest(
-            "Unsupported parameter: 'messages'. In the Responses API it is 'input', 'max_tokens' is "
-            "'max_output_tokens', and 'functions' are 'tools'.",
-            param="messages",
-            code="unsupported_parameter",
-        )
     response_id = context.response_id or f"resp_{secrets.token_hex(16)}"
     record = context.request_record
     record.expect_response(response_id)
@@ -50,13 +51,15 @@ async def create_response(http: Request, context: HttpContext, services: Service
         obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
         return _stream_events(http, services, batches, record, obfuscate=obfuscate)
     response = await run_while_connected(http.receive, _read_final_response(batches, record))
-    return json_response(response_to_json(response))
+    return _respond(http, services, response)
 
 
 async def count_input_tokens(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_request(await read_body(http, services.max_body_bytes), CreateResponse)
-    count = await services.stack.responses.count_input_tokens(request, tenant=context.tenant)
-    return value_response({"object": "response.input_tokens", "input_tokens": count})
+    request = await read_request(await read_body(http, services.max_body_bytes), CountInputTokens)
+    fields: dict[str, Any] = {**dict(request), "model": request.model or await _find_only_model(services)}
+    count = await services.stack.responses.count_input_tokens(CreateResponse(**fields), tenant=context.tenant)
+    estimate = {"estimated": True} if count.is_estimate else {}  # the SDK's type allows further fields
+    return value_response({"object": "response.input_tokens", "input_tokens": count.tokens, **estimate})
 
 
 async def compact_conversation(http: Request, context: HttpContext, services: Services) -> Response:
@@ -68,13 +71,16 @@ async def compact_conversation(http: Request, context: HttpContext, services: Se
 
 
 async def get_response(http: Request, context: HttpContext, services: Services) -> Response:
+    include = read_query(http, ItemInclude).include or ()
     if http.query_params.get("stream") == "true":
         after = _parse_starting_after(http)
-        batches = services.stack.responses.follow(_parse_response_id(http), after, tenant=context.tenant)
+        batches = services.stack.responses.follow(
+            _parse_response_id(http), after, include=include, tenant=context.tenant
+        )
         obfuscate = http.query_params.get("include_obfuscation") == "true"
         return _stream_events(http, services, batches, None, obfuscate=obfuscate)
-    response = await services.stack.responses.get(_parse_response_id(http), tenant=context.tenant)
-    return json_response(response_to_json(response))
+    response = await services.stack.responses.get(_parse_response_id(http), include=include, tenant=context.tenant)
+    return _respond(http, services, response)
 
 
 async def delete_response(http: Request, context: HttpContext, services: Services) -> Response:
@@ -85,7 +91,7 @@ async def delete_response(http: Request, context: HttpContext, services: Service
 
 async def cancel_response(http: Request, context: HttpContext, services: Services) -> Response:
     response = await services.stack.responses.cancel(_parse_response_id(http), tenant=context.tenant)
-    return json_response(response_to_json(response))
+    return _respond(http, services, response)
 
 
 async def list_input_items(http: Request, context: HttpContext, services: Services) -> Response:
@@ -98,13 +104,27 @@ _RESPONSE_PATH: Final = "/responses/{response_id}"
 
 RESPONSE_ROUTES: Final = (
     Route("POST", "/responses", create_response, body=CreateResponse),
-    Route("POST", "/responses/input_tokens", count_input_tokens, body=CreateResponse),
+    Route("POST", "/responses/input_tokens", count_input_tokens, body=CountInputTokens),
     Route("POST", "/responses/compact", compact_conversation, body=CompactConversation),
-    Route("GET", _RESPONSE_PATH, get_response, query=ResponseStreamParams),
+    Route("GET", _RESPONSE_PATH, get_response, query=ResponseParams),
     Route("DELETE", _RESPONSE_PATH, delete_response),
     Route("POST", f"{_RESPONSE_PATH}/cancel", cancel_response),
     Route("GET", f"{_RESPONSE_PATH}/input_items", list_input_items, query=InputItemListParams),
 )
+
+
+async def _find_only_model(services: Services) -> str:
+    """Return the id of the one chat model. Raises InvalidRequest where there are more."""
+    models = await services.stack.inference.models()
+    chat_models = [model.id for model in models if model.embedding_dimensions is None]
+    if len(chat_models) != 1:
+        raise InvalidRequest("Missing required parameter: 'model'.", param="model", code="missing_required_parameter")
+    return chat_models[0]
+
+
+def _respond(http: Request, services: Services, response: ResponseObject) -> Response:
+    dialect = read_dialect(http.headers, services.stack.config.server.dialect)
+    return json_response(response_to_json(response, dialect))
 
 
 def _stream_events(

@@ -19,10 +19,13 @@ async def get_liveness(_http: Request, _context: HttpContext, _services: Service
     return value_response({"status": "ok"})
 
 
-async def get_readiness(http: Request, _context: HttpContext, _services: Services) -> Response:
+async def get_readiness(http: Request, _context: HttpContext, services: Services) -> Response:
     state = http.app.state
     if state.draining or state.services is None:
         return value_response({"status": "draining" if state.draining else "starting"}, 503)
+    if failure := await services.store_probe.find_failure():
+        store = services.stack.config.kv_store.provider
+        return value_response({"status": "store_unavailable", "store": store, "message": failure}, 503)
     return value_response({"status": "ready"})
 
 

@@ -1,15 +1,22 @@
 """Generation held to a grammar: masks, forced tokens, ends, and grammars that break."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing, suppress
 
 import pytest
 
-from apis.errors import UpstreamError
+from apis.errors import InvalidRequest, UpstreamError
+from providers.inference.gpt_oss.engine.engine import Engine
+from providers.inference.gpt_oss.engine.runner import Plan
+from providers.inference.gpt_oss.engine.sampling import SampledToken
 from providers.inference.gpt_oss.engine.scripted_runner import RunnerShape, ScriptedRunner
 from providers.inference.gpt_oss.engine.sequence import EngineRequest
+from providers.inference.harmony.matcher import GrammarMatcher
 from tests.providers.gpt_oss.driving import GREEDY, STOP
 from tests.providers.gpt_oss.engines import GatedRunner, ask, forever, gather, ids_of, running
+from tests.providers.harmony.turns import chat_request, custom, encode, matcher
 
 
 class Grammar:
@@ -117,3 +124,72 @@ async def test_a_grammar_that_breaks_costs_its_own_request_alone() -> None:
         assert ids_of(await other) == [50] * 30
         assert engine.metrics().failures == 0
         assert engine.metrics().pages_free == runner.page_count
+
+
+class PacedRunner(ScriptedRunner):
+    """Takes 5 ms for each step, as a small model does."""
+
+    def step(self, plan: Plan, masks: Mapping[int, bytes]) -> Mapping[int, SampledToken]:
+        time.sleep(0.005)
+        return super().step(plan, masks)
+
+
+def spell(tokens: Sequence[int]) -> int:
+    """Play the head of a call of `shell` after the prompt [9], then "abab" for ever; other prompts get 50 for ever."""
+    at = len(tokens) - 1
+    return 50 if tokens[0] != 9 else CALL_HEAD[at] if at < len(CALL_HEAD) else AB[at % 2]
+
+
+CALL_HEAD = encode("<|channel|>commentary to=functions.shell<|message|>")
+AB = encode("a") + encode("b")
+DEAR_GRAMMARS = [
+    'start: (("a"|"b")? ("a"|"b")?){1,1000}',
+    'start: (("a"|"b")? ("a"|"b")?){1,140}',
+    'start: (("a"|"b"|"ab"|"ba"|"aba")? ("a"|"b"|"bab")?){1,600}',
+    "start: /(.*a.{1000}){50}/",
+]
+
+
+@pytest.mark.parametrize("definition", DEAR_GRAMMARS)
+async def test_a_dear_grammar_does_not_slow_the_other_sequences(definition: str) -> None:
+    """S4: what a grammar costs while it runs is bounded by items, and no neighbour waits for it."""
+    tools = chat_request(tools=[custom("shell", "lark", definition)])
+    matchers: list[GrammarMatcher] = []
+    with suppress(InvalidRequest):
+        matchers += [matcher(tools), matcher(tools)]
+
+    async def run_dear_sequence(engine: Engine, dear: GrammarMatcher) -> None:
+        with suppress(UpstreamError):
+            await gather(engine, EngineRequest([9], GREEDY, max_tokens=60, matcher=dear))
+
+    async with running(PacedRunner(spell)) as engine:
+        dear_tasks = [asyncio.create_task(run_dear_sequence(engine, dear)) for dear in matchers]
+        gap_s, last = 0.0, time.monotonic()
+        async with asyncio.timeout(20), aclosing(engine.submit(ask([4, 4], 80))) as steps:
+            async for _ in steps:
+                now = time.monotonic()
+                gap_s, last = max(gap_s, now - last), now
+        for task in dear_tasks:
+            await task
+    assert gap_s < 0.4, f"the longest gap was {gap_s * 1000:.0f} ms"
+
+
+def test_masks_that_stay_slow_fail_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S4: three slow masks in a row end a request; a quick one between them starts the count again."""
+    clock = {"now": 0.0, "mask_s": 0.06}
+
+    def thread_time() -> float:
+        clock["now"] += clock["mask_s"]
+        return clock["now"]
+
+    monkeypatch.setattr("providers.inference.harmony.matcher.time.thread_time", thread_time)
+    slow = matcher(chat_request(tools=[custom("shell", "lark", 'start: "a" "b"')]))
+    slow.mask()
+    slow.mask()
+    clock["mask_s"] = 0.01
+    slow.mask()
+    clock["mask_s"] = 0.06
+    slow.mask()
+    slow.mask()
+    with pytest.raises(UpstreamError, match="too complex"):
+        slow.mask()

@@ -30,6 +30,8 @@ LIMITS: dict[str, Any] = {
     "token_gap_timeout_s": 5,
     "retry_delay_s": 0.001,
     "models_cache_s": 0,
+    "lists_all_models": False,
+    "health_interval_s": 0,
 }
 
 

@@ -199,3 +199,24 @@ async def test_a_function_that_cannot_be_had_is_an_error_at_the_start(function: 
     with pytest.raises(ConfigError, match=message):
         async with started(function):
             pass
+
+
+async def test_a_flood_of_one_tenant_delays_another_by_one_answer() -> None:
+    """Tenants take turns, and a tenant's own cache salts give it no second turn."""
+    salts = [f"{'a' * 32}.{number:032}" for number in range(3)]
+    order: list[str] = []
+
+    async def ask(provider: NextToken, salt: str) -> None:
+        await drain(provider, chat_request(cache_salt=salt))
+        order.append(salt[:8])
+
+    async with started("sticks", max_waiting=3) as provider:
+        running = asyncio.create_task(ask(provider, f"tenant-{'a' * 32}"))
+        await asyncio.to_thread(token_functions.stuck.wait, 10)
+        loud = [asyncio.create_task(ask(provider, salt)) for salt in salts]
+        await asyncio.sleep(0)
+        quiet = asyncio.create_task(ask(provider, f"tenant-{'b' * 32}"))
+        await asyncio.sleep(0.05)
+        token_functions.released.set()
+        await asyncio.gather(running, *loud, quiet)
+    assert order == ["tenant-a", "tenant-b", "aaaaaaaa", "aaaaaaaa", "aaaaaaaa"]

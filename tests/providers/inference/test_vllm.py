@@ -17,6 +17,7 @@ from apis.errors import (
     ContextLengthExceeded,
     InvalidRequest,
     ModelNotFound,
+    PayloadTooLarge,
     RateLimited,
     StackError,
     Unsupported,
@@ -113,7 +114,7 @@ async def test_without_a_key_none_is_sent(key: str | None) -> None:
 async def test_models_have_their_context_and_are_cached_briefly() -> None:
     fields: dict[str, Any] = {"models_cache_s": 60, "modalities": ["image"]}
     async with UpstreamServer() as upstream, started(upstream.base_url, **fields) as vllm:
-        expected = [Model("fake-model", "vllm", 1, 4096, frozenset({"image"}))]
+        expected = [Model("fake-model", "vllm", 1, 4096, frozenset({"image"}), enforces=frozenset({"json_schema"}))]
         assert await vllm.models() == expected
         assert await vllm.models() == expected
         assert len(upstream.received) == 1
@@ -229,10 +230,35 @@ async def test_an_answer_that_is_no_stream_is_mapped(answer: Answer, kind: type[
     assert seen == []
 
 
-async def test_upstream_errors_about_the_request_are_passed_on_without_the_key() -> None:
-    error, _ = await failure(error_answer(400, "top_k is off\x00 for sk-secret " + "x" * 9000), api_key="sk-secret")
-    assert error.message.startswith("top_k is off  for [key] xxx")
-    assert len(error.message) == 1024
+async def test_reasons_to_refuse_a_request_are_shown_without_what_is_the_operators() -> None:
+    """R12: an upstream's 400 is mapped: a short reason without keys, addresses, paths and tracebacks."""
+    private = "sk-secret http://10.0.0.7:8000/v1 /opt/models/secret.gguf " + "a1" * 30
+    reason = f"top_k is off\x00 for {private} " + "words " * 900
+    error, _ = await failure(error_answer(400, reason), api_key="sk-secret")
+    refused = "The inference server refused the request: "
+    assert error.message.startswith(f"{refused}top_k is off for [key] [...] [...] [...] words words")
+    assert len(error.message) <= len(refused) + 400
+    error, _ = await failure(error_answer(422, "Traceback (most recent call last): File secret"))
+    assert "secret" not in error.message
+
+
+async def test_a_request_that_is_too_large_for_the_upstream_says_so() -> None:
+    """R12: 413 is mapped, with or without a body."""
+    for body in (error_answer(413, "secret"), plain_answer(b"<html>secret", 413)):
+        error, _ = await failure(body)
+        assert (type(error), error.status) == (PayloadTooLarge, 413)
+        assert "secret" not in error.message
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"error":{"message":"unknown"}}', b"not found"])
+async def test_a_404_without_a_known_body_is_an_unknown_model(body: bytes) -> None:
+    """R12: only the body of an unknown path is an error of the config."""
+    error, _ = await failure(plain_answer(body, 404))
+    assert type(error) is ModelNotFound
+    for unknown_path in (b'{"detail":"Not Found"}', b"404 page not found", b"<html>404</html>"):
+        error, _ = await failure(plain_answer(unknown_path, 404))
+        assert type(error) is UpstreamError
+        assert "ends with /v1" in error.message
 
 
 @pytest.mark.parametrize(

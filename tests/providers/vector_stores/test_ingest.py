@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from apis.errors import StoreUnavailable
 from apis.files import CreateFile
 from apis.provider import Provider
 from apis.storage.kv_store import Op, Put
 from apis.storage.records import encode_record
-from apis.vector_index import Search
+from apis.vector_index import Chunk, Search
 from apis.vector_stores import AddFile, CreateVectorStore, SearchStores, UpdateFile
 from providers.fetcher.safe import Safe
 from providers.files.kv import KV
@@ -182,20 +183,61 @@ async def test_attributes_given_while_it_is_worked_on_are_those_it_has(setting: 
     assert hit.attributes == {"new": True}
 
 
-async def test_what_kills_its_worker_again_and_again_has_failed(setting: Setting) -> None:
+async def test_what_kills_its_worker_twice_has_failed(setting: Setting) -> None:
+    """S1: an attempt counts before it begins, and there are two."""
     first = await setting.open()
     store = await first.create(CreateVectorStore(), tenant=T)
     await first.close()
     file_id = await setting.upload("poison")
     await first.add_file(store.id, AddFile(file_id=file_id), tenant=T)
     place = file_records.FileRef(T, store.id, file_id)
-    await setting.kv.write([Put(f"{JOB_PREFIX}{place}", encode_record(JobRecord(4)))])
+    await setting.kv.write([Put(f"{JOB_PREFIX}{place}", encode_record(JobRecord(2)))])
     second = await setting.open()
     await settled(setting, store.id)
     file = await second.get_file(store.id, file_id, tenant=T)
     assert file.status == "failed"
     assert file.last_error is not None
     assert file.last_error.code == "server_error"
+
+
+async def test_an_outage_of_the_index_is_no_attempt_at_the_file(setting: Setting, tmp_path: Path) -> None:
+    """S1: only attempts that may be the file's fault are counted."""
+    outages = 4
+
+    class Failing(SQLiteVec):
+        async def upsert(self, store: str, chunks: Sequence[Chunk]) -> None:
+            nonlocal outages
+            if outages:
+                outages -= 1
+                raise StoreUnavailable("The index is away.")
+            await super().upsert(store, chunks)
+
+    setting.index = Failing(SQLiteVec.Config(path=str(tmp_path / "vectors.db")))
+    await setting.index.start()
+    try:
+        stores = await setting.open()
+        file_id = await setting.upload("patience")
+        store = await stores.create(CreateVectorStore(file_ids=[file_id]), tenant=T)
+        await settled(setting, store.id)
+        assert (await stores.get_file(store.id, file_id, tenant=T)).status == "completed"
+        assert outages == 0
+        await stores.close()
+    finally:
+        await setting.index.close()
+
+
+async def test_a_file_of_blanks_is_searchable_at_once(setting: Setting) -> None:
+    """S1: white space between two words costs as much as words."""
+    stores = await setting.open()
+    file_id = await setting.upload(f"a{' ' * 4_000_000}b \t\n")
+    store = await stores.create(CreateVectorStore(file_ids=[file_id]), tenant=T)
+    async with asyncio.timeout(BOUND_S):
+        await settled(setting, store.id)
+    assert (await stores.get_file(store.id, file_id, tenant=T)).status == "completed"
+    content = await stores.file_content(store.id, file_id, tenant=T)
+    assert content[0].text is not None
+    assert content[0].text.endswith("b")
+    assert await setting.indexed(store.id) == ["a", "b"]
 
 
 async def test_several_stores_are_searched_together(setting: Setting) -> None:

@@ -24,6 +24,7 @@ from openai.types.shared import Reasoning
 from pydantic import BaseModel
 
 from tests.support.laws.stream_laws import check_stream
+from tests.support.models.images import PIXEL_URL
 from tests.support.sdk.agents_sdk import RUNS, UNTRACED, Run, add, adding, agent, kinds, roles_of, streamed
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.requests import asked, messages
@@ -31,7 +32,7 @@ from tests.support.servers.mcp_stack import tool_outputs
 from tests.support.servers.serving import scripted, serving
 
 DONE: Script = [{"text": ["Do", "ne."]}]
-PIXEL = "data:image/png;base64,iVBORw0KGgo="
+PIXEL = PIXEL_URL
 both = pytest.mark.parametrize("run", RUNS, ids=["whole", "streamed"])
 
 

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
+from openai.types import FilePurpose
 
 from tests.support.servers.serving import Served, serving
 
@@ -40,6 +41,15 @@ async def test_what_was_uploaded_comes_back(served: Served) -> None:
         await served.client.files.retrieve(made.id)
     with pytest.raises(openai.NotFoundError):
         await served.client.files.content(made.id)
+
+
+async def test_a_file_may_have_every_purpose_of_the_api(served: Served) -> None:
+    """X8: evals, too."""
+    for purpose in get_args(FilePurpose):
+        uploaded = await served.client.files.create(file=("a.jsonl", b"{}"), purpose=purpose)
+        assert uploaded.purpose == purpose
+        page = await served.client.files.list(purpose=purpose)
+        assert [file.id for file in page.data] == [uploaded.id]
 
 
 async def test_an_empty_file_is_a_file(served: Served) -> None:

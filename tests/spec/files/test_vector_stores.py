@@ -11,23 +11,11 @@ from openai import AsyncOpenAI
 
 from apis.inference import Inference
 from tests.support.models.hashing import Hashing
+from tests.support.sdk.library import BREAD, POLL_MS, SHIPS, TEXTS, WHALES, filled, found, sections, upload
 from tests.support.servers.serving import Served, serving
 
 BOUND_S = 30
-POLL_MS = 20
-WHALES = "# Whales\n\nThe blue whale is the largest animal that has ever lived. It eats krill.\n"
-SHIPS = "# Ships\n\nA clipper was a fast sailing ship of the nineteenth century. Tea came from China on clippers.\n"
-BREAD = "# Bread\n\nSourdough rises by wild yeast. Flour, water and salt are all that it takes.\n"
-TEXTS = {"whales.md": WHALES, "ships.md": SHIPS, "bread.md": BREAD}
 KEYS = [{"key": "key-a", "tenant": "a"}, {"key": "key-b", "tenant": "b"}]
-
-
-def sections(folder: Path, **config: Any) -> dict[str, Any]:
-    return {
-        "inference": {"provider": "tests.support.models.hashing:Hashing"},
-        "vector_index": {"provider": "sqlite_vec", "path": str(folder / "vectors.db")},
-        "vector_stores": {"provider": "hybrid", "embedding_model": "hashing", **config},
-    }
 
 
 @pytest.fixture
@@ -39,28 +27,6 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
 def model(inference: Inference) -> Hashing:
     assert isinstance(inference, Hashing)
     return inference
-
-
-async def upload(client: AsyncOpenAI, name: str, text: str | bytes) -> str:
-    data = text if isinstance(text, bytes) else text.encode()
-    return (await client.files.create(file=(name, data), purpose="assistants")).id
-
-
-async def filled(client: AsyncOpenAI, **attributes: dict[str, Any]) -> tuple[str, dict[str, str]]:
-    """A store with all TEXTS, ready; its id, and the files' ids by name."""
-    store = await client.vector_stores.create(name="library")
-    ids = {name: await upload(client, name, text) for name, text in TEXTS.items()}
-    batch = await client.vector_stores.file_batches.create_and_poll(
-        store.id,
-        files=[{"file_id": ids[name], "attributes": attributes.get(name[:-3])} for name in TEXTS],
-        poll_interval_ms=POLL_MS,
-    )
-    assert (batch.status, batch.file_counts.completed, batch.file_counts.total) == ("completed", 3, 3)
-    return store.id, ids
-
-
-async def found(client: AsyncOpenAI, store_id: str, query: str | list[str], **options: Any) -> list[str]:
-    return [hit.filename async for hit in client.vector_stores.search(store_id, query=query, **options)]
 
 
 async def test_what_was_uploaded_is_found(served: Served) -> None:
@@ -117,7 +83,7 @@ async def test_filters_thresholds_and_rankers(served: Served) -> None:
     ]
     await served.client.vector_stores.files.update(ids["bread.md"], vector_store_id=store_id, attributes={"sea": True})
     assert len(await found(served.client, store_id, "flour", filters=sea)) == 3
-    assert await found(served.client, store_id, "sourdough", ranking_options={"score_threshold": 0.99}) == ["bread.md"]
+    assert await found(served.client, store_id, "sourdough", ranking_options={"score_threshold": 0.3}) == ["bread.md"]
     by_vector = await served.client.vector_stores.search(store_id, query=BREAD, ranking_options={"ranker": "none"})
     assert by_vector.data[0].score == pytest.approx(1.0, abs=1e-5)
     assert by_vector.data[1].score < 0.9
@@ -169,6 +135,16 @@ async def test_updates_change_what_they_name(served: Served) -> None:
     assert (changed.name, changed.metadata) == ("b", {"k": "v"})
     assert changed.last_active_at is not None
     assert changed.expires_at == changed.last_active_at + 3 * 86400
+    renamed = await served.client.vector_stores.update(store.id, name="c")
+    assert renamed.expires_after is not None
+
+
+async def test_an_expiry_that_is_null_ends(served: Served) -> None:
+    """G26: as at OpenAI; other fields that are null stay."""
+    expiry: Any = {"anchor": "last_active_at", "days": 3}
+    store = await served.client.vector_stores.create(name="a", expires_after=expiry)
+    changed = await served.client.vector_stores.update(store.id, expires_after=None, name=None)
+    assert (changed.name, changed.expires_after, changed.expires_at) == ("a", None, None)
 
 
 async def test_an_expired_store_is_empty_and_says_so(served: Served) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from openai import APIError, BadRequestError, InternalServerError, NotFoundError
 
+from tests.support.models.images import PIXEL_URL
 from tests.support.sdk.answer_shapes import SHAPES, Script, call
 from tests.support.sdk.requests import asked, messages
 from tests.support.servers.serving import Served, scripted, serving
@@ -76,11 +77,32 @@ async def test_what_the_sdk_accumulates_is_the_whole_answer(shape: Script) -> No
 
 
 async def test_the_thought_is_told_beside_the_answer() -> None:
+    """X1: under both names that servers give it."""
     async with serving(scripted([{"reasoning": ["th", "ink"]}, {"text": "Hello"}])) as served:
         whole = (await complete(served)).choices[0].message
         told = await chunks(served)
     assert (whole.reasoning_content, whole.content) == ("think", "Hello")
     assert (joined(told, "reasoning_content"), joined(told)) == ("think", "Hello")
+    assert (whole.reasoning, joined(told, "reasoning")) == ("think", "think")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"store": True}, "'store'.* not offered"),
+        ({"functions": [{"name": "f"}]}, "has moved to 'tools'"),
+        ({"audio": {"format": "mp3", "voice": "ash"}}, "'audio' is not offered"),
+        ({"modalities": ["text", "audio"]}, "'modalities'.* not offered"),
+        ({"web_search_options": {}}, "'web_search_options' is not offered"),
+    ],
+)
+async def test_what_a_completion_cannot_have_is_refused_by_name(fields: Json, words: str) -> None:
+    """G14: neither dropped nor called invalid."""
+    async with serving() as served:
+        with pytest.raises(BadRequestError, match=words) as caught:
+            await complete(served, **fields)
+        assert caught.value.param == next(iter(fields))
+        await complete(served, store=False, modalities=["text"])
 
 
 async def test_calls_of_functions_are_told() -> None:
@@ -176,7 +198,7 @@ FORMS: dict[str, list[Json]] = {
             "role": "user",
             "content": [
                 {"type": "text", "text": "what?"},
-                {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+                {"type": "image_url", "image_url": {"url": PIXEL_URL}},
             ],
         }
     ],

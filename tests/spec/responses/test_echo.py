@@ -97,7 +97,7 @@ async def test_empty_objects_and_lists_mean_unset(served: Served) -> None:
 
 
 async def test_unknown_fields_are_ignored(served: Served) -> None:
-    response = await raw(served, client_metadata={"x": 1}, access_programs=["a"], image=None, whatever=[1, {"a": 2}])
+    response = await raw(served, client_metadata={"x": 1}, image=None, whatever=[1, {"a": 2}])
     assert response["status"] == "completed"
     assert "client_metadata" not in response
 
@@ -233,7 +233,7 @@ async def test_a_refused_request_leaves_nothing_behind(served: Served) -> None:
 
 
 async def test_a_client_of_chat_completions_is_told_the_names_of_this_api(served: Served) -> None:
-    with pytest.raises(BadRequestError, match=r"'messages'.* it is 'input'"):
+    with pytest.raises(BadRequestError, match=r"'messages'.* has moved to 'input'"):
         await responses(served).create(model="scripted", extra_body={"messages": [{"role": "user", "content": "hi"}]})
 
 

@@ -46,7 +46,9 @@ async def test_a_client_that_keeps_its_history_gets_its_reasoning_sealed() -> No
         sealed = reasoning(asked).encrypted_content
         assert sealed
         assert THOUGHT not in sealed
-        assert reasoning(await served.client.responses.retrieve(asked.id)).encrypted_content == sealed
+        included = await served.client.responses.retrieve(asked.id, include=["reasoning.encrypted_content"])
+        assert reasoning(included).encrypted_content == sealed
+        assert reasoning(await served.client.responses.retrieve(asked.id)).encrypted_content is None
 
 
 async def test_it_is_sealed_unasked_where_nobody_else_keeps_it() -> None:

@@ -12,6 +12,7 @@ from openai import BadRequestError
 from apis.inference import Model
 from providers.inference.scripted import Scripted
 from tests.support.models import documents
+from tests.support.models.images import GIF, JPEG, PNG, WEBP, image_url
 from tests.support.sdk.answer_shapes import call
 from tests.support.sdk.requests import bare, create, messages, refusal, responses
 from tests.support.servers.fetcher_hosts import SITE, Canary, Site
@@ -20,7 +21,6 @@ from tests.support.servers.serving import Served, serving
 
 Json = dict[str, Any]
 KEYS = [{"key": "key-a", "tenant": "a"}, {"key": "key-b", "tenant": "b"}]
-PNG = b"\x89PNG\r\n\x1a\n rest"
 PDF = documents.pdf("The first page.", "The second one.")
 TOLD = '<file name="report.pdf">\nThe first page.\n\nThe second one.\n</file>'
 
@@ -235,7 +235,7 @@ async def test_an_image_on_the_web_is_given_as_data_and_stays_what_it_was() -> N
     async with Site() as site, filing(site=site, sees=True) as served:
         url = site.page("/a.png", PNG, "image/png")
         first = await create(served, input=image(url))
-        site.page("/a.png", b"GIF8 another", "image/gif")
+        site.page("/a.png", GIF, "image/gif")
         await create(served, input="And?", previous_response_id=first.id)
         assert messages(served)[0]["content"] == [{"type": "image_url", "image_url": {"url": data}}]
         (part,) = (await responses(served).input_items.list(first.id)).data[0].content
@@ -256,6 +256,42 @@ async def test_an_image_that_cannot_be_had_is_refused_naming_the_place(url: str)
         "input[0].content[0].image_url",
         next(code for name, code in codes.items() if name in url),
     )
+
+
+NO_IMAGES = {
+    "a JPEG that is cut off": (JPEG[:-2], "image/jpeg"),
+    "a PNG that is cut off": (PNG[:-12], "image/png"),
+    "text": (b"text", "image/png"),
+    "nothing": (b"", "image/png"),
+    "an archive": (documents.archive(**{"a.txt": b"x"}), "image/png"),
+    "a drawing": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "image/svg+xml"),
+}
+
+
+@pytest.mark.parametrize("name", NO_IMAGES)
+async def test_data_that_is_no_image_is_refused_by_both_apis(name: str) -> None:
+    """R11: an image in a data URL is looked at like one by URL or file."""
+    url = image_url(*NO_IMAGES[name])
+    async with filing(sees=True) as served:
+        error = await refusal(served, input=image(url))
+        asked: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+        with pytest.raises(BadRequestError) as caught:
+            await served.client.chat.completions.create(model="scripted", messages=asked)
+    assert (error["param"], error["code"]) == ("input[0].content[0].image_url", "unsupported_file")
+    assert (caught.value.param, caught.value.code) == ("messages[0].content[0].image_url", "unsupported_file")
+
+
+async def test_an_image_has_the_type_that_its_bytes_have() -> None:
+    """R11: a PNG that its URL calls a JPEG is passed on as a PNG, in later turns, too."""
+    async with filing(sees=True) as served:
+        for data, media_type in ((PNG, "image/png"), (GIF, "image/gif"), (JPEG, "image/jpeg"), (WEBP, "image/webp")):
+            first = await create(served, input=image(image_url(data, "image/jpeg")))
+            await create(served, input="And now?", previous_response_id=first.id)
+            expected = {"type": "image_url", "image_url": {"url": image_url(data, media_type)}}
+            assert messages(served)[0]["content"] == [expected]
+            parts: Any = [{"type": "image_url", "image_url": {"url": image_url(data, "image/jpeg")}}]
+            await served.client.chat.completions.create(model="scripted", messages=[{"role": "user", "content": parts}])
+            assert messages(served)[0]["content"] == [expected]
 
 
 async def test_a_model_that_takes_no_images_is_told_of_those_of_earlier_turns() -> None:
@@ -289,6 +325,70 @@ async def test_no_forbidden_url_is_connected_to(way: str) -> None:
                 )
             assert "content[" in (caught.value.param or ""), url
         assert canary.connections == 0
+
+
+def text_part(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+def file_part(**fields: str) -> Any:
+    return [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, {"type": "file", "file": fields}]}]
+
+
+async def test_a_chat_completion_reads_files_as_responses_do() -> None:
+    """X6: a model that takes text only is shown the text of a PDF, by every way that a file can come."""
+    data = base64.b64encode(PDF).decode()
+    async with filing() as served:
+        file_id = await uploaded(served, "report.pdf", PDF)
+        for fields in (
+            {"file_data": data, "filename": "report.pdf"},
+            {"file_data": f"data:application/pdf;base64,{data}", "filename": "report.pdf"},
+            {"file_id": file_id},
+        ):
+            await served.client.chat.completions.create(model="scripted", messages=file_part(**fields))
+            assert messages(served)[0]["content"] == [text_part("What is it?"), text_part(TOLD)]
+
+
+async def test_a_chat_model_that_takes_files_is_sent_them() -> None:
+    """X6: a file by its id reaches such a model as data."""
+    async with filing(sees=True) as served:
+        file_id = await uploaded(served, "report.pdf", PDF)
+        await served.client.chat.completions.create(model="scripted", messages=file_part(file_id=file_id))
+        data = f"data:application/pdf;base64,{base64.b64encode(PDF).decode()}"
+        file = messages(served)[0]["content"][1]
+    assert file == {"type": "file", "file": {"file_data": data, "filename": "report.pdf"}}
+
+
+WRONG_CHAT_FILES: dict[str, tuple[dict[str, str], str, str]] = {
+    "no base64": ({"file_data": "@@"}, "file_data", "invalid_file"),
+    "an archive": (
+        {"file_data": base64.b64encode(documents.archive(**{"a.txt": b"x"})).decode()},
+        "file_data",
+        "unsupported_file",
+    ),
+    "an unknown id": ({"file_id": "file-" + "0" * 44}, "file_id", "invalid_value"),
+    "neither": ({"filename": "a.pdf"}, "file_data", "missing_required_parameter"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CHAT_FILES)
+async def test_a_wrong_file_of_a_chat_is_refused_by_its_place(name: str) -> None:
+    """X6: the error names the part."""
+    fields, field, code = WRONG_CHAT_FILES[name]
+    async with filing() as served:
+        with pytest.raises(BadRequestError) as caught:
+            await served.client.chat.completions.create(model="scripted", messages=file_part(**fields))
+    assert (caught.value.param, caught.value.code) == (f"messages[0].content[1].file.{field}", code)
+
+
+async def test_a_file_of_another_tenant_is_unknown_to_a_chat() -> None:
+    """X6: files by id are the tenant's own."""
+    async with filing() as served:
+        file_id = await uploaded(served, "report.pdf", PDF)
+        other = served.client.with_options(api_key="key-b")
+        with pytest.raises(BadRequestError) as caught:
+            await other.chat.completions.create(model="scripted", messages=file_part(file_id=file_id))
+    assert caught.value.param == "messages[0].content[1].file.file_id"
 
 
 async def test_too_many_files_are_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.models import documents
+from tests.support.models.images import PIXEL_URL
 from tests.support.sdk.answer_shapes import SHAPES, Script
 from tests.support.sdk.requests import asked, create, messages, plain, refusal
 from tests.support.servers.serving import Served, scripted, serving
@@ -15,7 +16,7 @@ from tests.support.servers.serving import Served, scripted, serving
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 Json = dict[str, Any]
-PNG = "data:image/png;base64,iVBORw0KGgo="
+PNG = PIXEL_URL
 PDF = f"data:application/pdf;base64,{base64.b64encode(documents.pdf('A page.')).decode()}"
 
 

@@ -62,9 +62,11 @@ async def test_logprobs_are_not_asked_for_otherwise() -> None:
 async def test_logprobs_are_part_of_the_text() -> None:
     async with talking() as (served, _):
         response = await create(served, include=INCLUDE, top_logprobs=2)
-        stored = await responses(served).retrieve(response.id)
+        stored = await responses(served).retrieve(response.id, include=INCLUDE)
+        without = await responses(served).retrieve(response.id)
     assert plain(response.output[0].content[0].logprobs) == TOKENS
     assert bare(stored) == bare(response)
+    assert without.output[0].content[0].logprobs == []
 
 
 async def test_logprobs_come_with_their_delta_and_again_when_the_text_is_done() -> None:

@@ -32,6 +32,10 @@ SCRIPTS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "cut": ([{"text": "Hel"}, {"finish": "length"}], {"max_output_tokens": 16}),
     "filtered": ([{"text": "Hel"}, {"finish": "content_filter"}], {}),
     "broken": ([{"text": "Hel"}, {"fail": "gone"}], {}),
+    "a schema": (
+        [{"text": "{}"}],
+        {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}},
+    ),
     "forced": ([{"call": "get_weather", "arguments": "{}"}], {"tools": [FUNCTION], "tool_choice": "required"}),
 }
 
@@ -63,7 +67,8 @@ async def test_the_whole_response_is_a_response_resource(name: str) -> None:
     lines, fields = SCRIPTS[name]
     async with serving(scripted(lines)) as served, aiohttp.ClientSession() as http:
         body = {"model": "scripted", "input": "hi", "instructions": "Be brief.", "metadata": {"a": "b"}, **fields}
-        async with http.post(f"{served.url}/v1/responses", json=body) as answer:
+        headers = {"x-responses-dialect": "open-responses"}
+        async with http.post(f"{served.url}/v1/responses", json=body, headers=headers) as answer:
             assert answer.status == 200
             response = await answer.json()
     assert_valid(response, {"$ref": "#/components/schemas/ResponseResource"})

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import ConflictError, InternalServerError
+from openai import ConflictError, InternalServerError, NotFoundError
 
 from apis.storage.kv_store import Delete
 from tests.support.sdk.answer_shapes import call
@@ -275,6 +275,7 @@ async def test_a_cancelled_background_response_leaves_the_conversation_free_and_
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_a_response_whose_conversation_is_deleted_fails_and_says_why(background: bool) -> None:
+    """R12: it was a 500 without a param, which SDKs repeat."""
     async with serving(scripted([{"text": "a"}, {"wait_s": 0.3}, {"text": "b"}])) as served:
         made = await conversations(served).create(items=[user("x")])
         running = await create(served, input="Q", conversation=made.id, stream=True, background=background)
@@ -282,9 +283,23 @@ async def test_a_response_whose_conversation_is_deleted_fails_and_says_why(backg
         await conversations(served).delete(made.id)
         last = [event async for event in running][-1]
         assert last.type == "response.failed"
-        assert "was deleted" in last.response.error.message
+        assert (last.response.error.code, "was deleted" in last.response.error.message) == ("invalid_prompt", True)
         assert await keys_of(served) == []
         assert (await responses(served).retrieve(last.response.id)).status == "failed"
+
+
+async def test_without_a_stream_a_conversation_deleted_during_its_turn_is_not_found() -> None:
+    """R12: the error names the conversation and is not repeated by SDKs."""
+    async with serving(scripted([{"text": "a"}, {"wait_s": 0.3}, {"text": "b"}])) as served:
+        made = await conversations(served).create(items=[user("x")])
+        running = asyncio.create_task(create(served, input="Q", conversation=made.id))
+        async with asyncio.timeout(5):
+            while not await locked(served):  # noqa: ASYNC110 - a store sets no event
+                await asyncio.sleep(0.01)
+        await conversations(served).delete(made.id)
+        with pytest.raises(NotFoundError) as caught:
+            await running
+        assert (caught.value.param, caught.value.code) == ("conversation", "conversation_deleted")
 
 
 async def test_a_response_that_lost_its_turn_adds_nothing() -> None:

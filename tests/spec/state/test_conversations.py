@@ -131,11 +131,17 @@ async def test_items_of_the_conversation_are_not_taken_twice() -> None:
         assert await texts(served, made.id) == ["x"]
 
 
-@pytest.mark.parametrize("unknown", [NONE, "conv_1", "resp_" + "0" * 32, "x/../y", "\u00e9", "a b", "x" * 250])
-async def test_an_unknown_conversation_is_not_found(unknown: str) -> None:
+MALFORMED = ("resp_" + "0" * 32, "x/../y", "\u00e9", "a b", "x" * 250, "conv_")
+
+
+@pytest.mark.parametrize("unknown", [NONE, "conv_1", *MALFORMED])
+async def test_an_unknown_conversation_is_not_found_and_no_id_is_refused(unknown: str) -> None:
+    """X7: an id of another form is an invalid value."""
+    status, code = (400, "invalid_value") if unknown in MALFORMED else (404, None)
     async with serving() as served:
         for given in (unknown, {"id": unknown}):
-            assert (await refusal(served, 404, conversation=given))["param"] == "conversation"
+            error = await refusal(served, status, conversation=given)
+            assert (error["param"], error["code"]) == ("conversation", code)
         items = conversations(served).items
         for ask in (
             conversations(served).retrieve(unknown),
@@ -146,8 +152,9 @@ async def test_an_unknown_conversation_is_not_found(unknown: str) -> None:
             items.delete("msg_1", conversation_id=unknown),
             anext(aiter(items.list(unknown))),
         ):
-            with pytest.raises(NotFoundError):
+            with pytest.raises(APIStatusError) as caught:
                 await ask
+            assert caught.value.status_code == (404 if "/" in unknown else status)  # with a slash it is another path
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ async def test_skills_are_told_to_the_model(served: Served) -> None:
 
 async def test_a_shell_in_a_container_is_refused(served: Served) -> None:
     error = await refusal(served, tools=[{"type": "shell", "environment": {"type": "container_auto"}}])
-    assert error["param"] == "tools[0].environment"
+    assert error["param"] == "tools[0].environment.type"
 
 
 @pytest.mark.parametrize("kind", ["shell", "apply_patch"])
@@ -297,9 +297,9 @@ async def test_late_tools_are_offered_once_they_were_found() -> None:
     assert [(item.name, item.namespace) for item in second.output] == [("weather", None), ("find", "crm")]
 
 
-async def test_where_the_server_is_to_search_all_tools_are_offered_at_once(served: Served) -> None:
+async def test_where_the_server_is_to_search_late_tools_wait_for_its_search(served: Served) -> None:
     await create(served, tools=[{"type": "tool_search"}, LATE])
-    assert offered(served) == ["weather"]
+    assert offered(served) == ["tool_search"]
 
 
 async def test_late_tools_without_a_search_are_offered_at_once(served: Served) -> None:

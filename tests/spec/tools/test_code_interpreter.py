@@ -16,6 +16,7 @@ from providers.inference.scripted import Scripted
 from tests.providers.tool_runtime.python.test_python import ENDLESS, SessionLog, session_log
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.requests import asked, create, messages, refusal, stream
+from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
 
 __all__ = ["session_log"]
@@ -50,7 +51,7 @@ async def interpreting(*turns: Script, native: bool = False, **sections: Any) ->
         "provider": "tests.spec.tools.test_code_interpreter:Native" if native else "scripted",
         "turns": [*turns],
     }
-    tools = {"provider": "python", "timeout_s": 5, **sections.pop("python", {})}
+    tools = {"provider": "python", "timeout_s": 5, **SHARED_PYTHON, **sections.pop("python", {})}
     async with serving(inference, tool_runtime=tools, **sections) as served:
         yield served
 

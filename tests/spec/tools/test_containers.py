@@ -14,6 +14,7 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
 from tests.providers.tool_runtime.python.test_python import SessionLog, session_log
 from tests.support.sdk.answer_shapes import Script, call
 from tests.support.sdk.requests import bare, create, messages
+from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
 
 __all__ = ["session_log"]
@@ -25,7 +26,7 @@ KEYS = [{"key": "key-of-a", "tenant": "a"}, {"key": "key-of-b", "tenant": "b"}]
 @asynccontextmanager
 async def keeping(*turns: Script, python: Any = None, **sections: Any) -> AsyncGenerator[Served]:
     """A stack with containers, in a toolbox as they mostly are."""
-    code: dict[str, Any] = {"provider": "python", "timeout_s": 5, **(python or {})}
+    code: dict[str, Any] = {"provider": "python", "timeout_s": 5, **SHARED_PYTHON, **(python or {})}
     inference = {"provider": "scripted", "turns": [*turns]} if turns else None
     async with serving(
         inference, tool_runtime={"provider": "toolbox", "providers": {"code": code}}, **sections

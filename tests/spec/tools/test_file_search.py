@@ -68,7 +68,7 @@ async def test_results_are_in_the_item_only_where_they_are_asked_for(tmp_path: P
     async with filing(tmp_path, [search()], ANSWER) as served:
         store_id, ids = await store_of(served, whales={"sea": True})
         response = await create(served, tools=[tool(store_id)], include=INCLUDE)
-        assert bare(await responses(served).retrieve(response.id)) == bare(response)
+        assert bare(await responses(served).retrieve(response.id, include=INCLUDE)) == bare(response)
     best = response.output[0].results[0]
     assert (best.file_id, best.filename, best.text) == (ids["whales.md"], "whales.md", TEXTS["whales.md"])
     assert best.attributes == {"sea": True}
@@ -81,7 +81,7 @@ async def test_what_the_declaration_sets_reaches_the_search(tmp_path: Path) -> N
     declared: list[Json] = [
         {"max_num_results": 1},
         {"filters": sea},
-        {"ranking_options": {"score_threshold": 0.99}},
+        {"ranking_options": {"score_threshold": 0.3}},
         {"ranking_options": {"ranker": "auto", "hybrid_search": {"embedding_weight": 0, "text_weight": 1}}},
     ]
     turns = [turn for _ in declared for turn in ([search("sourdough")], ANSWER)]

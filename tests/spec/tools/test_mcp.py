@@ -3,11 +3,13 @@
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
+from providers.responses.run import response_stream
 from tests.support.sdk.answer_shapes import Script, call, function
-from tests.support.sdk.requests import asked, bare, create, messages, responses, stream
+from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
 from tests.support.servers import mcp_server
 from tests.support.servers.mcp_server import Kind, RealServer
 from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, playing, stacked, tool_outputs, with_mcp
@@ -207,9 +209,45 @@ async def test_a_tool_that_its_server_has_changed_since_is_not_called() -> None:
 # --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_cannot_be_reached_is_reported_and_the_response_goes_on() -> None:
+def unreachable(real: RealServer) -> Json:
+    return mcp(real, server_url=real.url.replace("127.0.0.2", "127.0.0.3"))
+
+
+def unauthorized(real: RealServer) -> Json:
+    return mcp(real, server_url=f"{real.url}/nowhere")
+
+
+@pytest.mark.parametrize("broken", [unreachable, unauthorized])
+async def test_a_server_that_cannot_be_listed_refuses_the_request_before_a_model_is_asked(
+    broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X4: 424 with the code and the words that OpenAI uses, streamed or not."""
+    monkeypatch.setattr(response_stream, "_EARLY_FAILURE_WAIT_S", 5)
     async with stacked(DONE) as (served, real):
-        tool = mcp(real, server_url=real.url.replace("127.0.0.2", "127.0.0.3"))
+        error = await refusal(served, 424, tools=[broken(real), function("get")])
+        assert asked(served) == []
+    assert (error["type"], error["code"]) == ("external_connector_error", "http_error")
+    assert error["message"].startswith("Error retrieving tool list from MCP server: 'real'. ")
+
+
+async def test_a_server_that_fails_slowly_ends_the_stream_with_a_failed_response() -> None:
+    """X4: once the stream has begun, the error is that of the response."""
+    async with stacked(DONE) as (served, real):
+        real.refuses, real.refusal_delay_s = True, 0.2
+        events = await stream(served, tools=[mcp(real)])
+        assert asked(served) == []
+    failed = events[-1].response
+    assert (events[-1].type, kinds(failed)) == ("response.failed", ["mcp_list_tools"])
+    assert "response.mcp_list_tools.failed" in [event.type for event in events]
+    assert failed.error.message.startswith("Error retrieving tool list from MCP server: 'real'. ")
+
+
+GOING_ON: Final = {"continue_without_mcp_servers": True}
+
+
+async def test_a_server_that_cannot_be_reached_is_reported_and_the_response_goes_on_where_the_config_says_so() -> None:
+    async with stacked(DONE, responses=GOING_ON) as (served, real):
+        tool = unreachable(real)
         events = await stream(served, tools=[tool, function("get")])
         assert offered(served) == ["get"]
     response = events[-1].response
@@ -220,7 +258,7 @@ async def test_a_server_that_cannot_be_reached_is_reported_and_the_response_goes
 
 
 async def test_a_server_that_could_not_be_listed_is_asked_again_by_the_next_response() -> None:
-    async with stacked(DONE) as (served, real):
+    async with stacked(DONE, responses=GOING_ON) as (served, real):
         real.refuses = True
         first = await create(served, tools=[mcp(real)])
         real.refuses = False
@@ -259,12 +297,14 @@ async def test_a_call_that_takes_too_long_is_an_error() -> None:
     assert response.output[1].error.message == "The tool took longer than 0.3 s and was stopped."
 
 
-async def test_calls_over_the_limit_are_not_made() -> None:
+async def test_calls_over_the_limit_are_ignored() -> None:
+    """X10: they are neither made nor shown; the model alone reads why."""
     script: Script = [{"calls": [call("real__note", '{"text": "a"}'), call("real__note", '{"text": "b"}')]}]
     async with stacked(script, DONE) as (served, real):
         response = await create(served, tools=[mcp(real)], max_tool_calls=1)
-    assert [item.status for item in response.output[1:3]] == ["completed", "failed"]
-    assert "no more tool calls" in response.output[2].error.message
+        assert "no more tool calls" in str(messages(served)[-1]["content"])
+    assert [item.type for item in response.output] == ["mcp_list_tools", "mcp_call", "message"]
+    assert response.output[1].status == "completed"
     assert real.notes == ["a"]
 
 

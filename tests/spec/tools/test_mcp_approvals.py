@@ -9,8 +9,9 @@ from openai import BadRequestError, NotFoundError
 
 from tests.support.sdk.answer_shapes import Script, call, function
 from tests.support.sdk.requests import asked, bare, create, messages, refusal, responses, stream
-from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, stacked, tool_outputs
-from tests.support.servers.serving import Served
+from tests.support.servers.mcp_server import RealServer
+from tests.support.servers.mcp_stack import DONE, Json, kinds, mcp, offered, playing, stacked, tool_outputs, with_mcp
+from tests.support.servers.serving import Served, serving
 
 USER: Json = {"role": "user", "content": "hi"}
 ARGUMENTS = '{"text": "a"}'
@@ -342,3 +343,37 @@ async def test_counting_the_tokens_of_an_approval_does_not_make_the_call() -> No
             model="scripted", input=given, previous_response_id=first.id, tools=tools
         )
     assert real.notes == []
+
+
+@pytest.mark.parametrize("how", ["chained", "sent back", "referred to"])
+async def test_an_approval_holds_for_the_server_that_was_declared_when_it_was_asked_for(how: str) -> None:
+    """S17: the approved call is not made at another server that has the label now."""
+    async with stacked(NOTE, DONE) as (served, real):
+        other = mcp(real, require_approval="always", server_url=f"{real.url}?other=1")
+        first = await create(served, tools=[mcp(real, require_approval="always")])
+        with pytest.raises(BadRequestError) as refused:
+            await answer(served, how, first, approval(first.output[-1]), tools=[other])
+        assert "another MCP server" in refused.value.message
+        assert str(refused.value.param).endswith(".approval_request_id")
+        assert real.notes == []
+        narrowed = mcp(real, require_approval="always", allowed_tools=["note"], authorization="new-token")
+        second = await answer(served, how, first, approval(first.output[-1]), tools=[narrowed])
+    assert "mcp_call" in kinds(second)
+    assert real.notes == ["a"]
+
+
+async def test_the_operator_may_require_an_approval_of_a_server_that_it_configures() -> None:
+    """S12: `require_approval: never` of the request does not lift it."""
+    real = RealServer()
+    async with real.serving():
+        rules = {"url": real.url, "require_approval": ["note"], "allowed_tools": ["note", "echo"]}
+        servers = with_mcp(real.url, servers={"real": rules})
+        async with serving(playing(NOTE, DONE), tool_servers=servers) as served:
+            tools = [{"type": "mcp", "server_label": "real", "require_approval": "never"}]
+            first = await create(served, tools=tools)
+            assert offered(served) == ["real__echo", "real__note"]
+            assert kinds(first)[-1] == "mcp_approval_request"
+            assert real.notes == []
+            second = await answer(served, "chained", first, approval(first.output[-1]), tools=tools)
+    assert "mcp_call" in kinds(second)
+    assert real.notes == ["a"]

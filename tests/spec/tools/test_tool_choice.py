@@ -1,6 +1,6 @@
 """A tool choice holds in the server, whatever the model makes of it."""
 
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pytest
 from openai import APIStatusError, BadRequestError
@@ -209,12 +209,13 @@ async def test_a_remote_server_that_does_not_keep_the_choice_is_held_to_it() -> 
 
 # --- servers that cannot be asked for their tools ---------------------------------------------------------------------
 
+GOING_ON: Final = {"continue_without_mcp_servers": True}
 OF_SERVER: Json = {"type": "mcp", "server_label": "real"}
 
 
 @pytest.mark.parametrize("choice", ["required", OF_SERVER, allowed("required", OF_SERVER)])
 async def test_a_choice_of_a_server_that_is_down_is_that_servers_fault(choice: Any) -> None:
-    async with stacked(DONE) as (served, real):
+    async with stacked(DONE, responses=GOING_ON) as (served, real):
         down = mcp(real, server_url=f"{real.url}/nowhere")
         error = await refusal_of(served, tools=[down], tool_choice=choice)
         events = await stream(served, tools=[down], tool_choice=choice)
@@ -234,21 +235,21 @@ async def refusal_of(served: Served, **fields: Any) -> Json:
 
 
 async def test_without_a_server_that_is_down_the_others_are_allowed() -> None:
-    async with stacked([call("f")]) as (served, real):
+    async with stacked([call("f")], responses=GOING_ON) as (served, real):
         down = mcp(real, server_url=f"{real.url}/nowhere")
         response = await create(served, tools=[down, F], tool_choice=allowed("required", OF_SERVER, named("f")))
     assert made(response) == ["mcp_list_tools", "f"]
 
 
 async def test_where_only_a_server_that_is_down_is_allowed_the_model_answers() -> None:
-    async with stacked([call("f")], DONE) as (served, real):
+    async with stacked([call("f")], DONE, responses=GOING_ON) as (served, real):
         down = mcp(real, server_url=f"{real.url}/nowhere")
         response = await create(served, tools=[down, F], tool_choice=allowed("auto", OF_SERVER))
     assert made(response) == ["mcp_list_tools", "message"]
 
 
 async def test_a_second_asking_does_not_ask_for_a_server_that_is_down() -> None:
-    async with stacked(NO, [call("f")]) as (served, real):
+    async with stacked(NO, [call("f")], responses=GOING_ON) as (served, real):
         down = mcp(real, server_url=f"{real.url}/nowhere")
         response = await create(served, tools=[down, F], tool_choice=allowed("required", OF_SERVER, named("f")))
     assert made(response) == ["mcp_list_tools", "message", "f"]

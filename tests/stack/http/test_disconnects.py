@@ -11,7 +11,8 @@ import orjson
 import pytest
 
 from providers.inference.scripted import Scripted
-from tests.stack.http.raw import connection, request
+from stack.serving.connection import HttpServerConnection
+from tests.stack.http.raw import connection, parse, request
 from tests.support.servers.serving import Served, scripted, serving
 
 ENDLESS: list[dict[str, Any]] = [{"text": "once "}, {"wait_s": 30}, {"text": "more"}]
@@ -143,15 +144,58 @@ async def test_a_client_that_leaves_after_the_end_changes_nothing(caplog: pytest
         assert_calm(caplog)
 
 
-async def test_closing_ones_half_is_leaving(caplog: pytest.LogCaptureFixture) -> None:
-    # a closed connection looks just the same until something is sent on it, which may be never
-    async with serving(scripted(ENDLESS)) as served, connection(served.url) as (reader, writer):
-        writer.write(request(served.url, ask_for(stream=True)))
-        await reader.readuntil(b"output_text.delta")
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_client_that_closes_only_its_half_is_served(
+    stream: bool, early: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R12: a half-close after the request is no disconnect; closing both halves still is one (the tests above)."""
+    turn = [{"text": "once "}, {"wait_s": 0.2}, {"text": "more"}]
+    async with serving(scripted(turn)) as served, connection(served.url) as (reader, writer):
+        writer.write(request(served.url, ask_for(stream=stream)))
+        before = await reader.readuntil(b"output_text.delta") if stream and not early else b""
         writer.write_eof()
-        await until(lambda: model(served).abandoned_chats == 1)
-        assert b"[DONE]" not in await reader.read()
+        raw = before + await reader.read()
+        answer = parse(raw.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n"))
+        assert (b"[DONE]" in answer.body) if stream else (answer.json["status"] == "completed")
+        assert b"more" in answer.body
+        assert await statuses(served) == ["completed"]
         assert_calm(caplog)
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+async def test_a_client_that_leaves_while_requests_wait_in_its_pipeline_stops_them(
+    requests: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R12: a pipelining client that leaves is noticed, and is no bug in the log."""
+    async with serving(scripted(ENDLESS)) as served:
+        async with connection(served.url) as (reader, writer):
+            head = request(served.url, ask_for(stream=True)).replace(b"connection: close\r\n", b"")
+            writer.write(head * (1 + requests))
+            await reader.readuntil(b"response.in_progress")
+        await until(lambda: model(served).abandoned_chats == 1)
+        await stored(served, "cancelled")
+        assert len(model(served).requests) == 1
+        assert_calm(caplog)
+
+
+async def test_a_client_that_reads_nothing_is_cut_off_with_one_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R12: a stalled reader that is cut off leaves one info line and no traceback."""
+    caplog.set_level(logging.INFO, "stack")
+    monkeypatch.setattr(HttpServerConnection, "stall_s", 0.2)
+    async with serving(scripted([{"text": ["x" * 65536] * 1000}])) as served:
+        async with connection(served.url) as (reader, writer):
+            transport: Any = writer.transport
+            transport.pause_reading()
+            writer.write(request(served.url, ask_for(stream=True)))
+            await until(lambda: "a client left its stream early" in caplog.messages, within_s=5)
+            del reader
+        await stored(served, "cancelled")
+        assert_calm(caplog)
+        lines = [record.getMessage() for record in caplog.records if record.name != "stack.access"]
+        assert lines == ["a client left its stream early"]
 
 
 async def test_many_that_leave_together_leave_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:

@@ -115,8 +115,9 @@ async def test_with_a_key_unknown_paths_and_methods_are_told_apart(locked: Serve
         ("OPTIONS", "/v1/models"),
         ("DELETE", "/v1/chat/completions"),
     ):
-        error = check_error(await ask(locked.url, method=method, path=path, headers=bearer("sk-one")), 405)
-        assert method in error["message"]
+        answer = await ask(locked.url, method=method, path=path, headers=bearer("sk-one"))
+        assert method in check_error(answer, 405)["message"]
+        assert answer.headers["allow"]
 
 
 async def test_a_target_with_a_host_of_its_own_wants_a_key(locked: Served) -> None:
@@ -148,96 +149,6 @@ async def test_a_key_is_of_its_tenant_alone(locked: Served) -> None:
     item = {"type": "item_reference", "id": mine["output"][0]["id"]}
     check_error(await as_other("POST", "/v1/responses", {**HELLO, "input": [item]}), 404)
     assert (await ask(locked.url, method="GET", path=path, headers=bearer("sk-one"))).status == 200
-
-
-# --- names -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:1234", "localhost", "LOCALHOST:80", "[::1]", "[::1]:8321"])
-async def test_loopback_names_are_let_in(local: Served, host: str) -> None:
-    assert (await ask(local.url, HELLO, headers=[("host", host)])).status == 200
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        *(
-            "evil.example",
-            "127.0.0.1.evil.example",
-            "localhost.evil.example",
-            "evil.example:8321",
-            "localhost@evil.example",
-        ),
-        *(
-            "",
-            "[::1",
-            "[",
-            "a]b",
-            "127.0.0.2",
-            "2130706433",
-            "0.0.0.0",
-            "\xff",
-            "loc\xaalhost",
-            "%6cocalhost",
-        ),
-    ],
-)
-@pytest.mark.parametrize("path", ["/v1/responses", "/healthz", "/nothing"])
-async def test_a_foreign_host_is_refused_everywhere(local: Served, host: str, path: str) -> None:
-    answer = await ask(local.url, HELLO, path=path, headers=[("host", host)])
-    error = check_error(answer, 403)
-    assert (error["type"], error["code"]) == ("permission_error", None)
-
-
-@pytest.mark.parametrize("origin", ["http://localhost:3000", "https://127.0.0.1", "http://[::1]:5173"])
-async def test_pages_of_this_machine_may_call(local: Served, origin: str) -> None:
-    assert (await ask(local.url, HELLO, headers=[("origin", origin)])).status == 200
-
-
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "https://evil.example",
-        "null",
-        "",
-        "file://",
-        "http://[",
-        "http://localhost.evil.example",
-        "chrome-extension://abc",
-        "localhost",
-    ],
-)
-async def test_pages_from_elsewhere_may_not(local: Served, origin: str) -> None:
-    check_error(await ask(local.url, HELLO, headers=[("origin", origin)]), 403)
-
-
-async def test_no_answer_invites_other_origins(local: Served) -> None:
-    for method in ("OPTIONS", "POST"):
-        headers = [("origin", "http://localhost:3000"), ("access-control-request-method", "POST")]
-        answer = await ask(local.url, HELLO, method=method, headers=headers)
-        assert not [name for name in answer.headers if name.startswith("access-control-")]
-
-
-@pytest.mark.parametrize(
-    ("allowed", "host", "status"),
-    [
-        (["stack.example"], "stack.example", 200),
-        (["Stack.Example"], "STACK.example:443", 200),
-        (["stack.example"], "localhost", 200),
-        (["stack.example"], "other.example", 403),
-        (["*"], "other.example", 200),
-    ],
-)
-async def test_more_hosts_can_be_allowed(allowed: list[str], host: str, status: int) -> None:
-    async with serving(server={"allowed_hosts": allowed}) as served:
-        assert (await ask(served.url, HELLO, headers=[("host", host)])).status == status
-
-
-async def test_with_keys_hosts_are_checked_where_the_config_names_some(locked: Served) -> None:
-    foreign = [("host", "other.example"), *bearer("sk-one")]
-    assert (await ask(locked.url, HELLO, headers=foreign)).status == 200
-    async with serving(server={"api_keys": KEYS, "allowed_hosts": ["stack.example"]}) as served:
-        check_error(await ask(served.url, HELLO, headers=foreign), 403)
 
 
 # --- bodies ----------------------------------------------------------------------------------------------------------
@@ -288,10 +199,12 @@ async def test_json_has_several_spellings(local: Served, kind: str) -> None:
 
 
 async def test_a_body_that_is_announced_too_large_is_not_waited_for(local: Served) -> None:
+    """X9: the message names the setting."""
     for size in (65537, 10**12):
         head = request(local.url, headers=[("content-length", str(size))])
         error = check_error(await send(local.url, head), 413)
         assert error["code"] == "request_too_large"
+        assert "server.max_body_bytes" in error["message"]
 
 
 async def test_a_chunked_body_is_cut_off_where_it_gets_too_large(local: Served) -> None:

@@ -82,7 +82,8 @@ async def until(served: Served, name: str, wanted: float, **labels: str) -> None
     ("server", "statuses"),
     [
         ({}, {"": 200}),
-        ({"api_keys": KEYS}, {"": 401, "sk-three": 401, "sk-one": 200, "sk-two": 200}),
+        ({"api_keys": KEYS}, {"": 401, "sk-three": 401, "sk-one": 403, "sk-two": 403}),
+        ({"api_keys": ["sk-one", "sk-two"]}, {"": 401, "sk-three": 401, "sk-one": 200, "sk-two": 200}),
         ({"api_keys": KEYS, "metrics": "open"}, {"": 200, "sk-three": 200}),
         ({"api_keys": KEYS, "metrics": "closed"}, {"": 401, "sk-one": 404}),
         ({"metrics": "closed"}, {"": 404}),
@@ -91,6 +92,7 @@ async def until(served: Served, name: str, wanted: float, **labels: str) -> None
     ],
 )
 async def test_it_is_read_by_whom_the_config_lets(server: dict[str, Any], statuses: dict[str, int]) -> None:
+    """S16: the figures of several tenants are read with `metrics_key` alone."""
     async with serving(server=server) as served:
         for key, status in statuses.items():
             answer = await scrape(served, key)
@@ -241,9 +243,9 @@ async def test_a_name_that_the_inference_does_not_list_is_one_of_the_others() ->
 
 
 async def test_nobody_is_named() -> None:
-    async with serving(server={"api_keys": KEYS}) as served:
+    async with serving(server={"api_keys": KEYS, "metrics_key": "mk"}) as served:
         await ask(served.url, {"model": "scripted", "input": "hi"}, headers=bearer("sk-one"))
-        answer = await scrape(served, "sk-two")
+        answer = await scrape(served, "mk")
     for secret in (b"tenant", b"sk-", b"resp_", b"req_"):
         assert secret not in answer.body
 

@@ -14,6 +14,7 @@ from openai import APIStatusError, AsyncOpenAI
 
 from stack.http.app import API_ROUTES
 from tests.stack.http.raw import ask, check_error
+from tests.support.models.images import PIXEL_URL
 from tests.support.servers.serving import serving
 
 FUNCTION: Any = {
@@ -24,7 +25,7 @@ FUNCTION: Any = {
     "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
 }
 CHAT_FUNCTION: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-PIXEL = "data:image/png;base64,iVBORw0KGgo="
+PIXEL = PIXEL_URL
 ITEMS: list[Any] = [
     {"role": "developer", "content": "be kind"},
     {

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
-from stack.http.parsing import parse_object, read_request
+from stack.http import parsing
+from stack.http.parsing import parse_object, read_object, read_request
 
 UNPARSABLE: dict[str, bytes] = {
     "nothing": b"",
@@ -185,3 +187,24 @@ def test_commas_in_text_are_no_values(text: bytes) -> None:
     assert len(parse_object(b'{"a": ["%b", ",", ' % text + b"1," * 99_997 + b"1]}")["a"]) == 100_000
     with pytest.raises(InvalidRequest):
         parse_object(b'{"a": ["%b", ",", ' % text + b"1," * 99_998 + b"1]}")
+
+
+async def test_large_bodies_are_parsed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S5: parsers hold the GIL; threads that pass it to each other would keep it from the event loop for seconds."""
+    running: set[int] = set()
+    most = 0
+
+    def parse(body: bytes) -> dict[str, Any]:
+        nonlocal most
+        running.add(id(body))
+        most = max(most, len(running))
+        time.sleep(0.02)
+        running.discard(id(body))
+        return parse_object(body)
+
+    monkeypatch.setattr(parsing, "parse_object", parse)
+    bodies = [json.dumps({"a": "x" * 300_000, "b": number}).encode() for number in range(8)]
+    assert [fields["b"] for fields in await asyncio.gather(*map(read_object, bodies))] == [*range(8)]
+    assert most == 1
+    with pytest.raises(InvalidRequest, match="duplicate key"):
+        await read_object(b'{"a": "%b", "b": 1, "b": 2}' % (b"x" * 2_000_000))

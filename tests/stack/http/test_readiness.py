@@ -1,7 +1,13 @@
 """What probes are told: whether the process lives, and whether it wants work."""
 
+import asyncio
+from collections.abc import Sequence
+
 import pytest
 
+from apis.errors import StoreUnavailable
+from apis.storage.kv_store import Entry
+from stack.http import readiness
 from tests.stack.http.raw import ask
 from tests.support.servers.serving import serving
 
@@ -22,15 +28,12 @@ async def test_probes_are_only_read(method: str) -> None:
             assert (await ask(served.url, method=method, path=path)).status == 405
 
 
-async def test_a_server_that_drains_lives_and_takes_no_more_work() -> None:
+async def test_a_server_that_drains_lives_and_is_not_ready() -> None:
     async with serving() as served:
         served.app.state.draining = True
         assert (await ask(served.url, method="GET", path="/healthz")).status == 200
         ready = await ask(served.url, method="GET", path="/readyz")
         assert (ready.status, ready.json) == (503, {"status": "draining"})
-        refused = await ask(served.url, {"model": "scripted", "input": "hi"})
-        assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
-        assert refused.headers["retry-after"] == "1"
 
 
 async def test_a_server_whose_providers_are_not_there_is_not_ready() -> None:
@@ -39,3 +42,31 @@ async def test_a_server_whose_providers_are_not_there_is_not_ready() -> None:
         ready = await ask(served.url, method="GET", path="/readyz")
         assert (ready.status, ready.json) == (503, {"status": "starting"})
         served.app.state.services = services
+
+
+@pytest.mark.parametrize("failure", ["fails", "hangs"])
+async def test_a_server_whose_store_does_not_answer_is_not_ready(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R12: the probe names the store, and reads it once a second however often it is asked."""
+    monkeypatch.setattr(readiness, "_TIMEOUT_S", 0.1)
+    async with serving() as served:
+        reads = 0
+
+        async def get_many(_keys: Sequence[str]) -> list[Entry | None]:
+            nonlocal reads
+            reads += 1
+            if failure == "hangs":
+                await asyncio.Event().wait()
+            raise StoreUnavailable("The store cannot be reached.")
+
+        monkeypatch.setattr(served.stack.kv_store, "get_many", get_many)
+        answers = await asyncio.gather(*(ask(served.url, method="GET", path="/readyz") for _ in range(20)))
+        assert {answer.status for answer in answers} == {503}
+        assert {answer.json["store"] for answer in answers} == {"memory"}
+        assert answers[0].json["status"] == "store_unavailable"
+        assert "store" in answers[0].json["message"].lower()
+        assert reads == 1
+        assert (await ask(served.url, method="GET", path="/healthz")).status == 200
+        monkeypatch.undo()
+        async with asyncio.timeout(5):
+            while (await ask(served.url, method="GET", path="/readyz")).status != 200:  # noqa: ASYNC110  # time alone lets it look again
+                await asyncio.sleep(0.05)

@@ -100,6 +100,27 @@ class Clients:
                 except aiohttp.ClientError as exc:
                     self.came[f"plain {type(exc).__name__}"] += 1
 
+    async def persistent(self) -> None:
+        """Keep one connection until a response says `connection: close`, and never repeat a request."""
+        where = httpx.URL(self._url)
+        body = b'{"model":"scripted","input":"hi","store":false}'
+        lines = ("POST /v1/responses HTTP/1.1", "host: localhost", "content-type: application/json")
+        head = "\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode()
+        while True:
+            reader, writer = await asyncio.open_connection(where.host, where.port)
+            try:
+                closing = False
+                while not closing:
+                    writer.write(head + body)
+                    answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+                    await reader.readexactly(int(answer.split(b"content-length: ")[1].split(b"\r\n")[0]))
+                    self.came[f"persistent {answer.split()[1].decode()}"] += 1
+                    closing = b"connection: close" in answer
+            except (OSError, asyncio.IncompleteReadError) as exc:
+                self.came[f"persistent {type(exc).__name__}"] += 1
+            finally:
+                writer.close()
+
     async def patient(self) -> None:
         async with AsyncOpenAI(base_url=f"{self._url}/v1", api_key="none", timeout=20) as client:
             while True:
@@ -108,7 +129,9 @@ class Clients:
 
     @asynccontextmanager
     async def asking(self) -> AsyncGenerator[None]:
-        tasks = [asyncio.create_task(each()) for each in (*[self.plain] * 8, *[self.patient] * 4)]
+        tasks = [
+            asyncio.create_task(each()) for each in (*[self.plain] * 8, *[self.patient] * 4, *[self.persistent] * 4)
+        ]
         try:
             yield
             for task in tasks:
@@ -121,6 +144,7 @@ class Clients:
 
 
 async def test_workers_are_restarted_one_by_one_and_no_request_fails(tmp_path: Path) -> None:
+    """R8: no kept-alive connection is reset, even if its client repeats nothing."""
     echo = {"inference": {"provider": "scripted", "turns": [[{"text": "a"}, {"wait_s": 0.3}, {"text": "b"}]]}}
     async with worker_processes(tmp_path, sqlite(tmp_path), workers=2, more=echo) as workers:
         clients = Clients(workers.url)
@@ -139,7 +163,7 @@ async def test_workers_are_restarted_one_by_one_and_no_request_fails(tmp_path: P
                     await seconds_until(are_two)
                     await seconds_until(lambda count=count: served_more(clients, count + 50))
     print(f"{ROLLS} times all workers: {dict(clients.came)}")
-    assert set(clients.came) == {"plain 200", "sdk completed"}
+    assert set(clients.came) == {"plain 200", "sdk completed", "persistent 200"}
 
 
 async def served_more(clients: Clients, count: int) -> bool:

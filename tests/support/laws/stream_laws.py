@@ -6,7 +6,7 @@
  4  an item is added in progress, with every streamable field there and empty
  5  an event belongs to an open item and names it by id and index; parts open before their text, and count from 0
  6  a done text is its deltas put together, and is what the finished part and item hold
- 7  reasoning: parts of reasoning_text, or parts of summary, or nothing
+ 7  reasoning: parts of reasoning_text, then parts of summary; each may be absent
  8  function and custom calls: deltas, done, item done; call ids are unique; calls are not run together
  9  hosted tools go through their stages in order
 10  annotations come once each, count from 0, and point into the text that has been sent

@@ -48,7 +48,7 @@ ORDER: Final[Mapping[str, Mapping[str, set[str]]]] = {
     "reasoning": _paths(
         "output_item.added output_item.done",
         "output_item.added content_part.added reasoning_text.delta* reasoning_text.done content_part.done",
-        "content_part.done content_part.added|output_item.done",
+        "content_part.done content_part.added|reasoning_summary_part.added|output_item.done",
         "output_item.added reasoning_summary_part.added reasoning_summary_text.delta* reasoning_summary_text.done",
         "reasoning_summary_text.done reasoning_summary_part.done reasoning_summary_part.added|output_item.done",
     ),

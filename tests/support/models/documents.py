@@ -94,3 +94,60 @@ def archive(**members: bytes) -> bytes:
         for name, data in members.items():
             made.writestr(name, data)
     return out.getvalue()
+
+
+_S = b'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+_R = b'xmlns:r="http://schemas.openxmlformats.org/officeDocument/2006/relationships"'
+_A = b'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"'
+_P = b'xmlns:p="http://schemas.openxmlformats.org/presentationml/2006/main"'
+
+
+def relationships(**targets: str) -> bytes:
+    rows = "".join(f'<Relationship Id="{name}" Type="t" Target="{target}"/>' for name, target in targets.items())
+    return f'<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">{rows}</Relationships>'.encode()
+
+
+def workbook(*sheets: bytes, **parts: bytes) -> bytes:
+    """An XLSX whose sheets have these rows, with shared texts `one` and `two words`."""
+    listed = b"".join(b'<sheet name="S%d" sheetId="%d" r:id="r%d"/>' % (n, n, n) for n in range(1, len(sheets) + 1))
+    named = {
+        "xl/workbook.xml": b"<workbook %b %b><sheets>%b</sheets></workbook>" % (_S, _R, listed),
+        "xl/_rels/workbook.xml.rels": relationships(
+            **{f"r{n}": f"worksheets/s{n}.xml" for n in range(1, len(sheets) + 1)}
+        ),
+        "xl/sharedStrings.xml": b"<sst %b><si><t>one</t></si><si><r><t>two </t></r><r><t>words</t></r>"
+        b"<rPh><t>no</t></rPh></si></sst>" % _S,
+        "xl/styles.xml": b'<styleSheet %b><numFmts><numFmt numFmtId="164" formatCode="yyyy\\-mm\\-dd"/></numFmts>'
+        b'<cellXfs><xf numFmtId="0"/><xf numFmtId="14"/><xf numFmtId="164"/><xf numFmtId="4"/></cellXfs></styleSheet>'
+        % _S,
+        **{
+            f"xl/worksheets/s{n}.xml": b"<worksheet %b><sheetData>%b</sheetData></worksheet>" % (_S, rows)
+            for n, rows in enumerate(sheets, start=1)
+        },
+        **parts,
+    }
+    return archive(**named)
+
+
+def presentation(*slides: bytes, notes: bytes = b"", **parts: bytes) -> bytes:
+    """A PPTX whose slides have these shapes; `notes` are those of the first one."""
+    listed = b"".join(b'<p:sldId id="%d" r:id="r%d"/>' % (255 + n, n) for n in range(1, len(slides) + 1))
+    named = {
+        "ppt/presentation.xml": b"<p:presentation %b %b><p:sldIdLst>%b</p:sldIdLst></p:presentation>"
+        % (_P, _R, listed),
+        "ppt/_rels/presentation.xml.rels": relationships(
+            **{f"r{n}": f"/ppt/slides/slide{n}.xml" for n in range(1, len(slides) + 1)}
+        ),
+        "ppt/slides/_rels/slide1.xml.rels": relationships(r1="../notesSlides/notesSlide1.xml"),
+        "ppt/notesSlides/notesSlide1.xml": b"<p:notes %b %b>%b</p:notes>" % (_P, _A, notes),
+        **{
+            f"ppt/slides/slide{n}.xml": b"<p:sld %b %b>%b</p:sld>" % (_P, _A, shapes)
+            for n, shapes in enumerate(slides, start=1)
+        },
+        **parts,
+    }
+    return archive(**named)
+
+
+def paragraph(*runs: str) -> bytes:
+    return b"<a:p>%b</a:p>" % b"".join(b"<a:r><a:t>%b</a:t></a:r>" % run.encode() for run in runs)

@@ -35,7 +35,7 @@ class Hashing(Inference):
     async def count_tokens(self, request: ChatRequest) -> int:
         return len(request.messages)
 
-    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         self.asked.append(len(request.inputs))
         if self.failing:
             raise UpstreamError("The model is not well.")

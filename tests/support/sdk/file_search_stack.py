@@ -31,7 +31,7 @@ class Filing(Scripted):
     async def models(self) -> Sequence[Model]:
         return [*await super().models(), Model("hashing", "tests", embedding_dimensions=DIMENSIONS)]
 
-    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         if any("unwell" in str(text) for text in request.inputs):
             raise UpstreamError("The model is not well.")
         return Embeddings([embed(str(text)) for text in request.inputs], 1)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from openai.types.responses.mcp_tool_call_error import McpToolExecutionError
 
+from apis.fair_share import ONE_TENANT, Tenants
 from apis.tool_servers import ServerTool, ToolServerFailed
 from apis.wire.tools import McpTool
 from providers.fetcher.safe import Safe
@@ -31,13 +32,13 @@ class ServerCall:
 
 
 @asynccontextmanager
-async def started(*urls: str, **config: Any) -> AsyncGenerator[MCP]:
+async def started(*urls: str, tenants: Tenants = ONE_TENANT, **config: Any) -> AsyncGenerator[MCP]:
     """An MCP that may reach the ports of these URLs, on one loopback address."""
     ports = [urlsplit(url).port for url in urls] or [80]
     fetching = {"allowed_private_networks": [f"{LOOPBACK}/32"], "allowed_ports": ports}
     fetcher = Safe(Safe.Config.model_validate(fetching))
     await fetcher.start()
-    mcp = MCP(MCP.Config.model_validate({"list_timeout_s": 5, "call_timeout_s": 5, **config}), fetcher)
+    mcp = MCP(MCP.Config.model_validate({"list_timeout_s": 5, "call_timeout_s": 5, **config}), fetcher, tenants)
     await mcp.start()
     try:
         yield mcp

@@ -51,6 +51,7 @@ class RealServer:
         self.knows_discovery = True
         self.forgets = False
         self.refuses = False
+        self.refusal_delay_s = 0.0
         self.url = ""
         self.mcp = MCPServer("real", log_level="CRITICAL")
         self._tools()
@@ -132,6 +133,7 @@ class RealServer:
                     or self.refuses
                     or (headers.get("mcp-method") == "server/discover" and not self.knows_discovery)
                 ):
+                    await asyncio.sleep(self.refusal_delay_s)
                     await PlainTextResponse(status_code=404 if forgotten else 400)(scope, receive, send)
                     return
             await app(scope, receive, send)

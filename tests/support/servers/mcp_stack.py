@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from apis.fair_share import ONE_TENANT, Tenants
 from apis.inference import Model
 from providers.fetcher.safe import Safe
 from providers.inference.scripted import Scripted
@@ -26,10 +27,10 @@ class LoopbackMCP(MCP):
     class Config(MCP.Config):
         ports: list[int] = Field(default_factory=list[int])
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, tenants: Tenants = ONE_TENANT) -> None:
         networks = {"allowed_private_networks": [f"{LOOPBACK}/32"], "allowed_ports": config.ports or [80]}
         self._safe = Safe(Safe.Config.model_validate(networks))
-        super().__init__(config, self._safe)
+        super().__init__(config, self._safe, tenants)
 
     async def start(self) -> None:
         await self._safe.start()

@@ -16,6 +16,7 @@ import aiohttp
 from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch, Finish, ReasoningDelta, TextDelta, ToolArgumentsDelta, ToolCallStart, Usage
 from tests.support.sdk.file_search_stack import Filing
+from tests.support.servers.normal_user import SHARED_PYTHON
 from tests.support.servers.serving import Served, serving
 from tests.support.tenants.operations import PAIRS, PROBES, Ids, Operation, ask
 
@@ -280,7 +281,7 @@ async def three_tenants(folder: Path, *, code: bool) -> AsyncGenerator[World]:
         serving(
             {"provider": "tests.support.tenants.world:Echoing"},
             more=more,
-            tool_runtime={"provider": "python", "timeout_s": 5} if code else None,
+            tool_runtime={"provider": "python", "timeout_s": 5, **SHARED_PYTHON} if code else None,
             responses={"background": {"poll_s": 0.05}},
             server={"api_keys": [{"key": f"key-of-{tenant}", "tenant": tenant} for tenant in TENANTS]},
         ) as served,

@@ -33,11 +33,18 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
 from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolType, TypedTool
 from providers.responses.tools.code_interpreter.code_text import CodeParser
+from providers.responses.tools.code_interpreter.message_files import (
+    MessageFile,
+    copy_message_files,
+    find_message_files,
+    has_message_files,
+)
 from providers.responses.tools.tool_context import ToolContext
 
 PYTHON_NAME: Final = "python"
 _NEW_SESSION_PREFIX: Final = "[this is a new Python session"
 _STATE_LOST_NOTICE: Final = f"{_NEW_SESSION_PREFIX}: the variables and files of the earlier calls are gone]\n"
+_MESSAGE_FILES_NOTICE: Final = " Files of the user's messages are in the current folder, /mnt/data, under their names."
 _IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _MAX_IMAGE_BYTES: Final = 4 * 1024 * 1024
 """Maximum bytes of images in the item of one call. Further images are only files of the container."""
@@ -108,7 +115,6 @@ class CodeInterpreter(TypedTool):
     def __init__(
         self, declaration: CodeInterpreterTool, context: ToolContext, runtime: ToolRuntime, containers: Containers
     ) -> None:
-        self.shows_outputs = context.includes("code_interpreter_call.outputs")
         self._declaration = declaration
         self._context = context
         self._runtime = runtime
@@ -117,6 +123,7 @@ class CodeInterpreter(TypedTool):
         self._is_native = PYTHON_NAME in context.native_tools
         self._tenant = context.tenant
         self._creation_lock = asyncio.Lock()
+        self._message_files: Sequence[MessageFile] | None = None
 
     @property
     def container_id(self) -> str:
@@ -144,11 +151,9 @@ class CodeInterpreter(TypedTool):
             return [NativeTool(type=PYTHON_NAME)]
         spec = next(tool for tool in self._runtime.tools() if tool.name == PYTHON_NAME)
         parameters = cast(dict[str, Any], spec.parameters)
-        return [
-            ChatFunctionTool(
-                function=FunctionDefinition(name=PYTHON_NAME, description=spec.description, parameters=parameters)
-            )
-        ]
+        notice = _MESSAGE_FILES_NOTICE if has_message_files(self._context.items) else ""
+        function = FunctionDefinition(name=PYTHON_NAME, description=spec.description + notice, parameters=parameters)
+        return [ChatFunctionTool(function=function)]
 
     def create_call(self, start: ToolCallStart) -> HostedCall:
         return _CodeInterpreterCall(self, start)
@@ -157,13 +162,14 @@ class CodeInterpreter(TypedTool):
         """Run code in the container, which the first call creates. Raises StackError if it cannot run."""
         async with self._creation_lock:
             await self._prepare_container()
+            files_notice = await self._copy_message_files()
         call = ToolCall(call_id, PYTHON_NAME, {"code": code}, tenant=self._tenant, session=self.container_id)
         result = await self._runtime.call(call)
         if self._container_choice.is_state_lost:
             self._container_choice = replace(self._container_choice, is_state_lost=False)
             if not result.text.startswith(_NEW_SESSION_PREFIX):  # otherwise the text already says so, with the reason
-                return replace(result, text=_STATE_LOST_NOTICE + result.text)
-        return result
+                result = replace(result, text=_STATE_LOST_NOTICE + result.text)
+        return replace(result, text=files_notice + result.text)
 
     async def _prepare_container(self) -> None:
         """Create the container if necessary, and copy the files that the request names into it."""
@@ -175,10 +181,20 @@ class CodeInterpreter(TypedTool):
                     await self._containers.copy_file(chosen.id, file_id, tenant=tenant)
         elif chosen.new_container is not None:
             await self._containers.create(chosen.new_container, tenant=tenant, container_id=chosen.id)
+            self.copied_file_ids.clear()
             self._container_choice = replace(
                 chosen, was_never_created=False, is_state_lost=chosen.is_state_lost or not chosen.was_never_created
             )
         self.copied_file_ids |= {*file_ids}
+
+    async def _copy_message_files(self) -> str:
+        """Copy the files of the messages that are not there yet, and return a notice for the model, or ""."""
+        if self._message_files is None:
+            self._message_files = await asyncio.to_thread(find_message_files, self._context.items)
+        files = [file for file in self._message_files if file.key not in self.copied_file_ids]
+        notice = await copy_message_files(files, self._containers, self.container_id, tenant=self._tenant)
+        self.copied_file_ids |= {file.key for file in files}
+        return notice
 
     async def _container_exists(self) -> bool:
         """Return False for a container that can be replaced. Raises NotFound for one that the request names."""
@@ -209,7 +225,7 @@ class _CodeInterpreterCall(HostedCall):
             status=cast(CodeStatus, status),
             code=self._code_parser.code,
             container_id=self._tool.container_id,
-            outputs=self._outputs if has_ended and self._tool.shows_outputs else None,
+            outputs=self._outputs if has_ended else None,
         )
 
     def open(self) -> EventList:

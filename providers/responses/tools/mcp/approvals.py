@@ -1,27 +1,37 @@
 """Approval of MCP tool calls: which calls need one, how it is requested, and which were approved."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import orjson
 from openai.types.responses import ResponseOutputItem
 from openai.types.responses.response_output_item import McpApprovalRequest as ApprovalRequestItem
 
 from apis.deltas import ToolCallStart
 from apis.errors import InvalidRequest
 from apis.responses import CreateResponse
-from apis.tool_servers import ServerTool, matches_filter
+from apis.tool_servers import ServerPolicy, ServerTool, matches_filter
 from apis.wire.items import Item
 from apis.wire.tool_items import McpApprovalRequest, McpApprovalResponse, McpCallItem
 from apis.wire.tools import Approvals, McpTool, ToolFilter
 from providers.responses.tools.call import ClientCall
 
 
-def needs_approval(declaration: McpTool, tool: ServerTool) -> bool:
-    """Return False only where the request exempts the tool from approval."""
+def needs_approval(declaration: McpTool, policy: ServerPolicy, tool: ServerTool) -> bool:
+    """Return False only where the request exempts the tool from approval, and the operator does not require one."""
+    if policy.requires_approval(tool.name):
+        return True
     required = declaration.require_approval
     if isinstance(required, Approvals):
         return _is_selected_by(required.always, tool) or not _is_selected_by(required.never, tool)
     return required != "never"
+
+
+def server_fingerprint(declaration: McpTool) -> str:
+    """Return a hash of the declared server, without its label and its credentials, which may change."""
+    fields = (declaration.server_url, declaration.connector_id)
+    return hashlib.sha256(orjson.dumps(fields)).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +45,8 @@ class ApprovedCall:
 def find_approved_calls(request: CreateResponse, items: Sequence[Item]) -> Sequence[ApprovedCall]:
     """Return the calls that the request's input approves and that have no outcome yet. `items` are those of the whole
     conversation in their order. Raises InvalidRequest for an approval of an unknown request or an undeclared server,
-    and for one that contradicts an earlier approval."""
+    for one of a call to another server than is declared now under its label, and for one that contradicts an earlier
+    approval."""
     input_items = request.input if isinstance(request.input, list) else []
     input_indexes = {id(item): index for index, item in enumerate(input_items) if isinstance(item, McpApprovalResponse)}
     if not input_indexes:
@@ -59,13 +70,25 @@ def find_approved_calls(request: CreateResponse, items: Sequence[Item]) -> Seque
             calls[item.approval_request_id] = item
             open_approvals.pop(item.approval_request_id, None)
     unfinished = {key: index for key, index in open_approvals.items() if not _has_outcome(calls.get(key))}
-    labels = {tool.server_label for tool in request.tools or () if isinstance(tool, McpTool)}
+    servers = {tool.server_label: server_fingerprint(tool) for tool in request.tools or () if isinstance(tool, McpTool)}
     for request_id, index in unfinished.items():
-        if (label := approval_requests[request_id].server_label) not in labels:
-            raise _invalid_approval(
-                index, f"The approved call is one of the MCP server '{label[:64]}', which is not declared."
-            )
+        _check_server(approval_requests[request_id], servers, index)
     return [ApprovedCall(approval_requests[request_id], request_id in calls) for request_id in unfinished]
+
+
+def _check_server(approval_request: McpApprovalRequest, servers: Mapping[str, str], index: int) -> None:
+    """Raise InvalidRequest unless the request declares the server of the approved call; `servers` are the fingerprints
+    of the declared servers by label."""
+    label = approval_request.server_label
+    if label not in servers:
+        raise _invalid_approval(
+            index, f"The approved call is one of the MCP server '{label[:64]}', which is not declared."
+        )
+    # a client may drop the field, which it does not know: then it vouches for the server that it declares
+    if (approval_request.model_extra or {}).get("server", servers[label]) != servers[label]:
+        raise _invalid_approval(
+            index, f"The call was approved for another MCP server than is declared as '{label[:64]}' now."
+        )
 
 
 def _has_outcome(call: McpCallItem | None) -> bool:
@@ -82,9 +105,10 @@ class ApprovalRequestCall(ClientCall):
 
     item_type = "mcp_approval_request"
 
-    def __init__(self, start: ToolCallStart, server_label: str, tool_name: str) -> None:
+    def __init__(self, start: ToolCallStart, declaration: McpTool, tool_name: str) -> None:
         super().__init__(start)
-        self._server_label = server_label
+        self._server_label = declaration.server_label
+        self._server_fingerprint = server_fingerprint(declaration)
         self._tool_name = tool_name
 
     def validate_arguments(self) -> None:
@@ -100,6 +124,7 @@ class ApprovalRequestCall(ClientCall):
             name=self._tool_name,
             arguments=self.text,
             status=status,  # pyright: ignore[reportCallIssue]  # extra: Open Responses wants one on every item
+            server=self._server_fingerprint,  # pyright: ignore[reportCallIssue]  # extra: binds the approval to it
         )
 
 

@@ -82,6 +82,7 @@ class McpServerTools(TypedTool):
         self.declaration_hash = _fingerprint(declaration)
         self._declaration = declaration
         self._servers = servers
+        self._policy = servers.find_policy(declaration)
         self._context = context
         approved = find_approved_calls(context.request, context.items)
         self._approved_calls = [call for call in approved if call.request.server_label == self.label]
@@ -109,8 +110,8 @@ class McpServerTools(TypedTool):
         name = start.name if start.name in self._tools else start.name.removeprefix("functions.")
         tool = self._tools[name]
         start = replace(start, name=name)
-        if needs_approval(self._declaration, tool):
-            return ApprovalRequestCall(start, self.label, tool.name)
+        if needs_approval(self._declaration, self._policy, tool):
+            return ApprovalRequestCall(start, self._declaration, tool.name)
         return McpToolCall(self, tool.name, start)
 
     def calls_before_turn(self, turn_index: int) -> Iterable[HostedCall]:
@@ -123,7 +124,7 @@ class McpServerTools(TypedTool):
 
     async def check_declaration(self) -> None:
         try:
-            await self._servers.check_declaration(self._declaration)
+            await self._servers.check_declaration(self._declaration, tenant=self._context.tenant)
         except InvalidDeclaration as exc:
             param = f"{self._context.param}.{exc.field_name}"
             raise InvalidRequest(exc.message, param=param, code="invalid_value") from exc
@@ -194,7 +195,11 @@ class McpServerTools(TypedTool):
             if (item.model_extra or {}).get("declaration", self.declaration_hash) != self.declaration_hash:
                 return None
             tools = (read_listed_tool(listed) for listed in item.tools)
-            return [tool for tool in tools if tool and matches_filter(allowed, tool) and _is_valid_tool(tool)]
+            return [
+                tool
+                for tool in tools
+                if tool and matches_filter(allowed, tool) and self._policy.allows(tool.name) and _is_valid_tool(tool)
+            ]
         return None
 
 

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -40,8 +41,6 @@ class WebAccess:
     options: Mapping[str, Any]
     pages: PageHistory
     view_chars: int
-    shows_sources: bool = False
-    shows_results: bool = False
 
     @property
     def domains(self) -> DomainFilter:
@@ -70,6 +69,7 @@ class WebCall(HostedCall):
     """One call. `execute` sets the fields of the action as soon as they are known, so that a failed item has them."""
 
     item_type = "web_search_call"
+    opens_when_complete = True
 
     def __init__(self, web: WebAccess, start: ToolCallStart) -> None:
         super().__init__(start)
@@ -139,6 +139,11 @@ class WebSearchCall(WebCall):
     query = ""
     sources: Sequence[Source] = ()
 
+    def open(self) -> EventList:
+        with suppress(ToolFailed):  # `search` reports it
+            self.query = self.text_argument("query")
+        return super().open()
+
     async def search(self) -> ToolResult:
         self.query = self.text_argument("query")
         result = await self.web.search(self.call_id, self.query)
@@ -149,13 +154,13 @@ class WebSearchCall(WebCall):
         action = ActionSearch(type="search", query=self.query)
         if self.query:
             action.queries = [self.query]
-        if is_finished and self.web.shows_sources:
+        if is_finished:
             action.sources = [ActionSearchSource(type="url", url=source.url) for source in self.sources]
         return action
 
     def item(self, status: str) -> ResponseFunctionWebSearch:
         item = super().item(status)
-        if not self.web.shows_results or status != "completed":
+        if status != "completed":
             return item
         results = [{"url": source.url, "title": source.title, "text": source.text} for source in self.sources]
         return item.model_copy(update={"results": results})
@@ -175,6 +180,11 @@ class FindInPageCall(WebCall):
 
     url = ""
     pattern = ""
+
+    def open(self) -> EventList:
+        with suppress(ToolFailed):  # `execute` reports it
+            self.read_pattern()
+        return super().open()
 
     def read_pattern(self) -> None:
         pattern = self.text_argument("pattern")

@@ -7,6 +7,7 @@ from apis.chat import ChatFunctionTool, FunctionDefinition
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.tool_runtime import Source, ToolSpec
+from apis.wire.tools import UserLocation
 from providers.responses.events.citations import one_line
 from providers.responses.events.output import ResponseOutput
 from providers.responses.tools.web_search.call import (
@@ -24,14 +25,29 @@ OPEN_PAGE_FUNCTION: Final = "open_page"
 FIND_IN_PAGE_FUNCTION: Final = "find_in_page"
 _CITE_INSTRUCTION: Final = "Cite a result in the answer by its number in lenticular brackets, like 【1】."
 _CITE_LINES_INSTRUCTION: Final = "Cite lines of a page by its number and theirs, like 【1†L4-L6】."
+_MAX_LOCATION_CHARS: Final = 200
 _PAGE_PARAMETER: Final = {
     "type": "string",
     "description": "The number of a search result or of an opened page, or a whole URL.",
 }
 
 
-def build_search_function(spec: ToolSpec) -> ChatFunctionTool:
-    return _build_function(WEB_SEARCH_FUNCTION, f"{spec.description} {_CITE_INSTRUCTION}", dict(spec.parameters))
+def build_search_function(spec: ToolSpec, user_location: UserLocation | None = None) -> ChatFunctionTool:
+    """Return the function of searches. Its description says where the user is, for queries about what is near."""
+    sentences = (spec.description, _describe_location(user_location), _CITE_INSTRUCTION)
+    return _build_function(WEB_SEARCH_FUNCTION, " ".join(filter(None, sentences)), dict(spec.parameters))
+
+
+def _describe_location(location: UserLocation | None) -> str:
+    if location is None:
+        return ""
+    country = location.country.upper() if location.country else None
+    place = ", ".join(filter(None, (location.city, location.region, country)))
+    sentences = (
+        f"The user is in {one_line(place)[:_MAX_LOCATION_CHARS]}." if place else "",
+        f"The user's time zone is {one_line(location.timezone)[:_MAX_LOCATION_CHARS]}." if location.timezone else "",
+    )
+    return " ".join(filter(None, sentences))
 
 
 def build_page_functions() -> list[ChatFunctionTool]:

@@ -68,15 +68,13 @@ class WebSearch(TypedTool):
                 if tool_result.name.removeprefix("functions.") in _CALLS_BY_NAME
             ),
             _VIEW_CHARS[declaration.search_context_size or "medium"],
-            context.includes("web_search_call.action.sources"),
-            context.includes("web_search_call.results"),
         )
         specs = {spec.name: spec for spec in runtime.tools()}
         opens_pages = is_live and "open_page" in specs
         if opens_pages and "browser" in context.native_tools:
             self._offered_tools: list[ChatTool] = [NativeTool(type="browser")]
             return
-        self._offered_tools = [functions.build_search_function(specs["search"])]
+        self._offered_tools = [functions.build_search_function(specs["search"], declaration.user_location)]
         client_names = {
             tool.name for tool in context.request.tools or () if isinstance(tool, FunctionTool | CustomTool)
         } & functions.FUNCTION_CALLS.keys()

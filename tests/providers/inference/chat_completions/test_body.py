@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from apis.chat import ChatRequest
+from apis.chat import ChatRequest, EngineOptions
 from apis.errors import Unsupported
 from providers.inference.chat_completions.body import (
     ENGINE_FIELDS,
@@ -81,7 +81,8 @@ def test_fields_unknown_to_openai_are_refused_for_servers_of_that_dialect(field:
 
 def test_the_fields_of_a_request_are_all_known_here() -> None:
     elsewhere = {"model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "all_reasoning"}
-    assert set(ChatRequest.model_fields) == set(SET) | elsewhere
+    engine_options = EngineOptions.model_fields.keys()  # see test_engine_options.py
+    assert set(ChatRequest.model_fields) == set(SET) | elsewhere | engine_options
 
 
 def test_extra_body_is_merged_last() -> None:

@@ -15,6 +15,7 @@ from providers.responses.context.chat_request import build_chat, refuse_unsuppor
 from providers.responses.tools.call import HostedCall, TypedTool
 from providers.responses.tools.offered import OfferedTools
 from providers.responses.tools.registry import ToolBinding
+from stack.http.parsing import validate_request
 
 Fields = dict[str, Any]
 F: Fields = {"type": "function", "name": "f"}
@@ -51,7 +52,7 @@ def told(**fields: Any) -> Fields:
 @pytest.mark.parametrize("value", ["x", {}, [], 0, False])
 def test_what_is_not_offered_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(Unsupported) as caught:
-        refuse_unsupported(CreateResponse.model_validate({"model": "m", "input": "hi", name: value}))
+        validate_request({"model": "m", "input": "hi", name: value}, CreateResponse)
     assert caught.value.param == name
 
 
@@ -219,6 +220,7 @@ GOOD: dict[str, Fields] = {
     "1,000 values": properties(a={"enum": [*range(1000)]}),
     "many properties": properties(**{f"p{n}": {"type": "string"} for n in range(4_000)}),
 }
+BAD_PATTERNS = ["(", ")", "a)", "[a", "*a", "a|*", "a**", "a{3}{2}", "a{3,2}", "\\", "(?", "(a)\\1", "(?<n>a)\\k<n>"]
 BAD: dict[str, Fields] = {
     "itself": {"$ref": "#"},
     "itself by $defs": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
@@ -267,9 +269,50 @@ BAD: dict[str, Fields] = {
     "a pattern that is no text": properties(a={"pattern": 5}),
     "a pattern that repeats repetitions": properties(a={"pattern": "((a{100}){100}){100}"}),
     "a pattern of a billion": properties(a={"pattern": "a{1000000000}"}),
+    "fewer items than none": properties(a={"type": "array", "maxItems": -1}),
+    "half an item": properties(a={"type": "array", "minItems": 0.5}),
+    "a length that is true": properties(a={"type": "string", "maxLength": True}),
+    "multiples of nothing": properties(a={"type": "integer", "multipleOf": 0}),
+    "a minimum that is text": properties(a={"type": "integer", "minimum": "1"}),
+    "more at least than at most": properties(a={"type": "string", "minLength": 5, "maxLength": 4}),
+    "a name that is no property": {**properties(a={}), "required": ["a", "nope"]},
+    "a name of an empty object": {"type": "object", "required": ["nope"]},
+    "5,001 properties": properties(**{f"p{n}": {} for n in range(5_001)}),
+    "120,001 characters of names": properties(**{f"{n:0>100}": {} for n in range(1_201)}),
+    "120,001 characters of values": properties(a={"enum": [f"{n:0>250}" for n in range(500)]}),
+    **{f"the pattern {pattern}": properties(a={"type": "string", "pattern": pattern}) for pattern in BAD_PATTERNS},
+    "a pattern of names that is none": {"type": "object", "patternProperties": {"[": {}}},
     "a pattern of names": {"type": "object", "patternProperties": {"(a{1000}){1000}": {}}},
 }
-ONLY_STRICT = {"eleven levels", "1,001 values"}
+PATTERNS = [
+    *("^[a-z]+$", "a*?b+?c??", "a{2}?", "x{2,}", "x{,3}", "{a}", "]", "[]a]", "[^]]", "[(]", "\\(\\)\\[", "(?:a|b)*"),
+    *(
+        "(?=a)b",
+        "(?<!a)b",
+        "(?<year>\\d{4})",
+        "(?P<year>\\d{4})",
+        "(?i)a",
+        "(?i:a)",
+        "\\p{L}+",
+        "\\u{1F600}",
+        "a|",
+        "()",
+    ),
+    *("()", "[[:alpha:]]", "[\\]\\\\]", "a++", "^(?:[01]\\d|2[0-3]):[0-5]\\d$", "#x y", ""),
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_of_every_dialect_are_let_through(pattern: str) -> None:
+    """R11: the check of patterns refuses no pattern that some engine takes."""
+    assert chat(tools=[{**F, "parameters": properties(a={"type": "string", "pattern": pattern}), "strict": True}])
+
+
+ONLY_STRICT = {
+    *("eleven levels", "1,001 values", "a name that is no property", "a name of an empty object", "5,001 properties"),
+    *("120,001 characters of names", "120,001 characters of values", "the pattern (a)\\1", "the pattern (?<n>a)\\k<n>"),
+}
+"""Legal in JSON Schema, but not to be enforced. A tool that is not strict may have them: MCP servers' tools do."""
 
 
 @pytest.mark.parametrize("schema", GOOD.values(), ids=GOOD)
@@ -281,6 +324,7 @@ def test_schemas_that_clients_make_are_let_through(schema: Fields) -> None:
 
 @pytest.mark.parametrize(("name", "schema"), BAD.items(), ids=BAD)
 def test_schemas_that_do_harm_are_refused(name: str, schema: Fields) -> None:
+    """R11: values that a keyword cannot have are refused before any engine sees them."""
     started = time.perf_counter()
     with pytest.raises(InvalidRequest) as caught:
         chat(text={"format": {"type": "json_schema", "name": "a", "schema": schema}})

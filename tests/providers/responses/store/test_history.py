@@ -45,10 +45,17 @@ class Counting(Memory):
         return await super().write(ops, durable=durable)
 
     async def scan(
-        self, prefix: str, *, after: str = "", before: str = "", limit: int = 1000, reverse: bool = False
+        self,
+        prefix: str,
+        *,
+        after: str = "",
+        before: str = "",
+        limit: int = 1000,
+        reverse: bool = False,
+        max_bytes: int | None = None,
     ) -> list[tuple[str, Entry]]:
         self.calls += 1
-        return await super().scan(prefix, after=after, before=before, limit=limit, reverse=reverse)
+        return await super().scan(prefix, after=after, before=before, limit=limit, reverse=reverse, max_bytes=max_bytes)
 
     async def keys(self, prefix: str = "") -> list[str]:
         return [key for key, _ in await Memory.scan(self, prefix, limit=100_000)]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from apis.tool_servers import ServerTool, allowed_tool_filter, matches_filter
+from apis.tool_servers import ServerPolicy, ServerTool, allowed_tool_filter, matches_filter
 from apis.wire.tool_items import ListedTool
 from apis.wire.tools import McpTool
 from providers.responses.tools.mcp.approvals import needs_approval
@@ -50,7 +50,16 @@ def declared(**fields: Any) -> McpTool:
 )
 def test_a_call_waits_unless_the_request_exempts_it(required: Any, waiting: list[str]) -> None:
     declaration = declared(require_approval=required)
-    assert [tool.name for tool in TOOLS if needs_approval(declaration, tool)] == waiting
+    assert [tool.name for tool in TOOLS if needs_approval(declaration, ServerPolicy(), tool)] == waiting
+
+
+@pytest.mark.parametrize("required", ["never", {"never": {"tool_names": ALL}}])
+def test_the_operator_may_require_an_approval_that_the_request_does_not(required: Any) -> None:
+    """S12: the stricter of both rules wins."""
+    declaration = declared(require_approval=required)
+    for policy, waiting in ((frozenset({"write"}), ["write"]), (None, ALL)):
+        rules = ServerPolicy(approval_required=policy)
+        assert [tool.name for tool in TOOLS if needs_approval(declaration, rules, tool)] == waiting
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from apis.tool_runtime import Source, ToolCall, ToolRuntime
 from providers.fetcher.safe import Safe
 from providers.reader.child import Child
+from providers.reader.confinement import ReaderConfinement
 from providers.tool_runtime.browser.provider import Browser
 from tests.conformance.tool_runtime import LAWS, Subject
 from tests.support.servers.fake_search import failure_of, started
@@ -140,13 +141,19 @@ async def test_hostile_pages_end_in_text_or_in_words_and_leave_nothing_behind(
         await hostile
 
 
+def replace_reader_program(monkeypatch: pytest.MonkeyPatch, program: Path) -> None:
+    """Run another program instead of the reader's, unconfined: its folder is open to no other user."""
+    monkeypatch.setattr("providers.reader.confinement.PROGRAM", program)
+    monkeypatch.setattr("providers.reader.child.choose_confinement", lambda: ReaderConfinement("none"))
+
+
 async def test_a_parser_that_dies_takes_nothing_along(
     site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for body in ("import os; os.abort()", "import time; time.sleep(60)", "print('x' * 2**24)", "print('{}')"):
         program = tmp_path / "program.py"
         program.write_text(body)
-        monkeypatch.setattr("providers.reader.child._PROGRAM", program)
+        replace_reader_program(monkeypatch, program)
         async with fetching([site.port]) as safe, started(browsing(safe, tool_timeout_s=1.5)) as browser:
             failure = await failure_of(browser, opening(site.page("/", PAGE * 10_000)))
             assert "cannot be read" in failure.message or "within 1.5 s" in failure.message
@@ -160,7 +167,7 @@ async def test_the_reader_process_gets_no_secrets(site: Site, monkeypatch: pytes
         "print(json.dumps({'title': '', 'links': [], 'is_truncated': False}))\n"
         "print(json.dumps(dict(os.environ)))"
     )
-    monkeypatch.setattr("providers.reader.child._PROGRAM", program)
+    replace_reader_program(monkeypatch, program)
     async with fetching([site.port]) as safe, started(browsing(safe)) as browser:
         environment = json.loads((await browser.call(opening(site.page("/", PAGE)))).sources[0].text)
     assert "EXA_API_KEY" not in environment

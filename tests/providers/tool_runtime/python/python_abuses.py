@@ -69,6 +69,60 @@ try:
 except (OSError, MemoryError):
     pass
 """,
+    "keeps shared maps in two processes": """
+import mmap
+os.fork()
+kept = []
+try:
+    while len(kept) < 20:
+        kept.append(mmap.mmap(-1, 10_000_000))
+        kept[-1].write(b"x" * 10_000_000)
+except (OSError, MemoryError):
+    pass
+time.sleep(0.7)
+escaped(len(kept))
+""",
+    "fills the buffers of sockets": """
+report, told = os.pipe()
+for _ in range(6):
+    if os.fork() == 0:
+        held, kept = 0, []
+        try:
+            while held < 40_000_000:
+                kept += socket.socketpair()
+                for one in kept[-2:]:
+                    one.setblocking(False)
+                    try:
+                        while True:
+                            held += one.send(b"x" * 65536)
+                    except BlockingIOError:
+                        pass
+        except OSError:
+            pass
+        os.write(told, held.to_bytes(8, "big"))
+        time.sleep(100)
+held = 0
+for _ in range(6):
+    held += int.from_bytes(os.read(report, 8), "big")
+time.sleep(0.3)
+if held > 140_000_000:
+    escaped(held)
+""",
+    "enlarges the buffers of sockets": """
+one, other = socket.socketpair()
+for option in (socket.SO_SNDBUF, socket.SO_RCVBUF, 32, 33):
+    refused(option, one.setsockopt, socket.SOL_SOCKET, option, 4_000_000)
+one.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+""",
+    "keeps pages in pipes": """
+reading, writing = os.pipe()
+page = ctypes.create_string_buffer(4096)
+vector = (ctypes.c_void_p * 2)(ctypes.addressof(page), 4096)
+refused("vmsplice", call, 278, writing, ctypes.byref(vector), 1, 0)
+os.write(writing, b"x")
+refused("tee", call, 276, reading, writing, 1, 0)
+refused("splice", call, 275, reading, 0, writing, 0, 1, 0)
+""",
     "fills the scratch folders": """
 written = 0
 for folder in ("/mnt/data", "/tmp", "/dev/shm", "/mnt"):

@@ -70,6 +70,10 @@ try:
 except OSError:
     pass
 """,
+    "reads about the kernel and the machine": """
+for name in ("cmdline", "kallsyms", "kcore", "keys", "modules", "iomem", "interrupts", "diskstats", "timer_list"):
+    refused(name, read, "/proc/" + name)
+""",
     "reads the server's environment": """
 import glob
 for path in glob.glob("/proc/[0-9]*/environ"):
@@ -143,6 +147,12 @@ for family in (16, 17, 38, 40, 44, 29, 31, 4, 9, 21, 30):
         refused(family, socket.socket, family, kind)
 for protocol in (1, 255):
     refused("raw", socket.socket, socket.AF_INET, socket.SOCK_RAW, protocol)
+""",
+    "opens sockets of the internet": """
+for family in (socket.AF_INET, socket.AF_INET6):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        refused(family, socket.socket, family, kind)
+        refused("pair", socket.socketpair, family, kind)
 """,
     # namespaces and privileges
     "makes namespaces": """
@@ -218,6 +228,15 @@ refused("tty", open, "/dev/tty", "w")
 for number in (425, 426, 427, 321, 298, 323, 248, 249, 250, 246, 320, 175, 313, 176, 167, 168, 169, 103, 163, 300, 153,
                227, 164, 170, 171, 29, 64, 68, 240, 319, 447, 135, 154, 172, 173, 304, 303, 212):
     refused(number, call, number, 0, 0, 0, 0, 0, 0)
+""",
+    "calls parts of the kernel that are newer than the filter": """
+for number in (448, 457, 458, 459, 467, 470, 471, 500, 1000):
+    try:
+        call(number, 0, 0, 0, 0, 0, 0)
+        escaped(number)
+    except OSError as exc:
+        if exc.errno not in (errno.EPERM, errno.ENOSYS):
+            escaped(f"{number}: {exc}")
 """,
     "calls as another architecture": """
 import mmap

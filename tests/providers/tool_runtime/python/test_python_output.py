@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from apis.confinement.seccomp import sandbox_filter
 from providers.tool_runtime.python.output import ProgramOutput, render_terminal_text
-from providers.tool_runtime.python.seccomp import seccomp_filter
 
 
 def test_output_keeps_both_ends_and_says_what_lies_between() -> None:
@@ -43,8 +43,8 @@ def test_making_text_takes_linear_time(block: bytes) -> None:
 
 def test_the_filter_is_known_for_two_machines() -> None:
     for machine in ("x86_64", "aarch64"):
-        program = seccomp_filter(machine)
+        program = sandbox_filter(machine)
         assert len(program) % 8 == 0
         assert len(program) // 8 < 4096
     with pytest.raises(LookupError):
-        seccomp_filter("vax")
+        sandbox_filter("vax")

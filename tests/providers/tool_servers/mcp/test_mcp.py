@@ -276,7 +276,7 @@ async def test_a_request_can_name_no_command() -> None:
 async def test_connectors_and_labels_lead_to_what_the_config_says() -> None:
     server = RealServer()
     async with server.serving():
-        config = {
+        config: dict[str, Any] = {
             "connectors": {"connector_x": server.url},
             "servers": {"ours": {"url": server.url, "headers": {"Authorization": "Bearer of-the-config"}}},
         }

@@ -1,4 +1,4 @@
-"""Split text into overlapping chunks of a bounded number of tokens.
+"""Splits text into overlapping chunks of a bounded number of tokens, in time linear in its length.
 
 Tokens are estimated, because no tokenizer fits every embedding model: a word of up to eight letters is one token, with
 one more per six further letters; three digits or a few punctuation marks are one, and so is each letter of a script
@@ -12,15 +12,16 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final
 
-_TOKEN_PATTERN: Final = re.compile(r"\s*(?:[^\W\d_]{1,64}|\d{1,3}|_{1,16}|[^\w\s]{1,16})|\s{1,64}")
+_TOKEN_PATTERN: Final = re.compile(r"\s{0,64}+(?:[^\W\d_]{1,64}|\d{1,3}|_{1,16}|[^\w\s]{1,16})|\s{1,64}")
+"""A token with the white space before it. Every run is bounded, so that a long one of any kind is read only once."""
 _BREAK_MARKS: Final = ("\n\n", "\n", ". ", "。")
 _BACKTRACK_DIVISOR: Final = 4
 """A chunk may end up to a quarter of its length early, where a paragraph, a line or a sentence ends."""
 
 
-def text_to_chunks(text: str, max_tokens: int, overlap_tokens: int) -> Iterator[str]:
-    """Yield chunks of at most `max_tokens`, each starting `overlap_tokens` before the end of the last one, at most half
-    of it. Together they contain all of `text` except white space at their ends.
+def find_chunks(text: str, max_tokens: int, overlap_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end in `text` of chunks of at most `max_tokens`, each starting `overlap_tokens` before
+    the end of the last one, at most half of it. Together they contain all of `text` except white space at their ends.
     """
     ends = array("I")
     costs = array("I")
@@ -35,8 +36,10 @@ def text_to_chunks(text: str, max_tokens: int, overlap_tokens: int) -> Iterator[
         start_char = ends[start - 1] if start else 0
         if stop < len(ends):
             stop = _find_natural_break(text, ends, start, stop)
-        if chunk := text[start_char : ends[stop - 1]].strip():
-            yield chunk
+        piece = text[start_char : ends[stop - 1]]
+        if chunk := piece.strip():
+            chunk_start = start_char + len(piece) - len(piece.lstrip())
+            yield chunk_start, chunk_start + len(chunk)
         if stop == len(ends):
             return
         start = max(start + 1, bisect_left(costs, costs[stop - 1] - overlap_tokens) + 1)

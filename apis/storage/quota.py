@@ -1,0 +1,107 @@
+"""StorageQuota: a bound on the bytes that one tenant has in a KVStore.
+
+The bytes are counted as those of files are: a running sum, and the truth by measuring the store before anything is
+refused. The sum is of this process alone, so that a write costs no second one; other processes' writes enter it with
+the next measurement, which is due after a sixteenth of the quota was written here.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from apis.errors import InvalidRequest, StackError
+
+_WRITTEN_SHARE: Final = 1 / 16
+"""Share of the quota that this process writes for a tenant until it measures the store again."""
+_REST_FACTOR: Final = 4
+"""A measurement pauses for this many times the duration of each page, so that it takes a fifth of the store's time."""
+_MIN_REFUSAL_S: Final = 1.0
+"""Seconds for which a refusal is repeated without measuring again; longer where measuring takes longer."""
+
+
+@dataclass(slots=True)
+class _TenantBytes:
+    """`measured_bytes` is None until the first measurement has ended; `written_bytes` is what came after its start."""
+
+    measured_bytes: int | None = None
+    written_bytes: int = 0
+    refused_until: float = 0.0
+    measurement: "asyncio.Task[None] | None" = None
+
+    @property
+    def total_bytes(self) -> int:
+        return (self.measured_bytes or 0) + self.written_bytes
+
+
+class StorageQuota:
+    """The bytes of each tenant, at most `max_tenant_bytes`. `measure` is that of the KVStore."""
+
+    def __init__(self, measure: Callable[[str, str], Awaitable[tuple[int, str]]], max_tenant_bytes: int) -> None:
+        self._measure_page = measure
+        self._max_bytes = max_tenant_bytes
+        self._tenants: dict[str, _TenantBytes] = {}
+
+    def add(self, sizes: Iterable[tuple[str, int]]) -> None:
+        """Count writes that have happened: keys, and the bytes of their values. A key that begins with a slash belongs
+        to no tenant."""
+        for key, size in sizes:
+            tenant = key[: key.find("/")]
+            usage = self._tenants.get(tenant)
+            if usage is not None:
+                usage.written_bytes += size + len(key)
+
+    async def require_room(self, tenant: str) -> None:
+        """Raise InvalidRequest if the tenant has stored more than the quota, by a measurement that is seconds old."""
+        usage = self._tenants.get(tenant)
+        if usage is None:
+            usage = self._tenants[tenant] = _TenantBytes()
+        if usage.total_bytes >= self._max_bytes and time.monotonic() >= usage.refused_until:
+            if usage.measurement is not None:  # it may have counted the writes since its start twice
+                await asyncio.shield(usage.measurement)
+            if usage.total_bytes >= self._max_bytes:
+                await asyncio.shield(self._start_measurement(tenant, usage))
+        elif usage.measured_bytes is None or usage.written_bytes > self._max_bytes * _WRITTEN_SHARE:
+            self._start_measurement(tenant, usage)
+        if usage.total_bytes >= self._max_bytes:
+            raise InvalidRequest(
+                f"You have stored {usage.total_bytes} bytes, and {self._max_bytes} are allowed "
+                "(`kv_store.max_tenant_bytes`). Delete responses, conversations or files, or send `store: false`.",
+                param="store",
+                code="storage_quota_exceeded",
+            )
+
+    async def close(self) -> None:
+        """Cancel the measurements that run."""
+        tasks = [usage.measurement for usage in self._tenants.values() if usage.measurement is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _start_measurement(self, tenant: str, usage: _TenantBytes) -> "asyncio.Task[None]":
+        if usage.measurement is None:
+            usage.measurement = asyncio.create_task(self._measure(tenant, usage))
+        return usage.measurement
+
+    async def _measure(self, tenant: str, usage: _TenantBytes) -> None:
+        started_at = time.monotonic()
+        written_before, total, after = usage.written_bytes, 0, ""
+        try:
+            while True:
+                page_started_at = time.monotonic()
+                size, after = await self._measure_page(f"{tenant}/", after)
+                total += size
+                if not after:
+                    break
+                await asyncio.sleep(_REST_FACTOR * (time.monotonic() - page_started_at))
+            usage.measured_bytes = total
+            usage.written_bytes -= written_before
+            now = time.monotonic()
+            if total >= self._max_bytes:
+                usage.refused_until = now + max(_MIN_REFUSAL_S, 10 * (now - started_at))
+        except StackError:
+            pass  # during an outage of the store the sum stays as it is; the next request starts a measurement
+        finally:
+            usage.measurement = None

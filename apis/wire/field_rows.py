@@ -1,0 +1,244 @@
+"""The fields, types and values of OpenAI's API that no request model uses: what this server does with each.
+
+`Wire` refuses by these rows, apis/README.md lists them, and a test compares them with the openai SDK's own types, so
+that every field that the SDK can send is read by a request model or stands here.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Handling = Literal["refused", "moved", "ignored", "echoed"]
+"""`refused`: an error that names the field. `moved`: an error that names the new field. `ignored`: accepted without an
+effect. `echoed`: without an effect here, and returned as it was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRow:
+    """One field of the API, by its path in the request, and the request models that would have it."""
+
+    path: str
+    models: tuple[str, ...]
+    handling: Handling
+    note: str
+    """The reason, as a sentence for the reader of an error and of the documentation; the new path of a moved field."""
+    accepted: tuple[Any, ...] = ()
+    """Values of a refused field that ask for nothing but what this server does anyway."""
+    value: str | None = None
+    """The one value of the field that the row is about; None for all of them."""
+
+    @property
+    def field(self) -> str:
+        """The name of the field within its object."""
+        return self.path.rpartition(".")[2].removesuffix("[]")
+
+
+_RESPONSE = ("CreateResponse",)
+_CHAT = ("CreateChatCompletion",)
+_TOOLS = (
+    *("FunctionTool", "CustomTool", "McpTool", "CodeInterpreterTool", "ShellTool", "ApplyPatchTool"),
+    *("LoadedFunctionTool", "LoadedCustomTool", "LoadedMcpTool"),
+)
+_CALLED_BY = (
+    *("FunctionCallItem", "FunctionCallOutput", "CustomToolCallItem", "CustomToolCallOutput", "ShellCallItem"),
+    *("ShellCallOutput", "ApplyPatchCallItem", "ApplyPatchCallOutput"),
+)
+_CHAT_NAMES: Final = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "logprobs": "include",
+}
+
+FIELD_ROWS: Final = (
+    *(FieldRow(old, _RESPONSE, "moved", new, (False,)) for old, new in _CHAT_NAMES.items()),
+    FieldRow("n", _RESPONSE, "refused", "A response is one answer.", (1,)),
+    FieldRow("modalities", _RESPONSE, "refused", "The models here write text.", (["text"],)),
+    FieldRow("audio", _RESPONSE, "refused", "The models here write text."),
+    FieldRow("web_search_options", _RESPONSE, "refused", "Declare the tool 'web_search' in 'tools'."),
+    FieldRow("prompt", _RESPONSE, "refused", "Prompts are not stored here: send 'instructions' and 'input'."),
+    FieldRow("moderation", (*_RESPONSE, *_CHAT), "refused", "No moderation model is served here."),
+    FieldRow("personality", ("CountInputTokens",), "ignored", "It belongs to OpenAI's own models."),
+    FieldRow("safety_identifier", _RESPONSE, "echoed", "No request is checked by user."),
+    FieldRow("user", _RESPONSE, "echoed", "No request is checked by user."),
+    FieldRow("prompt_cache_retention", _RESPONSE, "echoed", "The engine decides how long it caches."),
+    FieldRow("prompt_cache_options.mode", ("PromptCacheOptions",), "echoed", "The engine caches every prefix itself."),
+    FieldRow("prompt_cache_options.ttl", ("PromptCacheOptions",), "echoed", "The engine decides how long it caches."),
+    FieldRow(
+        "prompt_cache_options.comparison_response_id",
+        ("PromptCacheOptions",),
+        "echoed",
+        "'prompt_cache_diagnostics' says 'unavailable'.",
+    ),
+    *(
+        FieldRow(
+            "access_programs.cyber", ("AccessPrograms",), "refused", "There are no access programs here.", value=value
+        )
+        for value in ("daybreak_blue", "daybreak_red")
+    ),
+    *(
+        FieldRow(
+            "background_options.completion_window",
+            ("BackgroundOptions",),
+            "refused",
+            "Background responses start as soon as a worker is free.",
+            value=value,
+        )
+        for value in ("2h", "8h")
+    ),
+    FieldRow(
+        "background_options.continuation_id", ("BackgroundOptions",), "ignored", "Requests are not ranked by relation."
+    ),
+    FieldRow(
+        "image.context_compression",
+        ("ImageOptions",),
+        "refused",
+        "Images reach the model uncompressed.",
+        value="enabled",
+    ),
+    FieldRow("reasoning.mode", ("ReasoningOptions",), "refused", "The only mode here is 'standard'.", value="pro"),
+    FieldRow(
+        "reasoning.generate_summary", ("ReasoningOptions",), "ignored", "It is the old name of 'reasoning.summary'."
+    ),
+    FieldRow(
+        "tools[].allowed_callers",
+        _TOOLS,
+        "refused",
+        "Programs cannot call tools here: only 'direct' is possible.",
+        (["direct"],),
+    ),
+    FieldRow(
+        "tools[].async",
+        ("FunctionTool", "CustomTool", "LoadedFunctionTool", "LoadedCustomTool"),
+        "echoed",
+        "The client decides how it runs a call.",
+    ),
+    FieldRow(
+        "tools[].output_schema",
+        ("FunctionTool", "LoadedFunctionTool"),
+        "echoed",
+        "Models here read the output as text.",
+    ),
+    FieldRow("tools[].search_content_types", ("WebSearchTool",), "echoed", "Searches here return text."),
+    FieldRow("input[].caller", _CALLED_BY, "echoed", "Programs cannot call tools here."),
+    FieldRow("input[].async", ("FunctionCallItem", "CustomToolCallItem"), "echoed", "The client ran the call."),
+    *(
+        FieldRow(f"input[].{name}", ("ImageGenerationCallItem",), "echoed", "A model reads that there was an image.")
+        for name in ("action", "background", "error", "output_format", "quality", "size", "svg_usage")
+    ),
+    FieldRow("input[].environment", ("ShellCallItem",), "echoed", "The client ran the call."),
+    *(
+        FieldRow(f"input[].content[].{name}", ("OutputText",), "echoed", "A model reads the text only.")
+        for name in ("annotations", "logprobs")
+    ),
+    FieldRow("input[].content[].detail", ("InputFile",), "echoed", "The reader decides how it reads a file."),
+    FieldRow(
+        "input[].content[].prompt_cache_breakpoint",
+        ("InputText", "InputImage", "InputFile"),
+        "echoed",
+        "The engine caches every prefix itself.",
+    ),
+    *(
+        FieldRow(f"input[].action.{name}", ("WebSearchAction",), "echoed", "A model reads the result of the call.")
+        for name in ("pattern", "queries", "query", "sources", "url")
+    ),
+    FieldRow("input[].results[].attributes", ("FileSearchResult",), "echoed", "A model reads the text only."),
+    FieldRow("input[].tools[].annotations", ("ListedTool",), "echoed", "The server's own list decides."),
+    *(
+        FieldRow(
+            "input[].tools[]",
+            ("ToolSearchOutput",),
+            "refused",
+            "A search returns functions, custom tools, namespaces and MCP servers.",
+            value=value,
+        )
+        for value in (
+            *("apply_patch", "code_interpreter", "file_search", "local_shell", "shell", "tool_search", "web_search"),
+            *("web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
+        )
+    ),
+    *(
+        FieldRow(
+            "input[].content[]", ("AssistantMessage",), "refused", "A message of the model holds text.", value=value
+        )
+        for value in ("input_file", "input_image")
+    ),
+    *(
+        FieldRow(name, ("CompactConversation",), "ignored", "Only the text of the summary depends on the request.")
+        for name in ("image", "prompt_cache_options", "prompt_cache_retention", "service_tier")
+    ),
+    FieldRow("functions", _CHAT, "moved", "tools"),
+    FieldRow("function_call", _CHAT, "moved", "tool_choice"),
+    FieldRow("store", _CHAT, "refused", "Chat completions are not stored here: use responses.", (False,)),
+    FieldRow("audio", _CHAT, "refused", "The models here write text."),
+    FieldRow("modalities", _CHAT, "refused", "The models here write text.", (["text"],)),
+    FieldRow("web_search_options", _CHAT, "refused", "Searches are a tool of responses."),
+    FieldRow("prediction", _CHAT, "ignored", "It changes the speed only, and no engine here uses it."),
+    FieldRow("metadata", _CHAT, "ignored", "Only a stored completion would have it."),
+    *(
+        FieldRow(name, _CHAT, "ignored", "A completion has no field for it.")
+        for name in ("prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "user")
+    ),
+    FieldRow("stream_options.include_obfuscation", ("ChatStreamOptions",), "ignored", "Chunks are never padded."),
+    FieldRow("messages[].audio", ("Message",), "refused", "The models here read text and images."),
+    FieldRow("messages[].function_call", ("Message",), "moved", "messages[].tool_calls"),
+    FieldRow("messages[].role", ("Message",), "refused", "Use the role 'tool'.", value="function"),
+    FieldRow(
+        "messages[].content[].prompt_cache_breakpoint",
+        ("TextPart", "ImagePart", "FilePart"),
+        "ignored",
+        "The engine caches every prefix itself.",
+    ),
+    FieldRow("rewrite_query", ("SearchStores",), "ignored", "Queries are searched for as they are."),
+    FieldRow("user", ("EmbeddingRequest",), "ignored", "No request is checked by user."),
+)
+
+_NO_SHELL: Final = "A shell runs where the client is: use the environment 'local'."
+_NO_COMPUTER: Final = "There is no computer use on this server."
+_NO_PROGRAMS: Final = "Programs cannot call tools here."
+UNSUPPORTED_TYPES: Final[Mapping[str, str]] = {
+    "image_generation": "No images are generated on this server.",
+    "computer": _NO_COMPUTER,
+    "computer_use": _NO_COMPUTER,
+    "computer_use_preview": _NO_COMPUTER,
+    "computer_call": _NO_COMPUTER,
+    "computer_call_output": _NO_COMPUTER,
+    "programmatic_tool_calling": _NO_PROGRAMS,
+    "program": _NO_PROGRAMS,
+    "program_output": _NO_PROGRAMS,
+    "container_auto": _NO_SHELL,
+    "container_reference": _NO_SHELL,
+    "input_audio": "The models here read text and images.",
+}
+"""Types of tools, tool choices, items, parts and environments that are refused by name, each with the reason."""
+
+
+def refused_fields(model_names: Iterable[str]) -> dict[str, FieldRow]:
+    """Return the rows, by field, that refuse a whole field of one of these models."""
+    names = frozenset(model_names)
+    return {
+        row.field: row
+        for row in FIELD_ROWS
+        if row.handling in ("refused", "moved") and row.value is None and not names.isdisjoint(row.models)
+    }
+
+
+def find_refused_value(path: str, value: object) -> FieldRow | None:
+    """Return the row that refuses this value of the field at `path`, which has `[]` in place of indexes."""
+    return next((row for row in FIELD_ROWS if row.path == path and row.value == value and row.value is not None), None)
+
+
+def refusal_message(row: FieldRow, param: str) -> str:
+    """Return the error of a field, or of one value of it, that is refused; `param` is its path in the request."""
+    if row.value is not None:
+        return f"Invalid '{param}': '{row.value}' is not offered by this server. {row.note}"
+    if row.handling == "moved":
+        api = "the Responses API" if "CreateResponse" in row.models else "this API"
+        return f"Unsupported parameter: '{param}'. In {api}, this parameter has moved to '{row.note}'."
+    values = f" with a value other than {' or '.join(map(repr, row.accepted))}" if row.accepted else ""
+    return f"'{param}'{values} is not offered by this server. {row.note}"

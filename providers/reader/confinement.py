@@ -1,0 +1,116 @@
+"""Confinement of the reader's program: bubblewrap where it works, else what the program can do to itself."""
+
+import json
+import os
+import subprocess
+import sys
+from base64 import b64encode
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from apis.confinement.bubblewrap import BubblewrapUnavailable, build_isolation_command, open_data_pipe
+from apis.confinement.seccomp import parser_filter, sandbox_filter
+
+PROGRAM: Final = Path(__file__).with_name("extract.py")
+_ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+"""Environment variables of the program. It gets no other, since they may hold secrets."""
+_SYSTEM_PATHS: Final = ("/usr", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache")
+_PROBE_TIMEOUT_S: Final = 20
+_PROBE_LIMITS: Final = {"max_chars": 0, "max_cpu_s": 10, "max_memory_bytes": 256 * 2**20, "size": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderConfinement:
+    """Way of starting the program. `description` is for the operator; `task` has the fields of the program's task by
+    which it confines itself."""
+
+    description: str
+    command: Sequence[str] = ()
+    seccomp_filter: bytes = b""
+    task: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @contextmanager
+    def launch(self) -> Generator[tuple[Sequence[str], Sequence[int]]]:
+        """Return the program's command and the descriptors that it needs, which are closed on exit."""
+        program = (sys.executable, "-I", str(PROGRAM))
+        if not self.command:
+            yield program, ()
+            return
+        with open_data_pipe(self.seccomp_filter) as seccomp:
+            yield (*self.command, "--seccomp", str(seccomp), "--", *program), (seccomp,)
+
+
+def build_environment() -> dict[str, str]:
+    """Return the environment of the program."""
+    return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+
+
+@cache
+def choose_confinement() -> ReaderConfinement:
+    """Return the strongest confinement that works on this machine, by trying it. Blocks for 0.1 s, once."""
+    readable = _find_readable_paths()
+    for candidate in (_build_bubblewrap(readable), _build_self_confinement(readable)):
+        if candidate is None:
+            continue
+        layers, faults = _probe(candidate)
+        if layers is not None and not faults:
+            return candidate if candidate.command else _describe_layers(candidate, layers)
+    return ReaderConfinement("files are parsed in a child process that only limits of time and memory hold")
+
+
+def _build_bubblewrap(readable_paths: Sequence[str]) -> ReaderConfinement | None:
+    try:
+        command = build_isolation_command(build_environment(), readable_paths)
+        filter_ = sandbox_filter()
+    except (BubblewrapUnavailable, LookupError):
+        return None
+    command += ["--remount-ro", "/", "--chdir", "/"]
+    return ReaderConfinement("files are parsed in bubblewrap with seccomp", command, filter_)
+
+
+def _build_self_confinement(readable_paths: Sequence[str]) -> ReaderConfinement | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        filter_ = b64encode(parser_filter()).decode()
+    except LookupError:
+        filter_ = ""
+    paths = [*readable_paths, *_SYSTEM_PATHS]
+    return ReaderConfinement("", task={"confinement": {"seccomp": filter_, "readable_paths": paths}})
+
+
+def _describe_layers(confinement: ReaderConfinement, layers: Sequence[str]) -> ReaderConfinement:
+    description = f"files are parsed in a child process with {' and '.join(layers)} (bubblewrap does not work here)"
+    return ReaderConfinement(description, task=confinement.task)
+
+
+def _find_readable_paths() -> list[str]:
+    """Return what the program reads: the interpreter, its packages, and this folder."""
+    package = PROGRAM.parent
+    paths = [sys.prefix, sys.base_prefix, str(package), str(package.parent / "__init__.py")]
+    return list(dict.fromkeys(paths))
+
+
+def _probe(confinement: ReaderConfinement) -> tuple[Sequence[str] | None, Sequence[str]]:
+    """Return by which layers the program confined itself, None where it does not run, and what is possible in it."""
+    task = {"kind": "probe", "parent_pid": os.getpid(), **_PROBE_LIMITS, **confinement.task}
+    try:
+        with confinement.launch() as (command, descriptors):
+            output = subprocess.run(  # noqa: S603 - this Python and a program of ours
+                command,
+                input=json.dumps(task).encode() + b"\n",
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=build_environment(),
+                pass_fds=descriptors,
+                timeout=_PROBE_TIMEOUT_S,
+                check=True,
+            ).stdout
+        header = json.loads(output.partition(b"\n")[0])
+        return header["layers"], header["faults"]
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError):
+        return None, ()

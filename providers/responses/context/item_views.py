@@ -1,0 +1,164 @@
+"""ItemViews: the part of stored items that one request sees. All is stored; the `include` of each request decides."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, cast
+
+import orjson
+from openai.types.responses import (
+    Response,
+    ResponseOutputItem,
+    ResponseOutputItemAddedEvent,
+    ResponseOutputItemDoneEvent,
+    ResponseStreamEvent,
+)
+
+from apis.events import RESPONSE_EVENTS, EventBatch, LoggedEvent, ResponseEventBatch
+from apis.responses import CreateResponse
+from apis.wire.base import sdk_model_to_json
+from providers.responses.context.sealed_reasoning import ENCRYPTED_CONTENT_INCLUDE, SealedReasoning
+from providers.responses.context.url_files import public_item
+from providers.responses.events.ids import response_id_of
+from providers.responses.store.history import History
+from providers.responses.tools.item_types import HOSTED_CALL_TYPES
+
+Seal = Callable[[str, str], str | None]
+"""Returns the token of a reasoning item by its id and text; None where its model is not known any more."""
+LOGPROBS_INCLUDE: Final = "message.output_text.logprobs"
+_LOGPROBS_MARK: Final = b'"logprobs":[{'
+"""Bytes of every JSON that has logprobs; the stack writes all of its JSON without blanks."""
+_ITEM_EVENTS: Final = frozenset({"response.output_item.added", "response.output_item.done"})
+_SHOWN_EVENTS: Final = _ITEM_EVENTS | RESPONSE_EVENTS
+_CHANGEABLE: Final = HOSTED_CALL_TYPES | {"reasoning", "message"}
+_NO_VALUES: Final = frozenset[str]()
+
+
+class ItemView:
+    """What the items of one request show: all that `include` names, and all that needs no naming."""
+
+    def __init__(self, include: Collection[str] = _NO_VALUES, seal: Seal | None = None) -> None:
+        self._include = include
+        self._seal = seal
+
+    def show_item(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Change a stored item into what the request sees of it, and return it."""
+        kind = item.get("type")
+        if kind == "file_search_call" and "file_search_call.results" not in self._include and item.get("results"):
+            item["results"] = None
+        elif kind == "code_interpreter_call" and "code_interpreter_call.outputs" not in self._include:
+            if item.get("outputs") is not None:
+                item["outputs"] = None
+        elif kind == "web_search_call":
+            if "web_search_call.results" not in self._include:
+                item.pop("results", None)
+            if "web_search_call.action.sources" not in self._include and isinstance(item.get("action"), dict):
+                item["action"].pop("sources", None)
+        elif kind == "message":
+            self._show_parts(item.get("content"))
+        elif kind == "reasoning":
+            self._show_token(item)
+        return item
+
+    def _show_parts(self, content: Any) -> None:
+        if LOGPROBS_INCLUDE not in self._include and isinstance(content, list):
+            for part in cast(list[Any], content):
+                if isinstance(part, dict) and cast(dict[str, Any], part).get("logprobs"):
+                    part["logprobs"] = []
+
+    def _show_token(self, item: dict[str, Any]) -> None:
+        text = "".join(part.get("text", "") for part in item.get("content") or ())
+        if not text:  # a token of the client's is all that there is of the item: without it the item would be lost
+            return
+        if ENCRYPTED_CONTENT_INCLUDE not in self._include:
+            item.pop("encrypted_content", None)
+        elif self._seal is not None and not item.get("encrypted_content"):
+            token = self._seal(item.get("id", ""), text)
+            if token is not None:
+                item["encrypted_content"] = token
+
+    def show_response(self, response: Response) -> Response:
+        """Return the response as the request sees it."""
+        if not response.output:
+            return response
+        return response.model_copy(update={"output": [self._show_model(item) for item in response.output]})
+
+    def _show_model(self, item: ResponseOutputItem) -> ResponseOutputItem:
+        if item.type not in _CHANGEABLE:
+            return item
+        data = sdk_model_to_json(item)
+        if item.type == "message" and (LOGPROBS_INCLUDE in self._include or _LOGPROBS_MARK not in data):
+            return item
+        return type(item).model_validate(self.show_item(orjson.loads(data)))
+
+    def show_events(self, events: ResponseEventBatch) -> ResponseEventBatch:
+        """Return live or logged events as the request sees them."""
+        return [
+            self._show_logged(event) if isinstance(event, LoggedEvent) else self._show_event(event) for event in events
+        ]
+
+    def show_live_events(self, events: EventBatch) -> EventBatch:
+        """Return live events as the request sees them. Those without items stay the same objects, for one look-up of
+        their type each."""
+        return [self._show_event(event) if event.type in _SHOWN_EVENTS else event for event in events]
+
+    def _show_event(self, event: ResponseStreamEvent) -> ResponseStreamEvent:
+        if isinstance(event, ResponseOutputItemAddedEvent | ResponseOutputItemDoneEvent):
+            return event.model_copy(update={"item": self._show_model(event.item)})
+        response: Response | None = getattr(event, "response", None)
+        if response is None or not response.output:
+            return event
+        return event.model_copy(update={"response": self.show_response(response)})
+
+    def _show_logged(self, event: LoggedEvent) -> LoggedEvent:
+        has_logprobs = _LOGPROBS_MARK in event.data and LOGPROBS_INCLUDE not in self._include
+        if not has_logprobs and event.type not in _SHOWN_EVENTS:
+            return event
+        fields: dict[str, Any] = orjson.loads(event.data)
+        for item in (*fields.get("response", {}).get("output", ()), *([fields["item"]] if "item" in fields else ())):
+            self.show_item(item)
+        if has_logprobs and event.type not in _SHOWN_EVENTS:
+            self._show_parts([fields, fields.get("part")])
+        return LoggedEvent(event.type, orjson.dumps(fields))
+
+
+class ItemViews:
+    """Makes the views of requests that create items or read stored ones."""
+
+    def __init__(self, sealed_reasoning: SealedReasoning, history: History) -> None:
+        self.sealed_reasoning = sealed_reasoning
+        self._history = history
+
+    def of_create(self, request: CreateResponse) -> ItemView:
+        """Return the view of the request that creates a response: also of what it asks for by other fields."""
+        include: set[str] = {ENCRYPTED_CONTENT_INCLUDE, *(request.include or ())}  # sealed only where it is to be seen
+        return ItemView(include | {LOGPROBS_INCLUDE} if request.top_logprobs else include)
+
+    async def of_response(self, include: Sequence[str], model: str, tenant: str) -> ItemView:
+        """Return the view of a request for a response of the model; reasoning that it shows is sealed for it now."""
+        if ENCRYPTED_CONTENT_INCLUDE not in include:
+            return ItemView(include)
+        return ItemView(include, await self._build_seal(lambda _: model, tenant))
+
+    async def show_items(
+        self, items: Sequence[dict[str, Any]], include: Sequence[str], tenant: str
+    ) -> list[dict[str, Any]]:
+        """Return stored items as a request for them sees them. Reasoning is sealed for the model that wrote it, as long
+        as its response is stored."""
+        seal: Seal | None = None
+        if ENCRYPTED_CONTENT_INCLUDE in include:
+            owners = {response_id_of(item["id"]) for item in items if item.get("type") == "reasoning"} - {None}
+            models = {owner: await self._history.find_model(owner, tenant=tenant) for owner in owners if owner}
+            seal = await self._build_seal(lambda item_id: models.get(response_id_of(item_id) or ""), tenant)
+        view = ItemView(include, seal)
+        return [view.show_item(public_item(item)) for item in items]
+
+    async def _build_seal(self, find_model: Callable[[str], str | None], tenant: str) -> Seal:
+        sealer = await self.sealed_reasoning.load_sealer()
+        tokens: dict[str, str] = {}
+
+        def seal(item_id: str, text: str) -> str | None:
+            model = find_model(item_id)
+            if model is not None and item_id not in tokens:  # one token for all events of a stream
+                tokens[item_id] = sealer.seal(text, tenant=tenant, model=model, purpose="reasoning")
+            return tokens.get(item_id)
+
+        return seal

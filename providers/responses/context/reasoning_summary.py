@@ -1,0 +1,95 @@
+"""Summaries of the model's reasoning, for requests that ask for them: the reasoning itself, or a summary of it by a
+model that the run config names."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Final
+
+from apis.chat import ChatRequest, Message
+from apis.deltas import Delta, DeltaBatch, ReasoningDelta, ReasoningSummaryDelta, TextDelta
+from apis.errors import StackError
+from apis.inference import Inference, Model
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT_S: Final = 20.0
+"""Seconds that a summary may take; the answer waits for it."""
+_MAX_INPUT_CHARS: Final = 48_000
+"""Characters of reasoning that the summarizing model reads: of longer reasoning the end, which led to the answer."""
+_MAX_TOKENS: Final = 1024
+"""Longest summary in tokens, the summarizing model's own reasoning included."""
+_LENGTHS: Final = {
+    "concise": "in one or two sentences",
+    "auto": "in one short paragraph",
+    "detailed": "in at most four short paragraphs",
+}
+_PROMPT: Final = """\
+Below are the private notes that an assistant made while it worked on a request. Sum up for the user {length} how the \
+assistant went about it: what it considered and what it decided, in the first person, plainly, in the language of the \
+notes. Add nothing that the notes do not say, do not answer the request, and write only the summary.
+
+<notes>
+{notes}
+</notes>"""
+
+
+class SummarizingInference(Inference):
+    """Wraps an Inference, and follows each run of reasoning deltas by a summary of it. Without `summary_model` the
+    summary is the reasoning itself; so it is where that model fails or takes too long."""
+
+    def __init__(self, inference: Inference, style: str, summary_model: str | None) -> None:
+        self._inference = inference
+        self._length = _LENGTHS[style]
+        self._summary_model = summary_model
+
+    async def models(self) -> Sequence[Model]:
+        return await self._inference.models()
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        return await self._inference.count_tokens(request)
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+        reasoning: list[str] = []
+        async with aclosing(self._inference.chat(request)) as batches:
+            async for batch in batches:
+                output: list[Delta] = []
+                for delta in batch:
+                    if isinstance(delta, ReasoningDelta):
+                        reasoning.append(delta.text)
+                    elif reasoning:
+                        text, reasoning = "".join(reasoning), []
+                        if output:
+                            yield output
+                            output = []
+                        async with aclosing(self._summarize(text, request)) as summaries:
+                            async for summary in summaries:
+                                yield (summary,)
+                    output.append(delta)
+                if output:
+                    yield output
+
+    async def _summarize(self, reasoning: str, request: ChatRequest) -> AsyncGenerator[ReasoningSummaryDelta]:
+        if not reasoning.strip():
+            return
+        begun = False
+        if self._summary_model is not None:
+            prompt = _PROMPT.format(length=self._length, notes=reasoning[-_MAX_INPUT_CHARS:])
+            fields = {
+                "model": self._summary_model,
+                "max_completion_tokens": _MAX_TOKENS,
+                "cache_salt": request.cache_salt,
+            }
+            chat = ChatRequest.model_validate({**fields, "messages": [Message(role="user", content=prompt)]})
+            try:
+                async with asyncio.timeout(_TIMEOUT_S), aclosing(self._inference.chat(chat)) as batches:
+                    async for batch in batches:
+                        for delta in batch:
+                            if isinstance(delta, TextDelta) and delta.text:
+                                begun = True
+                                yield ReasoningSummaryDelta(delta.text)
+            except (StackError, TimeoutError) as exc:
+                _log.warning("a summary of reasoning by %s failed: %s", self._summary_model, exc or "it took too long")
+        if not begun:
+            yield ReasoningSummaryDelta(reasoning)

@@ -1,0 +1,84 @@
+"""FirstBatches: the beginning of a streamed response, read early so that a refusal is an HTTP error and no stream."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Final, Self
+
+from openai.types.responses import ResponseOutputItemAddedEvent, ResponseOutputItemDoneEvent, ResponseStreamEvent
+
+from apis.events import EventBatch
+from apis.inference import CALL_ATTEMPTS, CallAttempts
+
+_EARLY_FAILURE_WAIT_S: Final = 0.04
+"""Seconds that the first event waits for the model: a refusal within them becomes an HTTP status."""
+_RETRY_WAIT_S: Final = 10
+"""Seconds that the first event waits for servers of which one has failed already."""
+
+
+class FirstBatches:
+    """The first batch, read by a task that is waited for briefly: an early refusal by the model is raised on entering.
+
+    Where an attempt of the call fails meanwhile, entering waits until a server accepts the next one or all have failed.
+    With `awaits_tool_lists` the refusal of a server whose tools cannot be listed is raised, too: the batches of a
+    listing that has not succeeded are then also among the first. Iterate it to the end before the context ends.
+    """
+
+    def __init__(self, batches: AsyncGenerator[EventBatch], *, awaits_tool_lists: bool) -> None:
+        self._batches = batches
+        self._awaits_tool_lists = awaits_tool_lists
+        self._read: list[EventBatch] = []
+        self._is_over = False
+        self._attempts = CallAttempts()
+        token = CALL_ATTEMPTS.set(self._attempts)
+        self._task = asyncio.create_task(self._read_batches())
+        CALL_ATTEMPTS.reset(token)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await asyncio.wait({self._task}, timeout=_EARLY_FAILURE_WAIT_S)
+            if self._attempts.has_failed and not self._task.done():
+                await self._wait_for_next_attempt()
+            if self._task.done():
+                self._task.result()
+        except BaseException:
+            await self._stop()
+            raise
+        self._is_over = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop()
+
+    async def __aiter__(self) -> AsyncGenerator[EventBatch]:
+        early = len(self._read)
+        for events in self._read[:early]:
+            yield events
+        await self._task
+        for events in self._read[early:]:
+            yield events
+
+    async def _wait_for_next_attempt(self) -> None:
+        accepted = asyncio.create_task(self._attempts.accepted.wait())
+        try:
+            await asyncio.wait({self._task, accepted}, timeout=_RETRY_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            accepted.cancel()
+
+    async def _read_batches(self) -> None:
+        async for events in self._batches:
+            if events:
+                self._read.append(events)
+            if self._is_over or not (self._awaits_tool_lists and all(map(_is_unlisted_event, events))):
+                return
+
+    async def _stop(self) -> None:
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+
+def _is_unlisted_event(event: ResponseStreamEvent) -> bool:
+    """Return True for an event of a server's listing that has not succeeded."""
+    if isinstance(event, ResponseOutputItemAddedEvent | ResponseOutputItemDoneEvent):
+        return event.item.type == "mcp_list_tools"
+    return event.type in ("response.mcp_list_tools.in_progress", "response.mcp_list_tools.failed")

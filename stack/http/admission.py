@@ -1,0 +1,156 @@
+"""Checks of a request's head before it is routed: HTTP itself, Host, Origin and CORS, the body's type."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
+
+from apis.errors import InvalidRequest, MethodNotAllowed, NotFound, PermissionDenied, StackError, UnsupportedMediaType
+from stack.config import HttpServerConfig
+
+UPLOAD_PATHS: Final = frozenset({"/v1/files", "/files"})
+FORM_OR_JSON_PATHS: Final = re.compile(r"(?:/v1)?/containers/[^/]+/files")
+_WEBSOCKET_PATHS: Final = frozenset({"/v1/responses", "/responses"})
+_HTTP_VERSIONS: Final = frozenset({"1.1", "1.0"})
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+_ALLOWED_METHODS: Final = "GET, POST, DELETE"
+_EXPOSED_HEADERS: Final = "x-request-id, retry-after, x-should-retry, idempotent-replayed"
+_MAX_AGE_S: Final = 600
+"""Seconds for which a browser remembers the answer to a preflight."""
+_MAX_REQUESTED_CHARS: Final = 1024
+
+
+class CorsPolicy:
+    """Lets web pages of the origins in `server.cors_origins` call the API, by the CORS protocol of the Fetch standard.
+
+    `*` allows any origin. There are no credentials: an API key is sent as a header. Starlette's own middleware would
+    add a layer to every message of every stream.
+    """
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._allows_all = "*" in origins
+        self._origins = {origin.lower() for origin in origins}
+
+    def allows(self, origin: str | None) -> bool:
+        """Return true if pages of the origin may call the API."""
+        return origin is not None and (self._allows_all or origin.lower() in self._origins)
+
+    def build_preflight_response(self, headers: Headers) -> Response | None:
+        """Return the response to a browser's preflight; None if the request is none, or its origin is not allowed."""
+        if not self.allows(headers.get("origin")) or "access-control-request-method" not in headers:
+            return None
+        response = Response(status_code=204)
+        response.headers["access-control-allow-methods"] = _ALLOWED_METHODS
+        response.headers["access-control-max-age"] = str(_MAX_AGE_S)
+        requested = headers.get("access-control-request-headers", "")
+        if requested and len(requested) <= _MAX_REQUESTED_CHARS:
+            response.headers["access-control-allow-headers"] = requested
+        if headers.get("access-control-request-private-network") == "true":
+            response.headers["access-control-allow-private-network"] = "true"
+        return response
+
+    def add_headers(self, response_headers: MutableHeaders, origin: str | None) -> None:
+        """Add the headers that let a page of the request's origin read a response."""
+        if not self._allows_all:
+            response_headers.add_vary_header("Origin")
+        if origin is not None and self.allows(origin):
+            response_headers["access-control-allow-origin"] = "*" if self._allows_all else origin
+            response_headers["access-control-expose-headers"] = _EXPOSED_HEADERS
+
+
+class HeadChecks:
+    """Refuses requests whose head cannot be right.
+
+    Without API keys only a browser could be tricked into calling the server: then Host must be a name that the config
+    allows, and Origin must be the server's own, host and port, or be allowed by `allowed_hosts` or `cors_origins`. With
+    keys, the key alone decides, unless the config names hosts.
+    """
+
+    def __init__(self, config: HttpServerConfig, cors: CorsPolicy | None) -> None:
+        self._cors = cors
+        self._listed_hosts = {host.lower() for host in config.allowed_hosts}
+        hosts = {config.host, *self._listed_hosts}
+        self._allowed_hosts = None if "*" in hosts else _LOOPBACK | {host.lower() for host in hosts}
+        if config.api_keys and not config.allowed_hosts:
+            self._allowed_hosts = None
+
+    def check(self, scope: Scope, headers: Headers) -> None:
+        """Raise InvalidRequest for a head that is not HTTP/1.x, and PermissionDenied for a foreign Host or Origin."""
+        version = scope.get("http_version", "1.1")
+        if version not in _HTTP_VERSIONS:
+            raise InvalidRequest("This server speaks HTTP/1.1.")
+        host_count = sum([name == b"host" for name, _ in scope["headers"]])
+        if host_count != 1 and (host_count or version != "1.0"):
+            raise InvalidRequest(f"A request has one Host header, and this one has {host_count}.")
+        if self._allowed_hosts is None:
+            return
+        host = headers.get("host", "")
+        if _parse_host(f"//{host}") not in self._allowed_hosts:
+            raise PermissionDenied("This Host is not allowed here: add it to `server.allowed_hosts`.")
+        origin = headers.get("origin")
+        if origin is not None and not self._allows_origin(origin, host):
+            raise PermissionDenied("This Origin is not allowed here: add it to `server.cors_origins`.")
+
+    def _allows_origin(self, origin: str, host: str) -> bool:
+        scheme, separator, authority = origin.partition("://")
+        if scheme in ("http", "https") and separator and authority.lower() == host.lower():
+            return True
+        return (self._cors is not None and self._cors.allows(origin)) or _parse_host(origin) in self._listed_hosts
+
+
+def check_body_type(path: str, headers: Headers) -> None:
+    """Raise UnsupportedMediaType for a body of another type or encoding than the path takes."""
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise UnsupportedMediaType(
+            f"The body must not be encoded: send it without `Content-Encoding: {encoding[:64]}`.",
+            param="Content-Encoding",
+        )
+    kind, _, parameters = headers.get("content-type", "").partition(";")
+    kind, charset = kind.strip().lower(), parameters.strip().lower()
+    if path in UPLOAD_PATHS:
+        if kind != "multipart/form-data":
+            raise UnsupportedMediaType("A file is sent as a form: `Content-Type: multipart/form-data`.")
+        return
+    if not kind and _has_no_body(headers):
+        return
+    if kind == "multipart/form-data" and FORM_OR_JSON_PATHS.fullmatch(path):
+        return
+    if kind != "application/json" or charset not in ("", "charset=utf-8", 'charset="utf-8"'):
+        raise UnsupportedMediaType("The body must be JSON: send `Content-Type: application/json`.")
+
+
+def routing_error(exc: HTTPException, scope: Scope, routes: Iterable[BaseRoute]) -> tuple[StackError, dict[str, str]]:
+    """Return the API's own error for an exception of the router, and the headers that belong to it."""
+    method, path = scope.get("method", "WebSocket"), scope["path"][:256]
+    if exc.status_code != 405:
+        return NotFound(f"Unknown request URL: {method} {path}."), {}
+    methods: set[str] = set()
+    for route in routes:
+        if route.matches(scope)[0] != Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    message = f"{path} does not take {method}."
+    if method == "GET" and scope["path"] in _WEBSOCKET_PATHS:
+        message += (
+            " Its WebSocket is opened with the headers `Upgrade: websocket` and `Connection: upgrade`, which a proxy "
+            "in front has to pass on."
+        )
+    return MethodNotAllowed(message), {"allow": ", ".join(sorted(methods))}
+
+
+def _has_no_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+
+
+def _parse_host(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,32 @@
+"""Peer: the TCP connection of a request, as the layers above the protocol see it."""
+
+from typing import Any, Final, Protocol
+
+from starlette.types import Scope
+
+_STATE_KEY: Final = "stack.peer"
+
+
+class Peer(Protocol):
+    """One client's connection. All requests on it share the object, through the `state` of their scopes."""
+
+    is_admitted: bool
+    """True once a request on the connection has passed authentication."""
+
+    def admit(self) -> None:
+        """Record that a request on the connection has passed authentication: it may stay open between requests."""
+        ...
+
+    def abort(self) -> None:
+        """Close the connection at once, without sending what is buffered."""
+        ...
+
+
+def peer_state(app_state: dict[str, Any], peer: Peer) -> dict[str, Any]:
+    """Return the ASGI state of the requests on a connection."""
+    return {**app_state, _STATE_KEY: peer}
+
+
+def get_peer(scope: Scope) -> Peer | None:
+    """Return the connection of a request; None where another server than ours runs the app."""
+    return scope.get("state", {}).get(_STATE_KEY)

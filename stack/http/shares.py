@@ -1,0 +1,55 @@
+"""Shares of what requests hold in one process: the bytes of bodies in progress, open streams, open WebSockets."""
+
+from typing import Final
+
+from apis.errors import Overloaded, RateLimited
+from apis.fair_share import FairShare, Place
+from stack.config import HttpServerConfig
+
+_PLACE_BYTES: Final = 1024 * 1024
+"""Bytes of a body that one place of its share covers."""
+_UNCOUNTED_BYTES: Final = 64 * 1024
+"""Bytes of a body that take no place: nearly all bodies are smaller, and pay nothing."""
+
+
+class RequestShares:
+    """Bounds over all requests of a process. One tenant has at most half of each once a second tenant has come."""
+
+    def __init__(self, config: HttpServerConfig) -> None:
+        places = config.max_bodies_bytes // _PLACE_BYTES
+        one_body = config.max_body_bytes // _PLACE_BYTES + 1
+        self._bodies = FairShare("bodies in progress", places, tenant_places=max(places // 2, one_body))
+        self._streams = FairShare("streams", config.max_streams)
+        self._websockets = FairShare("WebSockets", config.max_websockets)
+
+    def cover_body(self, places: list[Place], size_bytes: int, tenant: str) -> None:
+        """Add to `places` until they cover a body of which `size_bytes` have been received. They are released when the
+        request is over, because what was parsed from the body lives as long. Raises Overloaded."""
+        if size_bytes <= _UNCOUNTED_BYTES:
+            return
+        while len(places) * _PLACE_BYTES < size_bytes:
+            place = self._bodies.try_acquire(tenant)
+            if place is None:
+                raise Overloaded(
+                    "The bodies of the requests in progress are too large together (`server.max_bodies_bytes`). Try "
+                    "again when some of them have ended.",
+                    retry_after_s=1,
+                )
+            places.append(place)
+
+    def open_stream(self, tenant: str) -> Place:
+        """Return a place for an event stream. Raises RateLimited."""
+        return _acquire(self._streams, tenant, "streams", "max_streams")
+
+    def open_websocket(self, tenant: str) -> Place:
+        """Return a place for a WebSocket. Raises RateLimited."""
+        return _acquire(self._websockets, tenant, "WebSockets", "max_websockets")
+
+
+def _acquire(share: FairShare, tenant: str, resource: str, setting: str) -> Place:
+    place = share.try_acquire(tenant)
+    if place is None:
+        raise RateLimited(
+            f"Too many {resource} are open (`server.{setting}`): let some of them end first.", retry_after_s=1
+        )
+    return place

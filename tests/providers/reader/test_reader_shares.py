@@ -1,0 +1,34 @@
+"""Files of several tenants: a flood by one leaves places of the readers to the others."""
+
+import asyncio
+
+import pytest
+
+from apis.errors import RateLimited
+from apis.fair_share import Tenants
+from apis.reader import Document
+from providers.fetcher.safe import Safe
+from providers.reader.child import Child
+
+MAX_CHARS = 1000
+TENANTS = Tenants(frozenset({"loud", "quiet"}))
+
+
+async def test_a_flood_of_files_of_one_tenant_leaves_a_reader_to_another() -> None:
+    """S10: one tenant uses half of the places."""
+    reader = Child(Child.Config(parallel=2, max_tenant_waiting=5), None, Safe(Safe.Config()), TENANTS)
+    order: list[str] = []
+
+    async def read(tenant: str) -> None:
+        await reader.extract_text(Document("a.txt", b"text"), MAX_CHARS, tenant=tenant)
+        order.append(tenant)
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        for _ in range(6):
+            group.create_task(read("loud"))
+        await asyncio.sleep(0)
+        group.create_task(read("quiet"))
+        await asyncio.sleep(0)
+        with pytest.raises(RateLimited, match="files to be read"):
+            await read("loud")
+    assert order.index("quiet") <= 2

@@ -1,0 +1,59 @@
+"""Webhooks of several tenants: those that do not answer leave deliveries to the others."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from apis.fair_share import Tenants
+from apis.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
+from apis.provider import Provider
+from apis.storage.records import encode_record
+from providers.kv_store.memory import Memory
+from providers.responses.background.webhook_queue import WebhookDelivery, WebhookQueue
+from providers.responses.background.webhooks import Webhook
+from tests.support.servers.webhook_receiver import SECRET
+
+
+class Hanging(Fetcher):
+    """A network on which no server answers; `opened` are the URLs that were requested."""
+
+    def __init__(self, config: Provider.Config) -> None:
+        self.opened: list[str] = []
+        self.quiet_came = asyncio.Event()
+
+    async def fetch(self, request: FetchRequest) -> FetchResponse:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def open(self, request: FetchRequest) -> AsyncGenerator[FetchStream]:
+        self.opened.append(request.url)
+        if "quiet" in request.url:
+            self.quiet_came.set()
+        await asyncio.Event().wait()
+        raise NotImplementedError
+        yield
+
+
+async def test_webhooks_of_one_tenant_that_hang_do_not_delay_anothers() -> None:
+    """Each tenant has a share of the deliveries at a time, however many webhooks it has."""
+    hooks = [
+        Webhook.model_validate({"url": f"https://{tenant}.example/{number}", "secret": SECRET, "tenant": tenant})
+        for tenant, count in (("loud", 6), ("quiet", 1))
+        for number in range(count)
+    ]
+    kv, network = Memory(Memory.Config()), Hanging(Provider.Config())
+    for hook in hooks:
+        for number in range(5):
+            delivery = WebhookDelivery(f"wh_{hook.queue_name}{number}", "{}", time.time())
+            key = f"/webhook/{hook.queue_name}/{int(time.time() * 1000) - 1000:015d}/{delivery.id}"
+            await kv.put(key, encode_record(delivery))
+    queue = WebhookQueue(kv, hooks, network, Tenants(frozenset({"loud", "quiet"})))
+    running = asyncio.create_task(queue.run())
+    try:
+        async with asyncio.timeout(5):
+            await network.quiet_came.wait()
+        assert sum("loud" in url for url in network.opened) <= 8
+    finally:
+        running.cancel()
+        await asyncio.wait([running])

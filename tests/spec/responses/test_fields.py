@@ -1,0 +1,234 @@
+"""Fields of OpenAI's API that this server does not use, through the official SDK: echoed truly or refused by name."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from openai import APIStatusError, BadRequestError
+
+from tests.support.sdk.answer_shapes import function
+from tests.support.sdk.requests import asked, create, messages, refusal, responses, stream
+from tests.support.servers.serving import Served, scripted, serving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Json = dict[str, Any]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served() -> AsyncGenerator[Served]:
+    async with serving() as served:
+        yield served
+
+
+MOVED = {
+    "max_tokens": (16, "max_output_tokens"),
+    "response_format": ({"type": "json_object"}, "text.format"),
+    "reasoning_effort": ("low", "reasoning.effort"),
+    "verbosity": ("low", "text.verbosity"),
+    "functions": ([{"name": "f"}], "tools"),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+async def test_a_name_of_chat_completions_is_refused_with_the_new_name(served: Served, name: str) -> None:
+    """X5: the error is OpenAI's own."""
+    value, new = MOVED[name]
+    error = await refusal(served, extra_body={name: value})
+    assert error["message"] == (
+        f"Unsupported parameter: '{name}'. In the Responses API, this parameter has moved to '{new}'."
+    )
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+
+
+REFUSED: dict[str, tuple[Json, str]] = {
+    "a program of access": ({"access_programs": {"cyber": "daybreak_red"}}, "access_programs.cyber"),
+    "a slow window": ({"background_options": {"completion_window": "2h"}}, "background_options.completion_window"),
+    "compressed images": ({"image": {"context_compression": "enabled"}}, "image.context_compression"),
+    "the mode pro": ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+    "callers that are programs": (
+        {"tools": [{**function("f"), "allowed_callers": ["programmatic"]}]},
+        "tools[0].allowed_callers",
+    ),
+    "a prewarm in the background": (
+        {"background": True, "prompt_cache_options": {"prewarm": True}},
+        "prompt_cache_options.prewarm",
+    ),
+    "image generation": ({"tools": [{"type": "image_generation"}]}, "tools[0].type"),
+    "a computer": ({"tools": [{"type": "computer"}]}, "tools[0].type"),
+    "a choice of images": ({"tool_choice": {"type": "image_generation"}}, "tool_choice.type"),
+    "a computer's call": (
+        {"input": [{"type": "computer_call", "id": "cu_1", "call_id": "c", "pending_safety_checks": []}]},
+        "input[0].type",
+    ),
+    "a program": (
+        {"input": [{"type": "program", "id": "p", "call_id": "c", "code": "", "fingerprint": ""}]},
+        "input[0].type",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_is_not_offered_is_refused_by_name(served: Served, name: str) -> None:
+    """G9, G19: neither dropped nor called invalid."""
+    fields, param = REFUSED[name]
+    error = await refusal(served, **fields)
+    assert error["param"] == param
+    assert "not offered by this server" in error["message"] or "background" in error["message"]
+
+
+ECHOED: dict[str, tuple[Json, Json]] = {
+    "cache options": (
+        {"prompt_cache_options": {"mode": "explicit", "ttl": "12h"}},
+        {"prompt_cache_options": {"mode": "explicit", "ttl": "12h"}},
+    ),
+    "a comparison": (
+        {"prompt_cache_options": {"comparison_response_id": "resp_1"}},
+        {
+            "prompt_cache_options": {"mode": "implicit", "ttl": "30m", "comparison_response_id": "resp_1"},
+            "prompt_cache_diagnostics": {"type": "unavailable"},
+        },
+    ),
+    "the standard program": ({"access_programs": {"cyber": "standard"}}, {"access_programs": {"cyber": "standard"}}),
+    "plain images": ({"image": {"context_compression": "auto"}}, {"image": {"context_compression": "disabled"}}),
+    "the soonest window": ({"background_options": {"completion_window": "soonest"}}, {}),
+}
+
+
+@pytest.mark.parametrize("name", ECHOED)
+async def test_an_option_without_an_effect_is_echoed(served: Served, name: str) -> None:
+    """G9: the response says what the request asked for."""
+    fields, echoed = ECHOED[name]
+    response = (await create(served, **fields)).to_dict()
+    assert {key: response[key] for key in echoed} == echoed
+
+
+async def test_the_mode_of_reasoning_is_echoed(served: Served) -> None:
+    """G9: 'standard' is the mode that there is."""
+    assert (await create(served, reasoning={"mode": "standard"})).reasoning.mode == "standard"
+
+
+async def test_the_output_schema_of_a_function_is_echoed(served: Served) -> None:
+    """G26: output_schema and async come back."""
+    tool = {**function("f"), "output_schema": {"type": "object"}, "async": True, "allowed_callers": ["direct"]}
+    response = (await create(served, tools=[tool])).to_dict()
+    assert response["tools"][0]["output_schema"] == {"type": "object"}
+    assert response["tools"][0]["async"] is True
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_prewarm_calls_no_model(served: Served, streamed: bool) -> None:
+    """G9: later requests continue the input, and no model is called for the first."""
+    before = len(asked(served))
+    options: Json = {"prompt_cache_options": {"prewarm": True}}
+    warm = (await stream(served, **options))[-1].response if streamed else await create(served, **options)
+    assert (warm.status, warm.output, len(asked(served))) == ("completed", [], before)
+    await create(served, input="and now", previous_response_id=warm.id)
+    assert [message["content"] for message in messages(served)] == ["hi", "and now"]
+
+
+async def test_the_output_of_a_function_may_name_the_function() -> None:
+    """G23: without a call_id the output belongs to the oldest open call of that name."""
+    calls = {"calls": [{"call": "f", "id": "c1"}, {"call": "g", "id": "c2"}, {"call": "f", "id": "c3"}]}
+    async with serving(scripted([calls], [{"text": "Done."}])) as served:
+        tools = [function("f"), function("g")]
+        first = await create(served, tools=tools)
+        outputs = [
+            {"type": "function_call_output", "name": name, "output": text}
+            for name, text in (("g", "two"), ("f", "one"), ("f", "three"))
+        ]
+        await create(served, tools=tools, previous_response_id=first.id, input=outputs)
+        tool_messages = [message for message in messages(served) if message["role"] == "tool"]
+        contents = {message["tool_call_id"]: message["content"] for message in tool_messages}
+        assert contents == {"c1": "one", "c2": "two", "c3": "three"}
+        with pytest.raises(BadRequestError, match="function 'h'"):
+            await create(served, tools=tools, input=[{"type": "function_call_output", "name": "h", "output": "x"}])
+
+
+async def test_an_image_of_an_earlier_history_is_input(served: Served) -> None:
+    """G26: a history with an image_generation_call can be continued, and is listed as it was sent."""
+    image = {
+        "type": "image_generation_call",
+        "id": "ig_1",
+        "status": "completed",
+        "result": "aGk=",
+        "revised_prompt": "A cat.",
+        "quality": "low",
+    }
+    response = await create(
+        served, input=[{"role": "user", "content": "Draw."}, image, {"role": "user", "content": "?"}]
+    )
+    assert [message["content"] for message in messages(served)] == ["Draw.", "[An image was generated: A cat.]", "?"]
+    listed = [item async for item in responses(served).input_items.list(response.id, order="asc")]
+    assert listed[1].to_dict() == image
+
+
+async def test_an_image_of_the_input_is_listed_with_its_detail(served: Served) -> None:
+    """G6: the SDK's type requires it."""
+    url = "https://images.example/a.png"
+    conversation = await served.client.conversations.create()
+    parts: Any = [{"type": "input_image", "image_url": url}, {"type": "input_image", "image_url": url, "detail": "low"}]
+    added = await served.client.conversations.items.create(
+        conversation.id, items=[{"type": "message", "role": "user", "content": parts}]
+    )
+    listed: Any = added.data[0]
+    assert [type(part).__name__ for part in listed.content] == ["ResponseInputImage"] * 2
+    assert [part.detail for part in listed.content] == ["auto", "low"]
+
+
+async def test_an_unreadable_compaction_before_everything_else_is_an_error(served: Served) -> None:
+    """G11: no answer without its past."""
+    item = {"type": "compaction", "id": "cmp_theirs", "encrypted_content": "gAAAAABfromElsewhere"}
+    error = await refusal(served, input=[item, {"role": "user", "content": "And now?"}])
+    assert (error["param"], error["code"]) == ("input[0].encrypted_content", "invalid_encrypted_content")
+    assert "cmp_theirs" in error["message"]
+
+
+async def test_stored_completions_are_refused_by_name(served: Served) -> None:
+    """G26: neither an unknown URL nor a wrong method."""
+    completions: Any = served.client.chat.completions
+    for method, arguments in (
+        (completions.list, ()),
+        (completions.retrieve, ("chatcmpl-1",)),
+        (completions.delete, ("chatcmpl-1",)),
+        (completions.messages.list, ("chatcmpl-1",)),
+    ):
+        with pytest.raises(BadRequestError, match="not stored here"):
+            await method(*arguments)
+    with pytest.raises(BadRequestError, match="not stored here"):
+        await completions.update("chatcmpl-1", metadata={})
+
+
+async def test_a_model_cannot_be_deleted(served: Served) -> None:
+    """G26: 405, as a method that the route does not have."""
+    with pytest.raises(APIStatusError) as caught:
+        await served.client.models.delete("scripted")
+    assert caught.value.status_code == 405
+
+
+async def test_a_schema_of_the_text_is_echoed_with_all_its_fields(served: Served) -> None:
+    """X12: `description` and `strict` are always there; in the Open Responses dialect the schema is null."""
+    text = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
+    for headers, schema in ((None, {"type": "object"}), ({"x-responses-dialect": "open-responses"}, None)):
+        raw = await responses(served).with_raw_response.create(
+            model="scripted", input="hi", text=text, extra_headers=headers
+        )
+        body: Json = raw.http_response.json()
+        echoed = {"type": "json_schema", "name": "n", "description": None, "schema": schema, "strict": False}
+        assert body["text"]["format"] == echoed
+
+
+async def test_the_effort_that_was_used_is_echoed() -> None:
+    """G20: Harmony has three, and medium is the default."""
+    function_path = "tests.support.models.token_functions:plain"
+    async with serving({"provider": "next_token", "function": function_path, "model": "next-token"}) as served:
+        for requested, used in ((None, "medium"), ("minimal", "low"), ("high", "high"), ("max", "high")):
+            fields: Json = {} if requested is None else {"reasoning": {"effort": requested}}
+            assert (await create(served, model="next-token", **fields)).reasoning.effort == used
+
+
+async def test_the_tokens_of_the_only_model_are_counted_without_its_name(served: Served) -> None:
+    """G26: the SDK's count takes no model."""
+    named = await responses(served).input_tokens.count(model="scripted", input="one two")
+    assert await responses(served).input_tokens.count(input="one two") == named

@@ -1,0 +1,120 @@
+"""Every field that the official SDK can send is read by a request model, or stands in the table of fields that are not.
+
+A failure here after an upgrade of the SDK shows the new fields: add each to its request model, or a row to
+`apis/wire/field_rows.py`.
+"""
+
+from typing import Any, Final
+
+import pytest
+from openai import types
+from openai.types import chat, containers, conversations, responses, vector_stores
+from pydantic import BaseModel
+
+from apis.containers import ContainerListParams, CopyFile, CreateContainer
+from apis.conversations import AddItems, CreateConversation, ItemInclude, ItemListParams, UpdateConversation
+from apis.embeddings import EmbeddingRequest
+from apis.files import CreateFile, FileListParams
+from apis.responses import CompactConversation, CreateResponse, InputItemListParams
+from apis.vector_stores import (
+    AddFile,
+    AddFiles,
+    CreateVectorStore,
+    SearchStores,
+    UpdateFile,
+    UpdateVectorStore,
+    VectorStoreFileListParams,
+    VectorStoreListParams,
+)
+from apis.wire.field_rows import FIELD_ROWS, UNSUPPORTED_TYPES
+from stack.http.app import API_ROUTES
+from stack.http.routes.chat import CreateChatCompletion
+from stack.http.routes.responses import CountInputTokens, ResponseParams
+from tests.support.sdk.param_types import Gap, find_gaps, list_models
+
+PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
+    "POST /responses": (responses.response_create_params.ResponseCreateParams, (CreateResponse,)),
+    "POST /responses/compact": (responses.response_compact_params.ResponseCompactParams, (CompactConversation,)),
+    "POST /responses/input_tokens": (responses.input_token_count_params.InputTokenCountParams, (CountInputTokens,)),
+    "GET /responses/{response_id}": (responses.response_retrieve_params.ResponseRetrieveParams, (ResponseParams,)),
+    "GET /responses/{response_id}/input_items": (
+        responses.input_item_list_params.InputItemListParams,
+        (InputItemListParams,),
+    ),
+    "POST /conversations": (conversations.conversation_create_params.ConversationCreateParams, (CreateConversation,)),
+    "POST /conversations/{conversation_id}": (
+        conversations.conversation_update_params.ConversationUpdateParams,
+        (UpdateConversation,),
+    ),
+    "POST /conversations/{conversation_id}/items": (
+        conversations.item_create_params.ItemCreateParams,
+        (AddItems, ItemInclude),
+    ),
+    "GET /conversations/{conversation_id}/items": (conversations.item_list_params.ItemListParams, (ItemListParams,)),
+    "GET /conversations/{conversation_id}/items/{item_id}": (
+        conversations.item_retrieve_params.ItemRetrieveParams,
+        (ItemInclude,),
+    ),
+    "POST /files": (types.FileCreateParams, (CreateFile,)),
+    "GET /files": (types.FileListParams, (FileListParams,)),
+    "POST /vector_stores": (types.VectorStoreCreateParams, (CreateVectorStore,)),
+    "GET /vector_stores": (types.VectorStoreListParams, (VectorStoreListParams,)),
+    "POST /vector_stores/{store_id}": (types.VectorStoreUpdateParams, (UpdateVectorStore,)),
+    "POST /vector_stores/{store_id}/search": (types.VectorStoreSearchParams, (SearchStores,)),
+    "POST /vector_stores/{store_id}/files": (vector_stores.FileCreateParams, (AddFile,)),
+    "GET /vector_stores/{store_id}/files": (vector_stores.FileListParams, (VectorStoreFileListParams,)),
+    "POST /vector_stores/{store_id}/files/{file_id}": (vector_stores.FileUpdateParams, (UpdateFile,)),
+    "POST /vector_stores/{store_id}/file_batches": (vector_stores.FileBatchCreateParams, (AddFiles,)),
+    "GET /vector_stores/{store_id}/file_batches/{batch_id}/files": (
+        vector_stores.FileBatchListFilesParams,
+        (VectorStoreFileListParams,),
+    ),
+    "POST /containers": (types.ContainerCreateParams, (CreateContainer,)),
+    "GET /containers": (types.ContainerListParams, (ContainerListParams,)),
+    "POST /containers/{container_id}/files": (containers.FileCreateParams, (CopyFile,)),
+    "GET /containers/{container_id}/files": (containers.FileListParams, (ContainerListParams,)),
+    "POST /embeddings": (types.EmbeddingCreateParams, (EmbeddingRequest,)),
+    "POST /chat/completions": (chat.completion_create_params.CompletionCreateParams, (CreateChatCompletion,)),
+}
+"""The SDK's parameters of each route that takes any, and the models that read its body and its query."""
+PATH_AND_FORM: Final = frozenset({"conversation_id", "vector_store_id", "file"})
+"""Parameters that the SDK puts into the path or that are the file of a form."""
+
+
+def is_listed(gap: Gap) -> bool:
+    """A row of the table is about the field, or about the type that an object of it has."""
+    if gap.is_type and gap.value in UNSUPPORTED_TYPES:
+        return True
+    return any(
+        row.field == gap.field and gap.model in row.models and row.value in (None, gap.value) for row in FIELD_ROWS
+    )
+
+
+@pytest.mark.parametrize("route", PAIRS)
+def test_every_field_of_the_sdk_is_read_or_listed(route: str) -> None:
+    """G9, X5, G14: the next release of the SDK shows here what is new."""
+    params, models = PAIRS[route]
+    unread = {gap for gap in find_gaps(params, *models) if gap.field not in PATH_AND_FORM}
+    assert sorted(map(str, filter(lambda gap: not is_listed(gap), unread))) == []
+
+
+def test_every_route_with_parameters_is_compared() -> None:
+    routes = {
+        f"{route.method} {route.path}" for route in API_ROUTES if route.body or route.query or route.form is not None
+    }
+    assert routes == set(PAIRS)
+
+
+def test_every_row_is_about_a_field_of_a_request_model() -> None:
+    """A row whose model was renamed would refuse nothing."""
+    names = {model.__name__ for _, models in PAIRS.values() for root in models for model in list_models(root)}
+    assert {model for row in FIELD_ROWS for model in row.models} <= names
+
+
+def test_a_field_that_is_not_known_is_a_gap() -> None:
+    class Known(BaseModel):
+        model: str
+
+    gaps = find_gaps(types.EmbeddingCreateParams, Known)
+    assert Gap("Known", "input") in gaps
+    assert Gap("Known", "model") not in gaps

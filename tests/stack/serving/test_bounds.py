@@ -1,0 +1,281 @@
+"""Bounds on what clients can make one process hold: pipelined requests, connections, bodies, streams, WebSockets."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus
+
+from apis.errors import Overloaded, RateLimited
+from apis.fair_share import Place
+from stack.config import HttpServerConfig
+from stack.http.shares import RequestShares
+from stack.serving import open_connections
+from stack.serving.connection import HttpServerConnection
+from stack.serving.open_connections import OpenConnections, TrackedPeer
+from tests.stack.http.raw import JSON, ask, check_error, connection, parse, request
+from tests.support.servers.serving import Served, scripted, serving
+
+
+@asynccontextmanager
+async def opened(served: Served) -> AsyncGenerator[ClientConnection]:
+    url = served.url.replace("http", "ws", 1) + "/v1/responses"
+    async with asyncio.timeout(30), connect(url, proxy=None) as websocket:
+        yield websocket
+
+
+MIB = 1024 * 1024
+HELLO: dict[str, Any] = {"model": "scripted", "input": "hi"}
+
+
+# --- pipelined requests ----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def pipelining(
+    gate: asyncio.Event,
+) -> AsyncGenerator[tuple[HttpServerConnection, asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection whose app echoes the path of each request once the gate is open."""
+
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        await gate.wait()
+        body = scope["path"].encode()
+        headers = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    config = uvicorn.Config(app, log_config=None, lifespan="off", ws="none", interface="asgi3", access_log=False)
+    config.load()
+    loop = asyncio.get_running_loop()
+    protocols: list[HttpServerConnection] = []
+
+    def create() -> HttpServerConnection:
+        protocols.append(HttpServerConnection(config, ServerState(), {}, loop))
+        return protocols[-1]
+
+    server = await loop.create_server(create, "127.0.0.1", 0)
+    async with asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        try:
+            await asyncio.sleep(0.01)
+            yield protocols[0], reader, writer
+        finally:
+            writer.close()
+            server.close()
+
+
+async def test_pipelined_requests_wait_unparsed_and_are_answered_in_order() -> None:
+    """R2: however many requests are pipelined, a few are parsed; all are answered, in order."""
+    gate, count = asyncio.Event(), 10_000
+    async with pipelining(gate) as (protocol, reader, writer):
+        writer.write(b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % number for number in range(count)))
+        while not protocol.pipeline:  # noqa: ASYNC110  # the protocol sets no event
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        waiting = len(protocol.pipeline)
+        print(f"{waiting} of {count} requests are parsed")
+        assert waiting < 300
+        gate.set()
+        for number in range(count):
+            await reader.readuntil(b"\r\n\r\n")
+            path = b"/%d" % number
+            assert await reader.readexactly(len(path)) == path
+
+
+async def test_a_pipeline_is_forgotten_with_its_connection() -> None:
+    """R2: what waits when the client leaves is freed at once."""
+    gate = asyncio.Event()
+    async with pipelining(gate) as (protocol, _, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
+        while not protocol.pipeline:  # noqa: ASYNC110  # the protocol sets no event
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
+        while protocol.pipeline:  # as above
+            gate.set()
+            await asyncio.sleep(0.01)
+
+
+async def test_garbage_after_a_request_does_not_spoil_its_response() -> None:
+    gate = asyncio.Event()
+    async with pipelining(gate) as (_, reader, writer):
+        writer.write(b"GET /first HTTP/1.1\r\nhost: x\r\n\r\nnonsense\r\n\r\n")
+        await asyncio.sleep(0.05)
+        gate.set()
+        raw = await reader.read()
+    assert raw.count(b"HTTP/1.1") == 1
+    assert raw.endswith(b"/first")
+
+
+# --- connections -----------------------------------------------------------------------------------------------------
+
+
+class Silent:
+    """A connection of which the registry needs nothing but this."""
+
+    def __init__(self, *, is_idle: bool = True) -> None:
+        self.is_idle = is_idle
+        self.timeout_keep_alive: float = 5
+        self.is_closing_now = False
+        self.transport = self
+        self.peer: TrackedPeer | None = None
+
+    def is_closing(self) -> bool:
+        return self.is_closing_now
+
+    def abort(self) -> None:
+        self.is_closing_now = True
+        if self.peer is not None:
+            self.peer.close()
+
+
+def enter(registry: OpenConnections, address: str, now: float, *, is_idle: bool = True) -> Silent:
+    silent = Silent(is_idle=is_idle)
+    silent.peer = registry.open(silent, address, now)
+    return silent
+
+
+def test_silent_connections_of_one_address_close_each_other() -> None:
+    """R10, S9: an address has at most 200 connections without authentication; others are not touched."""
+    registry = OpenConnections(4096, 75)
+    neighbour = enter(registry, "10.0.0.2", 0)
+    known = enter(registry, "10.0.0.1", 0)
+    assert known.peer is not None
+    known.peer.admit()
+    flood = [enter(registry, "10.0.0.1", 10 * number) for number in range(5000)]
+    assert sum(not each.is_closing_now for each in flood) == open_connections.ANONYMOUS_PER_ADDRESS
+    assert flood[-1].is_closing_now is False
+    assert (neighbour.is_closing_now, known.is_closing_now) == (False, False)
+    assert known.timeout_keep_alive == 75
+
+
+def test_requests_that_run_and_new_connections_are_not_closed() -> None:
+    registry = OpenConnections(4096, 75)
+    flood = [enter(registry, "10.0.0.1", number / 1000) for number in range(900)]
+    flood += [enter(registry, "10.0.0.3", number, is_idle=False) for number in range(900)]
+    assert not any(each.is_closing_now for each in flood)
+
+
+def test_a_full_server_closes_the_oldest_anonymous_connection_or_the_new_one() -> None:
+    """R10: from however many addresses they come."""
+    registry = OpenConnections(100, 75)
+    limit = 100 + open_connections.PROBE_RESERVE
+    silent = [enter(registry, f"10.0.{number}.1", 0.0) for number in range(limit + 50)]
+    assert [each.is_closing_now for each in silent] == [True] * 50 + [False] * limit
+    for each in silent[50:]:
+        assert each.peer is not None
+        each.peer.admit()
+    assert registry.is_crowded
+    late = enter(registry, "10.1.0.1", 0.0, is_idle=False)
+    assert late.is_closing_now
+
+
+async def test_a_crowded_server_answers_probes_and_refuses_others_in_the_form_of_the_api() -> None:
+    """R10, S9: `/healthz` and `/readyz` have a reserve; all else gets a 503 that SDKs understand."""
+    async with serving(server={"max_connections": 2}) as served, AsyncExitStack() as held:
+        for _ in range(2):
+            await held.enter_async_context(opened(served))
+        for path in ("/healthz", "/readyz"):
+            assert (await ask(served.url, method="GET", path=path)).status == 200
+        refused = await ask(served.url, HELLO)
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json["error"]["code"] == "overloaded"
+
+
+async def test_a_connection_without_authentication_idles_for_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9: after a 401, and after a probe, too."""
+    monkeypatch.setattr(HttpServerConnection, "anonymous_idle_s", 0.1)
+    async with serving(server={"api_keys": ["sk-one"]}) as served:
+        for path, closes in (("/v1/models", True), ("/healthz", True), ("/v1/models", False)):
+            key = [] if closes else [("authorization", "Bearer sk-one")]
+            head = request(served.url, method="GET", path=path, headers=key).replace(b"connection: close\r\n", b"")
+            async with connection(served.url) as (reader, writer):
+                writer.write(head)
+                await reader.readuntil(b"}")
+                if closes:
+                    await reader.read()
+                else:
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(0.3):
+                            await reader.read()
+
+
+# --- bodies, streams, WebSockets -------------------------------------------------------------------------------------
+
+
+async def test_bodies_in_progress_share_a_budget() -> None:
+    """R9, S5: bodies that are not whole count, a small one always fits, and what has ended is free again."""
+    limits = {"max_body_bytes": 2 * MIB, "max_bodies_bytes": 4 * MIB}
+    async with serving(server=limits) as served:
+        head = request(served.url, headers=[("content-length", str(2 * MIB))])
+        async with AsyncExitStack() as held:
+            for _ in range(2):
+                _, writer = await held.enter_async_context(connection(served.url))
+                writer.write(head + b" " * (2 * MIB - 1000))
+            for _ in range(200):
+                reader, writer = await held.enter_async_context(connection(served.url))
+                writer.write(head + b" " * MIB)
+                try:
+                    async with asyncio.timeout(0.1):
+                        first = await reader.readuntil(b"\r\n\r\n")
+                except TimeoutError:
+                    continue
+                answer = parse(first + await reader.readuntil(b"}}"))
+                break
+            else:
+                pytest.fail("no body was refused")
+            assert check_error(answer, 503)["code"] == "overloaded"
+            assert answer.headers["retry-after"] == "1"
+            assert (await ask(served.url, HELLO)).status == 200
+        large = {**HELLO, "input": "x" * MIB}
+        async with asyncio.timeout(5):
+            while (await ask(served.url, large)).status != 200:
+                pass
+
+
+def test_one_tenant_takes_half_of_a_share_where_there_are_two() -> None:
+    """S9, R9: places of bodies, streams and WebSockets."""
+    shares = RequestShares(HttpServerConfig(max_bodies_bytes=128 * MIB, max_streams=4, max_websockets=2))
+    one: list[Place] = [shares.open_stream("a")]
+    other = shares.open_stream("b")
+    one.append(shares.open_stream("a"))
+    with pytest.raises(RateLimited, match="max_streams"):
+        shares.open_stream("a")
+    one[0].release()
+    one.append(shares.open_stream("a"))
+    other.release()
+    shares.open_websocket("a")
+    shares.open_websocket("b")
+    with pytest.raises(RateLimited, match="max_websockets"):
+        shares.open_websocket("b")
+    shares.cover_body([], 100, "b")
+    places: list[Place] = []
+    shares.cover_body(places, 32 * MIB, "a")
+    assert len(places) == 32
+    shares.cover_body([], 32 * MIB, "b")
+    shares.cover_body([], 32 * MIB, "a")
+    with pytest.raises(Overloaded, match="max_bodies_bytes"):
+        shares.cover_body([], MIB, "a")
+
+
+async def test_streams_and_websockets_beyond_the_limit_are_a_429() -> None:
+    """S9: each is refused before any work, and its place is free when it has ended."""
+    endless = scripted([{"text": "once "}, {"wait_s": 30}])
+    async with serving(endless, server={"max_streams": 1, "max_websockets": 1}) as served:
+        async with connection(served.url) as (reader, writer):
+            writer.write(request(served.url, {**HELLO, "stream": True}))
+            await reader.readuntil(b"output_text.delta")
+            error = check_error(await ask(served.url, {**HELLO, "stream": True}, kind=JSON), 429)
+            assert error["code"] == "rate_limit_exceeded"
+        async with opened(served):
+            with pytest.raises(InvalidStatus, match="429"):
+                async with opened(served):
+                    pass
+        async with asyncio.timeout(5):
+            while served.app.state.services.shares._streams.used:  # noqa: ASYNC110  # as above
+                await asyncio.sleep(0.01)
