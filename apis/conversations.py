@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from openai.types.conversations import Conversation
 from pydantic import Field
 
+from apis.errors import Unsupported
 from apis.storage.pages import Page
 from apis.wire.base import Includable, Metadata, Wire
 from apis.wire.items import Item
@@ -48,6 +50,23 @@ class ItemListParams(ItemInclude):
     order: Literal["asc", "desc"] = "desc"
 
 
+class ConversationListParams(Wire):
+    """The page of conversations to list, an extension of OpenAI's API; `after` is the last id of the page before."""
+
+    after: str | None = Field(default=None, max_length=128)
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationPage:
+    """A page of conversations; `last_id` is the cursor of the next one, where `has_more`."""
+
+    data: Sequence[Conversation]
+    last_id: str | None
+    has_more: bool
+
+
 class Conversations(ABC):
     """Conversations, stored under the server's ids until they are deleted. Another tenant's id is an unknown id.
 
@@ -59,6 +78,10 @@ class Conversations(ABC):
     @abstractmethod
     async def create(self, request: CreateConversation, *, tenant: str) -> Conversation:
         """Create a conversation. Raises as `add_items`."""
+
+    async def list(self, params: ConversationListParams, *, tenant: str) -> ConversationPage:
+        """Return a page of the tenant's conversations, newest first by default."""
+        raise Unsupported("This server cannot list conversations.", code="not_configured")
 
     @abstractmethod
     async def get(self, conversation_id: str, *, tenant: str) -> Conversation:

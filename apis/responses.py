@@ -1,7 +1,7 @@
 """The Responses API and its requests. Its results are the openai SDK's own types."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from apis.chat import Sampling
 from apis.conversations import Conversations, ItemInclude
+from apis.errors import Unsupported
 from apis.events import ResponseEventBatch
 from apis.provider import Provider
 from apis.wire.base import Effort, Includable, Metadata, Wire
@@ -185,6 +186,28 @@ class InputItemListParams(ItemInclude):
     order: Literal["asc", "desc"] = "desc"
 
 
+class ResponseListParams(Wire):
+    """The page of stored responses to list, an extension of OpenAI's API; `after` is the last id of the page before."""
+
+    after: str | None = Field(None, max_length=128)
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+    status: Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"] | None = None
+    model: str | None = None
+    background: bool | None = None
+    conversation: str | None = None
+
+    def accepts(self, response: Mapping[str, Any]) -> bool:
+        """Return True if the response, by its fields, is one of those that are listed."""
+        conversation = response.get("conversation") or {}
+        return (
+            self.status in (None, response.get("status"))
+            and self.model in (None, response.get("model"))
+            and self.background in (None, bool(response.get("background")))
+            and self.conversation in (None, conversation.get("id"))
+        )
+
+
 class ItemList(Wire):
     """A page of items, in OpenAI's list shape; the ids are null on an empty page."""
 
@@ -236,7 +259,7 @@ class Responses(Provider, ABC):
     def create(
         self, request: CreateResponse, *, tenant: str, response_id: str | None = None
     ) -> AsyncGenerator[ResponseEventBatch]:
-        """Create a response, under a new id or one from the caller (`resp_` and 32 random hex digits), and yield its
+        """Create a response, under a new id or one from the caller (`apis.storage.keys.new_response_id`), and yield its
         events in batches that became ready together; the laws of the stream hold for all. Without `stream` in the
         request the initial events are omitted: the events start with the first item.
 
@@ -277,6 +300,12 @@ class Responses(Provider, ABC):
     async def cancel(self, response_id: str, *, tenant: str) -> Response:
         """Stop a background response in any process and return it; one that has ended is returned unchanged. Raises
         NotFound, and InvalidRequest for a response that did not run in the background."""
+
+    async def list_responses(self, params: ResponseListParams, *, tenant: str) -> ItemList:
+        """Return a page of the tenant's responses without their items, newest first by default, each with `preview`,
+        the first words of its text. Those that have not ended come first on the first page. A page may hold fewer than
+        `limit` where few match; `last_id` is then the last one that was looked at."""
+        raise Unsupported("This server cannot list responses.", code="not_configured")
 
     @abstractmethod
     async def list_input_items(self, response_id: str, params: InputItemListParams, *, tenant: str) -> ItemList:

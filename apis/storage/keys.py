@@ -1,6 +1,8 @@
-"""Keys of records whose id a client chose: such an id may hold characters that no key may, or be too long."""
+"""Keys of records: ids that sort by the time of creation, and ids that a client chose, which may not fit into a key."""
 
 import hashlib
+import secrets
+import time
 from typing import Final
 
 MAX_ID_CHARS: Final = 256
@@ -15,3 +17,13 @@ def is_safe_id(client_id: str, max_chars: int = MAX_ID_CHARS) -> bool:
 def id_to_key_part(client_id: str) -> str:
     """Return the id itself if it is safe, else its SHA-256 in hexadecimal."""
     return client_id if is_safe_id(client_id) else hashlib.sha256(client_id.encode()).hexdigest()
+
+
+def new_id_key() -> str:
+    """Return the part of a new id after its prefix: the time in ms as 12 hexadecimal digits, and 128 random bits."""
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(16)}"
+
+
+def new_response_id() -> str:
+    """Return a new id of a response."""
+    return f"resp_{new_id_key()}"

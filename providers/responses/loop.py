@@ -26,6 +26,7 @@ from apis.responses import (
     InputItemListParams,
     InputTokenCount,
     ItemList,
+    ResponseListParams,
     Responses,
     Session,
 )
@@ -190,6 +191,13 @@ class Loop(Responses):
             message = "Only a response that was made with `background` can be cancelled."
             raise InvalidRequest(message, param="response_id")
         return (await self._views.of_response((), response.model, tenant)).show_response(response)
+
+    async def list_responses(self, params: ResponseListParams, *, tenant: str) -> ItemList:
+        page = await self._history.list_responses(params, tenant=tenant)
+        running = [] if params.after else await self._background.list_running(params, tenant=tenant)
+        data = [*running, *page.data]
+        first_id = data[0]["id"] if data else None
+        return ItemList(data=data, first_id=first_id, last_id=page.last_id, has_more=page.has_more)
 
     async def list_input_items(self, response_id: str, params: InputItemListParams, *, tenant: str) -> ItemList:
         items = await self._background.load_input_items(response_id, tenant=tenant)

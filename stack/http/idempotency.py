@@ -15,7 +15,6 @@ import asyncio
 import hashlib
 import logging
 import re
-import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apis.errors import IdempotencyKeyInUse, InvalidRequest, NotFound, StackError
-from apis.storage.keys import is_safe_id
+from apis.storage.keys import is_safe_id, new_response_id
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, delete_all, encode_record
@@ -292,7 +291,7 @@ async def _is_response_available(
 
 
 async def _claim_key(kv: KVStore, request: _KeyedRequest, entry: Entry | None) -> _Attempt | None:
-    response_id = f"resp_{secrets.token_hex(16)}" if request.route == _RESPONSES_PATH else ""
+    response_id = new_response_id() if request.route == _RESPONSES_PATH else ""
     record = IdempotencyRecord(request.body_digest, response_id)
     put = Put(request.record_key, encode_record(record), _RETENTION_S, ABSENT if entry is None else entry.version)
     lease = Lease(kv, request.lease_key, _LEASE_S)

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing, suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -17,7 +18,7 @@ from apis.errors import RateLimited
 from apis.events import LoggedEvent, ResponseEventBatch
 from apis.fair_share import Tenants
 from apis.fetcher import Fetcher
-from apis.responses import CreateResponse
+from apis.responses import CreateResponse, ResponseListParams
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
 from apis.storage.records import reading_stored
@@ -30,7 +31,7 @@ from providers.responses.background.workers import BackgroundConfig, BackgroundW
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse
 from providers.responses.run.response_stream import assign_sequence_numbers
 from providers.responses.store.conversation_lock import hand_over_lock
-from providers.responses.store.history import History
+from providers.responses.store.history import History, summarize_response
 from providers.responses.store.run_key import run_key
 
 _TIER_PRIORITIES: Final = {"ultrafast": 0, "fast": 1, "priority": 2, "flex": 9}
@@ -39,6 +40,8 @@ _NO_WORKER_MESSAGE: Final = (
     "No worker is free for this response now, and it cannot wait for one: it holds what is not for storing "
     "(an MCP server's URL, `authorization` or `headers`)."
 )
+
+_MAX_LISTED_RUNS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,17 @@ class BackgroundResponses:
             return None
         run, stored_request = stored_run
         return build_stored_response(response_id, stored_request, run.status)
+
+    async def list_running(self, params: ResponseListParams, *, tenant: str) -> list[dict[str, Any]]:
+        """Return the responses that have not ended, at most 1,000, newest first, without their items."""
+        responses: list[dict[str, Any]] = []
+        for ref in await self._runs.list_of_tenant(tenant, limit=_MAX_LISTED_RUNS):
+            response = await self.get(ref.id, tenant=tenant)
+            if response is not None:
+                fields = response.model_dump(mode="json", exclude={"output"})
+                if params.accepts(fields):
+                    responses.append(summarize_response(fields, ""))
+        return sorted(responses, key=itemgetter("created_at"), reverse=params.order == "desc")
 
     async def load_input_items(self, response_id: str, *, tenant: str) -> list[dict[str, Any]] | None:
         """Return the input items of a response that has not ended; None for any other."""

@@ -185,6 +185,12 @@ class Runs:
         """Return the number of the tenant's runs that are being executed, counted up to `limit`."""
         return len(await self._kv.scan(f"/lease/{tenant}/", limit=limit))
 
+    async def list_of_tenant(self, tenant: str, limit: int) -> list[ResponseRef]:
+        """Return up to `limit` runs of the tenant that have not ended."""
+        prefix = f"/run/{tenant}/"
+        rows = await self._kv.scan(prefix, limit=limit)
+        return [ResponseRef(tenant, key.removeprefix(prefix)) for key, _ in rows]
+
     async def list_waiting(self, limit: int) -> list[tuple[str, ResponseRef]]:
         """Return up to `limit` waiting runs of each tenant with their keys in the queue, in a tenant's order of
         service."""

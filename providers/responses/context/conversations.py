@@ -1,6 +1,5 @@
 """StoredConversations: conversations in a KVStore, with the lock and the history that a response of one needs."""
 
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,8 @@ from pydantic import SecretStr
 
 from apis.conversations import (
     AddItems,
+    ConversationListParams,
+    ConversationPage,
     Conversations,
     CreateConversation,
     ItemListParams,
@@ -20,6 +21,7 @@ from apis.conversations import (
 )
 from apis.errors import ConversationLocked, InvalidRequest, NotFound
 from apis.responses import CreateResponse, InputItemListParams, ItemList
+from apis.storage.keys import new_id_key
 from apis.storage.kv_store import ABSENT, STORED_OVERHEAD_BYTES, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page, first_page, page_after
 from apis.storage.records import PAGE_BYTES, decode_record, delete_all, encode_record, reading_stored
@@ -43,6 +45,7 @@ from providers.responses.store.conversation_items import (
 from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history import History
 from providers.responses.store.history_cache import LoadedHistory
+from providers.responses.store.listing import Listing
 
 _DELETE_BATCH_SIZE = 500
 """Items that are deleted in one write."""
@@ -62,12 +65,22 @@ class StoredConversations(Conversations):
 
     async def create(self, request: CreateConversation, *, tenant: str) -> Conversation:
         await self._kv.require_room(tenant)
-        ref = ConversationKeys(tenant, f"conv_{secrets.token_hex(16)}")
+        ref = ConversationKeys(tenant, f"conv_{new_id_key()}")
         items, tool_results = await self._resolve_items(request.items or (), tenant)
         record = ConversationRecord(int(time.time()), request.metadata or {})
         _, ops = build_append_ops(ref, None, _items_to_stored(items, ref, 0), tool_results)
         await self._kv.write([Put(ref.record_key("conversation"), encode_record(record), None, ABSENT), *ops])
         return _record_to_conversation(ref, record)
+
+    async def list(self, params: ConversationListParams, *, tenant: str) -> ConversationPage:
+        def accept(conversation_id: str, entry: Entry) -> Conversation | None:
+            record = decode_record(entry, ConversationRecord)
+            ref = ConversationKeys(tenant, conversation_id)
+            return None if record.is_deleted else _record_to_conversation(ref, record)
+
+        listing = Listing(self._kv, f"{tenant}/conversation/", "conv_")
+        page = await listing.read_page(accept, after=params.after, limit=params.limit, order=params.order)
+        return ConversationPage(page.data, page.last_id, page.has_more)
 
     async def get(self, conversation_id: str, *, tenant: str) -> Conversation:
         ref = ConversationKeys(tenant, conversation_id)

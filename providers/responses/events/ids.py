@@ -1,20 +1,26 @@
-"""The ids of responses and items. An item's id contains the id of its response, by which the store finds the item."""
+"""The ids of responses and items. An item's id contains the id of its response, by which the store finds the item.
+
+An id begins with the time of its creation, so that a listing in the order of ids is one in the order of creation; ids
+of the first edition are 32 random digits.
+"""
 
 import re
 import secrets
 
-_RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
-_ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9a-f]{4,8}")
+from apis.storage.keys import new_id_key
+
+_RESPONSE_ID = re.compile(r"resp_(?:[0-9a-f]{12})?[0-9a-f]{32}")
+_ITEM_ID = re.compile(r"[a-z]+_((?:[0-9a-f]{12})?[0-9a-f]{32})([0-9a-f]{4,8})")
 
 
 class ResponseIds:
-    """Creates the ids of one response: 128 random bits for the response, and a running number for each item."""
+    """Creates the ids of one response: the time and 128 random bits for it, and a running number for each item."""
 
     __slots__ = ("_key", "_next_number", "response_id")
 
     def __init__(self, response_id: str | None = None, item_id_count: int = 0) -> None:
         """Continue the ids of a response that has `item_id_count` item ids, or begin those of a new response."""
-        self._key = secrets.token_hex(16) if response_id is None else response_id.removeprefix("resp_")
+        self._key = new_id_key() if response_id is None else response_id.removeprefix("resp_")
         self._next_number = item_id_count
         self.response_id = f"resp_{self._key}"
 
@@ -43,7 +49,9 @@ def response_id_of(item_id: str) -> str | None:
 
 def item_number(item_id: str) -> int:
     """Return the running number in an item id that ResponseIds created."""
-    return int(item_id.rpartition("_")[2][32:], 16)
+    match = _ITEM_ID.fullmatch(item_id)
+    assert match is not None
+    return int(match[2], 16)
 
 
 def is_response_id(response_id: str) -> bool:

@@ -11,17 +11,18 @@ turn, and nothing is stored twice.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import orjson
 from openai.types.responses import Response
 
 from apis.errors import InvalidRequest, NotFound, StoredValueTooLarge
+from apis.responses import ResponseListParams
 from apis.storage.keys import id_to_key_part
-from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, STORED_OVERHEAD_BYTES, Delete, KVStore, Op, Put
+from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, STORED_OVERHEAD_BYTES, Delete, Entry, KVStore, Op, Put
 from apis.storage.records import decode_record, encode_record, reading_stored
 from apis.wire.base import sdk_model_to_json
 from apis.wire.items import ITEM_LIST_ADAPTER, items_to_json
@@ -37,17 +38,24 @@ from providers.responses.store.history_cache import (
     StoredTurn,
     TurnPosition,
 )
+from providers.responses.store.listing import ListedPage, Listing
 from providers.responses.store.run_key import run_key
 
 _DEPTH_DIGITS = 8
+_PREVIEW_CHARS: Final = 160
+_SUMMARY_FIELDS: Final = (
+    *("id", "object", "created_at", "completed_at", "status", "model", "background", "conversation"),
+    *("previous_response_id", "error", "incomplete_details", "metadata", "usage"),
+)
 
 
 class ResponseRecord(msgspec.Struct):
-    """A response without its output, and the position of its turn."""
+    """A response without its output, the position of its turn, and the first words of its text."""
 
     line: str
     depth: int
     response: msgspec.Raw
+    preview: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +122,7 @@ class History:
         was stored. Raises StoredValueTooLarge."""
         response = finished_response.response
         response_json = sdk_model_to_json(response.model_copy(update={"output": []}))
+        preview = first_words(response)
         turn = StoredTurn(
             response.id,
             time.time(),
@@ -132,11 +141,13 @@ class History:
             if history.position
             else TurnPosition(response.id[5:], 0)
         )
-        is_stored = await self._write_turn(position, turn, response_json, tenant, finished_response.extra_ops)
+        is_stored = await self._write_turn(position, turn, response_json, preview, tenant, finished_response.extra_ops)
         if not is_stored and history.position is not None:
             turn.fork_point = (history.position.line, history.position.depth)
             position = TurnPosition(response.id[5:], 0)
-            is_stored = await self._write_turn(position, turn, response_json, tenant, finished_response.extra_ops)
+            is_stored = await self._write_turn(
+                position, turn, response_json, preview, tenant, finished_response.extra_ops
+            )
         if is_stored:
             self._cache.discard(tenant, response.previous_response_id)
             self._cache.put(tenant, response.id, CachedTurn(history, turn, position))
@@ -159,6 +170,18 @@ class History:
         with reading_stored(response_id):
             model: str = orjson.loads(bytes(decode_record(entry, ResponseRecord).response))["model"]
             return model
+
+    async def list_responses(self, params: ResponseListParams, *, tenant: str) -> ListedPage[dict[str, Any]]:
+        """Return a page of the stored responses without their items."""
+
+        def accept(response_id: str, entry: Entry) -> dict[str, Any] | None:
+            with reading_stored(response_id):
+                record = decode_record(entry, ResponseRecord)
+                fields = orjson.loads(bytes(record.response))
+            return summarize_response(fields, record.preview) if params.accepts(fields) else None
+
+        listing = Listing(self._kv, f"{tenant}/response/", "resp_")
+        return await listing.read_page(accept, after=params.after, limit=params.limit, order=params.order)
 
     async def load_input_items(self, response_id: str, *, tenant: str) -> list[dict[str, Any]]:
         """Return the input items of a stored response itself, without those of earlier turns. Raises NotFound."""
@@ -229,9 +252,15 @@ class History:
         return parent_turn, None if response else parent
 
     async def _write_turn(
-        self, position: TurnPosition, turn: StoredTurn, response_json: bytes, tenant: str, extra_ops: Sequence[Op]
+        self,
+        position: TurnPosition,
+        turn: StoredTurn,
+        response_json: bytes,
+        preview: str,
+        tenant: str,
+        extra_ops: Sequence[Op],
     ) -> bool:
-        record = ResponseRecord(position.line, position.depth, msgspec.Raw(response_json))
+        record = ResponseRecord(position.line, position.depth, msgspec.Raw(response_json), preview)
         ttl = self.retention_s
         ops: list[Op] = [
             Put(_turn_key(tenant, position), encode_record(turn), ttl, ABSENT),
@@ -305,6 +334,19 @@ class History:
         if await self._kv.get(following) is not None:
             return True
         return bool(await self._kv.scan(_branch_key(tenant, position, ""), limit=1))
+
+
+def first_words(response: Response) -> str:
+    """Return the beginning of the first text of a response."""
+    for item in response.output:
+        if item.type == "message" and item.content and item.content[0].type == "output_text":
+            return item.content[0].text[:_PREVIEW_CHARS]
+    return ""
+
+
+def summarize_response(fields: Mapping[str, Any], preview: str) -> dict[str, Any]:
+    """Return what a listing shows of a response."""
+    return {**{name: fields.get(name) for name in _SUMMARY_FIELDS}, "preview": preview}
 
 
 def extend_history(history: LoadedHistory, turns: Sequence[StoredTurn], position: TurnPosition) -> LoadedHistory:

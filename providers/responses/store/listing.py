@@ -1,0 +1,81 @@
+"""Listings of stored records by the time of creation, with which their ids begin."""
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Final, Generic, Literal, TypeVar
+
+from apis.storage.kv_store import Entry, KVStore
+
+T = TypeVar("T")
+
+_MAX_READ_ROWS: Final = 2000
+"""Rows that one page reads at most: where few match the filters, it ends before it is full."""
+_BATCH_ROWS: Final = 200
+_BATCH_BYTES: Final = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPage(Generic[T]):
+    """A page of a listing; `last_id` is the cursor of the next one, where `has_more`."""
+
+    data: list[T]
+    last_id: str | None
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The records of a store whose keys are `prefix` and an id that begins with `id_prefix`.
+
+    Ids of this edition continue with 12 digits of the time in ms, those of the first edition with random digits: they
+    come after the newest-first listing of the others, in no order of their own.
+    """
+
+    kv: KVStore
+    prefix: str
+    id_prefix: str
+
+    async def read_page(
+        self,
+        accept: Callable[[str, Entry], T | None],
+        *,
+        after: str | None,
+        limit: int,
+        order: Literal["asc", "desc"],
+    ) -> ListedPage[T]:
+        """Return up to `limit` of the records that `accept` returns for ids and entries, after the id `after`."""
+        page: list[T] = []
+        last_id, read_rows = None, 0
+        async for record_id, entry in self._read(after, reverse=order == "desc"):
+            if len(page) == limit or read_rows == _MAX_READ_ROWS:
+                return ListedPage(page, last_id, has_more=True)
+            read_rows += 1
+            last_id = record_id
+            record = accept(record_id, entry)
+            if record is not None:
+                page.append(record)
+        return ListedPage(page, last_id, has_more=False)
+
+    async def _read(self, after: str | None, *, reverse: bool) -> AsyncGenerator[tuple[str, Entry]]:
+        # times from 2004 to 2073 begin with these digits
+        first, last = f"{self.prefix}{self.id_prefix}01", f"{self.prefix}{self.id_prefix}03"
+        ranges = [("", first), (last, ""), (first, last)]
+        if reverse:
+            ranges.reverse()
+        cursor = None if after is None else f"{self.prefix}{after}"
+        for low, high in ranges:
+            if cursor is not None and not (low <= cursor and (not high or cursor < high)):
+                continue
+            bounds = (low, cursor or high) if reverse else (cursor or low, high)
+            cursor = None
+            async for row in self._read_range(*bounds, reverse=reverse):
+                yield row
+
+    async def _read_range(self, low: str, high: str, *, reverse: bool) -> AsyncGenerator[tuple[str, Entry]]:
+        after, before = low, high
+        while rows := await self.kv.scan(
+            self.prefix, after=after, before=before, limit=_BATCH_ROWS, reverse=reverse, max_bytes=_BATCH_BYTES
+        ):
+            for key, entry in rows:
+                yield key.removeprefix(self.prefix), entry
+            after, before = (after, rows[-1][0]) if reverse else (rows[-1][0], before)
