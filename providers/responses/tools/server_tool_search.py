@@ -142,7 +142,7 @@ def _build_output(
             tools.append(fields)
             continue
         if entry.namespace.name not in groups:
-            group = {**entry.namespace.model_dump(exclude_none=True), "tools": []}
+            group: dict[str, Any] = {**entry.namespace.model_dump(exclude_none=True), "tools": []}
             groups[entry.namespace.name] = group
             tools.append(group)
         groups[entry.namespace.name]["tools"].append(fields)

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from apis.chat import ChatRequest
-from apis.deltas import Delta, Finish, ReasoningDelta, RefusalDelta, TextDelta, ToolArgumentsDelta, ToolCallStart, Usage
+from apis.deltas import (
+    Delta,
+    Finish,
+    ReasoningDelta,
+    ReasoningSummaryDelta,
+    RefusalDelta,
+    TextDelta,
+    ToolArgumentsDelta,
+    ToolCallStart,
+    Usage,
+)
 from apis.errors import StackError
 from providers.inference.chat_completions.chunks import ChatChunkReader
 from tests.support.servers.upstream_server import DONE, Chunk, event
@@ -57,7 +67,7 @@ def joined(deltas: Sequence[Delta]) -> list[tuple[Any, ...]]:
                 _extend(out, (ToolArgumentsDelta, ids[call_id]), text, ())
             case TextDelta(text, logprobs):
                 _extend(out, (TextDelta,), text, logprobs)
-            case ReasoningDelta(text) | RefusalDelta(text):
+            case ReasoningDelta(text) | ReasoningSummaryDelta(text) | RefusalDelta(text):
                 _extend(out, (type(delta),), text, ())
             case Finish(reason, usage):
                 out.append((reason, usage))
