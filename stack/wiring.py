@@ -49,7 +49,6 @@ PACKAGE_EXTRAS: Final = {
     "lxml": "browser",
     "mcp": "mcp",
     "mcp_types": "mcp",
-    "llguidance": "harmony",
     "openai_harmony": "harmony",
     "redis": "redis",
     "safetensors": "gpt-oss",
