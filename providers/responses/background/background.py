@@ -42,7 +42,7 @@ _NO_WORKER_MESSAGE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class BackgroundOptions:
+class BackgroundDeployment:
     """Limits of background responses, the webhooks that are called at their ends, and the tenants that share both."""
 
     config: BackgroundConfig
@@ -60,7 +60,7 @@ class BackgroundResponses:
         history: History,
         prepare: PrepareResponse,
         fetcher: Fetcher,
-        options: BackgroundOptions,
+        options: BackgroundDeployment,
     ) -> None:
         config, tenants = options.config, options.tenants
         self._webhook_queue = WebhookQueue(kv, options.webhooks, fetcher, tenants)
