@@ -28,7 +28,8 @@ from apis.tool_servers import ToolServers
 from apis.vector_index import VectorIndex
 from apis.vector_stores import VectorStores
 from providers import PROVIDERS, REMOVED_PROVIDERS
-from stack.config import InvalidConfig, ProviderSection, StackConfig, load_config, to_config_error
+from stack.config import InvalidConfig, ProviderSection, StackConfig, load_config
+from stack.config_errors import to_config_error
 
 APIS: Final[dict[str, type[Provider]]] = {
     "inference": Inference,
@@ -50,7 +51,6 @@ PACKAGE_EXTRAS: Final = {
     "lxml": "browser",
     "mcp": "mcp",
     "mcp_types": "mcp",
-    "llguidance": "harmony",
     "openai_harmony": "harmony",
     "redis": "redis",
     "safetensors": "gpt-oss",

@@ -34,7 +34,7 @@ from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from apis.vector_stores import VectorStores
-from providers.responses.background.background import BackgroundConfig, BackgroundOptions, BackgroundResponses
+from providers.responses.background.background import BackgroundConfig, BackgroundDeployment, BackgroundResponses
 from providers.responses.background.webhooks import Webhook
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.events.ids import ResponseIds
@@ -117,7 +117,7 @@ class Loop(Responses):
         self._sessions = SessionFactory(
             self._history, self._preparer.prepare, self._streams, self._views, cache_bytes=config.session_bytes
         )
-        background = BackgroundOptions(config.background, config.webhooks, tenants)
+        background = BackgroundDeployment(config.background, config.webhooks, tenants)
         self._background = BackgroundResponses(kv_store, self._history, self._preparer.prepare, fetcher, background)
         self._sweeper: asyncio.Task[None] | None = None
 

@@ -114,7 +114,8 @@ def _serve(
     def announce() -> None:
         if shared_state is None or not shared_state.listening_event.is_set():
             url = listener_url(listener)
-            lines = confinement_lines(app.state.services.stack)
+            services = getattr(app.state, "services", None)
+            lines = confinement_lines(services.stack) if services else []
             _print_lines(*lines, f"listening on {url}", f"try it: stack ask --url {url}/v1 'Say hello.'")
         if shared_state is not None:
             shared_state.listening_event.set()

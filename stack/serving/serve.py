@@ -122,13 +122,14 @@ class DrainingServer(uvicorn.Server):
         self._app.state.draining = True
         if sig == signal.SIGINT:
             self._last_request_wait_s = 0.0  # somebody waits at the terminal
+        # from this moment on, as probes see the state from this moment on: `shutdown` begins up to 0.1 s later
+        self._open_connections.drain_idle_s = self._last_request_wait_s
         left_s = _EXIT_TIMEOUT_S if self.force_exit else self._grace_s + _EXIT_TIMEOUT_S
         faulthandler.dump_traceback_later(left_s, exit=True, file=sys.__stderr__ or sys.stderr)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._grace_s
-        self._open_connections.drain_idle_s = self._last_request_wait_s
         app_tasks = self._drain_app()
         self._drain_connections()
         if self.server_state.tasks:

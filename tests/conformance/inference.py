@@ -60,6 +60,8 @@ def check_steps(steps: Sequence[DeltaBatch]) -> list[Delta]:
                 text.encode()
             case TextDelta(text) | ReasoningDelta(text) | ReasoningSummaryDelta(text) | RefusalDelta(text):
                 text.encode()
+            case ReasoningSummaryDelta():
+                raise AssertionError("a provider yields no summaries")
             case Finish(reason, usage):
                 assert reason != "tool_calls" or begun, "tool_calls without a call"
                 assert 0 <= usage.cached_tokens <= usage.input_tokens

@@ -180,7 +180,8 @@ def test_an_install_command_names_the_folder_that_was_installed(monkeypatch: pyt
     assert command.endswith("[local,files]'")
 
 
-def test_list_shows_every_provider_with_its_fields_their_types_and_defaults() -> None:
+def test_list_shows_every_provider_with_its_fields_their_types_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     code, told, _ = invoke("list")
     assert code == 0
     for api, known in PROVIDERS.items():

@@ -45,7 +45,7 @@ _MAX_LISTED_RUNS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class BackgroundOptions:
+class BackgroundDeployment:
     """Limits of background responses, the webhooks that are called at their ends, and the tenants that share both."""
 
     config: BackgroundConfig
@@ -63,7 +63,7 @@ class BackgroundResponses:
         history: History,
         prepare: PrepareResponse,
         fetcher: Fetcher,
-        options: BackgroundOptions,
+        options: BackgroundDeployment,
     ) -> None:
         config, tenants = options.config, options.tenants
         self._webhook_queue = WebhookQueue(kv, options.webhooks, fetcher, tenants)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from apis.deltas import Finish, ReasoningDelta, TextDelta, TokenLogprob, ToolArgumentsDelta, ToolCallStart, Usage
 from apis.errors import ContextLengthExceeded, InvalidRequest, StackError, Unsupported, UpstreamError
-from apis.inference import Model
+from apis.inference import ALL_CONSTRAINTS, Model
 from providers.inference.harmony.vocabulary import load_vocabulary
 from providers.inference.vllm import VLLM
 from tests.conformance.inference import LAWS, Law, Subject, drain
@@ -147,7 +147,8 @@ async def test_the_token_limit_fits_into_the_context() -> None:
 async def test_harmony_models_accept_text_and_native_tools() -> None:
     async with serving(stream(chunks(ANSWER))) as (vllm, _):
         native: Any = {"browser", "python"}
-        assert await vllm.models() == [Model("fake-model", "vllm", 1, 4096, frozenset(), frozenset(native))]
+        expected = Model("fake-model", "vllm", 1, 4096, frozenset(), frozenset(native), enforces=ALL_CONSTRAINTS)
+        assert await vllm.models() == [expected]
 
 
 # --- what comes back -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ Json = dict[str, Any]
 DONE: Script = [{"text": "Done."}]
 USER: Json = {"role": "user", "content": "hi"}
 SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
-FORM: Json = {"type": "json_schema", "name": "form", "schema": SCHEMA}
+FORM: Json = {"type": "json_schema", "name": "form", "schema": SCHEMA, "strict": False}
 
 
 def update(**fields: Any) -> Json:

@@ -207,16 +207,18 @@ async def test_a_model_cannot_be_deleted(served: Served) -> None:
     assert caught.value.status_code == 405
 
 
-async def test_a_schema_of_the_text_is_echoed_with_all_its_fields(served: Served) -> None:
+async def test_a_schema_of_the_text_is_echoed_with_all_its_fields() -> None:
     """X12: `description` and `strict` are always there; in the Open Responses dialect the schema is null."""
+    script = [[{"text": "{}"}]]
     text = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
-    for headers, schema in ((None, {"type": "object"}), ({"x-responses-dialect": "open-responses"}, None)):
-        raw = await responses(served).with_raw_response.create(
-            model="scripted", input="hi", text=text, extra_headers=headers
-        )
-        body: Json = raw.http_response.json()
-        echoed = {"type": "json_schema", "name": "n", "description": None, "schema": schema, "strict": False}
-        assert body["text"]["format"] == echoed
+    async with serving({"provider": "scripted", "turns": script}) as served:
+        for headers, schema in ((None, {"type": "object"}), ({"x-responses-dialect": "open-responses"}, None)):
+            raw = await responses(served).with_raw_response.create(
+                model="scripted", input="hi", text=text, extra_headers=headers
+            )
+            body: Json = raw.http_response.json()
+            echoed = {"type": "json_schema", "name": "n", "description": None, "schema": schema, "strict": False}
+            assert body["text"]["format"] == echoed
 
 
 async def test_the_effort_that_was_used_is_echoed() -> None:

@@ -35,7 +35,7 @@ async def test_the_model_reads_where_the_user_is(location: Json, sentence: str |
     """Depth of the hosted tools: services that take no location are asked with the right words."""
     async with searching([{"text": "Sunny."}]) as (served, _):
         await create(served, tools=[{**TOOL, "user_location": location}])
-        request: Any = asked(served)[0]
-        description: str = request.tools[0].function.description
+        offered: Any = asked(served)[0].tools
+    description = offered[0].function.description
     assert "The user" in description if sentence else "The user" not in description
     assert sentence is None or sentence in description

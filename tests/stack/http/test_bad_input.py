@@ -384,7 +384,7 @@ ACCEPTED: dict[str, Fields] = {
         ]
     },
     "a schema that is recursive": form(
-        {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
+        {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}, strict=False
     ),
 }
 
