@@ -1,0 +1,63 @@
+"""The page's files over HTTP: where they are served, their headers, their size and the hashes of what is vendored."""
+
+import gzip
+import hashlib
+import json
+import re
+
+import httpx2
+import pytest
+
+from stack.http.console import FOLDER, HEADERS
+from tests.support.servers.serving import serving
+
+MOST_BYTES = 150_000
+MOST_LINES = 300
+KEYED = {"api_keys": ["sk-1"]}
+
+
+async def test_a_server_without_keys_serves_the_page() -> None:
+    async with serving() as served, httpx2.AsyncClient(base_url=served.url) as client:
+        page = await client.get("/")
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert page.headers["content-security-policy"] == HEADERS["content-security-policy"]
+        for path in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+            file = await client.get(f"/{path}")
+            assert file.status_code == 200, path
+            unchanged = await client.get(f"/{path}", headers={"if-none-match": file.headers["etag"]})
+            assert unchanged.status_code == 304
+        assert (await client.get("/console/../stack/config.py")).status_code in (401, 404)
+        assert (await client.get("/console/no.js")).status_code == 404
+        assert (await client.post("/")).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("server", "status"), [(KEYED, 401), ({**KEYED, "console": True}, 200), ({"console": False}, 404)]
+)
+async def test_a_server_with_keys_serves_it_when_it_is_asked_to(server: dict[str, object], status: int) -> None:
+    async with serving(server=server) as served, httpx2.AsyncClient(base_url=served.url) as client:
+        assert (await client.get("/")).status_code == status
+
+
+def test_the_page_is_small_and_its_own_files_are_short() -> None:
+    files = [path for path in FOLDER.rglob("*") if path.is_file()]
+    assert sum(len(gzip.compress(path.read_bytes(), 9)) for path in files) < MOST_BYTES
+    for path in files:
+        if path.parent.name != "vendor":
+            assert len(path.read_text().splitlines()) <= MOST_LINES, path
+
+
+def test_vendored_files_are_those_that_were_published() -> None:
+    entries = json.loads((FOLDER / "vendor" / "vendor.json").read_text())
+    assert {entry["file"] for entry in entries} == {path.name for path in (FOLDER / "vendor").iterdir()} - {
+        "vendor.json"
+    }
+    for entry in entries:
+        assert hashlib.sha256((FOLDER / "vendor" / entry["file"]).read_bytes()).hexdigest() == entry["sha256"]
+        assert entry["version"] in entry["source"]
+        assert entry["license"]
+
+
+def test_no_inline_script_or_style_is_in_the_page() -> None:
+    text = (FOLDER / "index.html").read_text()
+    assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|\sstyle=", text)
