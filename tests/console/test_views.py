@@ -11,6 +11,11 @@ from tests.support.servers.serving import serving
 
 pytestmark = pytest.mark.console
 
+COUNT_NAMELESS = """
+[...document.querySelectorAll("button, a[href], input:not([hidden]), select, textarea")].filter(
+  (node) => !(node.innerText || node.ariaLabel || node.title || node.placeholder || node.labels?.length),
+).length
+"""
 VIEWS = ["playground", "responses", "runs", "conversations", "files", "traces", "figures"]
 
 
@@ -57,9 +62,8 @@ async def test_a_run_is_cancelled(open_page: OpenPage) -> None:
 async def test_files_are_uploaded_with_hostile_names_and_deleted(open_page: OpenPage) -> None:
     async with serving(more={"files": {"provider": "kv"}}) as served, open_page(f"{served.url}/#/files") as page:
         name = "<img src=x onerror=alert(1)>.txt"
-        await page.locator("input[type=file]").set_input_files(
-            {"name": name, "mimeType": "text/plain", "buffer": b"Hi"}
-        )
+        file = {"name": name, "mimeType": "text/plain", "buffer": b"Hi"}
+        await page.locator("input[type=file]").set_input_files(file)  # type: ignore[arg-type]  # a FilePayload
         await expect(page.locator("td").first).to_have_text(name)
         await page.get_by_role("button", name="Delete", exact=True).click()
         await page.locator(".ask .danger").click()
@@ -90,10 +94,7 @@ async def test_every_view_fits_its_window_and_names_its_controls(open_page: Open
             await expect(page.locator("h1")).to_be_visible()
             overflow = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
             assert overflow <= 0, f"{view} is {overflow} px wider than the window"
-            nameless = await page.evaluate(
-                "[...document.querySelectorAll('button, a[href], input:not([hidden]), select, textarea')].filter((node) =>"
-                " !(node.innerText || node.ariaLabel || node.title || node.placeholder || node.labels?.length)).length"
-            )
+            nameless = await page.evaluate(COUNT_NAMELESS)
             assert nameless == 0, f"{view} has {nameless} controls without a name"
 
 

@@ -45,7 +45,7 @@ async def test_a_listing_has_filters() -> None:
         fine = await create(model="scripted", input="Hi")
         failed = await create(model="scripted", input="Hi", background=True)
         async with asyncio.timeout(10):
-            while (await served.client.responses.retrieve(failed.id)).status != "failed":
+            while (await served.client.responses.retrieve(failed.id)).status != "failed":  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.02)
         conversation = await served.client.conversations.create()
         turn = await create(model="scripted", input="Hi", conversation=conversation.id)
