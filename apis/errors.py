@@ -28,13 +28,16 @@ StackError
 └── ConfigError                    start-up only, never reaches HTTP
 """
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final, Literal
 
 from openai.types.responses import ResponseError
 
 FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"]
 """The codes of a failed response. The SDK's type does not list the last one, but OpenAI sends it and agents compact
 their conversation when they read it."""
+
+_MAX_NAMED_MODELS: Final = 10
 
 
 class StackError(Exception):
@@ -116,8 +119,11 @@ class ModelNotFound(NotFound):
 
     code = "model_not_found"
 
-    def __init__(self, model: str) -> None:
-        super().__init__(f"The model '{model}' does not exist.", param="model")
+    def __init__(self, model: str, served: Iterable[str] = ()) -> None:
+        """`served` are the ids of the models that exist; the message names the first ones."""
+        names = sorted(served)[:_MAX_NAMED_MODELS]
+        served_models = f" This server has: {', '.join(names)}." if names else ""
+        super().__init__(f"The model '{model}' does not exist.{served_models}", param="model")
 
 
 class MethodNotAllowed(StackError):

@@ -159,7 +159,7 @@ class NextToken(Inference):
 
     async def _render_prompt(self, request: ChatRequest) -> HarmonyPrompt:
         if request.model != self._config.model:
-            raise ModelNotFound(request.model)
+            raise ModelNotFound(request.model, [self._config.model])
         for name, nothing in UNSUPPORTED_FIELDS.items():
             value = getattr(request, name)
             if value is not None and value not in nothing:

@@ -109,7 +109,7 @@ class Router(Inference):
     async def _route_request(self, request: _RoutedRequest) -> tuple[Inference, _RoutedRequest]:
         route = await self._find_route(request.model)
         if route is None:
-            raise ModelNotFound(request.model)
+            raise ModelNotFound(request.model, self._routes)
         name, model = route
         return self._providers[name], request.model_copy(update={"model": model})
 

@@ -123,7 +123,7 @@ class Scripted(Inference):
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         if request.model != self._config.model:
-            raise ModelNotFound(request.model)
+            raise ModelNotFound(request.model, [self._config.model])
         self.requests.append(request)
         turns = self._config.turns or [[Say(text=_split_words(_last_user_text(request)))]]
         lines = turns[self._played_turns % len(turns)]

@@ -235,7 +235,7 @@ class ChatCompletions:
                     async with asyncio.timeout(LISTING_TIMEOUT_S):
                         await self.models()
         if self._listed_models and not self._is_listed(model):
-            raise ModelNotFound(model)
+            raise ModelNotFound(model, self._listed_models)
 
     def _is_listed(self, model: str) -> bool:
         return model in self._listed_models or f"{model}:latest" in self._listed_models  # Ollama's default tag

@@ -144,7 +144,7 @@ class GptOss(Inference):
         if self._engine is None or self._harmony is None:
             raise RuntimeError("GptOss is used before start or after close")
         if request.model != self._model.id:
-            raise ModelNotFound(request.model)
+            raise ModelNotFound(request.model, [self._model.id])
         return self._engine, self._harmony
 
     def _load(self) -> LoadedRunner:

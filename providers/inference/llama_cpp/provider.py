@@ -158,7 +158,7 @@ class LlamaCpp(Inference):
 
     def _check_request(self, request: ChatRequest) -> None:
         if request.model != self._model.id:
-            raise ModelNotFound(request.model)
+            raise ModelNotFound(request.model, [self._model.id])
         if request.stop_token_ids:
             raise Unsupported("'stop_token_ids' is not supported by the local engine.", param="stop_token_ids")
         refuse_engine_options(request, ("chat_template_kwargs",))

@@ -18,10 +18,10 @@ async def list_models(_http: Request, _context: HttpContext, services: Services)
 
 async def get_model(http: Request, _context: HttpContext, services: Services) -> Response:
     model_id = http.path_params["model_id"]
-    for model in await services.stack.inference.models():
-        if model.id == model_id:
-            return value_response(_model_to_fields(model))
-    raise ModelNotFound(model_id)
+    models = {model.id: model for model in await services.stack.inference.models()}
+    if model_id not in models:
+        raise ModelNotFound(model_id, models)
+    return value_response(_model_to_fields(models[model_id]))
 
 
 MODEL_ROUTES: Final = (

@@ -36,3 +36,14 @@ async def test_an_unknown_model_is_not_found() -> None:
             await served.client.models.retrieve("three")
     assert caught.value.code == "model_not_found"
     assert caught.value.param == "model"
+
+
+async def test_the_error_of_an_unknown_model_names_those_that_exist() -> None:
+    """O-A 8: a beginner sends the name of an example."""
+    async with serving() as served:
+        for ask in (
+            served.client.responses.create(model="gpt-5", input="Hi"),
+            served.client.models.retrieve("gpt-5"),
+        ):
+            with pytest.raises(NotFoundError, match=r"The model 'gpt-5' does not exist\. This server has: scripted\."):
+                await ask
