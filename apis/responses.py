@@ -194,7 +194,7 @@ class ResponseListParams(Wire):
     order: Literal["asc", "desc"] = "desc"
     status: Literal["queued", "in_progress", "completed", "failed", "incomplete", "cancelled"] | None = None
     model: str | None = None
-    background: bool | None = None
+    background: Literal["true", "false"] | None = None
     conversation: str | None = None
 
     def accepts(self, response: Mapping[str, Any]) -> bool:
@@ -203,7 +203,7 @@ class ResponseListParams(Wire):
         return (
             self.status in (None, response.get("status"))
             and self.model in (None, response.get("model"))
-            and self.background in (None, bool(response.get("background")))
+            and self.background in (None, "true" if response.get("background") else "false")
             and self.conversation in (None, conversation.get("id"))
         )
 

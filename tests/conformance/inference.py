@@ -58,7 +58,7 @@ def check_steps(steps: Sequence[DeltaBatch]) -> list[Delta]:
             case ToolArgumentsDelta(call_id, text):
                 assert call_id in begun, f"arguments for {call_id}, which has not begun"
                 text.encode()
-            case TextDelta(text) | ReasoningDelta(text) | ReasoningSummaryDelta(text) | RefusalDelta(text):
+            case TextDelta(text) | ReasoningDelta(text) | RefusalDelta(text):
                 text.encode()
             case ReasoningSummaryDelta():
                 raise AssertionError("a provider yields no summaries")

@@ -28,7 +28,7 @@ from providers.responses.tools.item_types import id_prefix
 
 MAX_CONVERSATION_ITEMS: Final = 10_000
 """Items of a conversation; a response in a longer one is refused."""
-_CONVERSATION_ID: Final = re.compile(r"conv_[0-9a-f]{32}")
+_CONVERSATION_ID: Final = re.compile(r"conv_(?:[0-9a-f]{12})?[0-9a-f]{32}")
 _CONVERSATION_ID_FORM: Final = re.compile(r"conv_[0-9A-Za-z_-]{1,251}")
 """Form of an id; one that has it and is none of this server's is unknown, and any other is no id."""
 

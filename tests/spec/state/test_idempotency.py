@@ -144,7 +144,7 @@ async def test_what_was_deleted_is_gone_for_its_key_too() -> None:
     async with serving() as served:
         for number, fields in enumerate(WAYS):
             _, body, _ = await post(served, str(number), **fields)
-            identity = body.partition(b'"id":"')[2][:37].decode()
+            identity = body.partition(b'"id":"')[2].partition(b'"')[0].decode()
             await responses(served).delete(identity)
             assert (await post(served, str(number), **fields))[0] == 404
         assert len(asked(served)) == 2
