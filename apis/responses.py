@@ -199,7 +199,7 @@ class ResponseListParams(Wire):
 
     def accepts(self, response: Mapping[str, Any]) -> bool:
         """Return True if the response, by its fields, is one of those that are listed."""
-        conversation = response.get("conversation") or {}
+        conversation: Mapping[str, Any] = response.get("conversation") or {}
         return (
             self.status in (None, response.get("status"))
             and self.model in (None, response.get("model"))

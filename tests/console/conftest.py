@@ -2,8 +2,9 @@
 the origin fails the test."""
 
 import shutil
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
 
 import pytest
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
@@ -16,7 +17,11 @@ addEventListener("securitypolicyviolation", (event) =>
 EXPECTED = "Failed to load resource"
 """Chromium writes this for every answer of 400 and more, which pages show as errors on purpose."""
 
-OpenPage = Callable[[str], AbstractAsyncContextManager[Page]]
+
+class OpenPage(Protocol):
+    """Opens a URL in a new window; `options` are those of Playwright's `new_context`."""
+
+    def __call__(self, url: str, **options: Any) -> AbstractAsyncContextManager[Page]: ...
 
 
 @pytest.fixture
@@ -34,7 +39,7 @@ def open_page(browser: Browser) -> OpenPage:
     """Open a URL; what goes wrong in the page is raised when the context ends."""
 
     @asynccontextmanager
-    async def opened(url: str, **options: object) -> AsyncGenerator[Page]:
+    async def opened(url: str, **options: Any) -> AsyncGenerator[Page]:
         problems: list[str] = []
         origin = "/".join(url.split("/")[:3])
 
@@ -46,7 +51,8 @@ def open_page(browser: Browser) -> OpenPage:
             if not request.url.startswith((origin, "data:", "blob:")):
                 problems.append(f"left the origin: {request.url}")
 
-        context = await browser.new_context(**{"viewport": {"width": 1360, "height": 860}, **options})  # type: ignore[arg-type]  # options of new_context
+        window: dict[str, Any] = {"viewport": {"width": 1360, "height": 860}, **options}
+        context = await browser.new_context(**window)
         await context.add_init_script(REPORT)
         page = await context.new_page()
         page.set_default_timeout(15_000)

@@ -23,6 +23,10 @@ def every(record_id: str, _entry: Entry) -> str:
     return record_id
 
 
+def nothing(_record_id: str, _entry: Entry) -> str | None:
+    return None
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 async def test_pages_in_both_orders_hold_each_record_once(limit: int) -> None:
     subject = await listing()
@@ -44,5 +48,5 @@ async def test_pages_in_both_orders_hold_each_record_once(limit: int) -> None:
 async def test_a_page_that_finds_nothing_ends_with_a_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("providers.responses.store.listing._MAX_READ_ROWS", 2)
     subject = await listing()
-    page = await subject.read_page(lambda *_: None, after=None, limit=10, order="desc")
+    page = await subject.read_page(nothing, after=None, limit=10, order="desc")
     assert (page.data, page.last_id, page.has_more) == ([], NEW[1], True)
