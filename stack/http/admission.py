@@ -16,6 +16,10 @@ from stack.config import HttpServerConfig
 
 UPLOAD_PATHS: Final = frozenset({"/v1/files", "/files"})
 FORM_OR_JSON_PATHS: Final = re.compile(r"(?:/v1)?/containers/[^/]+/files")
+WEBSOCKET_HINT: Final = (
+    " Its WebSocket is opened with the headers `Upgrade: websocket` and `Connection: upgrade`, which a proxy in "
+    "front has to pass on."
+)
 _WEBSOCKET_PATHS: Final = frozenset({"/v1/responses", "/responses"})
 _HTTP_VERSIONS: Final = frozenset({"1.1", "1.0"})
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -138,10 +142,7 @@ def routing_error(exc: HTTPException, scope: Scope, routes: Iterable[BaseRoute])
             methods |= getattr(route, "methods", None) or set()
     message = f"{path} does not take {method}."
     if method == "GET" and scope["path"] in _WEBSOCKET_PATHS:
-        message += (
-            " Its WebSocket is opened with the headers `Upgrade: websocket` and `Connection: upgrade`, which a proxy "
-            "in front has to pass on."
-        )
+        message += WEBSOCKET_HINT
     return MethodNotAllowed(message), {"allow": ", ".join(sorted(methods))}
 
 

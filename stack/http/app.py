@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Final, get_args
+from typing import get_args
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response as ResponseObject
@@ -14,37 +14,18 @@ from starlette.routing import WebSocketRoute
 
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
+from stack.console.files import Console
 from stack.http.cache_salts import CacheSalts
-from stack.http.console import Console
 from stack.http.context import Endpoint, Route, Services
 from stack.http.edge import Edge
 from stack.http.idempotency import Idempotency
 from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
-from stack.http.routes.chat import CHAT_ROUTES, STORED_COMPLETION_ROUTES
-from stack.http.routes.containers import CONTAINER_ROUTES
-from stack.http.routes.conversations import CONVERSATION_ROUTES
-from stack.http.routes.embeddings import EMBEDDING_ROUTES
-from stack.http.routes.files import FILE_ROUTES
-from stack.http.routes.models import MODEL_ROUTES
-from stack.http.routes.responses import RESPONSE_ROUTES
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
-from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
+from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, STORED_COMPLETION_ROUTES
 from stack.http.shares import RequestShares
 from stack.http.streams import StreamMonitor
 from stack.http.websocket import WebSocketEndpoint
-
-API_ROUTES: Final = (
-    *RESPONSE_ROUTES,
-    *CHAT_ROUTES,
-    *EMBEDDING_ROUTES,
-    *MODEL_ROUTES,
-    *CONVERSATION_ROUTES,
-    *FILE_ROUTES,
-    *VECTOR_STORE_ROUTES,
-    *CONTAINER_ROUTES,
-)
-"""The routes of OpenAI's API, each served with and without the prefix /v1."""
 
 
 def create_app(config: StackConfig) -> Starlette:
@@ -52,7 +33,7 @@ def create_app(config: StackConfig) -> Starlette:
     metrics = Metrics()
     server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
     routes = [(route.path, route.path, route) for route in server_routes]
-    api_routes = (*API_ROUTES, *STORED_COMPLETION_ROUTES)
+    api_routes = (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES)
     routes += [(f"{prefix}{route.path}", f"/v1{route.path}", route) for route in api_routes for prefix in ("/v1", "")]
     described = tuple(
         (path, route) for path, template, route in routes if path == template and route not in STORED_COMPLETION_ROUTES

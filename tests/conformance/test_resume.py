@@ -55,7 +55,7 @@ async def cut_up(stacks: list[Served], dice: random.Random) -> tuple[list[bytes]
     body = {"model": "scripted", "input": "hi", "background": True, "stream": True}
     raw = await read(dice.choice(stacks), "POST", "/v1/responses", dice.randint(2000, 20_000), json=body)
     frames = whole_frames(raw)
-    response_id = raw.partition(b'"id":"')[2][:37].decode()
+    response_id = raw.partition(b'"id":"')[2].partition(b'"')[0].decode()
     cuts = dice.randint(0, 7)
     while not frames or frames[-1] != b"data: [DONE]":
         path = f"/v1/responses/{response_id}?stream=true&starting_after={len(frames) - 1}"

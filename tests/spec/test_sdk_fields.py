@@ -27,9 +27,9 @@ from apis.vector_stores import (
     VectorStoreListParams,
 )
 from apis.wire.field_rows import FIELD_ROWS, UNSUPPORTED_TYPES
-from stack.http.app import API_ROUTES
 from stack.http.routes.chat import CreateChatCompletion
 from stack.http.routes.responses import CountInputTokens, ResponseParams
+from stack.http.routes.table import API_ROUTES
 from tests.support.sdk.param_types import Gap, find_gaps, list_models
 
 PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {

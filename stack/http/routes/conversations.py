@@ -7,7 +7,6 @@ from starlette.responses import Response
 
 from apis.conversations import (
     AddItems,
-    ConversationListParams,
     Conversations,
     CreateConversation,
     ItemInclude,
@@ -24,16 +23,6 @@ async def create_conversation(http: Request, context: HttpContext, services: Ser
     conversation = await _conversations(services).create(request, tenant=context.tenant)
     context.created_id = conversation.id
     return model_response(conversation)
-
-
-async def list_conversations(http: Request, context: HttpContext, services: Services) -> Response:
-    params = read_query(http, ConversationListParams)
-    page = await _conversations(services).list(params, tenant=context.tenant)
-    data = [conversation.model_dump(mode="json") for conversation in page.data]
-    first_id = data[0]["id"] if data else None
-    return value_response(
-        {"object": "list", "data": data, "first_id": first_id, "last_id": page.last_id, "has_more": page.has_more}
-    )
 
 
 async def get_conversation(http: Request, context: HttpContext, services: Services) -> Response:
@@ -82,7 +71,6 @@ async def delete_item(http: Request, context: HttpContext, services: Services) -
 _CONVERSATION_PATH: Final = "/conversations/{conversation_id}"
 
 CONVERSATION_ROUTES: Final = (
-    Route("GET", "/conversations", list_conversations, query=ConversationListParams),
     Route("POST", "/conversations", create_conversation, body=CreateConversation),
     Route("GET", _CONVERSATION_PATH, get_conversation),
     Route("POST", _CONVERSATION_PATH, update_conversation, body=UpdateConversation),

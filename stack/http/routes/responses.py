@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from apis.conversations import ItemInclude
 from apis.errors import InvalidRequest, NotFound
-from apis.responses import CompactConversation, CreateResponse, InputItemListParams, ResponseListParams
+from apis.responses import CompactConversation, CreateResponse, InputItemListParams
 from apis.storage.keys import new_response_id
 from stack.http.answers import deleted_response, json_response, value_response
 from stack.http.context import HttpContext, Route, Services
@@ -94,11 +94,6 @@ async def cancel_response(http: Request, context: HttpContext, services: Service
     return _respond(http, services, response)
 
 
-async def list_responses(http: Request, context: HttpContext, services: Services) -> Response:
-    params = read_query(http, ResponseListParams)
-    return value_response((await services.stack.responses.list_responses(params, tenant=context.tenant)).model_dump())
-
-
 async def list_input_items(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, InputItemListParams)
     items = await services.stack.responses.list_input_items(_parse_response_id(http), params, tenant=context.tenant)
@@ -109,7 +104,6 @@ _RESPONSE_PATH: Final = "/responses/{response_id}"
 
 RESPONSE_ROUTES: Final = (
     Route("POST", "/responses", create_response, body=CreateResponse),
-    Route("GET", "/responses", list_responses, query=ResponseListParams),
     Route("POST", "/responses/input_tokens", count_input_tokens, body=CountInputTokens),
     Route("POST", "/responses/compact", compact_conversation, body=CompactConversation),
     Route("GET", _RESPONSE_PATH, get_response, query=ResponseParams),

@@ -41,7 +41,8 @@ async def test_a_405_names_the_methods_that_there_are(local: Served, method: str
 
 async def test_a_websocket_that_a_proxy_did_not_pass_on_is_explained(local: Served) -> None:
     """O-C 1: the 405 for a WebSocket's path names the headers that a proxy drops."""
-    error = check_error(await ask(local.url, method="GET", kind=None), 405)
+    handshake = [("sec-websocket-key", "x"), ("sec-websocket-version", "13")]
+    error = check_error(await ask(local.url, method="GET", kind=None, headers=handshake), 405)
     assert "`Upgrade: websocket`" in error["message"]
     assert "proxy" in error["message"]
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 import pytest_asyncio
 
-from stack.http.app import API_ROUTES
+from stack.http.routes.table import API_ROUTES
 from stack.serving.connection import HttpServerConnection
 from tests.stack.http.raw import Answer, ask, check_error, connection, parse, request, send
 from tests.support.servers.serving import Served, serving
@@ -110,7 +110,7 @@ async def test_with_a_key_unknown_paths_and_methods_are_told_apart(locked: Serve
         error = check_error(await ask(locked.url, method="GET", path=path, headers=bearer("sk-one")), 404)
         assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", None, None)
     for method, path in (
-        ("GET", "/v1/responses"),
+        ("GET", "/v1/embeddings"),
         ("PUT", "/responses"),
         ("OPTIONS", "/v1/models"),
         ("DELETE", "/v1/chat/completions"),

@@ -12,7 +12,7 @@ import jsonschema_rs
 import pytest
 from openai import APIStatusError, AsyncOpenAI
 
-from stack.http.app import API_ROUTES
+from stack.http.routes.table import API_ROUTES
 from tests.stack.http.raw import ask, check_error
 from tests.support.models.images import PIXEL_URL
 from tests.support.servers.serving import serving

@@ -17,7 +17,7 @@ from tests.support.servers.mcp_hostile import DEEDS, EMPTY_SCHEMA, SECRET, Hosti
 from tests.support.servers.mcp_server import LOOPBACK
 
 ERROR: Final[TypeAdapter[Any]] = TypeAdapter(McpToolCallError)
-LIMIT_S: Final = 1.0
+LIMIT_S: Final = 1.5
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-FOLDER: Final = Path(__file__).resolve().parent.parent / "console"
+FOLDER: Final = Path(__file__).resolve().parent
 _PREFIX: Final = "/console/"
 _MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",

@@ -1,0 +1,29 @@
+"""All routes below /v1, by the modules of their resources."""
+
+from typing import Final
+
+from stack.http.routes.chat import CHAT_ROUTES, STORED_COMPLETION_ROUTES
+from stack.http.routes.containers import CONTAINER_ROUTES
+from stack.http.routes.conversations import CONVERSATION_ROUTES
+from stack.http.routes.embeddings import EMBEDDING_ROUTES
+from stack.http.routes.files import FILE_ROUTES
+from stack.http.routes.listings import LISTING_ROUTES
+from stack.http.routes.models import MODEL_ROUTES
+from stack.http.routes.responses import RESPONSE_ROUTES
+from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
+
+__all__ = ["API_ROUTES", "EXTENSION_ROUTES", "STORED_COMPLETION_ROUTES"]
+
+API_ROUTES: Final = (
+    *RESPONSE_ROUTES,
+    *CHAT_ROUTES,
+    *EMBEDDING_ROUTES,
+    *MODEL_ROUTES,
+    *CONVERSATION_ROUTES,
+    *FILE_ROUTES,
+    *VECTOR_STORE_ROUTES,
+    *CONTAINER_ROUTES,
+)
+"""The routes of OpenAI's API, each served with and without the prefix /v1."""
+EXTENSION_ROUTES: Final = LISTING_ROUTES
+"""Routes that OpenAI's API does not have."""
