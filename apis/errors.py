@@ -1,5 +1,7 @@
 """The errors that a stack raises on purpose, and their form for clients.
 
+Processes that need little import this module, so it imports nothing large.
+
 StackError
 ├── InvalidRequest            400  the request itself is wrong; `param` names the field
 │   ├── Unsupported           400  well-formed, but not offered here
@@ -30,8 +32,6 @@ StackError
 
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Literal
-
-from openai.types.responses import ResponseError
 
 FailureCode = Literal["server_error", "rate_limit_exceeded", "invalid_prompt", "context_length_exceeded"]
 """The codes of a failed response. The SDK's type does not list the last one, but OpenAI sends it and agents compact
@@ -270,12 +270,3 @@ def error_to_body(error: StackError) -> dict[str, Any]:
     """Return OpenAI's error body; all four keys are always present."""
     detail = {"message": error.message[:1024], "type": error.type, "param": error.param, "code": error.code}
     return {"error": detail}
-
-
-def error_to_failure(error: StackError) -> ResponseError:
-    """Return the `error` of a failed response; its code is one of `FailureCode`.
-
-    A stream has no Retry-After header: agents parse the seconds from this exact text.
-    """
-    wait = "" if error.retry_after_s is None else f" Please try again in {error.retry_after_s:g}s."
-    return ResponseError.model_construct(code=error.failure_code, message=f"{error.message[:1024]}{wait}")

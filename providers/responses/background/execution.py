@@ -23,8 +23,8 @@ from apis.errors import (
     StoredValueTooLarge,
     StoreUnavailable,
     UpstreamTimeout,
-    error_to_failure,
 )
+from apis.events import error_to_failure
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import LeaseLost

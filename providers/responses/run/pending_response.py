@@ -8,7 +8,8 @@ from typing import Protocol
 from openai.types.responses import Response
 from openai.types.responses.response import InputTransformation
 
-from apis.errors import StackError, error_to_failure, internal_error
+from apis.errors import StackError, internal_error
+from apis.events import error_to_failure
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
 from apis.wire.items import items_to_json
