@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
-from openai.types.responses import ResponseError, ResponseStreamEvent
+from openai.types.responses import ResponseStreamEvent
 
-from apis.errors import StackError
 from apis.wire.base import sdk_model_to_json
 
 INITIAL_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
@@ -48,12 +47,3 @@ def event_to_json(event: ResponseStreamEvent) -> bytes:
 
 def _model_to_dict(model: Any) -> dict[str, Any]:
     return model.to_dict()
-
-
-def error_to_failure(error: StackError) -> ResponseError:
-    """Return the `error` of a failed response; its code is one of `FailureCode`.
-
-    A stream has no Retry-After header: agents parse the seconds from this exact text.
-    """
-    wait = "" if error.retry_after_s is None else f" Please try again in {error.retry_after_s:g}s."
-    return ResponseError.model_construct(code=error.failure_code, message=f"{error.message[:1024]}{wait}")

@@ -24,7 +24,6 @@ from apis.errors import (
     StoreUnavailable,
     UpstreamTimeout,
 )
-from apis.events import error_to_failure
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import LeaseLost
@@ -35,7 +34,13 @@ from providers.responses.background.runs import ClaimedRun, ResponseRef, StoredR
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.workers import BackgroundConfig
 from providers.responses.events.ids import ResponseIds
-from providers.responses.events.response_object import ResponseStatus, begin_response, end_response, response_from_json
+from providers.responses.events.response_object import (
+    ResponseStatus,
+    begin_response,
+    end_response,
+    error_to_failure,
+    response_from_json,
+)
 from providers.responses.run.checkpoint import (
     Checkpoint,
     ResumePoint,

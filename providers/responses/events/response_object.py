@@ -16,6 +16,7 @@ from openai.types.responses.response_usage import InputTokensDetails, OutputToke
 from openai.types.responses.tool import Mcp
 
 from apis.deltas import Usage
+from apis.errors import StackError
 from apis.responses import CreateResponse
 from apis.wire.tool_choice import ChosenHostedTool
 from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, Tool, WebSearchTool
@@ -193,3 +194,12 @@ def _echo_tool(tool: Tool) -> dict[str, Any]:
             return fields
         case _:
             return fields
+
+
+def error_to_failure(error: StackError) -> ResponseError:
+    """Return the `error` of a failed response; its code is one of `FailureCode`.
+
+    A stream has no Retry-After header: agents parse the seconds from this exact text.
+    """
+    wait = "" if error.retry_after_s is None else f" Please try again in {error.retry_after_s:g}s."
+    return ResponseError.model_construct(code=error.failure_code, message=f"{error.message[:1024]}{wait}")

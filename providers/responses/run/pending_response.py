@@ -9,14 +9,18 @@ from openai.types.responses import Response
 from openai.types.responses.response import InputTransformation
 
 from apis.errors import StackError, internal_error
-from apis.events import error_to_failure
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
 from apis.wire.items import items_to_json
 from providers.responses.context.conversation import Conversation, HistorySource
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
-from providers.responses.events.response_object import ResponseStatus, begin_response, end_response
+from providers.responses.events.response_object import (
+    ResponseStatus,
+    begin_response,
+    end_response,
+    error_to_failure,
+)
 from providers.responses.run.agent_loop import AgentLoop
 from providers.responses.run.checkpoint import ResumePoint
 from providers.responses.store.conversation_lock import ConversationLock

@@ -7,9 +7,14 @@ from openai.types.responses import ResponseError
 
 from apis.deltas import Usage
 from apis.errors import RateLimited
-from apis.events import error_to_failure
 from apis.responses import CreateResponse
-from providers.responses.events.response_object import ResponseStatus, add_usage, begin_response, end_response
+from providers.responses.events.response_object import (
+    ResponseStatus,
+    add_usage,
+    begin_response,
+    end_response,
+    error_to_failure,
+)
 
 DEFAULTS: dict[str, Any] = {
     "id": "resp_1",

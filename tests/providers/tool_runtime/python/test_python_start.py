@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -152,3 +153,10 @@ async def test_an_expired_container_says_so() -> None:
         for name, tenant in ((container.id, "other"), ("cntr_none", "tenant")):
             with pytest.raises(NotFound, match="not found"):
                 await containers.get(name, tenant=tenant)
+
+
+def test_the_process_of_a_server_imports_nothing_heavy() -> None:
+    """It starts with the first program of a stack, and stays in memory: the SDK's types alone would be 0.6 s."""
+    code = "import sys, providers.tool_runtime.python.session_server; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"openai", "pydantic", "httpx2", "starlette"} & set(run.stdout.split())

@@ -398,10 +398,3 @@ async def test_where_there_can_be_no_socket_the_start_says_so(
     with pytest.raises(ConfigError, match="TMPDIR"):
         await Python(Python.Config.model_validate({}), None, store).start()
     assert [*long.iterdir()] == []
-
-
-def test_the_process_of_a_server_imports_nothing_heavy() -> None:
-    """It starts with the first program of a stack, and stays in memory: the SDK's types alone would be 0.6 s."""
-    code = "import sys, providers.tool_runtime.python.session_server; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"openai", "pydantic", "httpx2", "starlette"} & set(run.stdout.split())
