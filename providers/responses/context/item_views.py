@@ -77,17 +77,24 @@ class ItemView:
 
     def show_response(self, response: Response) -> Response:
         """Return the response as the request sees it."""
-        if not response.output:
+        if all(map(self._is_shown_whole, response.output)):
             return response
         return response.model_copy(update={"output": [self._show_model(item) for item in response.output]})
 
     def _show_model(self, item: ResponseOutputItem) -> ResponseOutputItem:
-        if item.type not in _CHANGEABLE:
+        if self._is_shown_whole(item):
             return item
-        data = sdk_model_to_json(item)
-        if item.type == "message" and (LOGPROBS_INCLUDE in self._include or _LOGPROBS_MARK not in data):
-            return item
-        return type(item).model_validate(self.show_item(orjson.loads(data)))
+        return type(item).model_validate(self.show_item(orjson.loads(sdk_model_to_json(item))))
+
+    def _is_shown_whole(self, item: ResponseOutputItem) -> bool:
+        """Return True for an item that `show_item` would not change; most of them are found without their JSON."""
+        if item.type == "message":
+            return LOGPROBS_INCLUDE in self._include or not any(
+                getattr(part, "logprobs", None) for part in item.content
+            )
+        if item.type == "reasoning":
+            return self._seal is None and ENCRYPTED_CONTENT_INCLUDE in self._include
+        return item.type not in _CHANGEABLE
 
     def show_events(self, events: ResponseEventBatch) -> ResponseEventBatch:
         """Return live or logged events as the request sees them."""
@@ -102,11 +109,11 @@ class ItemView:
 
     def _show_event(self, event: ResponseStreamEvent) -> ResponseStreamEvent:
         if isinstance(event, ResponseOutputItemAddedEvent | ResponseOutputItemDoneEvent):
-            return event.model_copy(update={"item": self._show_model(event.item)})
+            item = self._show_model(event.item)
+            return event if item is event.item else event.model_copy(update={"item": item})
         response: Response | None = getattr(event, "response", None)
-        if response is None or not response.output:
-            return event
-        return event.model_copy(update={"response": self.show_response(response)})
+        shown = None if response is None else self.show_response(response)
+        return event if shown is response else event.model_copy(update={"response": shown})
 
     def _show_logged(self, event: LoggedEvent) -> LoggedEvent:
         has_logprobs = _LOGPROBS_MARK in event.data and LOGPROBS_INCLUDE not in self._include
