@@ -15,7 +15,7 @@ export const bytes = (value) =>
 export const count = (value) => (value ?? 0).toLocaleString("en-US");
 
 /** Shorten an id in the middle; its title and its copy are whole. */
-export const shortId = (id) => (id && id.length > 18 ? `${id.slice(0, 10)}…${id.slice(-4)}` : id || "");
+export const shortId = (id) => (id && id.length > 18 ? `${id.slice(0, 6)}…${id.slice(-6)}` : id || "");
 
 export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 
