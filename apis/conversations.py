@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from openai.types.conversations import Conversation
@@ -58,15 +57,6 @@ class ConversationListParams(Wire):
     order: Literal["asc", "desc"] = "desc"
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationPage:
-    """A page of conversations; `last_id` is the cursor of the next one, where `has_more`."""
-
-    data: Sequence[Conversation]
-    last_id: str | None
-    has_more: bool
-
-
 class Conversations(ABC):
     """Conversations, stored under the server's ids until they are deleted. Another tenant's id is an unknown id.
 
@@ -79,7 +69,7 @@ class Conversations(ABC):
     async def create(self, request: CreateConversation, *, tenant: str) -> Conversation:
         """Create a conversation. Raises as `add_items`."""
 
-    async def list(self, params: ConversationListParams, *, tenant: str) -> ConversationPage:
+    async def list(self, params: ConversationListParams, *, tenant: str) -> Page[Conversation]:
         """Return a page of the tenant's conversations, newest first by default."""
         raise Unsupported("This server cannot list conversations.", code="not_configured")
 

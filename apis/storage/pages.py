@@ -11,10 +11,14 @@ _ItemT = TypeVar("_ItemT")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_ItemT]):
-    """A part of a list, in the requested order; `has_more` if entries follow it."""
+    """A part of a list, in the requested order; `has_more` if entries follow it.
+
+    `last_id` is the cursor of the next page where that is not the id of the last entry.
+    """
 
     data: Sequence[_ItemT]
     has_more: bool = False
+    last_id: str | None = None
 
 
 class PageParams(Protocol):

@@ -58,17 +58,13 @@ export async function call(method, path, options) {
 
 export const get = (path, query, signal) => call("GET", path, { query, signal });
 export const post = (path, body) => call("POST", path, { body });
+export const cancelResponse = (id) => post(`responses/${id}/cancel`, {});
 export const remove = (path) => call("DELETE", path);
 
 /** Yield the events of a streamed call as {event, size, at}; `at` is the time in ms at which it came. */
 export async function* stream(method, path, options) {
   const response = await send(method, path, options);
   yield* readEvents(response.body);
-}
-
-/** Return the content of a path as a Blob, for pictures and downloads. */
-export async function blob(path, signal) {
-  return (await send("GET", path, { signal })).blob();
 }
 
 /** Upload a file and report its progress from 0 to 1; fetch cannot, so this is the one use of XMLHttpRequest. */
@@ -91,16 +87,4 @@ export function upload(path, form, onProgress) {
     };
     request.send(form);
   });
-}
-
-/** Return all pages of a listing up to `most` objects. */
-export async function listAll(path, query, most = 500, signal) {
-  const objects = [];
-  let after;
-  do {
-    const page = await get(path, { limit: 100, ...query, after }, signal);
-    objects.push(...page.data);
-    after = page.has_more ? page.last_id || page.data.at(-1)?.id : undefined;
-  } while (after && objects.length < most);
-  return objects;
 }

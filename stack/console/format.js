@@ -17,8 +17,6 @@ export const count = (value) => (value ?? 0).toLocaleString("en-US");
 /** Shorten an id in the middle; its title and its copy are whole. */
 export const shortId = (id) => (id && id.length > 18 ? `${id.slice(0, 6)}…${id.slice(-6)}` : id || "");
 
-export const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
-
 /** Local time of a Unix time in seconds; `utc` is for its title. */
 export const time = (seconds) => {
   if (!seconds) return "";

@@ -99,14 +99,6 @@ const CHANGES = {
   "response.code_interpreter_call_code.done": replace("code"),
 };
 
-/** Return the text that the answer says: all output text of all messages. */
-export const outputText = (items) =>
-  items
-    .filter((item) => item?.type === "message")
-    .flatMap((item) => item.content || [])
-    .map((content) => content.text || content.refusal || "")
-    .join("");
-
 /** Return the calls that wait for the client: functions and custom tools without an output, approvals without an answer. */
 export const openCalls = (items) =>
   items.filter((item) => ["function_call", "custom_tool_call", "mcp_approval_request", "local_shell_call", "apply_patch_call"].includes(item?.type));

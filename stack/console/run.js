@@ -1,6 +1,6 @@
 // One request in flight: reads its stream, reduces events once per animation frame, resumes what the server still runs.
 
-import { ApiError, get, post, stream } from "./api.js";
+import { ApiError, cancelResponse, get, stream } from "./api.js";
 import { TERMINAL, emptyState, reduce } from "./reducer.js";
 
 const RETRIES = 5;
@@ -75,7 +75,7 @@ export class Run {
   /** Stop reading; a background response is cancelled on the server, any other ends as its client leaves. */
   async stop() {
     const { response } = this.state;
-    if (response?.background && !TERMINAL.has(response.status)) await post(`responses/${response.id}/cancel`, {}).catch(() => {});
+    if (response?.background && !TERMINAL.has(response.status)) await cancelResponse(response.id).catch(() => {});
     else this.stops.abort();
   }
 

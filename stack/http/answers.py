@@ -28,12 +28,13 @@ def model_response(model: BaseModel) -> Response:
 
 def page_response(page: Page[Any]) -> Response:
     """Return a page of the SDK's objects, in the shape that its cursors read."""
-    return list_response([entry.model_dump(mode="json", warnings=False) for entry in page.data], has_more=page.has_more)
+    data = [entry.model_dump(mode="json", warnings=False) for entry in page.data]
+    return list_response(data, has_more=page.has_more, last_id=page.last_id)
 
 
-def list_response(data: Sequence[dict[str, Any]], *, has_more: bool) -> Response:
-    """Return a page of objects that are dicts of JSON."""
-    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+def list_response(data: Sequence[dict[str, Any]], *, has_more: bool, last_id: str | None = None) -> Response:
+    """Return a page of objects that are dicts of JSON; `last_id` as in Page."""
+    first, last = (data[0]["id"], last_id or data[-1]["id"]) if data else (None, last_id)
     return value_response({"object": "list", "data": [*data], "first_id": first, "last_id": last, "has_more": has_more})
 
 

@@ -121,7 +121,7 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
         self._app.state.draining = True
         if sig == signal.SIGINT:
-            self._last_request_wait_s = 0.0  # somebody waits at the terminal
+            self._last_request_wait_s = 0.0  # a person waits at the terminal
         # from this moment on, as probes see the state from this moment on: `shutdown` begins up to 0.1 s later
         self._open_connections.drain_idle_s = self._last_request_wait_s
         left_s = _EXIT_TIMEOUT_S if self.force_exit else self._grace_s + _EXIT_TIMEOUT_S

@@ -131,7 +131,7 @@ class RunExecutor:
     async def end_from_log(
         self, claimed_run: ClaimedRun, status: ResponseStatus, error: StackError | None = None
     ) -> None:
-        """End a run that nobody continues with what its log holds, or without that if it is too large to be stored.
+        """End a run that no worker continues with what its log holds, or without that if it is too large to be stored.
         Raises LeaseLost."""
         try:
             await self._end_from_log(claimed_run, status, error)

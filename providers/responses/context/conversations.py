@@ -13,7 +13,6 @@ from pydantic import SecretStr
 from apis.conversations import (
     AddItems,
     ConversationListParams,
-    ConversationPage,
     Conversations,
     CreateConversation,
     ItemListParams,
@@ -72,15 +71,14 @@ class StoredConversations(Conversations):
         await self._kv.write([Put(ref.record_key("conversation"), encode_record(record), None, ABSENT), *ops])
         return _record_to_conversation(ref, record)
 
-    async def list(self, params: ConversationListParams, *, tenant: str) -> ConversationPage:
+    async def list(self, params: ConversationListParams, *, tenant: str) -> Page[Conversation]:
         def accept(conversation_id: str, entry: Entry) -> Conversation | None:
             record = decode_record(entry, ConversationRecord)
             ref = ConversationKeys(tenant, conversation_id)
             return None if record.is_deleted else _record_to_conversation(ref, record)
 
         listing = Listing(self._kv, f"{tenant}/conversation/", "conv_")
-        page = await listing.read_page(accept, after=params.after, limit=params.limit, order=params.order)
-        return ConversationPage(page.data, page.last_id, page.has_more)
+        return await listing.read_page(accept, after=params.after, limit=params.limit, order=params.order)
 
     async def get(self, conversation_id: str, *, tenant: str) -> Conversation:
         ref = ConversationKeys(tenant, conversation_id)

@@ -60,7 +60,7 @@ class ClosedLog:
 def close_log(
     events: Iterable[LoggedEvent], status: Literal["incomplete", "failed"] = "incomplete", error_message: str = ""
 ) -> ClosedLog:
-    """Read a log that nobody writes any more; open items end with `status`, and those that can hold an error have
+    """Read a log that has no writer any more; open items end with `status`, and those that can hold an error have
     `error_message`."""
     items: list[_LoggedItem] = []
     number = 0

@@ -23,6 +23,7 @@ from apis.errors import InvalidRequest, NotFound, StoredValueTooLarge
 from apis.responses import ResponseListParams
 from apis.storage.keys import id_to_key_part
 from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, STORED_OVERHEAD_BYTES, Delete, Entry, KVStore, Op, Put
+from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record, reading_stored
 from apis.wire.base import sdk_model_to_json
 from apis.wire.items import ITEM_LIST_ADAPTER, items_to_json
@@ -38,7 +39,7 @@ from providers.responses.store.history_cache import (
     StoredTurn,
     TurnPosition,
 )
-from providers.responses.store.listing import ListedPage, Listing
+from providers.responses.store.listing import Listing
 from providers.responses.store.run_key import run_key
 
 _DEPTH_DIGITS = 8
@@ -171,7 +172,7 @@ class History:
             model: str = orjson.loads(bytes(decode_record(entry, ResponseRecord).response))["model"]
             return model
 
-    async def list_responses(self, params: ResponseListParams, *, tenant: str) -> ListedPage[dict[str, Any]]:
+    async def list_responses(self, params: ResponseListParams, *, tenant: str) -> Page[dict[str, Any]]:
         """Return a page of the stored responses without their items."""
 
         def accept(response_id: str, entry: Entry) -> dict[str, Any] | None:

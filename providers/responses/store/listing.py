@@ -2,9 +2,10 @@
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from apis.storage.kv_store import Entry, KVStore
+from apis.storage.pages import Page
 
 T = TypeVar("T")
 
@@ -12,15 +13,6 @@ _MAX_READ_ROWS: Final = 2000
 """Rows that one page reads at most: where few match the filters, it ends before it is full."""
 _BATCH_ROWS: Final = 200
 _BATCH_BYTES: Final = 4 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ListedPage(Generic[T]):
-    """A page of a listing; `last_id` is the cursor of the next one, where `has_more`."""
-
-    data: list[T]
-    last_id: str | None
-    has_more: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +34,22 @@ class Listing:
         after: str | None,
         limit: int,
         order: Literal["asc", "desc"],
-    ) -> ListedPage[T]:
-        """Return up to `limit` of the records that `accept` returns for ids and entries, after the id `after`."""
+    ) -> Page[T]:
+        """Return up to `limit` of the records that `accept` returns for ids and entries, after the id `after`.
+
+        Its `last_id` is the last record that was read.
+        """
         page: list[T] = []
         last_id, read_rows = None, 0
         async for record_id, entry in self._read(after, reverse=order == "desc"):
             if len(page) == limit or read_rows == _MAX_READ_ROWS:
-                return ListedPage(page, last_id, has_more=True)
+                return Page(page, has_more=True, last_id=last_id)
             read_rows += 1
             last_id = record_id
             record = accept(record_id, entry)
             if record is not None:
                 page.append(record)
-        return ListedPage(page, last_id, has_more=False)
+        return Page(page, last_id=last_id)
 
     async def _read(self, after: str | None, *, reverse: bool) -> AsyncGenerator[tuple[str, Entry]]:
         # times from 2004 to 2073 begin with these digits

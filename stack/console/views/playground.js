@@ -1,6 +1,6 @@
 // The Playground: a conversation of turns, one or two panes, each with its own settings.
 
-import { call, get } from "../api.js";
+import { get } from "../api.js";
 import { Composer } from "../parts/composer.js";
 import { Inspector } from "../parts/inspector.js";
 import { Item, Items } from "../parts/items.js";
@@ -197,7 +197,7 @@ function Turn({ turn, selected, onSelect, actions, onRetry, onEdit }) {
 
 const Waiting = ({ run }) => html`<${Status} status=${run.state.response?.status === "queued" ? "queued" : "running"} />`;
 
-export const userMessage = (text, parts) => ({ role: "user", content: [...(text ? [{ type: "input_text", text }] : []), ...parts] });
+const userMessage = (text, parts) => ({ role: "user", content: [...(text ? [{ type: "input_text", text }] : []), ...parts] });
 
 const textOf = (input) =>
   input.flatMap((item) => (typeof item.content === "string" ? [{ text: item.content }] : item.content || [])).map((part) => part.text || "").join("\n");
@@ -206,5 +206,3 @@ function answerItem(item, given) {
   if (item.type === "mcp_approval_request") return { type: "mcp_approval_response", approval_request_id: item.id, ...given, reason: given.reason || undefined };
   return { type: item.type.replace(/_call$/, "_call_output"), call_id: item.call_id, output: given };
 }
-
-export const cancelResponse = (id) => call("POST", `responses/${id}/cancel`, { body: {} });

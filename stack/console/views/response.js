@@ -1,6 +1,6 @@
 // One stored response: input, output, events, the chain it belongs to, and what to do with it.
 
-import { call, get, listAll, remove } from "../api.js";
+import { cancelResponse, get, remove } from "../api.js";
 import { Inspector } from "../parts/inspector.js";
 import { Items } from "../parts/items.js";
 import { Waterfall, spansOf } from "../parts/waterfall.js";
@@ -57,7 +57,7 @@ export function ResponseView({ route }) {
         <h1><${Id} id=${id} /></h1>
         <${Status} status=${current.status} />
         <span class="grow"></span>
-        ${!TERMINAL.has(current.status) && html`<button onClick=${() => call("POST", `responses/${id}/cancel`, { body: {} }).then(setResponse, setError)}>Cancel the run</button>`}
+        ${!TERMINAL.has(current.status) && html`<button onClick=${() => cancelResponse(id).then(setResponse, setError)}>Cancel the run</button>`}
         <a class="button" href=${hashOf({ view: "playground", params: { from: id } })}>Continue in the Playground</a>
         <${DeleteButton} what=${id} onDelete=${deleted} />
       </header>
@@ -117,5 +117,3 @@ const firstWords = (response) =>
     .map((part) => part.text || "")
     .join(" ")
     .slice(0, 200);
-
-export const inputItems = (id) => listAll(`responses/${id}/input_items`, { order: "asc" });

@@ -1,6 +1,5 @@
 // Stored responses: a listing with filters; each row opens the response.
 
-import { remove } from "../api.js";
 import { count } from "../format.js";
 import { Empty, Id, Status, Time } from "../parts/states.js";
 import { Table, usePages } from "../parts/table.js";
@@ -61,5 +60,3 @@ export function Responses({ route, models }) {
     />
   </div>`;
 }
-
-export const deleteResponse = (id) => remove(`responses/${id}`);

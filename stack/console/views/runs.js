@@ -1,6 +1,6 @@
 // Background responses: what waits, what runs, follow and cancel.
 
-import { call } from "../api.js";
+import { cancelResponse } from "../api.js";
 import { Empty, Failure, Status } from "../parts/states.js";
 import { Table, usePages } from "../parts/table.js";
 import { hashOf } from "../route.js";
@@ -19,7 +19,7 @@ export function Runs({ route, models }) {
     const timer = setInterval(() => document.visibilityState === "visible" && pages.reload(), REFRESH_MS);
     return () => clearInterval(timer);
   }, [active]);
-  const cancel = (row) => call("POST", `responses/${row.id}/cancel`, { body: {} }).then(pages.reload, setError);
+  const cancel = (row) => cancelResponse(row.id).then(pages.reload, setError);
   const columns = [
     ...responseColumns,
     [

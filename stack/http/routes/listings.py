@@ -9,7 +9,7 @@ from apis.conversations import ConversationListParams
 from apis.errors import MethodNotAllowed
 from apis.responses import ResponseListParams
 from stack.http.admission import WEBSOCKET_HINT
-from stack.http.answers import value_response
+from stack.http.answers import page_response, value_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.uploads import read_query
 
@@ -24,16 +24,7 @@ async def list_responses(http: Request, context: HttpContext, services: Services
 async def list_conversations(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, ConversationListParams)
     page = await services.stack.responses.conversations().list(params, tenant=context.tenant)
-    data = [conversation.model_dump(mode="json") for conversation in page.data]
-    return value_response(
-        {
-            "object": "list",
-            "data": data,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": page.last_id,
-            "has_more": page.has_more,
-        }
-    )
+    return page_response(page)
 
 
 LISTING_ROUTES: Final = (

@@ -12,6 +12,14 @@ BOUND_S = 30.0
 JSON = "application/json"
 
 
+KEYS: Any = [{"key": "sk-one", "tenant": "one"}, {"key": "sk-two", "tenant": "two"}]
+HELLO: dict[str, Any] = {"model": "scripted", "input": "hi"}
+
+
+def bearer(key: str) -> list[tuple[str, str]]:
+    return [("authorization", f"Bearer {key}")]
+
+
 @dataclass(frozen=True)
 class Answer:
     """What came back. Header names are in lower case; a chunked body has been put together."""

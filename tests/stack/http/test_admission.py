@@ -1,34 +1,11 @@
 """Heads of requests that are refused before routing: HTTP itself, Host, Origin and CORS, methods, encodings."""
 
-from collections.abc import AsyncGenerator
-from typing import Any
-
 import pytest
-import pytest_asyncio
 
-from tests.stack.http.raw import ask, check_error, send
+from tests.stack.http.raw import HELLO, KEYS, ask, bearer, check_error, send
 from tests.support.servers.serving import Served, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-KEYS: Any = [{"key": "sk-one", "tenant": "one"}, {"key": "sk-two", "tenant": "two"}]
-HELLO: dict[str, Any] = {"model": "scripted", "input": "hi"}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def locked() -> AsyncGenerator[Served]:
-    async with serving(server={"api_keys": KEYS}) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def local() -> AsyncGenerator[Served]:
-    async with serving(server={"max_body_bytes": 65536}) as running:
-        yield running
-
-
-def bearer(key: str) -> list[tuple[str, str]]:
-    return [("authorization", f"Bearer {key}")]
 
 
 @pytest.mark.parametrize("method", ["PUT", "PATCH"])

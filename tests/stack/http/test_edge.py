@@ -3,39 +3,17 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import pytest_asyncio
 
 from stack.http.routes.table import API_ROUTES
 from stack.serving.connection import HttpServerConnection
-from tests.stack.http.raw import Answer, ask, check_error, connection, parse, request, send
-from tests.support.servers.serving import Served, serving
+from tests.stack.http.raw import HELLO, Answer, ask, bearer, check_error, connection, parse, request, send
+from tests.support.servers.serving import Served
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-KEYS: Any = [{"key": "sk-one", "tenant": "one"}, {"key": "sk-two", "tenant": "two"}]
-HELLO: dict[str, Any] = {"model": "scripted", "input": "hi"}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def locked() -> AsyncGenerator[Served]:
-    async with serving(server={"api_keys": KEYS}) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def local() -> AsyncGenerator[Served]:
-    async with serving(server={"max_body_bytes": 65536}) as running:
-        yield running
-
-
-def bearer(key: str) -> list[tuple[str, str]]:
-    return [("authorization", f"Bearer {key}")]
-
 
 # --- keys ------------------------------------------------------------------------------------------------------------
 

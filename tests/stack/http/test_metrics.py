@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from apis.provider import ProviderMetrics
 from providers.inference.scripted import Scripted
-from tests.stack.http.raw import Answer, ask, check_error, connection, request
+from tests.stack.http.raw import Answer, ask, bearer, check_error, connection, request
 from tests.support.servers.serving import Served, scripted, serving
 from tests.support.servers.worker_processes import worker_processes
 
@@ -36,10 +36,6 @@ class Telling(Scripted):
 
     def metrics(self) -> ProviderMetrics:
         return Counts(running=2, busy_s=0.25)
-
-
-def bearer(key: str) -> list[tuple[str, str]]:
-    return [("authorization", f"Bearer {key}")]
 
 
 async def scrape(served: Served, key: str = "") -> Answer:
