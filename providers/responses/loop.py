@@ -39,7 +39,7 @@ from providers.responses.background.webhooks import Webhook
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
-from providers.responses.run.response_stream import ResponseStreams, assign_sequence_numbers
+from providers.responses.run.response_stream import LiveEventView, ResponseStreams
 from providers.responses.session import SessionFactory
 from providers.responses.store.history import History
 from providers.responses.tools.request_tools import RequestTools
@@ -148,12 +148,11 @@ class Loop(Responses):
                 async for logged_events in logged_batches:
                     yield view.show_events(logged_events)
             return
-        number = 0
+        live_view = LiveEventView(view)
         stream = self._streams.stream_input_only if request.is_prewarm else self._streams.stream
         async with aclosing(stream(pending)) as batches:
             async for events in batches:
-                number = assign_sequence_numbers(events, number)
-                yield view.show_live_events(events)
+                yield live_view.show(events)
 
     def open_session(self, *, tenant: str) -> Session:
         return self._sessions.open(tenant)

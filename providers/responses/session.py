@@ -17,7 +17,7 @@ from providers.responses.context.conversation import HistorySource
 from providers.responses.context.item_views import ItemViews
 from providers.responses.events.ids import ResponseIds
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse
-from providers.responses.run.response_stream import ResponseStreams, assign_sequence_numbers
+from providers.responses.run.response_stream import LiveEventView, ResponseStreams
 from providers.responses.store.history import (
     History,
     chain_too_long_error,
@@ -85,14 +85,13 @@ class LoopSession(Session):
         pending = await self._prepare(request, self._tenant, ResponseIds(), history_source=self._session_history)
         is_input_only = not generate or request.is_prewarm
         stream = self._streams.stream_input_only if is_input_only else self._streams.stream
-        view, number = self._views.of_create(request), 0
+        live_view = LiveEventView(self._views.of_create(request))
         async with aclosing(stream(pending)) as batches:
             async for events in batches:
-                number = assign_sequence_numbers(events, number)
-                final = events[-1]
+                shown_events, final = live_view.show(events), events[-1]
                 if request.store is False and isinstance(final, ResponseCompletedEvent | ResponseIncompleteEvent):
                     self._session_history.put(pending, final.response, stream_id)
-                yield view.show_live_events(events)
+                yield shown_events
 
     def forget(self, response_id: str, *, stream_id: str = "") -> None:
         self._session_history.forget(response_id, stream_id)

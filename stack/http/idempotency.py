@@ -34,6 +34,7 @@ from stack.build import Stack
 from stack.http.answers import client_disconnected_response
 from stack.http.context import get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, read_object
+from stack.http.peer import scope_without_peer
 from stack.http.sse import DIALECT_HEADER, DONE_FRAME, KEEP_ALIVE_FRAME
 from stack.http.streams import ClientDisconnected, run_while_connected
 from stack.http.uploads import read_body
@@ -195,7 +196,7 @@ class _Attempt:
         try:
             self._context.response_id = self._record.response_id or None
             async with self._lease.renew_in_background():
-                await app(scope, receive_request, answer)
+                await app(scope_without_peer(scope), receive_request, answer)
         finally:
             if not self._settled_event.is_set():
                 await self._release_key()

@@ -86,7 +86,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"The body holds more than {_MAX_VALUES} values.", code="array_above_max_length")
     try:
         orjson.loads(body)
-        value: Any = json.loads(body, object_pairs_hook=_reject_duplicate_keys)
+        value: Any = _decoder.decode(body.decode())
     except (ValueError, RecursionError) as exc:
         if isinstance(exc, _DuplicateKey):
             raise InvalidRequest(str(exc)) from None
@@ -117,6 +117,9 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         raise _DuplicateKey("The JSON body has a duplicate key in one of its objects.")
     return fields
+
+
+_decoder = json.JSONDecoder(object_pairs_hook=_reject_duplicate_keys)
 
 
 def _is_nested_deeper(value: Any, max_levels: int) -> bool:

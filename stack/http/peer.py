@@ -17,6 +17,11 @@ class Peer(Protocol):
         """Record that a request on the connection has passed authentication: it may stay open between requests."""
         ...
 
+    def write_body(self, body: bytes) -> bool:
+        """Write a part of the body of the response that is being sent, without waiting; return true if the client is
+        ready for more. It is for a response without a declared length, whose start was sent with the ASGI `send`."""
+        ...
+
     def abort(self) -> None:
         """Close the connection at once, without sending what is buffered."""
         ...
@@ -25,6 +30,11 @@ class Peer(Protocol):
 def peer_state(app_state: dict[str, Any], peer: Peer) -> dict[str, Any]:
     """Return the ASGI state of the requests on a connection."""
     return {**app_state, _STATE_KEY: peer}
+
+
+def scope_without_peer(scope: Scope) -> Scope:
+    """Return the scope for an app whose every message must pass through `send`, because a layer observes them."""
+    return {**scope, "state": {name: value for name, value in scope.get("state", {}).items() if name != _STATE_KEY}}
 
 
 def get_peer(scope: Scope) -> Peer | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import orjson
-from openai.types.responses import ResponseStreamEvent
+from openai.types.responses import ResponseCreatedEvent, ResponseInProgressEvent, ResponseStreamEvent
 from pydantic import BaseModel
 
 from apis.errors import InvalidRequest
@@ -57,7 +57,26 @@ def encode_frames(
         return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in events])
     if len(events) == 1:  # nearly every batch is one token
         return b"%b%b\n\n" % (_frame_head(events[0].type), _event_to_data(events[0]))
+    if isinstance(events[0], ResponseCreatedEvent):
+        return _encode_first_frames(events)
     return b"".join([b"%b%b\n\n" % (_frame_head(event.type), _event_to_data(event)) for event in events])
+
+
+def _encode_first_frames(events: Sequence[ResponseStreamEvent | LoggedEvent]) -> bytes:
+    """Return the frames of a stream's first events, which hold one response object: it is serialized once."""
+    frames: list[bytes] = []
+    response: object = None
+    data = b""
+    for event in events:
+        if isinstance(event, ResponseCreatedEvent | ResponseInProgressEvent):
+            if event.response is not response:
+                response, data = event.response, response_to_json(event.response)
+            number, kind = event.sequence_number, event.type.encode()
+            line = b'{"response":%b,"sequence_number":%d,"type":"%b"}' % (data, number, kind)
+        else:
+            line = _event_to_data(event)
+        frames.append(b"%b%b\n\n" % (_frame_head(event.type), line))
+    return b"".join(frames)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import orjson
 from starlette.responses import Response
@@ -12,6 +12,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from apis.errors import Overloaded, StackError, error_to_body
 from apis.events import INITIAL_EVENTS, LoggedEvent
+from apis.live_batch import LiveBatch
+from stack.http.peer import Peer, get_peer
 from stack.http.request_record import RequestRecord
 from stack.http.sse import DONE_FRAME, KEEP_ALIVE_FRAME
 
@@ -107,12 +109,14 @@ class StreamMonitor:
 
 
 class _OpenStream:
-    """The connection of one open stream."""
+    """The connection of one open stream. `peer` is there where our own server runs the app."""
 
-    __slots__ = ("_send", "_time", "is_writing", "last_write_at")
+    __slots__ = ("_peer", "_send", "_time", "is_writing", "last_write_at", "pushed_bytes")
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, peer: Peer | None) -> None:
         self._send = send
+        self._peer = peer
+        self.pushed_bytes = 0
         self._time = asyncio.get_running_loop().time
         self.last_write_at = self._time()
         self.is_writing = False
@@ -124,11 +128,24 @@ class _OpenStream:
         await self._send(message)
         self.is_writing = False
 
+    @property
+    def takes_pushes(self) -> bool:
+        """True if `push` can be called."""
+        return self._peer is not None
+
+    def push(self, body: bytes) -> bool:
+        """Write without waiting, past the ASGI layers; return true if the client is ready for more."""
+        assert self._peer is not None
+        self.last_write_at = self._time()
+        self.pushed_bytes += len(body)
+        return self._peer.write_body(body)
+
 
 class EventStream(Response):
     """ASGI response of framed batches of events. An error before the first batch is raised, for an HTTP status.
 
     `request_record`, if the request creates a response, observes its first event, its first output and its last event.
+    Batches after the first output are pushed where their source can do that: see `apis.live_batch`.
     """
 
     def __init__(
@@ -146,11 +163,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await run_while_connected(receive, self._run(send))
+            await run_while_connected(receive, self._run(send, get_peer(scope)))
         except ClientDisconnected:
             _log.info("a client left its stream early")
 
-    async def _run(self, send: Send) -> None:
+    async def _run(self, send: Send, peer: Peer | None) -> None:
         stream: _OpenStream | None = None
         async with aclosing(self._batches) as batches:
             batch: Sequence[Any] = ()
@@ -160,11 +177,12 @@ class EventStream(Response):
                 async for batch in batches:
                     if stream is None:
                         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-                        stream = _OpenStream(send)
+                        stream = _OpenStream(send, peer)
                         self._monitor.add(stream)
-                    if waits:
-                        waits = self._awaits_first_output(batch)
                     await stream.write(self._frame(batch))
+                    waits = waits and self._awaits_first_output(batch)
+                    if not waits:
+                        self._request_pushes(batch, stream)
             except StackError as exc:
                 if stream is None:
                     raise
@@ -179,10 +197,23 @@ class EventStream(Response):
             finally:
                 if stream is not None:
                     self._monitor.discard(stream)
-                if self._request_record is not None and batch:
-                    self._request_record.observe(batch[-1])
+                self._record_end(batch, stream)
         if stream is not None:
             await stream.write(last, more_body=False)
+
+    def _request_pushes(self, batch: Sequence[Any], stream: _OpenStream) -> None:
+        """Let the source of a live batch push the next ones, where the connection takes them."""
+        if isinstance(batch, LiveBatch) and stream.takes_pushes:
+            frame, push = self._frame, stream.push
+            cast(LiveBatch[Any], batch).push_to(lambda pushed: push(frame(pushed)))
+
+    def _record_end(self, last_batch: Sequence[Any], stream: _OpenStream | None) -> None:
+        if self._request_record is None:
+            return
+        if stream is not None:
+            self._request_record.sent_bytes += stream.pushed_bytes
+        if last_batch:
+            self._request_record.observe(last_batch[-1])
 
     def _awaits_first_output(self, batch: Sequence[Any]) -> bool:
         """Return true if neither this batch nor one before it has output; record the time of the first that has."""

@@ -208,12 +208,22 @@ class HttpServerConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._active_cycle = cycle
+        cycle.transport = _ResponseTransport(self.transport, self.loop)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._flow.held and not self.transport.is_closing():
             self._parse_held()
+
+    def write_body(self, body: bytes) -> bool:
+        """Write a part of the current response's body, as uvicorn does; return true if the client is ready for more."""
+        cycle = self._active_cycle
+        if cycle.disconnected or cycle.response_complete:
+            return False
+        if cycle.scope["method"] != "HEAD":
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if cycle.chunked_encoding else body)
+        return not self._flow.write_paused
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -305,6 +315,39 @@ class HttpServerConnection(HttpToolsProtocol):
             self._start_timer(self.body_s)
         else:
             self.transport.close()
+
+
+class _ResponseTransport:
+    """Transport of one response: its head leaves together with the body that follows at once, in one system call."""
+
+    __slots__ = ("_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._head is None:
+            self._head = data
+            self._loop.call_soon(self._flush)
+        elif self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+        else:
+            self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
 
 
 def _ignore() -> None:

@@ -27,6 +27,10 @@ class TrackedConnection(Protocol):
         """True while no request runs on the connection."""
         ...
 
+    def write_body(self, body: bytes) -> bool:
+        """Write a part of the current response's body; return true if the client is ready for more."""
+        ...
+
 
 class TrackedPeer(Peer):
     """One open connection and its state in the registry."""
@@ -44,6 +48,9 @@ class TrackedPeer(Peer):
         if not self.is_admitted:
             self.is_admitted = True
             self._registry.admit(self)
+
+    def write_body(self, body: bytes) -> bool:
+        return self.connection is not None and self.connection.write_body(body)
 
     def abort(self) -> None:
         if self.connection is not None:

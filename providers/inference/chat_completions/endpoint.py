@@ -3,23 +3,23 @@
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from pydantic import SecretStr
 
 from apis.chat import ChatRequest
-from apis.deltas import Delta, DeltaBatch
+from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
 from apis.inference import CALL_ATTEMPTS, Modality, Model
 from apis.telemetry import TRACE_HEADERS
-from providers.inference.chat_completions.answer_limits import (
-    DEFAULT_MAX_ANSWER_BYTES,
-    MIN_DELTA_BYTES,
-    AnswerTooLarge,
+from providers.inference.chat_completions.answer_stream import (
+    AnswerStream,
+    ChunkReader,
+    EndpointLimits,
+    token_timeout_error,
 )
 from providers.inference.chat_completions.body import ChatDialect, request_to_body, request_to_tokenize_body
 from providers.inference.chat_completions.chunks import ChatChunkReader
@@ -43,38 +43,6 @@ TOKENIZE_PATH: Final = "/tokenize"
 
 class ConnectTimeout(UpstreamTimeout):
     """No connection within the limit; a retry is safe."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointLimits:
-    """Limits of one model call, in seconds and bytes. The first-token limit starts when the request is sent; keep-alive
-    comments and deltas that hold nothing do not count as tokens. `max_answer_bytes` bounds text, reasoning and
-    arguments of one answer together; a delta counts at least MIN_DELTA_BYTES."""
-
-    connect_s: float = 5
-    headers_s: float = 60
-    first_token_s: float = 120
-    token_gap_s: float = 60
-    max_answer_bytes: int = DEFAULT_MAX_ANSWER_BYTES
-
-
-class ChunkReader(Protocol):
-    """Reader of a response with the methods and fields of ChatChunkReader."""
-
-    failure: StackError | None
-    is_finished: bool
-    saw_activity: bool
-    was_cut: bool
-    answer_bytes: int
-    delta_count: int
-
-    def feed(self, data: bytes) -> list[Delta]:
-        """Return the deltas that `data` completed."""
-        ...
-
-    def end(self) -> list[Delta]:
-        """Return the last deltas after the body ended cleanly."""
-        ...
 
 
 class PromptTemplate(Protocol):
@@ -166,42 +134,18 @@ class ChatCompletions:
         )
         body = [request_body]
         del request_body
-        now, limits = asyncio.get_running_loop().time, self._limits
-        max_bytes, max_deltas = limits.max_answer_bytes, limits.max_answer_bytes // MIN_DELTA_BYTES
-        deadline = now() + limits.first_token_s
-        started = False
+        limits = self._limits
+        deadline = asyncio.get_running_loop().time() + limits.first_token_s
         # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.
         connection = await self._send("POST", path, body.pop(), deadline)
         try:
             await self._check_response(connection, request.model)
             if (attempts := CALL_ATTEMPTS.get()) is not None:
                 attempts.accepted.set()
-            while not reader.is_finished:
-                try:
-                    if not connection.is_ready:
-                        await connection.wait_for_data(deadline)
-                    data = connection.read_available()
-                except TimeoutError as exc:
-                    raise self._token_timeout_error(has_started=started) from exc
-                except HttpError as exc:
-                    error = UpstreamError if started else UpstreamUnavailable
-                    raise error(f"The connection to the {self._server} broke before the answer ended.") from exc
-                batch = reader.feed(data) if data else reader.end()
-                if reader.answer_bytes > max_bytes or reader.delta_count > max_deltas:
-                    raise AnswerTooLarge(
-                        f"The inference server sent more than max_answer_bytes ({max_bytes}) of answer."
-                    )
-                if batch:
+            answer = AnswerStream(connection, reader, limits, self._server)
+            async with aclosing(answer.read(deadline)) as batches:
+                async for batch in batches:
                     yield batch
-                if reader.failure is not None:
-                    raise reader.failure if started or batch else _to_retryable_error(reader.failure)
-                at = now()
-                if batch or reader.saw_activity:
-                    started = True
-                    reader.saw_activity = False
-                    deadline = at + limits.token_gap_s
-                elif at > deadline:  # while there is always data, no wait ends at the deadline
-                    raise self._token_timeout_error(has_started=started)
             if not reader.was_cut:
                 await _drain_body(connection)
         finally:
@@ -299,18 +243,13 @@ class ChatCompletions:
             raise ConnectTimeout(f"The {self._server} could not be reached within {limit}.") from exc
         except TimeoutError as exc:
             if now() >= first_token_deadline:
-                raise self._token_timeout_error(has_started=False) from exc
+                raise token_timeout_error(self._limits, has_started=False) from exc
             raise self._response_timeout_error() from exc
         except ProxyError as exc:
             error = UpstreamUnavailable if exc.is_temporary else UpstreamError
             raise error(f"The inference server could not be reached: {exc}.") from exc
         except HttpError as exc:
             raise UpstreamUnavailable(f"The {self._server} could not be reached.") from exc
-
-    def _token_timeout_error(self, *, has_started: bool) -> UpstreamTimeout:
-        limits = self._limits
-        name, limit_s = ("token_gap", limits.token_gap_s) if has_started else ("first_token", limits.first_token_s)
-        return UpstreamTimeout(f"The inference server sent no token within {name}_timeout_s ({limit_s:g} s).")
 
     def _response_timeout_error(self) -> UpstreamTimeout:
         limit = f"headers_timeout_s ({self._limits.headers_s:g} s)"
@@ -359,8 +298,3 @@ async def _drain_body(connection: HttpConnection) -> None:
             if not connection.is_ready:
                 await connection.wait_for_data(deadline)
             connection.read_available()
-
-
-def _to_retryable_error(failure: StackError) -> StackError:
-    """Return the error of a stream that failed before its first delta as one that allows a retry."""
-    return UpstreamUnavailable(failure.message) if type(failure) is UpstreamError else failure

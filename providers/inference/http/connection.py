@@ -24,7 +24,8 @@ class HttpError(OSError):
 
 
 class HttpConnection(asyncio.Protocol):
-    """Connection with its current response. Await `wait_for_data` unless `is_ready`, then call `read_available`.
+    """Connection with its current response. Await `wait_for_data` unless `is_ready`, then call `read_available`; or let
+    `push_data` pass data on as it arrives, without waking the reader.
 
     `status` is 0 until the headers have arrived; their names are in lower case. `is_complete` says that the body ended
     cleanly.
@@ -42,6 +43,7 @@ class HttpConnection(asyncio.Protocol):
         "_loop",
         "_non_body_bytes",
         "_on_closed",
+        "_on_data",
         "_parser",
         "_timer",
         "_timer_at",
@@ -66,6 +68,7 @@ class HttpConnection(asyncio.Protocol):
         self.on_body = self._chunks.append
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
+        self._on_data: Callable[[], None] | None = None
         self._drain_waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = self._deadline = math.inf
@@ -110,6 +113,24 @@ class HttpConnection(asyncio.Protocol):
             self._timer_at = deadline
             self._timer = self._loop.call_at(deadline, self._on_timer)
         return waiter
+
+    def push_data(self, on_data: Callable[[], None], deadline: float) -> "asyncio.Future[None]":
+        """Call `on_data` whenever there is data to read, in the transport's own callback. Return a future that resolves
+        with the end of the response or with `wake`, and raises TimeoutError at the loop time `deadline`, which
+        `extend_deadline` moves. The last data is not passed on: it is available when the future has resolved."""
+        waiter = self.wait_for_data(deadline)
+        self._on_data = on_data
+        return waiter
+
+    def extend_deadline(self, deadline: float) -> None:
+        """Set a later deadline for the current wait."""
+        self._deadline = deadline
+
+    def wake(self) -> None:
+        """Resolve the current wait."""
+        waiter, self._waiter, self._on_data = self._waiter, None, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def read_available(self) -> bytes:
         """Return the body bytes received so far; empty bytes while `is_ready` mean the end. Raises HttpError."""
@@ -160,6 +181,7 @@ class HttpConnection(asyncio.Protocol):
             self._timer_at = self._deadline
             self._timer = self._loop.call_at(self._deadline, self._on_timer)
         else:
+            self._on_data = None
             waiter.set_exception(TimeoutError())
 
     def _resume_reading(self) -> None:
@@ -173,18 +195,13 @@ class HttpConnection(asyncio.Protocol):
             self._timer = None
         self._timer_at = math.inf
 
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
     def _fail(self, message: str) -> None:
         if not self.is_complete and self._failure is None:
             self._failure = HttpError(message)
             self.is_ready = True
         self.is_closing = True
         self._transport.abort()
-        self._wake()
+        self.wake()
 
     # --- callbacks of the transport ----------------------------------------------------------------------------------
 
@@ -220,7 +237,11 @@ class HttpConnection(asyncio.Protocol):
         if self.is_complete:
             self._drop_excess()
         if self.is_ready:
-            self._wake()
+            waiter = self._waiter
+            if self._on_data is None or self.is_complete or waiter is None or waiter.done():
+                self.wake()
+            else:
+                self._on_data()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.status and exc is None and not self.is_closing and not self._has_framed_body():
@@ -265,7 +286,7 @@ class HttpConnection(asyncio.Protocol):
             self.headers = {}
         else:
             self.status = status
-            self._wake()
+            self.wake()
 
     def on_message_begin(self) -> None:
         if self.is_complete:  # a second response to one request

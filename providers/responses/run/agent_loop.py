@@ -17,6 +17,7 @@ from apis.deltas import Finish, Usage
 from apis.errors import ExternalConnectorError, StackError, ToolFailed, UpstreamError
 from apis.events import EventBatch
 from apis.inference import Inference
+from apis.live_batch import convert_batch
 from apis.wire.items import ITEM_LIST_ADAPTER, Item, items_to_json
 from providers.responses.context.compaction import ResponseCompaction
 from providers.responses.context.conversation import Conversation, ResponseProgress
@@ -25,7 +26,7 @@ from providers.responses.events.response_object import IncompleteReason, add_usa
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.run.checkpoint import Checkpoint, lost_call_result
 from providers.responses.run.hosted_calls import HostedCallRunner, ToolCallLimits
-from providers.responses.run.turn import NO_CALLS_LEFT, TurnStream, join_deltas
+from providers.responses.run.turn import NO_CALLS_LEFT, TurnStream
 from providers.responses.tools.call import HostedCall
 from providers.responses.tools.choice_policy import ToolChoicePolicy
 from providers.responses.tools.offered import OfferedTools
@@ -131,8 +132,7 @@ class AgentLoop:
             self._turn = turn = TurnStream(self._output, self._toolbox, policy, hosted_calls_left=state.calls_left)
             async with aclosing(self._plan.inference.chat(self.chat)) as delta_batches:
                 async for deltas in delta_batches:
-                    turn.delta_count += len(deltas)
-                    if events := turn.feed(deltas if stream_deltas else join_deltas(deltas)):
+                    if events := convert_batch(deltas, turn.feed if stream_deltas else turn.feed_joined):
                         yield events
             if turn.finish is None:
                 raise UpstreamError("The inference server ended its answer without saying why.")

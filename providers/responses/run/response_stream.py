@@ -18,6 +18,8 @@ from openai.types.responses import (
 
 from apis.errors import Overloaded, StackError, StoredValueTooLarge, StoreUnavailable
 from apis.events import EventBatch
+from apis.live_batch import convert_batch
+from providers.responses.context.item_views import ItemView
 from providers.responses.run.deadline import ResponseDeadline
 from providers.responses.run.first_batches import FirstBatches
 from providers.responses.run.pending_response import PendingResponse, bug_to_error
@@ -171,6 +173,22 @@ def terminal_event(response: Response) -> ResponseStreamEvent:
             return ResponseIncompleteEvent(type="response.incomplete", response=response, sequence_number=0)
         case _:
             return ResponseFailedEvent(type="response.failed", response=response, sequence_number=0)
+
+
+class LiveEventView:
+    """The events of one live stream as its request sees them, numbered from 0 on."""
+
+    def __init__(self, view: ItemView) -> None:
+        self._view = view
+        self._next_number = 0
+
+    def show(self, events: EventBatch) -> EventBatch:
+        """Number the next batch, and return it as the request sees it: live if it is."""
+        return convert_batch(events, self._number_and_show)
+
+    def _number_and_show(self, events: EventBatch) -> EventBatch:
+        self._next_number = assign_sequence_numbers(events, self._next_number)
+        return self._view.show_live_events(events)
 
 
 def assign_sequence_numbers(events: Sequence[ResponseStreamEvent], next_number: int) -> int:

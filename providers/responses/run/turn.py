@@ -61,7 +61,7 @@ class TurnStream:
     """Turns the delta batches of one chat into events. After the last batch, `finish` says how the turn ended, and the
     calls are sorted by who acts on them: the client runs `function_calls` and `client_calls`, this server
     `hosted_calls`, and the model reads why its `rejected_calls` were not run. `has_message` is true once a message
-    opened; the caller counts deltas in `delta_count`. Hosted calls beyond `hosted_calls_left` are rejected."""
+    opened; `delta_count` is the number of deltas. Hosted calls beyond `hosted_calls_left` are rejected."""
 
     def __init__(
         self,
@@ -94,6 +94,15 @@ class TurnStream:
 
     def feed(self, batch: DeltaBatch) -> EventList:
         """Return the events of one batch of deltas, in order."""
+        self.delta_count += len(batch)
+        return self._feed(batch)
+
+    def feed_joined(self, batch: DeltaBatch) -> EventList:
+        """Return the events of one batch, with adjacent deltas of one text joined to one event."""
+        self.delta_count += len(batch)
+        return self._feed(join_deltas(batch))
+
+    def _feed(self, batch: DeltaBatch) -> EventList:
         events: EventList = []
         for delta in batch:
             match delta:

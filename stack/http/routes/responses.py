@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from apis.conversations import ItemInclude
 from apis.errors import InvalidRequest, NotFound
+from apis.live_batch import LiveBatch
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
 from apis.storage.keys import new_response_id
 from stack.http.answers import deleted_response, json_response, value_response
@@ -148,9 +149,16 @@ async def _read_final_response(batches: AsyncGenerator[Any], request_record: Req
         async with aclosing(batches):
             async for events in batches:
                 last = events[-1]
+                if isinstance(events, LiveBatch):
+                    events.push_to(_skip_events)
     finally:
         request_record.observe(last)
     return last.response
+
+
+def _skip_events(_: Sequence[Any]) -> bool:
+    """Receive events of a response that is sent as an object, which its last event carries."""
+    return True
 
 
 def _parse_response_id(http: Request) -> str:

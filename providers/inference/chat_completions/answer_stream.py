@@ -1,0 +1,155 @@
+"""AnswerStream: the deltas of one answer, read from its connection. They are pulled batch by batch, or pushed as they
+arrive: see `apis.live_batch`."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from apis.deltas import Delta
+from apis.errors import StackError, UpstreamError, UpstreamTimeout
+from apis.live_batch import LiveBatch, Receiver
+from providers.inference.chat_completions.answer_limits import (
+    DEFAULT_MAX_ANSWER_BYTES,
+    MIN_DELTA_BYTES,
+    AnswerTooLarge,
+)
+from providers.inference.chat_completions.errors import UpstreamUnavailable
+from providers.inference.http.connection import HttpConnection, HttpError
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointLimits:
+    """Limits of one model call, in seconds and bytes. The first-token limit starts when the request is sent; keep-alive
+    comments and deltas that hold nothing do not count as tokens. `max_answer_bytes` bounds text, reasoning and
+    arguments of one answer together; a delta counts at least MIN_DELTA_BYTES."""
+
+    connect_s: float = 5
+    headers_s: float = 60
+    first_token_s: float = 120
+    token_gap_s: float = 60
+    max_answer_bytes: int = DEFAULT_MAX_ANSWER_BYTES
+
+
+class ChunkReader(Protocol):
+    """Reader of a response with the methods and fields of ChatChunkReader."""
+
+    failure: StackError | None
+    is_finished: bool
+    saw_activity: bool
+    was_cut: bool
+    answer_bytes: int
+    delta_count: int
+
+    def feed(self, data: bytes) -> list[Delta]:
+        """Return the deltas that `data` completed."""
+        ...
+
+    def end(self) -> list[Delta]:
+        """Return the last deltas after the body ended cleanly."""
+        ...
+
+
+class AnswerStream:
+    """Reads one answer with `reader`, within `limits`. `server` names the server in errors."""
+
+    def __init__(self, connection: HttpConnection, reader: ChunkReader, limits: EndpointLimits, server: str) -> None:
+        self._connection = connection
+        self._reader = reader
+        self._limits = limits
+        self._server = server
+        self._max_deltas = limits.max_answer_bytes // MIN_DELTA_BYTES
+        self._now = asyncio.get_running_loop().time
+        self._deadline = 0.0
+        self._has_started = False
+        self._receive: Receiver[Delta] | None = None
+        self._unpushed: list[Delta] = []
+        self._push_error: BaseException | None = None
+
+    async def read(self, first_token_deadline: float) -> AsyncGenerator[LiveBatch[Delta]]:
+        """Yield the batches that are not pushed, the last one with the Finish. Raises UpstreamTimeout, AnswerTooLarge,
+        and the errors of the reader and of the connection: before the first batch as UpstreamUnavailable where a retry
+        is safe."""
+        reader = self._reader
+        self._deadline = first_token_deadline
+        while not reader.is_finished:
+            try:
+                batch = await (self._pull() if self._receive is None else self._push())
+            except TimeoutError as exc:
+                raise token_timeout_error(self._limits, has_started=self._has_started) from exc
+            except HttpError as exc:
+                error = UpstreamError if self._has_started else UpstreamUnavailable
+                raise error(f"The connection to the {self._server} broke before the answer ended.") from exc
+            if self._is_too_large:
+                limit = self._limits.max_answer_bytes
+                raise AnswerTooLarge(f"The inference server sent more than max_answer_bytes ({limit}) of answer.")
+            if batch:
+                yield LiveBatch(batch, self._push_to)
+            if reader.failure is not None:
+                raise reader.failure if self._has_started or batch else _to_retryable_error(reader.failure)
+            if not self._record_progress(batch) and self._now() > self._deadline:
+                # while there is always data, no wait ends at the deadline
+                raise token_timeout_error(self._limits, has_started=self._has_started)
+
+    @property
+    def _is_too_large(self) -> bool:
+        return self._reader.answer_bytes > self._limits.max_answer_bytes or self._reader.delta_count > self._max_deltas
+
+    def _record_progress(self, batch: list[Delta]) -> bool:
+        """Move the deadline if the model has generated something."""
+        if not batch and not self._reader.saw_activity:
+            return False
+        self._has_started = True
+        self._reader.saw_activity = False
+        self._deadline = self._now() + self._limits.token_gap_s
+        return True
+
+    async def _pull(self) -> list[Delta]:
+        """Return the next batch; an empty one where the data that arrived completes no delta."""
+        connection = self._connection
+        if not connection.is_ready:
+            await connection.wait_for_data(self._deadline)
+        data = connection.read_available()
+        return self._reader.feed(data) if data else self._reader.end()
+
+    def _push_to(self, receive: Receiver[Delta]) -> None:
+        self._receive = receive
+
+    async def _push(self) -> list[Delta]:
+        """Push batches as they arrive, until one needs control or the receiver is not ready; return the batch that was
+        not pushed."""
+        if not self._connection.is_ready:
+            await self._connection.push_data(self._push_available, self._deadline)
+        self._receive = None
+        if self._push_error is not None:
+            raise self._push_error
+        batch, self._unpushed = self._unpushed, []
+        return batch
+
+    def _push_available(self) -> None:
+        """Pass on what has arrived. Runs in the callback of the connection, and so must not raise."""
+        receive, reader = self._receive, self._reader
+        try:
+            batch = reader.feed(self._connection.read_available())
+            if reader.is_finished or reader.failure is not None or self._is_too_large:
+                self._unpushed = batch
+            elif not self._record_progress(batch) or receive is None:
+                return
+            else:
+                self._connection.extend_deadline(self._deadline)
+                if not batch or receive(batch):
+                    return
+        except BaseException as exc:  # noqa: BLE001 - raised where the answer is read
+            self._push_error = exc
+        self._connection.wake()
+
+
+def token_timeout_error(limits: EndpointLimits, *, has_started: bool) -> UpstreamTimeout:
+    """Return the error of a server that sent no token in time."""
+    name, limit_s = ("token_gap", limits.token_gap_s) if has_started else ("first_token", limits.first_token_s)
+    return UpstreamTimeout(f"The inference server sent no token within {name}_timeout_s ({limit_s:g} s).")
+
+
+def _to_retryable_error(failure: StackError) -> StackError:
+    """Return the error of a stream that failed before its first delta as one that allows a retry."""
+    return UpstreamUnavailable(failure.message) if type(failure) is UpstreamError else failure
