@@ -57,7 +57,7 @@ def encode_frames(
         return b"".join([_encode_frame(event, dialect, obfuscate=obfuscate) for event in events])
     if len(events) == 1:  # nearly every batch is one token
         return b"%b%b\n\n" % (_frame_head(events[0].type), _event_to_data(events[0]))
-    if isinstance(events[0], ResponseCreatedEvent):
+    if events and isinstance(events[0], ResponseCreatedEvent):
         return _encode_first_frames(events)
     return b"".join([b"%b%b\n\n" % (_frame_head(event.type), _event_to_data(event)) for event in events])
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import orjson
 from starlette.responses import Response
@@ -205,7 +205,7 @@ class EventStream(Response):
         """Let the source of a live batch push the next ones, where the connection takes them."""
         if isinstance(batch, LiveBatch) and stream.takes_pushes:
             frame, push = self._frame, stream.push
-            cast(LiveBatch[Any], batch).push_to(lambda pushed: push(frame(pushed)))
+            batch.push_to(lambda pushed: push(frame(pushed)))
 
     def _record_end(self, last_batch: Sequence[Any], stream: _OpenStream | None) -> None:
         if self._request_record is None:

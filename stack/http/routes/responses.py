@@ -142,7 +142,7 @@ def _stream_events(
     )
 
 
-async def _read_final_response(batches: AsyncGenerator[Any], request_record: RequestRecord) -> ResponseObject:
+async def _read_final_response(batches: AsyncGenerator[Sequence[Any]], request_record: RequestRecord) -> ResponseObject:
     """Drain a stream; its last event carries the whole response. A failed one raises its cause."""
     last: Any = None
     try:

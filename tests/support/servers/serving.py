@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from stack.build import Stack
 from stack.config import HttpServerConfig, StackConfig
 from stack.http.app import create_app
+from stack.http.peer import Peer, get_peer, peer_state
 from stack.http.sse import DONE_FRAME
 from stack.serving.serve import DrainingServer
 from tests.support.laws.stream_laws import check_frames, check_stream
@@ -70,7 +71,11 @@ class Recorder:
                 body += message.get("body", b"")
             await send(message)
 
-        await self._app(scope, receive, keep)
+        def keep_pushed(pushed: bytes) -> None:
+            assert body is not None
+            body.extend(pushed)
+
+        await self._app(_with_peer(scope, keep_pushed), receive, keep)
 
     def assert_lawful(self) -> None:
         """Raise for the first stream that breaks a law. One that was left early is checked as far as it got."""
@@ -82,6 +87,31 @@ class Recorder:
             if not whole:
                 raw = raw[: raw.rfind(b"\n\n") + 2] + DONE_FRAME
             check_stream(check_frames(raw), whole=whole)
+
+
+class _RecordingPeer(Peer):
+    """A peer that also records what is pushed past the ASGI layers."""
+
+    def __init__(self, peer: Peer, record: Callable[[bytes], None]) -> None:
+        self._peer = peer
+        self._record = record
+        self.is_admitted = peer.is_admitted
+
+    def admit(self) -> None:
+        self._peer.admit()
+        self.is_admitted = True
+
+    def write_body(self, body: bytes) -> bool:
+        self._record(body)
+        return self._peer.write_body(body)
+
+    def abort(self) -> None:
+        self._peer.abort()
+
+
+def _with_peer(scope: Scope, record: Callable[[bytes], None]) -> Scope:
+    peer = get_peer(scope)
+    return scope if peer is None else {**scope, "state": peer_state(scope["state"], _RecordingPeer(peer, record))}
 
 
 @asynccontextmanager

@@ -1,0 +1,216 @@
+"""Answers whose deltas are pushed as they arrive: the same deltas, in order, and every end as when they are pulled."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apis.deltas import Delta, Finish, TextDelta
+from apis.errors import StackError, UpstreamError, UpstreamTimeout
+from apis.inference import Inference
+from apis.live_batch import LiveBatch, Receiver
+from tests.providers.inference.remote import chat_request, sent, started
+from tests.support.servers.upstream_server import (
+    CUT,
+    DONE,
+    HANG,
+    RESET,
+    Act,
+    UpstreamServer,
+    Wait,
+    delta_chunk,
+    event,
+    head,
+    http_chunk,
+    text_chunks,
+)
+
+WORDS = [f"w{number} " for number in range(40)]
+
+
+class Consumer:
+    """Pulls an answer, and asks for pushes after each pulled batch. `is_ready` says after how many pushes to pause."""
+
+    def __init__(self, is_ready: Callable[[int], bool] = lambda _: True) -> None:
+        self.deltas: list[Delta] = []
+        self.pushed_count = 0
+        self.pulled_count = 0
+        self._is_ready = is_ready
+
+    def receive(self, batch: Sequence[Delta]) -> bool:
+        self.pushed_count += 1
+        self.deltas += batch
+        return self._is_ready(self.pushed_count)
+
+    async def read(self, vllm: Inference, receive: Receiver[Delta] | None = None) -> None:
+        async with aclosing(vllm.chat(chat_request())) as batches:
+            async for batch in batches:
+                self.pulled_count += 1
+                self.deltas += batch
+                if isinstance(batch, LiveBatch):
+                    batch.push_to(receive or self.receive)
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas if isinstance(delta, TextDelta))
+
+
+def paced(*texts: str, ending: Sequence[Act] = ()) -> tuple[list[Act], list[asyncio.Event]]:
+    """An answer whose words each wait for an event, and these events."""
+    events = [asyncio.Event() for _ in texts]
+    acts: list[Act] = sent(delta_chunk(role="assistant", content=""))
+    for ready, text in zip(events, texts, strict=True):
+        acts += [Wait(ready), http_chunk(event(delta_chunk(content=text)))]
+    if not ending:
+        ending = [http_chunk(event(delta_chunk("stop", content=""))), http_chunk(DONE), b"0\r\n\r\n"]
+    return [*acts, *ending], events
+
+
+async def play(events: Sequence[asyncio.Event], consumer: Consumer, reading: asyncio.Task[None]) -> None:
+    """Send one word after another, each when the one before it has arrived, until the reading ends."""
+    for number, ready in enumerate(events):
+        ready.set()
+        async with asyncio.timeout(5):
+            while len(consumer.deltas) <= number and not reading.done():  # noqa: ASYNC110  # an arrival sets no event
+                await asyncio.sleep(0)
+
+
+async def consume(
+    consumer: Consumer, words: Sequence[str], ending: Sequence[Act] = (), **fields: Any
+) -> BaseException | None:
+    answer, events = paced(*words, ending=ending)
+    async with UpstreamServer(answer) as upstream, started(upstream.base_url, max_retries=0, **fields) as vllm:
+        reading = asyncio.create_task(consumer.read(vllm))
+        await play(events, consumer, reading)
+        async with asyncio.timeout(5):
+            await asyncio.wait({reading})
+        return reading.exception()
+
+
+async def test_words_after_the_first_are_pushed_and_the_end_is_pulled() -> None:
+    consumer = Consumer()
+    assert await consume(consumer, WORDS) is None
+    assert consumer.text == "".join(WORDS)
+    assert isinstance(consumer.deltas[-1], Finish)
+    assert consumer.pushed_count >= len(WORDS) - 2  # the last one may arrive together with the end
+    assert consumer.pulled_count == 2
+
+
+async def test_a_receiver_that_is_not_ready_is_pulled_from_until_it_asks_again() -> None:
+    consumer = Consumer(lambda count: count % 3 != 0)
+    assert await consume(consumer, WORDS) is None
+    assert consumer.text == "".join(WORDS)
+    assert consumer.pulled_count > len(WORDS) // 4
+
+
+async def test_while_the_consumer_waits_the_upstream_is_not_read() -> None:
+    chunk = http_chunk(event(delta_chunk(content="x" * 60_000)))
+    goes_on = asyncio.Event()
+    answer = [*sent(delta_chunk(content="a")), Wait(goes_on), *[chunk] * 400, HANG]
+    async with UpstreamServer(answer) as upstream, started(upstream.base_url) as vllm:
+        sizes: list[int] = []
+
+        def receive(batch: Sequence[Delta]) -> bool:
+            sizes.append(sum(len(delta.text) for delta in batch if isinstance(delta, TextDelta)))
+            return False
+
+        async with aclosing(vllm.chat(chat_request())) as batches:
+            async for batch in batches:
+                assert isinstance(batch, LiveBatch)
+                batch.push_to(receive)
+                goes_on.set()
+                if sizes:
+                    break
+            await asyncio.sleep(0.1)
+        assert len(sizes) == 1
+        assert sizes[0] < 1024 * 1024
+
+
+async def test_an_exception_of_the_receiver_ends_the_chat_and_its_connection() -> None:
+    answer, events = paced("a", "b", "c", ending=[HANG])
+    async with UpstreamServer(answer) as upstream, started(upstream.base_url, max_retries=0) as vllm:
+
+        def receive(_: Sequence[Delta]) -> bool:
+            raise LookupError("a bug of the receiver")
+
+        consumer = Consumer()
+        reading = asyncio.create_task(consumer.read(vllm, receive))
+        await play(events[:1], consumer, reading)
+        events[1].set()
+        with pytest.raises(LookupError):
+            await asyncio.wait_for(reading, 5)
+        events[2].set()
+        await asyncio.wait_for(upstream.left.wait(), 5)
+
+
+async def test_a_cancelled_consumer_gets_no_more_pushes() -> None:
+    consumer = Consumer()
+    answer, events = paced("a", "b", "c", ending=[HANG])
+    async with UpstreamServer(answer) as upstream, started(upstream.base_url) as vllm:
+        reading = asyncio.create_task(consumer.read(vllm))
+        await play(events[:2], consumer, reading)
+        reading.cancel()
+        events[2].set()  # may arrive before the cancelled task has run
+        await asyncio.wait({reading}, timeout=5)
+        assert reading.cancelled()
+        await asyncio.wait_for(upstream.left.wait(), 5)
+        assert consumer.text in ("ab", "abc")
+
+
+@pytest.mark.parametrize("ending", [[CUT], [RESET], [b"broken"], [http_chunk(b"data: {\n\n")]], ids=str)
+async def test_an_upstream_that_breaks_off_between_pushes_fails_the_chat(ending: list[Act]) -> None:
+    consumer = Consumer()
+    assert isinstance(await consume(consumer, WORDS[:5], [*ending, HANG]), UpstreamError)
+    assert consumer.text == "".join(WORDS[:5])
+
+
+async def test_an_upstream_that_falls_silent_between_pushes_meets_the_token_gap() -> None:
+    consumer = Consumer()
+    error = await consume(consumer, WORDS[:3], [HANG], token_gap_timeout_s=0.2)
+    assert isinstance(error, UpstreamTimeout)
+    assert "token_gap_timeout_s" in error.message
+
+
+async def test_keep_alive_comments_between_pushes_are_no_tokens() -> None:
+    comments: list[Act] = [http_chunk(b": still here\n\n")] * 20
+    error = await consume(Consumer(), WORDS[:3], [*comments, HANG], token_gap_timeout_s=0.2)
+    assert isinstance(error, UpstreamTimeout)
+
+
+async def test_pushed_answers_have_the_same_bounds() -> None:
+    consumer = Consumer()
+    error = await consume(consumer, ["x" * 500] * 3, [HANG], max_answer_bytes=1024)
+    assert isinstance(error, UpstreamError)
+    assert "max_answer_bytes" in error.message
+    assert len(consumer.text) == 1000
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_however_the_bytes_are_cut_and_whenever_the_receiver_pauses_the_deltas_are_the_same(
+    data: st.DataObject,
+) -> None:
+    body = b"".join(event(chunk) for chunk in text_chunks("héllo ", "wörld ", "☃ ", "end")) + DONE
+    cuts = sorted(data.draw(st.lists(st.integers(1, len(body) - 1), max_size=12, unique=True)))
+    pieces = [body[start:end] for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True)]
+    pauses = data.draw(st.lists(st.booleans(), min_size=1, max_size=8))
+
+    async def run() -> Consumer:
+        acts: list[Act] = [head()]
+        for piece in pieces:
+            acts += [http_chunk(piece)]
+        consumer = Consumer(lambda count: pauses[count % len(pauses)])
+        async with UpstreamServer([*acts, b"0\r\n\r\n"]) as upstream, started(upstream.base_url) as vllm:
+            try:
+                await consumer.read(vllm)
+            except StackError as exc:  # pragma: no cover
+                raise AssertionError(exc.message) from exc
+        return consumer
+
+    consumer = asyncio.run(run())
+    assert consumer.text == "héllo wörld ☃ end"
+    assert sum(isinstance(delta, Finish) for delta in consumer.deltas) == 1
