@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, assert_never, cast
 
 import orjson
@@ -30,6 +31,7 @@ from apis.deltas import (
     Usage,
 )
 from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError, error_to_body
+from apis.live_batch import convert_batch
 from apis.wire.base import Wire, sdk_model_to_json
 from stack.http.answers import json_response
 from stack.http.chat_files import read_files
@@ -164,29 +166,31 @@ class _CompletionBuilder:
             "model": model,
         }
         self._call_indexes: dict[str, int] = {}
+        self._has_begun = False
 
     async def stream_chunks(
         self, batches: AsyncGenerator[DeltaBatch], *, wants_usage: bool
-    ) -> AsyncGenerator[list[ChatCompletionChunk | dict[str, Any]]]:
+    ) -> AsyncGenerator[Sequence[ChatCompletionChunk | dict[str, Any]]]:
         """Yield one chunk per delta. A failure after the first chunk is yielded as an `error` object, then raised."""
-        first: dict[str, Any] = {"role": "assistant", "content": ""}
-        started = False
         try:
             async with aclosing(batches):
                 async for deltas in batches:
-                    batch: list[ChatCompletionChunk | dict[str, Any]] = [] if started else [self._build_chunk(first)]
-                    started = True
-                    for delta in deltas:
-                        batch.append(self._delta_to_chunk(delta))
-                        if isinstance(delta, Finish):
-                            self._request_record.record_usage(self._model, delta.usage)
-                            if wants_usage:
-                                batch.append(self._build_chunk(None, usage=_build_completion_usage(delta.usage)))
-                    yield batch
+                    yield convert_batch(deltas, partial(self._build_chunks, wants_usage=wants_usage))
         except StackError as exc:
-            if started:
+            if self._has_begun:
                 yield [error_to_body(exc)]
             raise
+
+    def _build_chunks(self, deltas: DeltaBatch, *, wants_usage: bool) -> Sequence[ChatCompletionChunk]:
+        chunks = [] if self._has_begun else [self._build_chunk({"role": "assistant", "content": ""})]
+        self._has_begun = True
+        for delta in deltas:
+            chunks.append(self._delta_to_chunk(delta))
+            if isinstance(delta, Finish):
+                self._request_record.record_usage(self._model, delta.usage)
+                if wants_usage:
+                    chunks.append(self._build_chunk(None, usage=_build_completion_usage(delta.usage)))
+        return chunks
 
     async def build_completion(self, batches: AsyncGenerator[DeltaBatch]) -> ChatCompletion:
         """Return the completion that a drained stream makes. Raises UpstreamError if the stream has no end."""
