@@ -37,8 +37,11 @@ from providers.responses.events.token_events import (
     input_delta_event,
     reasoning_delta_event,
 )
+from providers.responses.events.unvalidated import unvalidated
 
 FinalItemStatus = Literal["completed", "incomplete"]
+_build_added_event = unvalidated(ResponseOutputItemAddedEvent)
+_build_done_event = unvalidated(ResponseOutputItemDoneEvent)
 
 
 class OpenItem(Protocol):
@@ -54,15 +57,11 @@ class OpenItem(Protocol):
 
 
 def item_added_event(index: int, item: ResponseOutputItem) -> ResponseOutputItemAddedEvent:
-    return ResponseOutputItemAddedEvent(
-        type="response.output_item.added", output_index=index, item=item, sequence_number=0
-    )
+    return _build_added_event(type="response.output_item.added", output_index=index, item=item, sequence_number=0)
 
 
 def item_done_event(index: int, item: ResponseOutputItem) -> ResponseOutputItemDoneEvent:
-    return ResponseOutputItemDoneEvent(
-        type="response.output_item.done", output_index=index, item=item, sequence_number=0
-    )
+    return _build_done_event(type="response.output_item.done", output_index=index, item=item, sequence_number=0)
 
 
 class OpenReasoning:

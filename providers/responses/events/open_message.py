@@ -21,6 +21,13 @@ from apis.wire.base import Phase
 from providers.responses.events.citations import Citation, CitationScanner, CitationTarget
 from providers.responses.events.open_items import FinalItemStatus, item_added_event, item_done_event
 from providers.responses.events.token_events import text_delta_event
+from providers.responses.events.unvalidated import unvalidated
+
+_build_message = unvalidated(ResponseOutputMessage)
+_build_part_added_event = unvalidated(ResponseContentPartAddedEvent)
+_build_part_done_event = unvalidated(ResponseContentPartDoneEvent)
+_build_text_done_event = unvalidated(ResponseTextDoneEvent)
+_build_text_part = unvalidated(ResponseOutputText)
 
 _MAX_CITATIONS: Final = 2000
 """Maximum annotations per content part. Bounds the size of the item if the model loops; further links stay text."""
@@ -42,9 +49,7 @@ class OpenMessage:
         self._logprobs: list[TokenLogprob] = []
 
     def item(self, status: Literal["in_progress"] | FinalItemStatus) -> ResponseOutputMessage:
-        message = ResponseOutputMessage(
-            id=self.id, type="message", role="assistant", status=status, content=[*self._parts]
-        )
+        message = _build_message(id=self.id, type="message", role="assistant", status=status, content=[*self._parts])
         if self.phase is not None:
             message.phase = self.phase
         return message
@@ -121,7 +126,7 @@ class OpenMessage:
         self._part_kind = kind
         part = _text_part("") if kind is TextDelta else ResponseOutputRefusal(type="refusal", refusal="")
         events.append(
-            ResponseContentPartAddedEvent(
+            _build_part_added_event(
                 type="response.content_part.added",
                 item_id=self.id,
                 output_index=self.index,
@@ -141,7 +146,7 @@ class OpenMessage:
             logprobs = [_logprob_to_dict(logprob) for logprob in self._logprobs]
             part = _text_part(text, logprobs, [*self._annotations.values()])
             events.append(
-                ResponseTextDoneEvent(
+                (ResponseTextDoneEvent if logprobs else _build_text_done_event)(
                     type="response.output_text.done",
                     item_id=self.id,
                     output_index=self.index,
@@ -164,7 +169,7 @@ class OpenMessage:
                 )
             )
         events.append(
-            ResponseContentPartDoneEvent(
+            _build_part_done_event(
                 type="response.content_part.done",
                 item_id=self.id,
                 output_index=self.index,
@@ -178,7 +183,7 @@ class OpenMessage:
 
 
 def _text_part(text: str, logprobs: Sequence[object] = (), annotations: Sequence[Citation] = ()) -> ResponseOutputText:
-    return ResponseOutputText(
+    return (ResponseOutputText if logprobs else _build_text_part)(
         type="output_text",
         text=text,
         annotations=[*annotations],

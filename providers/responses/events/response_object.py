@@ -20,6 +20,7 @@ from apis.errors import StackError
 from apis.responses import CreateResponse
 from apis.wire.tool_choice import ChosenHostedTool
 from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, Tool, WebSearchTool
+from providers.responses.events.unvalidated import unvalidated
 
 _CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
 _NO_IMAGES: Final = ToolUsageImageGen(
@@ -28,6 +29,11 @@ _NO_IMAGES: Final = ToolUsageImageGen(
     output_tokens=0,
     total_tokens=0,
 )
+_build_usage = unvalidated(ResponseUsage)
+_build_input_details = unvalidated(InputTokensDetails)
+_build_output_details = unvalidated(OutputTokensDetails)
+_build_tool_usage = unvalidated(ToolUsage)
+_build_search_usage = unvalidated(ToolUsageWebSearch)
 IncompleteReason = Literal["max_output_tokens", "max_messages", "content_filter"]
 """Why a response is incomplete. `max_messages`: the model sent only invalid calls and never answered."""
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -119,7 +125,7 @@ def response_from_json(fields: Mapping[str, Any]) -> Response:
 def _count_searches(output: Sequence[ResponseOutputItem]) -> ToolUsage:
     searches = [item for item in output if item.type == "web_search_call" and item.status == "completed"]
     count = sum(search.action.type == "search" for search in searches)
-    return ToolUsage(image_gen=_NO_IMAGES, web_search=ToolUsageWebSearch(num_requests=count))
+    return _build_tool_usage(image_gen=_NO_IMAGES, web_search=_build_search_usage(num_requests=count))
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:
@@ -134,11 +140,11 @@ def add_usage(one: Usage, other: Usage) -> Usage:
 
 def usage_to_wire(usage: Usage) -> ResponseUsage:
     """Return usage in the API's form."""
-    return ResponseUsage(
+    return _build_usage(
         input_tokens=usage.input_tokens,
-        input_tokens_details=InputTokensDetails(cached_tokens=usage.cached_tokens, cache_write_tokens=0),
+        input_tokens_details=_build_input_details(cached_tokens=usage.cached_tokens, cache_write_tokens=0),
         output_tokens=usage.output_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.reasoning_tokens),
+        output_tokens_details=_build_output_details(reasoning_tokens=usage.reasoning_tokens),
         total_tokens=usage.input_tokens + usage.output_tokens,
     )
 

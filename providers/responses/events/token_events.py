@@ -11,13 +11,10 @@ from openai.types.responses import (
 )
 from pydantic import BaseModel
 
+from providers.responses.events.unvalidated import build_unvalidated
+
 EventT = TypeVar("EventT", bound=BaseModel)
 
-# slots of the base class, which object.__setattr__ would look up for every event
-_set_fields = BaseModel.__dict__["__dict__"].__set__
-_set_names = BaseModel.__dict__["__pydantic_fields_set__"].__set__
-_set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
-_set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 _FIELD_NAMES: Final[dict[type[BaseModel], set[str]]] = {
     kind: set(kind.model_fields)
     for kind in (
@@ -31,12 +28,7 @@ _FIELD_NAMES: Final[dict[type[BaseModel], set[str]]] = {
 
 def _build_event(kind: type[EventT], fields: dict[str, Any]) -> EventT:
     """Return the same as `kind(**fields)` with every field set."""
-    event = kind.__new__(kind)
-    _set_fields(event, fields)
-    _set_names(event, _FIELD_NAMES[kind])
-    _set_extra(event, None)
-    _set_private(event, None)
-    return event
+    return build_unvalidated(kind, fields, _FIELD_NAMES[kind])
 
 
 def text_delta_event(

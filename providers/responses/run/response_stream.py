@@ -20,6 +20,7 @@ from apis.errors import Overloaded, StackError, StoredValueTooLarge, StoreUnavai
 from apis.events import EventBatch
 from apis.live_batch import convert_batch
 from providers.responses.context.item_views import ItemView
+from providers.responses.events.unvalidated import unvalidated
 from providers.responses.run.deadline import ResponseDeadline
 from providers.responses.run.first_batches import FirstBatches
 from providers.responses.run.pending_response import PendingResponse, bug_to_error
@@ -28,6 +29,9 @@ from providers.responses.store.history import History
 
 _log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
+_build_created_event = unvalidated(ResponseCreatedEvent)
+_build_in_progress_event = unvalidated(ResponseInProgressEvent)
+_build_completed_event = unvalidated(ResponseCompletedEvent)
 
 _CLOSE_TIMEOUT_S: Final = 10
 """Seconds that `close` waits for writes that began after their streams ended."""
@@ -155,20 +159,20 @@ class ResponseStreams:
 
 
 def _first_events(response: Response) -> EventBatch:
-    created = ResponseCreatedEvent(type="response.created", response=response, sequence_number=0)
+    created = _build_created_event(type="response.created", response=response, sequence_number=0)
     return [created, in_progress_event(response)]
 
 
 def in_progress_event(response: Response) -> ResponseStreamEvent:
     """Return the `response.in_progress` event."""
-    return ResponseInProgressEvent(type="response.in_progress", response=response, sequence_number=0)
+    return _build_in_progress_event(type="response.in_progress", response=response, sequence_number=0)
 
 
 def terminal_event(response: Response) -> ResponseStreamEvent:
     """Return the event that ends the stream of this final response; a cancelled one has no such event."""
     match response.status:
         case "completed":
-            return ResponseCompletedEvent(type="response.completed", response=response, sequence_number=0)
+            return _build_completed_event(type="response.completed", response=response, sequence_number=0)
         case "incomplete":
             return ResponseIncompleteEvent(type="response.incomplete", response=response, sequence_number=0)
         case _:

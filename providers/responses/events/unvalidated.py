@@ -1,0 +1,42 @@
+"""Models of the SDK built without validation, for values that come typed from our own code.
+
+Validation is most of the time that such a model takes: an item's event tries every type of item. Values from outside,
+and plain dicts that must become models, are validated by the constructor as ever.
+"""
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+from pydantic import BaseModel
+
+P = ParamSpec("P")
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+# slots of the base class, which object.__setattr__ would look up for every model
+_set_fields = BaseModel.__dict__["__dict__"].__set__
+_set_names = BaseModel.__dict__["__pydantic_fields_set__"].__set__
+_set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
+_set_private = BaseModel.__dict__["__pydantic_private__"].__set__
+
+
+def build_unvalidated(kind: type[ModelT], fields: dict[str, Any], names: set[str]) -> ModelT:
+    """Return the model with `fields`, all of them, in the order of the class; `names` are those that count as set."""
+    model = kind.__new__(kind)
+    _set_fields(model, fields)
+    _set_names(model, names)
+    _set_extra(model, None)
+    _set_private(model, None)
+    return model
+
+
+def unvalidated(kind: Callable[P, ModelT]) -> Callable[P, ModelT]:
+    """Return a constructor of a model class that takes the same keyword arguments, none of them extra, and validates
+    nothing."""
+    model_class = cast(type[ModelT], kind)
+    defaults = [(name, field.default) for name, field in model_class.model_fields.items()]
+
+    def build(*_: P.args, **fields: P.kwargs) -> ModelT:
+        values = {name: fields.get(name, default) for name, default in defaults}
+        return build_unvalidated(model_class, values, set(fields))
+
+    return build
