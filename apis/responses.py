@@ -121,7 +121,7 @@ class CreateResponse(Sampling):
 
     prompt: PromptReference | None = None
     model: str = Field(
-        default=_ABSENT_MODEL,
+        default_factory=lambda: _ABSENT_MODEL,
         validate_default=True,
         min_length=1,
         max_length=256,

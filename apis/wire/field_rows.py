@@ -194,7 +194,7 @@ FIELD_ROWS: Final = (
         "The engine caches every prefix itself.",
     ),
     FieldRow("rewrite_query", ("SearchStores",), "ignored", "Queries are searched for as they are."),
-    FieldRow("user", ("EmbeddingRequest",), "ignored", "No request is checked by user."),
+    FieldRow("user", ("EmbeddingRequest", "CreateCompletion"), "ignored", "No request is checked by user."),
 )
 
 _NO_SHELL: Final = "A shell runs where the client is: use the environment 'local'."

@@ -28,6 +28,7 @@ from apis.vector_stores import (
 )
 from apis.wire.field_rows import FIELD_ROWS, UNSUPPORTED_TYPES
 from stack.http.routes.chat import CreateChatCompletion
+from stack.http.routes.completions import CreateCompletion
 from stack.http.routes.responses import CountInputTokens, ResponseParams
 from stack.http.routes.table import API_ROUTES
 from tests.support.sdk.param_types import Gap, find_gaps, list_models
@@ -74,6 +75,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /containers/{container_id}/files": (containers.FileCreateParams, (CopyFile,)),
     "GET /containers/{container_id}/files": (containers.FileListParams, (ContainerListParams,)),
     "POST /embeddings": (types.EmbeddingCreateParams, (EmbeddingRequest,)),
+    "POST /completions": (types.completion_create_params.CompletionCreateParams, (CreateCompletion,)),
     "POST /chat/completions": (chat.completion_create_params.CompletionCreateParams, (CreateChatCompletion,)),
 }
 """The SDK's parameters of each route that takes any, and the models that read its body and its query."""
