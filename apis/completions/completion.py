@@ -42,7 +42,7 @@ class CompletionRequest(Sampling):
     prompt: CompletionPrompt
     max_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     n: int | None = Field(None, ge=1, le=MAX_COMPLETIONS)
-    echo: bool | None = None
+    echo: bool | None = None  # pyright: ignore[reportIncompatibleVariableOverride] - frozen, so never written
     suffix: str | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)

@@ -83,7 +83,7 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
 
 
 async def refuse_stored_completion(_http: Request, _context: HttpContext, _services: Services) -> Response:
-    raise Unsupported("Chat completions are not stored here: use responses, which are.", param="store")
+    raise Unsupported("Storing chat completions is not offered by this server: use responses.", param="store")
 
 
 _COMPLETION_PATH: Final = "/chat/completions/{completion_id}"

@@ -40,7 +40,8 @@ async def test_text_comes_in_steps_with_usage_at_the_end(llama: LlamaCpp) -> Non
 
 async def test_a_prompt_is_continued_without_a_template(llama: LlamaCpp) -> None:
     """G24, the row `/completions`: the engine's own route serves it."""
-    request = CompletionRequest(model="smollm2-135m-instruct", prompt="One, two, three,", max_tokens=6, temperature=0)
+    fields = {"model": "smollm2-135m-instruct", "prompt": "One, two, three,", "max_tokens": 6, "temperature": 0}
+    request = CompletionRequest.model_validate(fields)
     pieces = [piece async for batch in llama.complete(request) for piece in batch]
     usage, deltas = pieces[-1], [piece for piece in pieces if isinstance(piece, CompletionDelta)]
     assert isinstance(usage, Usage)
