@@ -137,11 +137,12 @@ async def test_items_of_programs_are_echoed_or_refused_by_name(served: Served) -
     listed = await responses(served).input_items.list(response.id, order="asc")
     assert [item.to_dict().get("caller") for item in listed.data] == [None, caller, caller]
     assert listed.data[1].to_dict()["async"] is True
-    for fields in (
+    refused: list[Json] = [
         {"tools": [{"type": "programmatic_tool_calling"}]},
         {"tool_choice": {"type": "programmatic_tool_calling"}},
         {"input": [{"type": "program_output", "id": "o", "call_id": "c", "result": "", "status": "completed"}]},
-    ):
+    ]
+    for fields in refused:
         assert "is not offered by this server" in (await refusal(served, **fields))["message"]
 
 
