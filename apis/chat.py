@@ -273,12 +273,12 @@ def refuse_engine_options(options: EngineOptions, supported: Collection[str] = (
             raise Unsupported(f"'{name}' is not supported by this model's server.", param=name)
 
 
-def refuse_unsafe_engine_options(options: EngineOptions) -> None:
-    """Raise Unsupported naming the first engine option that no provider passes on, unless its value asks for
-    nothing."""
+def refuse_unsafe_engine_options(options: EngineOptions, supported: Collection[str] = ()) -> None:
+    """Raise Unsupported naming the first engine option that no provider passes on, unless its value asks for nothing
+    or it is one of `supported`."""
     for name, neutral_values in REFUSED_ENGINE_OPTIONS.items():
         value = getattr(options, name)
-        if value is not None and value not in neutral_values:
+        if value is not None and value not in neutral_values and name not in supported:
             raise Unsupported(f"'{name}' is not offered by this server.", param=name)
 
 

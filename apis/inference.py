@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from apis.chat import ChatRequest, NativeToolName
+from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import Unsupported
@@ -84,3 +85,12 @@ class Inference(Provider, ABC):
         """Return one vector per input. Where requests wait for each other, tenants take turns. Raises the errors of
         `chat`, and Unsupported for a model without embeddings, which is the default."""
         raise Unsupported(f"The model '{request.model}' makes no embeddings.", param="model")
+
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
+        """Continue the prompts of a text completion, and yield the pieces in non-empty batches; every completion ends
+        with a `finish_reason`. The promises of `chat` hold. Raises Unsupported for a model without text completions,
+        which is the default."""
+        raise Unsupported(
+            f"The model '{request.model}' has no text completions here: use responses or chat completions.",
+            param="model",
+        )

@@ -3,10 +3,19 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from openai.types.responses import Response, ResponseStreamEvent, ResponseUsage
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from apis.chat import Sampling
 from apis.conversations import Conversations, ItemInclude
@@ -16,6 +25,7 @@ from apis.provider import Provider
 from apis.wire.base import Effort, Includable, Metadata, Wire
 from apis.wire.item_parts import text_or_list
 from apis.wire.items import Item
+from apis.wire.prompt import PromptReference
 from apis.wire.text_format import TextFormatOption
 from apis.wire.tool_choice import ToolChoice
 from apis.wire.tools import Tool
@@ -90,8 +100,18 @@ ConversationChoice = Annotated[
 ]
 
 
+class _AbsentModel(str):
+    """An empty string that differs from the empty string that a client may send."""
+
+    __slots__ = ()
+
+
+_ABSENT_MODEL: Final = _AbsentModel()
+
+
 class CreateResponse(Sampling):
     """A request for a response. Null means unset; unknown fields are dropped, except those that `FIELD_ROWS` refuses.
+    `model` may be absent, and is then empty, in a request with a `prompt`, whose template may name one.
 
     In addition to OpenAI's fields it has those of `Sampling`, `cache_salt` and `priority`, which the engines here
     support.
@@ -99,7 +119,14 @@ class CreateResponse(Sampling):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
-    model: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")
+    prompt: PromptReference | None = None
+    model: str = Field(
+        default_factory=lambda: _ABSENT_MODEL,
+        validate_default=True,
+        min_length=1,
+        max_length=256,
+        pattern=r"^[^\x00-\x20\x7f]+$",
+    )
     input: Input | None = None
     instructions: str | None = None
     previous_response_id: str | None = Field(None, min_length=1, max_length=256)
@@ -133,6 +160,17 @@ class CreateResponse(Sampling):
     image: ImageOptions | None = None
     prompt_cache_options: PromptCacheOptions | None = None
 
+    @field_validator("model", mode="wrap")
+    @classmethod
+    def _require_model_or_prompt(
+        cls, value: Any, validate: ValidatorFunctionWrapHandler, info: ValidationInfo
+    ) -> str | None:
+        if not value and info.data.get("prompt") is not None:
+            return ""
+        if value is _ABSENT_MODEL:
+            raise PydanticCustomError("missing", "Field required")
+        return validate(value)
+
     @property
     def is_prewarm(self) -> bool:
         """True for a request that only prepares its input, without calling a model."""
@@ -149,6 +187,7 @@ class CompactConversation(Wire):
     summary sees `instructions`."""
 
     model: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x20\x7f]+$")
+    prompt: PromptReference | None = None
     input: Input | None = None
     instructions: str | None = None
     previous_response_id: str | None = Field(None, min_length=1, max_length=256)

@@ -61,7 +61,6 @@ FIELD_ROWS: Final = (
     FieldRow("modalities", _RESPONSE, "refused", "The models here write text.", (["text"],)),
     FieldRow("audio", _RESPONSE, "refused", "The models here write text."),
     FieldRow("web_search_options", _RESPONSE, "refused", "Declare the tool 'web_search' in 'tools'."),
-    FieldRow("prompt", _RESPONSE, "refused", "Prompts are not stored here: send 'instructions' and 'input'."),
     FieldRow("moderation", (*_RESPONSE, *_CHAT), "refused", "No moderation model is served here."),
     FieldRow("personality", ("CountInputTokens",), "ignored", "It belongs to OpenAI's own models."),
     FieldRow("safety_identifier", _RESPONSE, "echoed", "No request is checked by user."),
@@ -195,7 +194,7 @@ FIELD_ROWS: Final = (
         "The engine caches every prefix itself.",
     ),
     FieldRow("rewrite_query", ("SearchStores",), "ignored", "Queries are searched for as they are."),
-    FieldRow("user", ("EmbeddingRequest",), "ignored", "No request is checked by user."),
+    FieldRow("user", ("EmbeddingRequest", "CreateCompletion"), "ignored", "No request is checked by user."),
 )
 
 _NO_SHELL: Final = "A shell runs where the client is: use the environment 'local'."

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 from pydantic import Field, model_validator
 
 from apis.chat import ChatRequest
+from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, StackError, UpstreamError
@@ -17,7 +18,7 @@ from apis.inference import Inference, Model
 from apis.provider import Provider
 from apis.wire.base import Effort
 
-_RoutedRequest = TypeVar("_RoutedRequest", ChatRequest, EmbeddingRequest)
+_RoutedRequest = TypeVar("_RoutedRequest", ChatRequest, CompletionRequest, EmbeddingRequest)
 Route = tuple[str, str]
 """Provider name and the provider's own model id."""
 
@@ -77,6 +78,16 @@ class Router(Inference):
         provider, forwarded = await self._route_request(request)
         try:
             async with aclosing(provider.chat(forwarded)) as batches:
+                async for batch in batches:
+                    yield batch
+        except ModelNotFound as exc:
+            raise ModelNotFound(request.model) from exc
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
+        """Forward to the provider of the request's model."""
+        provider, forwarded = await self._route_request(request)
+        try:
+            async with aclosing(provider.complete(forwarded)) as batches:
                 async for batch in batches:
                     yield batch
         except ModelNotFound as exc:

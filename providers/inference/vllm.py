@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from apis.chat import ChatRequest
+from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
@@ -174,6 +175,10 @@ class VLLM(Inference):
         if self._config.engine == "vllm" and self._harmony_template is None and needs_two_passes(request):
             return chat_in_two_passes(chat, request)
         return chat(request)
+
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
+        """Forward to the server's /completions. The prompt reaches the model as it is, also with a template here."""
+        return self._get_upstreams().complete(request)
 
     async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """Request vectors from the server's /embeddings, a few inputs at a time. `headers_timeout_s` applies to each

@@ -8,10 +8,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, nullcontext
-from typing import Annotated
 
 from openai.types.responses import Response
-from pydantic import Field, SecretStr
 
 from apis.errors import InvalidRequest, NotFound, StackError
 from apis.events import ResponseEventBatch
@@ -34,13 +32,13 @@ from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from apis.vector_stores import VectorStores
-from providers.responses.background.background import BackgroundConfig, BackgroundDeployment, BackgroundResponses
-from providers.responses.background.webhooks import Webhook
+from providers.responses.background.background import BackgroundDeployment, BackgroundResponses
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
 from providers.responses.run.response_stream import LiveEventView, ResponseStreams
 from providers.responses.session import SessionFactory
+from providers.responses.settings import LoopSettings
 from providers.responses.store.history import History
 from providers.responses.tools.request_tools import RequestTools
 
@@ -50,33 +48,8 @@ _log = logging.getLogger(__name__)
 class Loop(Responses):
     """The Responses API over one Inference and one KVStore, and over ToolRuntime and VectorStores where they exist."""
 
-    class Config(Responses.Config):
-        """Responses are deleted `retention_days` after their last use; `max_turns` bounds a chain, and
-        `max_history_bytes` what one request loads of a chain or conversation. `cache_bytes` of the
-        newest conversations stay in memory, and `session_bytes` of those that connections continue without storing
-        them. One response may run `max_tool_calls` hosted calls, `parallel_tool_calls` of them at a time, each for
-        `tool_timeout_s`; the model reads `max_tool_output_chars` of a result. `reasoning_keys` seal the reasoning that
-        clients store: the first seals, all open; without any, the workers on one store share a key that is stored
-        there. `webhooks` are called when background responses end. An MCP server that cannot list its tools fails the
-        response before a model is called, unless `continue_without_mcp_servers`. `summary_model` writes the summaries
-        of reasoning that requests ask for; without it they repeat the reasoning."""
-
-        retention_days: float = Field(30, gt=0)
-        sweep_interval_s: float = Field(600, gt=0)
-        max_turns: int = Field(1000, ge=1)
-        max_history_bytes: int = Field(64 * 1024 * 1024, ge=1024)
-        cache_bytes: int = Field(64 * 1024 * 1024, ge=0)
-        session_bytes: int = Field(256 * 1024 * 1024, ge=0)
-        max_tool_calls: int = Field(32, ge=1)
-        parallel_tool_calls: int = Field(8, ge=1, le=64)
-        tool_timeout_s: float = Field(60, gt=0)
-        max_tool_output_chars: int = Field(100_000, ge=1000)
-        response_timeout_s: float = Field(600, gt=0)
-        continue_without_mcp_servers: bool = False
-        summary_model: str | None = Field(None, min_length=1)
-        reasoning_keys: tuple[Annotated[SecretStr, Field(min_length=32)], ...] = ()
-        background: BackgroundConfig = BackgroundConfig()
-        webhooks: list[Webhook] = Field(default_factory=list[Webhook])
+    class Config(LoopSettings):
+        """The fields of `LoopSettings`."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - every API that it builds on is one argument
         self,
@@ -113,15 +86,18 @@ class Loop(Responses):
         )
         request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores)
         self._preparer = ResponsePreparer(options, inference, kv_store, reader, request_tools, self._conversations)
+        self._prompts = config.prompt_library()
+        self._prepare_new = self._prompts.wrap(self._preparer.prepare)
         self._streams = ResponseStreams(self._history, config.response_timeout_s)
         self._sessions = SessionFactory(
-            self._history, self._preparer.prepare, self._streams, self._views, cache_bytes=config.session_bytes
+            self._history, self._prepare_new, self._streams, self._views, cache_bytes=config.session_bytes
         )
         background = BackgroundDeployment(config.background, config.webhooks, tenants)
         self._background = BackgroundResponses(kv_store, self._history, self._preparer.prepare, fetcher, background)
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        await self._prompts.load()
         self._sweeper = asyncio.create_task(self._sweep())
         self._background.start()
 
@@ -141,7 +117,7 @@ class Loop(Responses):
     async def create(
         self, request: CreateResponse, *, tenant: str, response_id: str | None = None
     ) -> AsyncGenerator[ResponseEventBatch]:
-        pending = await self._preparer.prepare(request, tenant, ResponseIds(response_id))
+        pending = await self._prepare_new(request, tenant, ResponseIds(response_id))
         view = self._views.of_create(request)
         if request.background:
             async with pending.lock or nullcontext(), aclosing(self._background.create(pending)) as logged_batches:
@@ -206,11 +182,13 @@ class Loop(Responses):
         return page.model_copy(update={"data": await self._views.show_items(page.data, params.include or (), tenant)})
 
     async def count_input_tokens(self, request: CreateResponse, *, tenant: str) -> InputTokenCount:
-        pending = await self._preparer.prepare_unlocked(request, tenant)
+        with self._prompts.rendering(request) as rendered:
+            pending = await self._preparer.prepare_unlocked(rendered, tenant)
         return await self._preparer.token_counter.count(pending.agent_loop.chat)
 
     async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:
-        pending = await self._preparer.prepare_unlocked(CreateResponse(**dict(request)), tenant)
+        with self._prompts.rendering(CreateResponse(**dict(request))) as rendered:
+            pending = await self._preparer.prepare_unlocked(rendered, tenant)
         chat, compactor = pending.agent_loop.chat, self._preparer.compactor
         return await self._streams.run_in_time(compactor.compact(chat, pending.conversation, pending.ids, tenant))
 

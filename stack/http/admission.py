@@ -13,6 +13,7 @@ from starlette.types import Scope
 
 from apis.errors import InvalidRequest, MethodNotAllowed, NotFound, PermissionDenied, StackError, UnsupportedMediaType
 from stack.config import HttpServerConfig
+from stack.http.routes.absences import absence_message
 
 UPLOAD_PATHS: Final = frozenset({"/v1/files", "/files"})
 FORM_OR_JSON_PATHS: Final = re.compile(r"(?:/v1)?/containers/[^/]+/files")
@@ -135,7 +136,7 @@ def routing_error(exc: HTTPException, scope: Scope, routes: Iterable[BaseRoute])
     """Return the API's own error for an exception of the router, and the headers that belong to it."""
     method, path = scope.get("method", "WebSocket"), scope["path"][:256]
     if exc.status_code != 405:
-        return NotFound(f"Unknown request URL: {method} {path}."), {}
+        return NotFound(absence_message(path) or f"Unknown request URL: {method} {path}."), {}
     methods: set[str] = set()
     for route in routes:
         if route.matches(scope)[0] != Match.NONE:

@@ -279,8 +279,8 @@ def _release(places: Sequence[Place]) -> None:
 def _check_type(kind: Any) -> None:
     if kind == "response.create":
         return
-    if kind == "response.steer":
-        raise Unsupported("Responses cannot be steered here: let one end, and follow it.", param="type")
+    if kind in ("response.steer", "response.inject"):
+        raise Unsupported(f"'{kind}' is not offered by this server: let a response end, and follow it.", param="type")
     if kind is None:
         raise InvalidRequest("Missing required parameter: 'type'.", param="type", code="missing_required_parameter")
     raise InvalidRequest("Invalid value for 'type': expected 'response.create'.", param="type", code="invalid_value")

@@ -4,10 +4,12 @@ A failure here after an upgrade of the SDK shows the new fields: add each to its
 `apis/wire/field_rows.py`.
 """
 
+import re
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from openai import types
+from openai import resources, types
 from openai.types import chat, containers, conversations, responses, vector_stores
 from pydantic import BaseModel
 
@@ -27,7 +29,9 @@ from apis.vector_stores import (
     VectorStoreListParams,
 )
 from apis.wire.field_rows import FIELD_ROWS, UNSUPPORTED_TYPES
+from stack.http.routes.absences import ABSENT_RESOURCES
 from stack.http.routes.chat import CreateChatCompletion
+from stack.http.routes.completions import CreateCompletion
 from stack.http.routes.responses import CountInputTokens, ResponseParams
 from stack.http.routes.table import API_ROUTES
 from tests.support.sdk.param_types import Gap, find_gaps, list_models
@@ -74,6 +78,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /containers/{container_id}/files": (containers.FileCreateParams, (CopyFile,)),
     "GET /containers/{container_id}/files": (containers.FileListParams, (ContainerListParams,)),
     "POST /embeddings": (types.EmbeddingCreateParams, (EmbeddingRequest,)),
+    "POST /completions": (types.completion_create_params.CompletionCreateParams, (CreateCompletion,)),
     "POST /chat/completions": (chat.completion_create_params.CompletionCreateParams, (CreateChatCompletion,)),
 }
 """The SDK's parameters of each route that takes any, and the models that read its body and its query."""
@@ -103,6 +108,16 @@ def test_every_route_with_parameters_is_compared() -> None:
         f"{route.method} {route.path}" for route in API_ROUTES if route.body or route.query or route.form is not None
     }
     assert routes == set(PAIRS)
+
+
+def test_every_resource_of_the_sdk_has_a_route_or_a_reason() -> None:
+    """G24, the table "Routes without an answer": the next release of the SDK shows here what is new."""
+    sources = Path(str(resources.__file__)).parent.rglob("*.py")
+    paths = {path for file in sources for path in re.findall(r"[\"(f]/([a-z_]{2,})", file.read_text("utf-8"))}
+    served = {route.path.split("/")[1] for route in API_ROUTES}
+    assert {"responses", "batches", "organization"} <= paths
+    assert paths - served - ABSENT_RESOURCES.keys() == set()
+    assert served & ABSENT_RESOURCES.keys() == set()
 
 
 def test_every_row_is_about_a_field_of_a_request_model() -> None:

@@ -10,6 +10,7 @@ import msgspec
 from pydantic import SecretStr
 
 from apis.chat import ChatRequest
+from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
@@ -25,6 +26,7 @@ from providers.inference.chat_completions.body import ChatDialect, request_to_bo
 from providers.inference.chat_completions.chunks import ChatChunkReader
 from providers.inference.chat_completions.embeddings import parse_embeddings, request_to_embedding_body
 from providers.inference.chat_completions.errors import UpstreamUnavailable, response_to_error
+from providers.inference.chat_completions.text_completions import NO_COMPLETIONS, CompletionReader, write_completion
 from providers.inference.chat_completions.usage import parse_count
 from providers.inference.http.client import HttpClient, HttpConnectTimeout, headers_to_bytes
 from providers.inference.http.connection import HttpConnection, HttpError
@@ -57,6 +59,10 @@ class PromptTemplate(Protocol):
         that cannot be rendered.
         """
         ...
+
+
+RequestBuilder = Callable[[], Awaitable[tuple[str, bytes, ChunkReader]]]
+"""Builds a request as `PromptTemplate.build_request` does."""
 
 
 class ServerPromptTemplate:
@@ -125,13 +131,32 @@ class ChatCompletions:
             headers["Authorization"] = f"Bearer {self._api_key}"
         self._headers = headers_to_bytes(headers)
 
-    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+    def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`; one attempt. Before the first batch, UpstreamUnavailable, ConnectTimeout and
         RateLimited mean that a retry is safe."""
-        await self._check_model(request.model)
-        path, request_body, reader = await self._template.build_request(
-            request, lambda: self._find_context_tokens(request.model)
+        return self._generate(
+            request.model,
+            lambda: self._template.build_request(request, lambda: self._find_context_tokens(request.model)),
         )
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
+        """See `Inference.complete`; one attempt, and errors as in `chat`."""
+        reader = CompletionReader(request)
+
+        async def build_request() -> tuple[str, bytes, ChunkReader]:
+            return *write_completion(request, self._dialect.engine), reader
+
+        async with aclosing(self._generate(request.model, build_request, NO_COMPLETIONS)) as batches:
+            async for _ in batches:
+                if batch := reader.take_batch():
+                    yield batch
+
+    async def _generate(
+        self, model: str, build_request: RequestBuilder, unsupported_feature: str = ""
+    ) -> AsyncGenerator[DeltaBatch]:
+        """Yield the deltas of one streamed answer. `unsupported_feature` as in `_request_json`."""
+        await self._check_model(model)
+        path, request_body, reader = await build_request()
         body = [request_body]
         del request_body
         limits = self._limits
@@ -139,7 +164,7 @@ class ChatCompletions:
         # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.
         connection = await self._send("POST", path, body.pop(), deadline)
         try:
-            await self._check_response(connection, request.model)
+            await self._check_response(connection, model, unsupported_feature)
             if (attempts := CALL_ATTEMPTS.get()) is not None:
                 attempts.accepted.set()
             answer = AnswerStream(connection, reader, limits, self._server)
@@ -216,12 +241,7 @@ class ChatCompletions:
         path cannot do."""
         connection = await self._send(method, path, body)
         try:
-            if unsupported_feature and connection.status in (404, 405, 501):
-                error = await self._read_error(connection, model)
-                if not isinstance(error, ModelNotFound):
-                    error_type = CountingUnsupported if unsupported_feature == COUNTING_UNSUPPORTED else Unsupported
-                    error = error_type(f"This model's server {unsupported_feature}.", param="model")
-                raise error
+            await self._check_support(connection, model, unsupported_feature)
             if connection.status != 200:
                 raise await self._read_error(connection, model)
             return await self._read_body(connection, MAX_BODY_BYTES)
@@ -255,7 +275,17 @@ class ChatCompletions:
         limit = f"headers_timeout_s ({self._limits.headers_s:g} s)"
         return UpstreamTimeout(f"The inference server did not answer within {limit}.")
 
-    async def _check_response(self, connection: HttpConnection, model: str) -> None:
+    async def _check_support(self, connection: HttpConnection, model: str, unsupported_feature: str) -> None:
+        """Raise Unsupported where the server has no such path, and ModelNotFound where it means the model."""
+        if unsupported_feature and connection.status in (404, 405, 501):
+            error = await self._read_error(connection, model)
+            if not isinstance(error, ModelNotFound):
+                error_type = CountingUnsupported if unsupported_feature == COUNTING_UNSUPPORTED else Unsupported
+                error = error_type(f"This model's server {unsupported_feature}.", param="model")
+            raise error
+
+    async def _check_response(self, connection: HttpConnection, model: str, unsupported_feature: str) -> None:
+        await self._check_support(connection, model, unsupported_feature)
         if connection.status != 200:
             raise await self._read_error(connection, model, is_generation=True)
         kind = connection.headers.get("content-type", "").partition(";")[0].strip().lower()

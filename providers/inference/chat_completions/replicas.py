@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from apis.chat import ChatRequest
+from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import RateLimited, StackError, UpstreamError, UpstreamTimeout
@@ -153,6 +154,10 @@ class Upstreams:
     def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`."""
         return self._stream_with_retries(lambda endpoint: endpoint.chat(request))
+
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
+        """See `Inference.complete`."""
+        return self._stream_with_retries(lambda endpoint: endpoint.complete(request))
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """See `Inference.embed`; all inputs in one request."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 from pydantic import SecretStr
 
 from apis.chat import ChatRequest
+from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.errors import InvalidRequest, UpstreamError
 from providers.inference.chat_completions.body import ChatDialect, request_to_body
@@ -102,7 +103,16 @@ class EngineClient:
             engine_fields["repeat_penalty"] = request.repetition_penalty
         if request.seed is not None:
             engine_fields["seed"] = request.seed % SEED_RANGE
-        wire = ChatCompletions(
+        return self._build_endpoint(engine_fields).chat(request.model_copy(update=UNSENT_FIELDS))
+
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
+        """Continue the prompt as it is."""
+        seed = None if request.seed is None else request.seed % SEED_RANGE
+        update = {"seed": seed, "cache_salt": None, "priority": None}
+        return self._build_endpoint({}).complete(request.model_copy(update=update))
+
+    def _build_endpoint(self, engine_fields: Mapping[str, Any]) -> ChatCompletions:
+        return ChatCompletions(
             f"{self._address.url}/v1",
             self._http,
             api_key=SecretStr(self._address.api_key),
@@ -111,7 +121,6 @@ class EngineClient:
                 headers_s=self._timeout_s, first_token_s=self._timeout_s, token_gap_s=self._timeout_s
             ),
         )
-        return wire.chat(request.model_copy(update=UNSENT_FIELDS))
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the prompt, with the model's own template around the messages."""

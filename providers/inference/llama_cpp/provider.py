@@ -7,13 +7,14 @@ import asyncio
 import importlib.util
 import os
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 
 from pydantic import Field
 
 from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options, share_of_salt
+from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.errors import ConfigError, ModelNotFound, Unsupported, UpstreamError, UpstreamTimeout
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
@@ -116,11 +117,31 @@ class LlamaCpp(Inference):
         """See `Inference.chat`. With tools there is at most one call per turn, and the usage includes the decision."""
         self._check_request(request)
         request = add_verbosity(request)
+        with self._name_engine_in_errors(), await self._places.acquire(share_of_salt(request.cache_salt)):
+            async with aclosing(self._generate(self._get_client(), request)) as batches:
+                async for batch in batches:
+                    yield batch
+
+    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
+        """See `Inference.complete`. One completion of one prompt; with more than the context, it is refused."""
+        self._check_model(request.model)
+        refuse_engine_options(request)
+        for name in ("n", "echo", "suffix", "logprobs", "stop_token_ids", "repetition_penalty"):
+            if (value := getattr(request, name)) is not None and (name, value) not in (("n", 1), ("echo", False)):
+                raise Unsupported(f"'{name}' is not supported by the local engine in text completions.", param=name)
+        if request.prompt_count > 1:
+            raise Unsupported("The local engine completes one prompt per request.", param="prompt")
+        bound = self._config.max_output_tokens if request.max_tokens is None else request.max_tokens
+        request = request.model_copy(update={"max_tokens": bound})
+        with self._name_engine_in_errors(), await self._places.acquire(share_of_salt(request.cache_salt)):
+            async with aclosing(self._get_client().complete(request)) as batches:
+                async for batch in batches:
+                    yield batch
+
+    @contextmanager
+    def _name_engine_in_errors(self) -> Generator[None]:
         try:
-            with await self._places.acquire(share_of_salt(request.cache_salt)):
-                async with aclosing(self._generate(self._get_client(), request)) as batches:
-                    async for batch in batches:
-                        yield batch
+            yield
         except UpstreamTimeout as exc:
             limit = f"token_timeout_s ({self._config.token_timeout_s:g} s)"
             raise UpstreamTimeout(f"The local engine (llama.cpp) made no token within {limit}.") from exc
@@ -157,12 +178,15 @@ class LlamaCpp(Inference):
                 yield batch
 
     def _check_request(self, request: ChatRequest) -> None:
-        if request.model != self._model.id:
-            raise ModelNotFound(request.model, [self._model.id])
+        self._check_model(request.model)
         if request.stop_token_ids:
             raise Unsupported("'stop_token_ids' is not supported by the local engine.", param="stop_token_ids")
         refuse_engine_options(request, ("chat_template_kwargs",))
         check_text_only(request.messages)
+
+    def _check_model(self, model: str) -> None:
+        if model != self._model.id:
+            raise ModelNotFound(model, [self._model.id])
 
     def _get_client(self) -> EngineClient:
         if self._engine is None or self._http is None:

@@ -152,6 +152,8 @@ def usage_to_wire(usage: Usage) -> ResponseUsage:
 def _echo_options(request: CreateResponse) -> dict[str, Any]:
     """Return the options that the response has only where the request has them."""
     options: dict[str, Any] = {}
+    if request.prompt is not None:
+        options["prompt"] = request.prompt.model_dump(exclude_none=True)
     cache, programs, image = request.prompt_cache_options, request.access_programs, request.image
     if cache is not None:
         options["prompt_cache_options"] = {"mode": cache.mode or "implicit", "ttl": cache.ttl or "30m"}

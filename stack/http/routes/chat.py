@@ -12,7 +12,7 @@ import orjson
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
-from pydantic import Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -79,13 +79,13 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     batches = services.stack.inference.chat(services.cache_salts.add_salt(chat, context.tenant))
     if request.stream:
         wants_usage = bool(request.stream_options and request.stream_options.include_usage)
-        return EventStream(builder.stream_chunks(batches, wants_usage=wants_usage), _encode_frames, services.monitor)
+        return EventStream(builder.stream_chunks(batches, wants_usage=wants_usage), encode_chunks, services.monitor)
     completion = await run_while_connected(http.receive, builder.build_completion(batches))
     return json_response(sdk_model_to_json(completion))
 
 
 async def refuse_stored_completion(_http: Request, _context: HttpContext, _services: Services) -> Response:
-    raise Unsupported("Chat completions are not stored here: use responses, which are.", param="store")
+    raise Unsupported("Storing chat completions is not offered by this server: use responses.", param="store")
 
 
 _COMPLETION_PATH: Final = "/chat/completions/{completion_id}"
@@ -100,7 +100,8 @@ STORED_COMPLETION_ROUTES: Final = (
 """Routes of OpenAI's API that only say that they are not offered; no document describes them."""
 
 
-def _encode_frames(chunks: Sequence[ChatCompletionChunk | dict[str, Any]]) -> bytes:
+def encode_chunks(chunks: Sequence[BaseModel | dict[str, Any]]) -> bytes:
+    """Return chunks and errors as frames of an event stream."""
     data = [orjson.dumps(chunk) if isinstance(chunk, dict) else sdk_model_to_json(chunk) for chunk in chunks]
     return b"".join([b"data: %b\n\n" % line for line in data])
 

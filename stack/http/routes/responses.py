@@ -33,8 +33,8 @@ class ResponseParams(ItemInclude):
 
 
 class CountInputTokens(CreateResponse):
-    """A request to count the tokens of the prompt that a response would have. Without `model` it is about the one chat
-    model of the server."""
+    """A request to count the tokens of the prompt that a response would have. Without `model` it is about the model of
+    its `prompt`, or about the one chat model of the server."""
 
     model: str | None = Field(None, min_length=1, max_length=256)  # pyright: ignore[reportIncompatibleVariableOverride] - frozen, so never written
 
@@ -57,7 +57,8 @@ async def create_response(http: Request, context: HttpContext, services: Service
 
 async def count_input_tokens(http: Request, context: HttpContext, services: Services) -> Response:
     request = await read_request(await read_body(http, services.max_body_bytes), CountInputTokens)
-    fields: dict[str, Any] = {**dict(request), "model": request.model or await _find_only_model(services)}
+    model = request.model if request.model or request.prompt else await _find_only_model(services)
+    fields: dict[str, Any] = {**dict(request), "model": model}
     count = await services.stack.responses.count_input_tokens(CreateResponse(**fields), tenant=context.tenant)
     estimate = {"estimated": True} if count.is_estimate else {}  # the SDK's type allows further fields
     return value_response({"object": "response.input_tokens", "input_tokens": count.tokens, **estimate})

@@ -3,6 +3,7 @@
 from typing import Final
 
 from stack.http.routes.chat import CHAT_ROUTES, STORED_COMPLETION_ROUTES
+from stack.http.routes.completions import COMPLETION_ROUTES
 from stack.http.routes.containers import CONTAINER_ROUTES
 from stack.http.routes.conversations import CONVERSATION_ROUTES
 from stack.http.routes.embeddings import EMBEDDING_ROUTES
@@ -17,6 +18,7 @@ __all__ = ["API_ROUTES", "EXTENSION_ROUTES", "STORED_COMPLETION_ROUTES"]
 API_ROUTES: Final = (
     *RESPONSE_ROUTES,
     *CHAT_ROUTES,
+    *COMPLETION_ROUTES,
     *EMBEDDING_ROUTES,
     *MODEL_ROUTES,
     *CONVERSATION_ROUTES,

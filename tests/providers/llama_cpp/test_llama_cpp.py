@@ -6,7 +6,8 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from apis.deltas import Finish, TextDelta
+from apis.completions.completion import CompletionDelta, CompletionRequest
+from apis.deltas import Finish, TextDelta, Usage
 from apis.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.conformance.inference import LAWS, Law, Subject
@@ -35,6 +36,21 @@ async def test_text_comes_in_steps_with_usage_at_the_end(llama: LlamaCpp) -> Non
     assert finish.reason == "length"
     assert finish.usage.output_tokens == 12
     assert finish.usage.input_tokens == await llama.count_tokens(chat_request("Count from one to ten."))
+
+
+async def test_a_prompt_is_continued_without_a_template(llama: LlamaCpp) -> None:
+    """G24, the row `/completions`: the engine's own route serves it."""
+    fields = {"model": "smollm2-135m-instruct", "prompt": "One, two, three,", "max_tokens": 6, "temperature": 0}
+    request = CompletionRequest.model_validate(fields)
+    pieces = [piece async for batch in llama.complete(request) for piece in batch]
+    usage, deltas = pieces[-1], [piece for piece in pieces if isinstance(piece, CompletionDelta)]
+    assert isinstance(usage, Usage)
+    assert "four" in "".join(delta.text for delta in deltas)
+    assert (deltas[-1].finish_reason, usage.output_tokens) == ("length", 6)
+    for field in ({"n": 2}, {"echo": True}, {"prompt": ["a", "b"]}, {"logprobs": 1}):
+        with pytest.raises(Unsupported) as caught:
+            await anext(llama.complete(request.model_copy(update=field)))
+        assert caught.value.param == next(iter(field))
 
 
 async def test_the_same_seed_gives_the_same_text(llama: LlamaCpp) -> None:

@@ -1,11 +1,11 @@
 """Fields of OpenAI's API that this server does not use, through the official SDK: echoed truly or refused by name."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from openai import APIStatusError, BadRequestError
+from openai import APIStatusError, BadRequestError, NotFoundError
 
 from tests.support.sdk.answer_shapes import function
 from tests.support.sdk.requests import asked, create, messages, refusal, responses, stream
@@ -76,6 +76,74 @@ async def test_what_is_not_offered_is_refused_by_name(served: Served, name: str)
     error = await refusal(served, **fields)
     assert error["param"] == param
     assert "not offered by this server" in error["message"] or "background" in error["message"]
+
+
+ABSENT_CALLS: dict[str, Callable[[Any], Awaitable[Any]]] = {
+    "/batches": lambda client: client.batches.list(),
+    "/uploads": lambda client: client.uploads.create(bytes=1, filename="a", mime_type="a/b", purpose="evals"),
+    "/webhook_endpoints": lambda client: client.get("/webhook_endpoints", cast_to=dict),
+    "/webhook_event_types": lambda client: client.get("/webhook_event_types", cast_to=dict),
+    "/moderations": lambda client: client.moderations.create(input="x"),
+    "/images": lambda client: client.images.generate(prompt="x"),
+    "/audio": lambda client: client.audio.speech.create(model="m", voice="alloy", input="x"),
+    "/realtime": lambda client: client.realtime.client_secrets.create(),
+    "/live": lambda client: client.post("/live/sessions", cast_to=dict),
+    "/videos": lambda client: client.get("/videos", cast_to=dict),
+    "/skills": lambda client: client.skills.list(),
+    "/evals": lambda client: client.evals.list(),
+    "/fine_tuning": lambda client: client.fine_tuning.jobs.list(),
+    "/decisions": lambda client: client.post("/decisions", cast_to=dict),
+}
+
+
+@pytest.mark.parametrize("row", ABSENT_CALLS)
+async def test_a_route_that_is_not_here_is_refused_by_name(served: Served, row: str) -> None:
+    """G24, the table "Routes without an answer", by its rows."""
+    with pytest.raises(NotFoundError) as caught:
+        await ABSENT_CALLS[row](served.client)
+    assert f"'/v1{row}' is not offered by this server." in caught.value.message
+
+
+async def test_stored_chat_completions_are_refused_by_name(served: Served) -> None:
+    """G24, the row "stored chat completions"; G26: neither an unknown URL nor a wrong method."""
+    completions: Any = served.client.chat.completions
+    chat = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
+    for call in (
+        completions.create(**chat, store=True),
+        completions.list(),
+        completions.retrieve("chatcmpl-1"),
+        completions.update("chatcmpl-1", metadata={}),
+        completions.delete("chatcmpl-1"),
+        completions.messages.list("chatcmpl-1"),
+    ):
+        with pytest.raises(BadRequestError) as caught:
+            await call
+        assert caught.value.param == "store"
+        assert "is not offered by this server" in caught.value.message
+    with pytest.raises(APIStatusError) as caught_405:
+        await served.client.models.delete("scripted")
+    assert caught_405.value.status_code == 405, "the row DELETE /models/{id}"
+
+
+async def test_items_of_programs_are_echoed_or_refused_by_name(served: Served) -> None:
+    """G24, the row programmatic_tool_calling: a caller comes back as it was sent, a program is refused."""
+    caller = {"type": "program", "caller_id": "p_1"}
+    items = [
+        {"role": "user", "content": "hi"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "caller": caller, "async": True},
+        {"type": "function_call_output", "call_id": "c", "output": "1", "caller": caller},
+    ]
+    response = await create(served, input=items)
+    listed = await responses(served).input_items.list(response.id, order="asc")
+    assert [item.to_dict().get("caller") for item in listed.data] == [None, caller, caller]
+    assert listed.data[1].to_dict()["async"] is True
+    refused: list[Json] = [
+        {"tools": [{"type": "programmatic_tool_calling"}]},
+        {"tool_choice": {"type": "programmatic_tool_calling"}},
+        {"input": [{"type": "program_output", "id": "o", "call_id": "c", "result": "", "status": "completed"}]},
+    ]
+    for fields in refused:
+        assert "is not offered by this server" in (await refusal(served, **fields))["message"]
 
 
 ECHOED: dict[str, tuple[Json, Json]] = {
@@ -183,21 +251,6 @@ async def test_an_unreadable_compaction_before_everything_else_is_an_error(serve
     error = await refusal(served, input=[item, {"role": "user", "content": "And now?"}])
     assert (error["param"], error["code"]) == ("input[0].encrypted_content", "invalid_encrypted_content")
     assert "cmp_theirs" in error["message"]
-
-
-async def test_stored_completions_are_refused_by_name(served: Served) -> None:
-    """G26: neither an unknown URL nor a wrong method."""
-    completions: Any = served.client.chat.completions
-    for method, arguments in (
-        (completions.list, ()),
-        (completions.retrieve, ("chatcmpl-1",)),
-        (completions.delete, ("chatcmpl-1",)),
-        (completions.messages.list, ("chatcmpl-1",)),
-    ):
-        with pytest.raises(BadRequestError, match="not stored here"):
-            await method(*arguments)
-    with pytest.raises(BadRequestError, match="not stored here"):
-        await completions.update("chatcmpl-1", metadata={})
 
 
 async def test_a_model_cannot_be_deleted(served: Served) -> None:

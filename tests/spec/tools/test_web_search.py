@@ -44,6 +44,12 @@ async def test_the_search_is_run_and_its_item_comes_before_the_answer() -> None:
     assert message.content[0].text == response.output_text == "Sunny."
 
 
+async def test_the_content_types_of_a_search_are_echoed() -> None:
+    """G24, the row web_search_preview.search_content_types: searches return text, and the echo is as it was sent."""
+    response = await answered([{"text": "Hi."}], tools=[{**TOOL, "search_content_types": ["text", "image"]}])
+    assert bare(response.tools[0])["search_content_types"] == ["text", "image"]
+
+
 async def test_the_model_is_told_what_was_found() -> None:
     async with searching([search(id="c1")], [{"text": "Sunny."}]) as (served, exa):
         await create(served, tools=[TOOL])

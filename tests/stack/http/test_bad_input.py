@@ -102,7 +102,7 @@ FIELDS: dict[str, tuple[Fields, str | None, str | None]] = {
         "mutually_exclusive_parameters",
         "conversation",
     ),
-    "prompt": ({"prompt": {"id": "pmpt_1"}}, "unsupported_parameter", "prompt"),
+    "prompt": ({"prompt": {"id": "pmpt_1"}}, "invalid_value", "prompt.id"),
     "context_management": ({"context_management": [{"type": "x"}]}, "invalid_value", "context_management[0].type"),
     "moderation": ({"moderation": {}}, "unsupported_parameter", "moderation"),
 }

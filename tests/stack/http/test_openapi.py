@@ -91,6 +91,7 @@ CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     "compact": lambda client: client.responses.compact(model="m", input=ITEMS),
     "count tokens": lambda client: client.responses.input_tokens.count(model="m", input=ITEMS, tools=[FUNCTION]),
     "list input items": lambda client: client.responses.input_items.list("resp_1", limit=3, order="asc", after="msg_1"),
+    "complete": lambda client: client.completions.create(model="m", prompt=["a", "b"], max_tokens=3, echo=True, n=2),
     "chat": lambda client: cast(Any, client.chat.completions.create)(
         model="m",
         messages=[

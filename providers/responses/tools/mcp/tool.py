@@ -56,7 +56,8 @@ def _create_tool(declaration: McpTool, context: ToolContext) -> TypedTool:
                 code="unknown_parameter",
             )
     if declaration.tunnel_id is not None:
-        raise Unsupported("Tunnels to MCP servers are not offered.", param=f"{context.param}.tunnel_id")
+        param = f"{context.param}.tunnel_id"
+        raise Unsupported(f"'{param}' is not offered by this server. It has no tunnels to MCP servers.", param=param)
     if declaration.server_label == DEFAULT_NAMESPACE:
         raise _invalid_label(
             context, f"The label '{DEFAULT_NAMESPACE}' stands for the tools that are no server's: choose another."

@@ -1,0 +1,1 @@
+"""Text completions, OpenAI's older API without messages: a model continues prompts as they are."""

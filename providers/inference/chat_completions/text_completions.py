@@ -1,0 +1,166 @@
+"""POST /completions of an OpenAI-compatible server: the body of a request, and the reader of its stream."""
+
+import json
+from typing import Any, Final
+
+import msgspec
+
+from apis.chat import TENANT_SALT_PREFIX, refuse_engine_options
+from apis.completions.completion import (
+    CompletionBatch,
+    CompletionDelta,
+    CompletionLogprobs,
+    CompletionRequest,
+)
+from apis.deltas import Delta, TextDelta, Usage
+from apis.errors import StackError, Unsupported, UpstreamError
+from providers.inference.chat_completions.answer_limits import LOGPROB_BYTES, text_bytes
+from providers.inference.chat_completions.body import ENGINE_FIELDS, GUIDED_FIELDS, UpstreamEngine, body_to_json
+from providers.inference.chat_completions.errors import failure_to_error
+from providers.inference.chat_completions.text_repair import repair_surrogates
+from providers.inference.chat_completions.usage import parse_usage
+from providers.inference.http.event_stream import EventReader
+
+NO_COMPLETIONS: Final = "has no text completions"
+_DONE: Final = b"[DONE]"
+_COPIED_FIELDS: Final = (
+    *("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias"),
+    *("prompt", "max_tokens", "n", "echo", "suffix", "logprobs"),
+    *ENGINE_FIELDS,
+)
+_INVALID_CHUNK: Final = "The inference server sent a completion that is not valid."
+
+
+class _Logprobs(msgspec.Struct):
+    tokens: list[str] | None = None
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
+    text_offset: list[int] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    error: Any = None
+
+
+def write_completion(request: CompletionRequest, engine: UpstreamEngine) -> tuple[str, bytes]:
+    """Return the path and the body of a streamed request. Raises Unsupported for a field that the server has
+    not."""
+    if engine == "openai":
+        refuse_engine_options(request)
+    for name in GUIDED_FIELDS:
+        if getattr(request, name) is not None:
+            raise Unsupported(f"'{name}' is not offered here: send 'structured_outputs'.", param=name)
+    body: dict[str, Any] = {"model": request.model, "stream": True, "stream_options": {"include_usage": True}}
+    for name in _COPIED_FIELDS:
+        value = getattr(request, name)
+        if value is None:
+            continue
+        if name in ENGINE_FIELDS and engine == "openai":
+            if name == "cache_salt" and value.startswith(TENANT_SALT_PREFIX):
+                continue
+            raise Unsupported(f"'{name}' is not supported by this model's server.", param=name)
+        body[name] = value
+    return "/completions", body_to_json(body)
+
+
+class CompletionReader:
+    """Incremental reader with the fields of `ChunkReader`. The deltas that `feed` returns only say that there is
+    output; `take_batch` returns the pieces themselves."""
+
+    def __init__(self, request: CompletionRequest) -> None:
+        self.failure: StackError | None = None
+        self.is_finished = False
+        self.saw_activity = False
+        self.was_cut = False
+        self.answer_bytes = 0
+        self.delta_count = 0
+        self._model = request.model
+        self._open_indexes = set(range(request.completion_count))
+        self._count = request.completion_count
+        self._event_reader = EventReader()
+        self._usage: Usage | None = None
+        self._batch: list[CompletionDelta | Usage] = []
+
+    def feed(self, data: bytes) -> list[Delta]:
+        """Return one delta per piece that `data` completed."""
+        deltas: list[Delta] = []
+        if self.is_finished or self.failure is not None:
+            return deltas
+        try:
+            for payload in self._event_reader.feed(data):
+                if payload == _DONE:
+                    return [*deltas, *self.end()]
+                deltas += self._read_chunk(payload)
+        except StackError as exc:
+            self.failure = exc
+        return deltas
+
+    def end(self) -> list[Delta]:
+        """Finish after the body ended. Sets `failure` where a completion has no end."""
+        if self._open_indexes:
+            self.failure = UpstreamError("The inference server ended its answer without saying why.")
+            return []
+        self.is_finished = True
+        if self._usage is None:
+            return []
+        self._batch.append(self._usage)
+        return [TextDelta("")]
+
+    def take_batch(self) -> CompletionBatch:
+        """Return the pieces since the last call."""
+        batch, self._batch = self._batch, []
+        return batch
+
+    def _read_chunk(self, payload: bytes) -> list[Delta]:
+        chunk = _decode(payload)
+        if chunk.error is not None:
+            raise failure_to_error(chunk.error, self._model)
+        if chunk.usage is not None:
+            self._usage = parse_usage(chunk.usage)
+        choices = chunk.choices or []
+        for choice in choices:
+            self._batch.append(self._read_choice(choice))
+        return [TextDelta(choice.text or "") for choice in choices]
+
+    def _read_choice(self, choice: _Choice) -> CompletionDelta:
+        if not 0 <= choice.index < self._count:
+            raise UpstreamError(_INVALID_CHUNK)
+        text = choice.text or ""
+        self.delta_count += 1
+        logprobs = None
+        if choice.logprobs is not None:
+            sent = choice.logprobs
+            logprobs = CompletionLogprobs(
+                sent.tokens or (), sent.token_logprobs or (), sent.top_logprobs or (), sent.text_offset or ()
+            )
+            self.answer_bytes += LOGPROB_BYTES * sum(1 + len(top or ()) for top in logprobs.top_logprobs)
+            self.answer_bytes += LOGPROB_BYTES * len(logprobs.tokens)
+        self.answer_bytes += text_bytes(text)
+        reason = choice.finish_reason
+        if reason is None:
+            return CompletionDelta(choice.index, text, None, logprobs)
+        self._open_indexes.discard(choice.index)
+        known = reason if reason in ("length", "content_filter") else "stop"
+        return CompletionDelta(choice.index, text, known, logprobs)
+
+
+def _decode(payload: bytes) -> _Chunk:
+    try:
+        return msgspec.json.decode(payload, type=_Chunk)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:  # halves of surrogate pairs are legal JSON, but msgspec refuses them
+        return msgspec.convert(
+            json.loads(repair_surrogates(json.dumps(json.loads(payload), ensure_ascii=False))), _Chunk
+        )
+    except (ValueError, RecursionError, msgspec.DecodeError) as exc:
+        raise UpstreamError(_INVALID_CHUNK) from exc

@@ -1,0 +1,1 @@
+"""Prompts: the templates of the run config that requests refer to by id, and their rendering into requests."""

@@ -1,0 +1,77 @@
+"""PromptLibrary: the prompts of one stack, by id, and the rendering of the requests that refer to them."""
+
+import asyncio
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from apis.errors import InvalidRequest
+from apis.responses import CreateResponse
+from providers.responses.context.conversation import HistorySource
+from providers.responses.events.ids import ResponseIds
+from providers.responses.prompts.folder import load_folder
+from providers.responses.prompts.rendering import RenderedPrompt, render_prompt
+from providers.responses.prompts.template import StoredPrompt
+from providers.responses.run.checkpoint import ResumePoint
+from providers.responses.run.pending_response import PendingResponse, PrepareResponse
+
+
+class PromptLibrary:
+    """Prompts of a folder, which `load` reads, or of a mapping. All tenants share them."""
+
+    def __init__(self, prompts: Path | Mapping[str, StoredPrompt] | None) -> None:
+        self._folder = prompts if isinstance(prompts, Path) else None
+        self._templates: Mapping[str, StoredPrompt] = prompts if isinstance(prompts, Mapping) else {}
+
+    async def load(self) -> None:
+        """Read the folder, where there is one. Raises ConfigError for a file that is wrong."""
+        if self._folder is not None:
+            self._templates = await asyncio.to_thread(load_folder, self._folder)
+
+    @contextmanager
+    def rendering(self, request: CreateResponse) -> Generator[CreateResponse]:
+        """Yield the request with the prompt that it refers to; unchanged where it refers to none. Errors that leave the
+        context name places in the request as its client sent it. Raises InvalidRequest, naming the field, for an
+        unknown prompt or version and for wrong variables."""
+        rendered = self._render(request)
+        with rendered.attribute_errors():
+            yield rendered.request
+
+    def _render(self, request: CreateResponse) -> RenderedPrompt:
+        reference = request.prompt
+        if reference is None:
+            return RenderedPrompt(request)
+        template = self._templates.get(reference.id)
+        if template is None:
+            message = f"Invalid 'prompt.id': there is no prompt '{reference.id:.64}' on this server."
+            raise InvalidRequest(message, param="prompt.id", code="invalid_value")
+        name = reference.version or template.default
+        version = template.versions.get(name)
+        if version is None:
+            message = f"Invalid 'prompt.version': the prompt '{reference.id}' has no version '{name:.64}'."
+            raise InvalidRequest(message, param="prompt.version", code="invalid_value")
+        return render_prompt(request, reference.model_copy(update={"version": name}), version)
+
+    def wrap(self, prepare: PrepareResponse) -> PrepareResponse:
+        """Return `prepare` for requests as clients send them. One that is resumed has been rendered before."""
+
+        async def prepare_rendered(
+            request: CreateResponse,
+            tenant: str,
+            ids: ResponseIds,
+            *,
+            history_source: HistorySource | None = None,
+            resume_point: ResumePoint | None = None,
+            created_at: int | None = None,
+        ) -> PendingResponse:
+            with self.rendering(request) as rendered:
+                return await prepare(
+                    rendered,
+                    tenant,
+                    ids,
+                    history_source=history_source,
+                    resume_point=resume_point,
+                    created_at=created_at,
+                )
+
+        return prepare_rendered
