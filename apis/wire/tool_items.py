@@ -63,7 +63,7 @@ class FileSearchCallItem(ItemWire):
 
 
 class ImageGenerationCallItem(ItemWire):
-    """An image that another server generated, `result` in base64. A model here reads only that there was one."""
+    """An image that an image model generated, `result` in base64. With nothing but its `id` it is the stored one."""
 
     type: Literal["image_generation_call"]
     id: ItemId | None = None

@@ -18,6 +18,7 @@ from apis.events import ResponseEventBatch
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.fetcher import Fetcher
 from apis.inference import Inference
+from apis.media.image_generator import ImageGenerator
 from apis.reader import Reader
 from apis.responses import (
     CompactConversation,
@@ -34,8 +35,12 @@ from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from apis.vector_stores import VectorStores
-from providers.responses.background.background import BackgroundConfig, BackgroundDeployment, BackgroundResponses
-from providers.responses.background.webhooks import Webhook
+from providers.responses.background.background import (
+    BackgroundConfig,
+    BackgroundDeployment,
+    BackgroundResponses,
+    Webhook,
+)
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
@@ -48,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class Loop(Responses):
-    """The Responses API over one Inference and one KVStore, and over ToolRuntime and VectorStores where they exist."""
+    """The Responses API over one Inference and one KVStore, and over the tools' providers where they exist."""
 
     class Config(Responses.Config):
         """Responses are deleted `retention_days` after their last use; `max_turns` bounds a chain, and
@@ -88,6 +93,7 @@ class Loop(Responses):
         tool_runtime: ToolRuntime | None,
         tool_servers: ToolServers | None,
         vector_stores: VectorStores | None,
+        image_generator: ImageGenerator | None,
         tenants: Tenants = ONE_TENANT,
     ) -> None:
         self._config = config
@@ -111,7 +117,7 @@ class Loop(Responses):
             requires_tool_lists=not config.continue_without_mcp_servers,
             summary_model=config.summary_model,
         )
-        request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores)
+        request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores, image_generator, reader)
         self._preparer = ResponsePreparer(options, inference, kv_store, reader, request_tools, self._conversations)
         self._streams = ResponseStreams(self._history, config.response_timeout_s)
         self._sessions = SessionFactory(
