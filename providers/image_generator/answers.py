@@ -24,6 +24,15 @@ def encoded_size(size_bytes: int) -> int:
     return 4 * math.ceil(size_bytes / 3)
 
 
+def parse_answer(body: bytes) -> dict[str, Any]:
+    """Return the object of an answer or of an event. Raises ToolFailed for an error in its place."""
+    answer = parse_json(body)
+    if answer.get("type") == "error" or answer.get("error"):
+        message, code = parse_error(answer.get("error") or answer)
+        raise ToolFailed(message or "The images server failed.", code=code)
+    return answer
+
+
 def parse_json(body: bytes) -> dict[str, Any]:
     """Return the object that a body holds. Raises ToolFailed for any other body."""
     try:
@@ -37,11 +46,11 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 def find_image(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the first image of an answer without a stream. Raises ToolFailed if there is none."""
-    match answer.get("data"):
-        case [dict() as image, *_]:
-            return cast(Mapping[str, Any], image)
-        case _:
-            raise ToolFailed("The images server answered without an image.")
+    images: Any = answer.get("data")
+    first = cast(list[Any], images)[0] if isinstance(images, list) and images else None
+    if not isinstance(first, dict):
+        raise ToolFailed("The images server answered without an image.")
+    return cast(dict[str, Any], first)
 
 
 def check_image(base64_data: Any, max_bytes: int) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import httpx2
 
 from apis.errors import ConfigError, ToolFailed
 from apis.media.image_generator import ImageRequest, SourceImage
-from providers.image_generator.answers import error_of_answer, parse_error, parse_json
+from providers.image_generator.answers import error_of_answer, parse_answer
 
 _CONNECT_TIMEOUT_S: Final = 10.0
 _KEEPALIVE_S: Final = 15.0
@@ -68,7 +68,7 @@ class ImagesClient:
                 async for event in _read_events(response, max_bytes):
                     yield event
             else:
-                yield await asyncio.to_thread(parse_json, await _read_body(response, max_bytes))
+                yield await asyncio.to_thread(parse_answer, await _read_body(response, max_bytes))
 
     @asynccontextmanager
     async def _open(self, url: str, body: Mapping[str, Any]) -> AsyncGenerator[httpx2.Response]:
@@ -129,11 +129,7 @@ async def _read_events(response: httpx2.Response, max_bytes: int) -> AsyncIterat
             body, data = b"\n".join(data), []
             if body == b"[DONE]":
                 return
-            event = await asyncio.to_thread(parse_json, body)
-            if event.get("type") == "error" or event.get("error"):
-                message, code = parse_error(event.get("error") or event)
-                raise ToolFailed(message or "The images server failed.", code=code)
-            yield event
+            yield await asyncio.to_thread(parse_answer, body)
 
 
 async def _read_lines(response: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:

@@ -51,7 +51,7 @@ class OpenAIImages(ImageGenerator):
         response_format: Literal["b64_json"] | None = "b64_json"
         max_image_bytes: int = Field(default=20 * 1024 * 1024, ge=1024, le=30 * 1024 * 1024)
         max_concurrent: int = Field(default=4, ge=1, le=1024)
-        max_waiting: int = Field(default=32, ge=0)
+        max_waiting: int = Field(default=8, ge=0)
         timeout_s: float = Field(default=300.0, gt=0, le=3600)
         proxy: SecretStr | None = None
 

@@ -277,7 +277,9 @@ class _MessageBuilder:
         else:
             function = CalledFunction(name=tool_result.name, arguments=tool_result.arguments)
             self._calls.append(FunctionCall(id=tool_result.call_id, function=function))
-        content = [TextPart(text=tool_result.output), image] if image is not None else tool_result.output
+        content: str | list[ContentPart] = tool_result.output
+        if image is not None:
+            content = [TextPart(text=tool_result.output), image]
         self._tool_messages.append(Message(role="tool", tool_call_id=tool_result.call_id, content=content))
 
     def add_call_output(self, call_id: str, content: str | list[ContentPart]) -> None:

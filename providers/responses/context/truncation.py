@@ -1,8 +1,8 @@
 """TruncatingInference: leaves out the oldest turns of a chat that is too long for its model.
 
 A turn is a message of the user with everything up to the user's next message: a call stays together with its output,
-and reasoning with its answer. System and developer messages always stay, and so does the last turn. Where that turn alone
-is too long, the oldest images of its calls are left out: a computer sends a screenshot for each of its steps.
+and reasoning with its answer. System and developer messages always stay, and so does the last turn. Where that turn
+alone is too long, the oldest images of its calls are left out: a computer sends a screenshot for each of its steps.
 """
 
 from collections.abc import AsyncGenerator, Sequence

@@ -75,7 +75,7 @@ def screenshot(call_id: str = "c1", **fields: Any) -> Json:
 async def test_every_action_comes_out_and_ends_the_turn() -> None:
     async with seeing([act(*ACTIONS)]) as served:
         events = await stream(served, tools=[COMPUTER])
-        (offered,) = asked(served)[-1].tools or ()
+        (offered,) = asked(served)[-1].tools or []
     item = events[-1].response.output[0]
     assert item.to_dict() == {
         "id": item.id,
@@ -96,7 +96,7 @@ async def test_every_action_comes_out_and_ends_the_turn() -> None:
 async def test_the_preview_has_one_action_and_the_size_of_the_screen() -> None:
     async with seeing([call("computer", json.dumps({"action": CLICK}), id="c1")]) as served:
         response = await create(served, tools=[PREVIEW], truncation="auto")
-        (offered,) = asked(served)[-1].tools or ()
+        (offered,) = asked(served)[-1].tools or []
     assert response.output[0].action.to_dict() == CLICK
     assert response.output[0].actions is None
     assert response.tools[0].to_dict() == PREVIEW
@@ -123,6 +123,10 @@ async def test_the_screenshot_reaches_a_model_that_sees(how: str) -> None:
                 second = await create(served, **fields, input=[output])
         _, called, result = messages(served)
         listed = [item async for item in responses(served).input_items.list(second.id, order="desc")]
+        if how == "in a conversation":
+            items = [item async for item in conversations(served).items.list(fields["conversation"], order="asc")]
+            assert [item.type for item in items[2:4]] == ["computer_call", "computer_call_output"]
+            assert items[3].to_dict() == listed[0].to_dict()
     assert called["tool_calls"][0]["function"]["name"] == "computer"
     assert json.loads(called["tool_calls"][0]["function"]["arguments"]) == {"actions": [CLICK]}
     assert called["reasoning"] == "hm"

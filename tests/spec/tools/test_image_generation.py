@@ -23,7 +23,7 @@ async def test_an_image_is_generated_and_the_model_goes_on() -> None:
     async with drawing() as (served, server):
         events = await stream(served, tools=[TOOL])
         _, called, output = messages(served)
-        (offered,) = asked(served)[0].tools or ()
+        (offered,) = asked(served)[0].tools or []
     response = events[-1].response
     item = image_of(response)
     assert item.to_dict() == {
@@ -128,7 +128,7 @@ async def test_values_that_leave_the_choice_to_the_server_are_taken_by_every_ser
     auto = {"background": "auto", "quality": "auto", "size": "auto", "moderation": "auto", "action": "auto"}
     async with drawing(config={"options": [], "streams": False, "edits": False}) as (served, server):
         await create(served, tools=[{**TOOL, **auto, "partial_images": 0}])
-        (offered,) = asked(served)[0].tools or ()
+        (offered,) = asked(served)[0].tools or []
     assert server.received[0].fields == {"prompt": "A cat.", "n": 1, "response_format": "b64_json"}
     assert [*offered.model_dump()["function"]["parameters"]["properties"]] == ["prompt"]
 

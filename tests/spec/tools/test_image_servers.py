@@ -10,23 +10,27 @@ from tests.support.models.images import PNG
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.drawing import DONE, IMAGE_TOOL, draw, drawing, image_of
 from tests.support.sdk.requests import create, messages, stream
-from tests.support.servers.images_server import b64
+from tests.support.servers.images_server import Handler, b64
 from tests.support.servers.serving import serving
 
 Json = dict[str, Any]
 TOOL = IMAGE_TOOL
 
 
-def text(body: str, status: int = 200, content_type: str = "application/json") -> Any:
+def text(body: str, status: int = 200, content_type: str = "application/json") -> Handler:
     return lambda _: web.Response(text=body, status=status, content_type=content_type)
 
 
-def image(data: Any) -> Any:
-    return lambda _: web.json_response({"data": [{"b64_json": data}]})
+def data(body: Any, status: int = 200) -> Handler:
+    return lambda _: web.json_response(body, status=status)
+
+
+def image(base64_data: Any) -> Handler:
+    return data({"data": [{"b64_json": base64_data}]})
 
 
 EVENTS = "text/event-stream"
-LIES: dict[str, tuple[Any, str]] = {
+LIES: dict[str, tuple[Handler, str]] = {
     "no JSON": (text("<html>"), "no JSON object"),
     "a list": (text("[]"), "no JSON object"),
     "no data": (text('{"data": []}'), "without an image"),
@@ -35,12 +39,13 @@ LIES: dict[str, tuple[Any, str]] = {
     "text as an image": (image("aGVsbG8="), "no image"),
     "half an image": (image(b64(PNG[:-12])), "cut off"),
     "too large": (image(b64(PNG + b"\0" * 5000)), "more than 4096 bytes"),
-    "a foreign URL": (lambda _: web.json_response({"data": [{"url": "http://127.0.0.1:1/x"}]}), "could not be fetched"),
-    "no URL": (lambda _: web.json_response({"data": [{"url": "http://["}]}), "images server"),
+    "a foreign URL": (data({"data": [{"url": "http://127.0.0.1:1/x"}]}), "could not be fetched"),
+    "no URL": (data({"data": [{"url": "http://["}]}), "images server"),
     "a refusal": (
-        lambda _: web.json_response({"error": {"message": "Not\nthis.", "code": "moderation_blocked"}}, status=400),
+        data({"error": {"message": "Not\nthis.", "code": "moderation_blocked"}}, 400),
         "refused the request: Not this.",
     ),
+    "an error with a 200": (data({"error": {"message": "No GPU."}}), "No GPU."),
     "a wrong key": (text("{}", 401), "refused the key"),
     "too many": (text("{}", 429), "no more images just now"),
     "a crash": (text("Traceback of /home/me", 500), "failed (HTTP 500)"),
@@ -57,7 +62,7 @@ LIES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", LIES.values(), ids=LIES)
-async def test_a_lying_server_is_a_failed_item_that_the_model_reads(case: tuple[Any, str]) -> None:
+async def test_a_lying_server_is_a_failed_item_that_the_model_reads(case: tuple[Handler, str]) -> None:
     answer, words = case
     async with drawing(config={"max_image_bytes": 4096}) as (served, server):
         server.answers = [answer]
@@ -122,12 +127,24 @@ async def test_places_are_shared_among_tenants() -> None:
         server.release.clear()
         async with sdk_client(served.url, "key-greedy") as greedy, sdk_client(served.url, "key-modest") as modest:
             ask: Json = {"model": "scripted", "input": "hi", "tools": [TOOL]}
-            flood = [asyncio.create_task(greedy.responses.create(**ask)) for _ in range(3)]
+            create_all: Any = [client.responses.create for client in (greedy, greedy, greedy, modest)]
+            flood: list[asyncio.Task[Any]] = [asyncio.create_task(create(**ask)) for create in create_all[:3]]
             await asyncio.wait_for(server.reached.wait(), 5)
-            one = asyncio.create_task(modest.responses.create(**ask))
+            one: asyncio.Task[Any] = asyncio.create_task(create_all[3](**ask))
             async with asyncio.timeout(5):
                 while server.running < 2:  # noqa: ASYNC110 - the server sets no event for the second
                     await asyncio.sleep(0.01)
             server.release.set()
             await asyncio.gather(one, *flood)
     assert server.most_running == 2
+
+
+async def test_a_tenant_with_too_many_images_waiting_is_turned_away_in_words() -> None:
+    async with drawing(config={"max_concurrent": 1, "max_waiting": 0}, model="Painter") as (served, server):
+        server.release.clear()
+        first = asyncio.create_task(create(served, tools=[TOOL]))
+        await asyncio.wait_for(server.reached.wait(), 5)
+        second = await create(served, tools=[TOOL])
+        server.release.set()
+        assert image_of(await first).status == "completed"
+    assert "Too many images to be generated wait already" in image_of(second).error.message

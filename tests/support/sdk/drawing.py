@@ -49,7 +49,7 @@ def draw(prompt: str = "A cat.", *images: str, call_id: str = "c1") -> Json:
 class Painter(Seeing):
     """A model that has one image generated for each input, however many inputs come at a time."""
 
-    class Config(Scripted.Config):
+    class Config(Seeing.Config):
         pass
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:

@@ -18,6 +18,8 @@ NEWEST: Final = "newest"
 """Name of the newest image of the conversation, for models that copy no ids."""
 _INPUT_PREFIX: Final = "input_"
 _MAX_LISTED: Final = 20
+_MAX_TOTAL_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of all images of one edit; more are refused."""
 
 
 class SourceImages:
@@ -64,6 +66,8 @@ class SourceImages:
                 images.append(await self._load_image(image))
             except StackError as exc:
                 raise ToolFailed(f"The image '{name[:100]}' cannot be edited: {exc.message}") from exc
+            if sum(len(loaded.data) for loaded in images) > _MAX_TOTAL_BYTES:
+                raise ToolFailed(f"Images of {_MAX_TOTAL_BYTES} bytes at most can be edited together.")
         return images
 
     async def _load_image(self, image: InputImage | str) -> SourceImage:

@@ -130,7 +130,7 @@ class ImageGeneration(TypedTool):
             names = [NEWEST]
         images = await self.sources.load(names)
         supported = self.generator.capabilities.options
-        options = {
+        options: dict[ImageOption, str | int] = {
             name: value for name in _OPTIONS if name in supported and (value := getattr(declaration, name)) is not None
         }
         if not images:

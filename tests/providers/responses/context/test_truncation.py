@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ class Narrow(Scripted):
 @pytest.mark.parametrize(("room", "images"), [(9, 5), (4, 2), (1, 1), (0, None)])
 async def test_a_turn_that_is_too_long_loses_its_oldest_screenshots(room: int, images: int | None) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
-    steps: list[dict[str, object]] = []
+    steps: list[dict[str, Any]] = []
     for at in range(5):
         called = {"id": f"c{at}", "type": "function", "function": {"name": "computer", "arguments": "{}"}}
         output = [{"type": "text", "text": f"step {at}"}, image]
