@@ -68,7 +68,7 @@ class ImageGenerationCallItem(ItemWire):
     type: Literal["image_generation_call"]
     id: ItemId | None = None
     status: Literal["in_progress", "generating", "completed", "failed"] | None = None
-    result: Annotated[str, Field(max_length=30 * 2**20)] | None = None
+    result: Annotated[str, Field(max_length=30 * 2**20)] | None = None  # base64 of the largest image of a provider fits
     revised_prompt: str | None = None
 
 

@@ -22,12 +22,14 @@ _OVERHEAD_BYTES: Final = 256 * 1024
 
 
 class ImagesClient:
-    """Sends requests to one images server. `proxy` is a URL, or "" for those of the environment."""
+    """Sends requests to one images server. `proxy` is a URL, or "" for those of the environment; `image_field` is the
+    name of the images in the form of an edit."""
 
-    def __init__(self, base_url: str, api_key: str, proxy: str) -> None:
+    def __init__(self, base_url: str, api_key: str, proxy: str, image_field: str) -> None:
         """Raises ConfigError for a proxy that is no URL and for certificates that cannot be loaded."""
         logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs every URL at level INFO
         self._base_url = base_url.rstrip("/")
+        self._image_field = image_field
         headers = {"accept-encoding": "identity", "user-agent": "responses-stack"}
         if api_key:
             headers["authorization"] = f"Bearer {api_key}"
@@ -61,7 +63,7 @@ class ImagesClient:
         Raises ToolFailed.
         """
         max_bytes = (1 + request.partial_images) * max_encoded_bytes + _OVERHEAD_BYTES
-        body: dict[str, Any] = {"data": _form_fields(fields), "files": _form_files(request)}
+        body: dict[str, Any] = {"data": _form_fields(fields), "files": _form_files(request, self._image_field)}
         path, body = ("/images/edits", body) if request.images else ("/images/generations", {"json": {**fields}})
         async with self._open(f"{self._base_url}{path}", body) as response:
             if response.headers.get("content-type", "").startswith("text/event-stream"):
@@ -90,10 +92,8 @@ def _form_fields(fields: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in fields.items()}
 
 
-def _form_files(request: ImageRequest) -> list[tuple[str, tuple[str, bytes, str]]]:
-    """Return the parts of a form, named as the openai SDK names them."""
-    name = "image" if len(request.images) == 1 else "image[]"
-    files = [(name, _file(f"image_{number}", image)) for number, image in enumerate(request.images, 1)]
+def _form_files(request: ImageRequest, image_field: str) -> list[tuple[str, tuple[str, bytes, str]]]:
+    files = [(image_field, _file(f"image_{number}", image)) for number, image in enumerate(request.images, 1)]
     return [*files, ("mask", _file("mask", request.mask))] if request.mask is not None else files
 
 

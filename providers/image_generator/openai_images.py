@@ -34,10 +34,11 @@ class OpenAIImages(ImageGenerator):
     class Config(Provider.Config):
         """`base_url` ends with /v1. `model` is sent where a request names none; with `models`, requests may name only
         these. `options` are the fields of the tool that the server takes; a request with another is refused. Without
-        `edits` the server has no /images/edits, without `streams` it takes no `stream` and sends no partial images.
-        `response_format` is sent as it is; null for OpenAI's own models, which refuse it. `max_image_bytes` bounds one
-        image; `max_concurrent` images are generated at a time, and `max_waiting` more of one tenant may wait.
-        `timeout_s` bounds one image, its wait included. `proxy` is the URL of a proxy to send through."""
+        `edits` the server has no /images/edits; `image_field` is how it names the images in an edit's form. Without
+        `streams` it takes no `stream` and sends no partial images. `response_format` is sent as it is; null for
+        OpenAI's own models, which refuse it. `max_image_bytes` bounds one image; `max_concurrent` images are generated
+        at a time, and `max_waiting` more of one tenant may wait. `timeout_s` bounds one image, its wait included.
+        `proxy` is the URL of a proxy to send through."""
 
         model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -47,9 +48,10 @@ class OpenAIImages(ImageGenerator):
         models: tuple[str, ...] = ()
         options: tuple[ImageOption, ...] = _ALL_OPTIONS
         edits: bool = True
+        image_field: Literal["image[]", "image"] = "image[]"
         streams: bool = True
         response_format: Literal["b64_json"] | None = "b64_json"
-        max_image_bytes: int = Field(default=20 * 1024 * 1024, ge=1024, le=30 * 1024 * 1024)
+        max_image_bytes: int = Field(default=20 * 1024 * 1024, ge=1024, le=22 * 1024 * 1024)
         max_concurrent: int = Field(default=4, ge=1, le=1024)
         max_waiting: int = Field(default=8, ge=0)
         timeout_s: float = Field(default=300.0, gt=0, le=3600)
@@ -71,7 +73,7 @@ class OpenAIImages(ImageGenerator):
     async def start(self) -> None:
         secrets = (self._config.api_key, self._config.proxy)
         api_key, proxy = (secret.get_secret_value().strip() if secret else "" for secret in secrets)
-        self._client = ImagesClient(self._config.base_url, api_key, proxy)
+        self._client = ImagesClient(self._config.base_url, api_key, proxy, self._config.image_field)
 
     async def close(self) -> None:
         if self._client is not None:

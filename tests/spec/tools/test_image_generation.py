@@ -165,7 +165,7 @@ async def test_a_later_turn_edits_the_image(how: str) -> None:
     edited = image_of(second)
     assert (edited.action, edited.output_format, edited.result) == ("edit", "gif", b64(GIF))
     assert server.received[1].path == "/v1/images/edits"
-    assert server.received[1].files == [("image", PNG, "image/png")]
+    assert server.received[1].files == [("image[]", PNG, "image/png")]
     assert server.received[1].fields == {"prompt": "With a hat.", "n": "1", "response_format": "b64_json"}
 
 
@@ -176,8 +176,8 @@ async def test_an_image_is_edited_within_one_response_and_the_newest_one_by_that
     assert [item.action for item in response.output[:-1]] == ["generate", "edit", "edit"]
     assert [each.files for each in server.received] == [
         [],
-        [("image", PNG, "image/png")],
-        [("image", GIF, "image/gif")],
+        [("image[]", PNG, "image/png")],
+        [("image[]", GIF, "image/gif")],
     ]
 
 
@@ -200,7 +200,7 @@ async def test_images_of_the_input_are_edited_by_their_numbers_with_a_mask() -> 
 
 
 async def test_a_demanded_edit_takes_the_newest_image_where_the_model_names_none() -> None:
-    async with drawing() as (served, server):
+    async with drawing(config={"image_field": "image"}) as (served, server):
         content = [{"type": "input_image", "image_url": PIXEL_URL}]
         await create(served, tools=[{**TOOL, "action": "edit"}], input=[{"role": "user", "content": content}])
         assert server.received[0].files == [("image", PNG, "image/png")]
