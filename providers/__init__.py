@@ -9,6 +9,9 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     "files": {
         "kv": "providers.files.kv:KV",
     },
+    "image_generator": {
+        "openai_images": "providers.image_generator.openai_images:OpenAIImages",
+    },
     "inference": {
         "gpt_oss": "providers.inference.gpt_oss.provider:GptOss",
         "llama_cpp": "providers.inference.llama_cpp.provider:LlamaCpp",

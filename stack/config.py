@@ -152,6 +152,7 @@ class StackConfig(BaseModel):
     reader: ProviderSection | None = None
     vector_index: ProviderSection | None = None
     vector_stores: ProviderSection | None = None
+    image_generator: ProviderSection | None = None
 
     _source: str = PrivateAttr(default="config")
 

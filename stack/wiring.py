@@ -19,6 +19,7 @@ from apis.fetcher import Fetcher
 from apis.files import Files
 from apis.imports import ImportFromStringError, import_from_string, install_command
 from apis.inference import Inference
+from apis.media.image_generator import ImageGenerator
 from apis.provider import Provider
 from apis.reader import Reader
 from apis.responses import Responses
@@ -39,6 +40,7 @@ APIS: Final[dict[str, type[Provider]]] = {
     "kv_store": KVStore,
     "fetcher": Fetcher,
     "files": Files,
+    "image_generator": ImageGenerator,
     "reader": Reader,
     "vector_index": VectorIndex,
     "vector_stores": VectorStores,
@@ -163,7 +165,7 @@ def load_provider_class(api: str, name: str) -> type[Provider]:
 
 def wiring_lines(specs: Mapping[str, ProviderSpec]) -> list[str]:
     """Return one line for each API: its provider, and the fields that the run config sets, without secrets."""
-    return [f"{api:<14}{part.name:<12}  {_render_fields(part)}".rstrip() for api, part in specs.items()]
+    return [f"{api:<16}{part.name:<14}  {_render_fields(part)}".rstrip() for api, part in specs.items()]
 
 
 def _render_fields(spec: ProviderSpec) -> str:

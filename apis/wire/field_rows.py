@@ -123,11 +123,21 @@ FIELD_ROWS: Final = (
         "echoed",
         "Models here read the output as text.",
     ),
+    FieldRow(
+        "tools[].output_format",
+        ("ImageGenerationTool",),
+        "refused",
+        "An SVG is text: ask the model itself for it.",
+        value="svg",
+    ),
+    FieldRow("tools[].svg", ("ImageGenerationTool",), "refused", "An SVG is text: ask the model itself for it."),
     FieldRow("tools[].search_content_types", ("WebSearchTool",), "echoed", "Searches here return text."),
     FieldRow("input[].caller", _CALLED_BY, "echoed", "Programs cannot call tools here."),
     FieldRow("input[].async", ("FunctionCallItem", "CustomToolCallItem"), "echoed", "The client ran the call."),
     *(
-        FieldRow(f"input[].{name}", ("ImageGenerationCallItem",), "echoed", "A model reads that there was an image.")
+        FieldRow(
+            f"input[].{name}", ("ImageGenerationCallItem",), "echoed", "A model reads the prompt and sees the image."
+        )
         for name in ("action", "background", "error", "output_format", "quality", "size", "svg_usage")
     ),
     FieldRow("input[].environment", ("ShellCallItem",), "echoed", "The client ran the call."),
@@ -157,8 +167,9 @@ FIELD_ROWS: Final = (
             value=value,
         )
         for value in (
-            *("apply_patch", "code_interpreter", "file_search", "local_shell", "shell", "tool_search", "web_search"),
-            *("web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
+            *("apply_patch", "code_interpreter", "computer", "computer_use_preview", "file_search", "image_generation"),
+            *("local_shell", "shell", "tool_search", "web_search", "web_search_2025_08_26", "web_search_preview"),
+            "web_search_preview_2025_03_11",
         )
     ),
     *(
@@ -198,15 +209,8 @@ FIELD_ROWS: Final = (
 )
 
 _NO_SHELL: Final = "A shell runs where the client is: use the environment 'local'."
-_NO_COMPUTER: Final = "There is no computer use on this server."
 _NO_PROGRAMS: Final = "Programs cannot call tools here."
 UNSUPPORTED_TYPES: Final[Mapping[str, str]] = {
-    "image_generation": "No images are generated on this server.",
-    "computer": _NO_COMPUTER,
-    "computer_use": _NO_COMPUTER,
-    "computer_use_preview": _NO_COMPUTER,
-    "computer_call": _NO_COMPUTER,
-    "computer_call_output": _NO_COMPUTER,
     "programmatic_tool_calling": _NO_PROGRAMS,
     "program": _NO_PROGRAMS,
     "program_output": _NO_PROGRAMS,

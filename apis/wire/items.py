@@ -10,6 +10,7 @@ from openai.types.responses import ResponseOutputItem
 from pydantic import Discriminator, Tag, TypeAdapter
 
 from apis.wire.base import Effort, Phase, Wire, sdk_model_to_json
+from apis.wire.computer import ComputerCallItem, ComputerCallOutput
 from apis.wire.item_parts import CallId, InputContent, ItemId, ItemStatus, ItemWire, OutputContent, ToolName
 from apis.wire.text_format import TextFormatOption
 from apis.wire.tool_items import (
@@ -186,6 +187,8 @@ Item = Annotated[
     | Annotated[ShellCallOutput, Tag("shell_call_output")]
     | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
     | Annotated[ApplyPatchCallOutput, Tag("apply_patch_call_output")]
+    | Annotated[ComputerCallItem, Tag("computer_call")]
+    | Annotated[ComputerCallOutput, Tag("computer_call_output")]
     | Annotated[ToolSearchCallItem, Tag("tool_search_call")]
     | Annotated[ToolSearchOutput, Tag("tool_search_output")]
     | Annotated[AdditionalTools, Tag("additional_tools")]

@@ -26,7 +26,8 @@ class ChosenMcpTool(Wire):
 
 
 class ChosenHostedTool(Wire):
-    """A tool that is declared without a name. `browser_search` is a synonym of `web_search`."""
+    """A tool that is declared without a name. `browser_search` is a synonym of `web_search`,
+    `computer_use` of `computer`."""
 
     type: Annotated[
         Literal[
@@ -39,6 +40,10 @@ class ChosenHostedTool(Wire):
             "file_search",
             "shell",
             "apply_patch",
+            "image_generation",
+            "computer",
+            "computer_use",
+            "computer_use_preview",
         ],
         AfterValidator(lambda type_: "web_search" if type_ == "browser_search" else type_),
     ]

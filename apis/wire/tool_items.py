@@ -63,12 +63,12 @@ class FileSearchCallItem(ItemWire):
 
 
 class ImageGenerationCallItem(ItemWire):
-    """An image that another server generated, `result` in base64. A model here reads only that there was one."""
+    """An image that an image model generated, `result` in base64. With nothing but its `id` it is the stored one."""
 
     type: Literal["image_generation_call"]
     id: ItemId | None = None
     status: Literal["in_progress", "generating", "completed", "failed"] | None = None
-    result: Annotated[str, Field(max_length=30 * 2**20)] | None = None
+    result: Annotated[str, Field(max_length=30 * 2**20)] | None = None  # base64 of the largest image of a provider fits
     revised_prompt: str | None = None
 
 

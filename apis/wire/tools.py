@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Discriminator, Field, JsonValue, Tag, field_serializer
 
 from apis.wire.base import Wire
+from apis.wire.computer import ComputerTool, ComputerUsePreviewTool
+from apis.wire.image_tools import ImageGenerationTool
 from apis.wire.text_format import Grammar, TextFormatInput
 
 DeclaredName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -306,6 +308,9 @@ Tool = Annotated[
     | ToolSearchTool
     | LocalShellTool
     | ShellTool
-    | ApplyPatchTool,
+    | ApplyPatchTool
+    | ImageGenerationTool
+    | ComputerTool
+    | ComputerUsePreviewTool,
     Field(discriminator="type"),
 ]

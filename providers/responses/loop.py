@@ -16,6 +16,7 @@ from apis.events import ResponseEventBatch
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.fetcher import Fetcher
 from apis.inference import Inference
+from apis.media.image_generator import ImageGenerator
 from apis.reader import Reader
 from apis.responses import (
     CompactConversation,
@@ -46,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class Loop(Responses):
-    """The Responses API over one Inference and one KVStore, and over ToolRuntime and VectorStores where they exist."""
+    """The Responses API over one Inference and one KVStore, and over the tools' providers where they exist."""
 
     class Config(LoopSettings):
         """The fields of `LoopSettings`."""
@@ -61,6 +62,7 @@ class Loop(Responses):
         tool_runtime: ToolRuntime | None,
         tool_servers: ToolServers | None,
         vector_stores: VectorStores | None,
+        image_generator: ImageGenerator | None,
         tenants: Tenants = ONE_TENANT,
     ) -> None:
         self._config = config
@@ -84,7 +86,7 @@ class Loop(Responses):
             requires_tool_lists=not config.continue_without_mcp_servers,
             summary_model=config.summary_model,
         )
-        request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores)
+        request_tools = RequestTools(inference, tool_runtime, tool_servers, vector_stores, image_generator, reader)
         self._preparer = ResponsePreparer(options, inference, kv_store, reader, request_tools, self._conversations)
         self._prompts = config.prompt_library()
         self._prepare_new = self._prompts.wrap(self._preparer.prepare)

@@ -198,4 +198,4 @@ class ResponsePreparer:
         conversation = await self._sealed_tool_results.restore_tool_results(conversation, request.model, tenant)
         conversation, unopened = await self.compactor.open_latest_compaction(conversation, output_items, tenant)
         transformations = [*unreadable, *conversation.input_transformations(), *unopened]
-        return request, await self._attachments.read_files(conversation, request.model, tenant=tenant), transformations
+        return request, await self._attachments.read_files(conversation, request, tenant=tenant), transformations

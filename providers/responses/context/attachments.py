@@ -9,7 +9,7 @@ import asyncio
 import base64
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from mimetypes import guess_type
 from typing import Final
@@ -20,17 +20,28 @@ from apis.inference import Modality
 from apis.reader import (
     Document,
     Reader,
+    UnreadableFile,
     decode_file_data,
     image_to_url,
     relabel_image_url,
     render_file,
     validate_image_url,
 )
+from apis.responses import CreateResponse
+from apis.wire.image_tools import ImageGenerationTool
 from apis.wire.item_parts import InputFile, InputImage
-from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessage, Item
+from apis.wire.tool_items import ImageGenerationCallItem
 from providers.responses.context.conversation import Conversation
-from providers.responses.context.url_files import AttachedPart, attach_fetched_file, decode_fetched_file, replace_parts
+from providers.responses.context.replay import image_data_url
+from providers.responses.context.url_files import (
+    AttachedPart,
+    attach_fetched_file,
+    decode_fetched_file,
+    file_parts,
+    replace_parts,
+)
 from providers.responses.events.citations import one_line
+from providers.responses.tools.input_tools import collect_additional_tools
 from providers.responses.tools.models import ModelCatalog
 
 MAX_FILES: Final = 50
@@ -53,11 +64,31 @@ class Attachments:
         self._text_cache: OrderedDict[bytes, str] = OrderedDict()
         self._cached_chars = 0
 
-    async def read_files(self, conversation: Conversation, model: str, *, tenant: str) -> Conversation:
-        """Return the conversation with its files as attachments. Raises InvalidRequest, naming the part, for a file of
-        the request that cannot be read."""
+    async def read_files(self, conversation: Conversation, request: CreateResponse, *, tenant: str) -> Conversation:
+        """Return the conversation of a request with its files as attachments. Raises InvalidRequest, naming the part,
+        for a file of the request that cannot be read."""
+        tools = (*(request.tools or ()), *collect_additional_tools(conversation.items))
+        has_images = any(isinstance(item, ImageGenerationCallItem) for item in conversation.items)
+        if has_images or any(isinstance(tool, ImageGenerationTool) for tool in tools):
+            conversation = await self._read_generated_images(conversation, request.model)
+        return await self._read_parts(conversation, request.model, tenant)
+
+    async def _read_generated_images(self, conversation: Conversation, model: str) -> Conversation:
+        """Return the conversation with the images that image models generated, for a model that takes images. Raises
+        InvalidRequest for an item of the request that holds none."""
+        if "image" not in (await self._model_catalog.modalities(model) or ()):
+            return conversation
+        for index, item in enumerate(conversation.input_items):
+            if isinstance(item, ImageGenerationCallItem) and item.result:
+                try:
+                    await asyncio.to_thread(validate_image_url, image_data_url(item.result))
+                except UnreadableFile as exc:
+                    raise InvalidRequest(exc.message, param=f"input[{index}].result", code=exc.code) from exc
+        return replace(conversation, sees_images=True)
+
+    async def _read_parts(self, conversation: Conversation, model: str, tenant: str) -> Conversation:
         locations = _part_locations(conversation)
-        earlier = [part for item in conversation.history.items for part, _ in _file_parts(item, 0)]
+        earlier = [part for item in conversation.history.items for part, _ in file_parts(item)]
         if not locations and not earlier:
             return conversation
         if sum(isinstance(part, InputFile) or not _is_inline(part) for part in locations) > MAX_FILES:
@@ -162,9 +193,9 @@ class Attachments:
 def _part_locations(conversation: Conversation) -> dict[AttachedPart, str]:
     """Return the files and images of the request's own items, with their locations in the request."""
     return {
-        part: location
+        part: f"input[{index}].{location}"
         for index, item in enumerate(conversation.input_items)
-        for part, location in _file_parts(item, index)
+        for part, location in file_parts(item)
     }
 
 
@@ -188,20 +219,6 @@ def _invalid_part(exc: StackError, part: AttachedPart, location: str) -> Invalid
     else:
         field, code = "file_url" if part.file_url else "file_data", "invalid_value"
     return InvalidRequest(exc.message, param=f"{location}.{field}", code=exc.code or code)
-
-
-def _file_parts(item: Item, item_index: int) -> Iterator[tuple[AttachedPart, str]]:
-    """Yield the files and images of an item, with their locations in the request."""
-    match item:
-        case InputMessage(content=list() as parts):
-            field, content = "content", parts
-        case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
-            field, content = "output", parts
-        case _:
-            return
-    for index, part in enumerate(content):
-        if isinstance(part, InputFile | InputImage):
-            yield part, f"input[{item_index}].{field}[{index}]"
 
 
 def _data_url(document: Document) -> str:

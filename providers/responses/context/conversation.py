@@ -20,6 +20,7 @@ from apis.wire.items import (
     ItemReference,
     ReasoningItem,
 )
+from apis.wire.tool_items import ImageGenerationCallItem
 from providers.responses.context.messages import check_items, items_to_messages
 from providers.responses.context.window import (
     CompactionContent,
@@ -73,6 +74,8 @@ class Conversation:
     compactions: Mapping[str, CompactionContent] = field(default_factory=dict[str, CompactionContent])
     current_turn_only: bool = False
     """The model does not see the reasoning of earlier turns."""
+    sees_images: bool = False
+    """The model takes images, and sees those that image models generated."""
     must_compact: bool = False
     """The response is a compaction instead of an answer."""
 
@@ -126,6 +129,7 @@ class Conversation:
             {**self.tool_results, **tool_results} if tool_results else self.tool_results,
             supports_namespaces=supports_namespaces,
             attachments=self.attachments,
+            sees_images=self.sees_images,
         )
 
     def input_tool_results(self) -> dict[str, ToolResultRecord]:
@@ -196,14 +200,15 @@ async def resolve_items(
             continue
         if isinstance(item, ItemReference) or item.type in REPLAYED_TYPES:
             stored = await history_source.find_item(item.id, tenant=tenant) if item.id else None
-            if isinstance(item, ItemReference) and stored is None:
+            if (isinstance(item, ItemReference) or _is_image_id(item)) and stored is None:
                 raise NotFound(
                     f"Item with id '{item.id}' not found. Items are not persisted when `store` is set to false.",
                     param=f"{field}[{index}].id",
                 )
             if stored is not None and stored[1] is not None and item.id:
                 tool_results[item.id] = stored[1]
-            resolved.append(stored[0] if stored is not None and isinstance(item, ItemReference) else item)
+            refers = isinstance(item, ItemReference) or _is_image_id(item)
+            resolved.append(stored[0] if stored is not None and refers else item)
         elif isinstance(item, ReasoningItem) and item.id and _is_id_only(item):
             stored = await history_source.find_item(item.id, tenant=tenant)
             resolved.append(stored[0] if stored is not None else item)
@@ -215,6 +220,11 @@ async def resolve_items(
 def _is_id_only(item: ReasoningItem) -> bool:
     """Return whether the item is empty but for its id: the client then means the stored item."""
     return not (item.content or item.summary or item.encrypted_content)
+
+
+def _is_image_id(item: Item) -> bool:
+    """Return whether the item names a generated image by nothing but its id: the client then means the stored item."""
+    return isinstance(item, ImageGenerationCallItem) and bool(item.id) and not (item.result or item.status)
 
 
 def _assign_id(item: Item, ids: ResponseIds) -> Item:

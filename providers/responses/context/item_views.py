@@ -19,7 +19,6 @@ from providers.responses.context.sealed_reasoning import ENCRYPTED_CONTENT_INCLU
 from providers.responses.context.url_files import public_item
 from providers.responses.events.ids import response_id_of
 from providers.responses.store.history import History
-from providers.responses.tools.item_types import HOSTED_CALL_TYPES
 
 Seal = Callable[[str, str], str | None]
 """Returns the token of a reasoning item by its id and text; None where its model is not known any more."""
@@ -28,7 +27,8 @@ _LOGPROBS_MARK: Final = b'"logprobs":[{'
 """Bytes of every JSON that has logprobs; the stack writes all of its JSON without blanks."""
 _ITEM_EVENTS: Final = frozenset({"response.output_item.added", "response.output_item.done"})
 _SHOWN_EVENTS: Final = _ITEM_EVENTS | RESPONSE_EVENTS
-_CHANGEABLE: Final = HOSTED_CALL_TYPES | {"reasoning", "message"}
+_CHANGEABLE: Final = frozenset(("file_search_call", "code_interpreter_call", "web_search_call", "reasoning", "message"))
+"""Types of items that `show_item` may change."""
 _NO_VALUES: Final = frozenset[str]()
 
 

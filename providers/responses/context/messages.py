@@ -26,6 +26,7 @@ from apis.chat import (
 )
 from apis.errors import InvalidRequest
 from apis.wire.base import Phase
+from apis.wire.computer import ComputerCallOutput
 from apis.wire.item_parts import InputContentPart, InputFile, InputImage, InputText, OutputRefusal
 from apis.wire.items import (
     AssistantMessage,
@@ -42,12 +43,16 @@ from apis.wire.items import (
 )
 from apis.wire.tool_items import (
     AdditionalTools,
-    ImageGenerationCallItem,
     LocalShellCallOutput,
     McpApprovalRequest,
     McpApprovalResponse,
 )
-from providers.responses.context.replay import item_to_client_call, item_to_client_output, item_to_tool_result
+from providers.responses.context.replay import (
+    find_generated_image,
+    item_to_client_call,
+    item_to_client_output,
+    item_to_tool_result,
+)
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.names import qualified_name
 
@@ -79,6 +84,8 @@ def check_items(items: Sequence[Item], field: str = "input") -> None:
                 _check_parts(parts, f"{field}[{index}].content")
             case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
                 _check_parts(parts, f"{field}[{index}].output")
+            case ComputerCallOutput(output=screenshot):
+                _check_part(screenshot, f"{field}[{index}].output")
             case _:
                 pass
 
@@ -89,15 +96,18 @@ def items_to_messages(
     *,
     supports_namespaces: bool = False,
     attachments: Mapping[InputFile | InputImage, ContentPart] = _NO_ATTACHMENTS,
+    sees_images: bool = False,
 ) -> list[Message]:
     """Return the messages of a conversation. `tool_results` are the results of hosted calls, by item id; a
     ToolResultRecord among the items is a call without an item. `attachments` are the items' files, as the model reads
-    them.
+    them; with `sees_images` it also sees the images that image models generated.
 
     Raises InvalidRequest where a call has no output or an output no call.
     """
     builder = _MessageBuilder()
-    typed_items = _TypedItemReader(builder, tool_results, supports_namespaces=supports_namespaces)
+    typed_items = _TypedItemReader(
+        builder, tool_results, supports_namespaces=supports_namespaces, sees_images=sees_images
+    )
     for item in items:
         match item:
             case ToolResultRecord():
@@ -116,6 +126,8 @@ def items_to_messages(
             case FunctionCallOutput() | CustomToolCallOutput():
                 call_id = builder.find_call_id(item, supports_namespaces=supports_namespaces)
                 builder.add_call_output(call_id, _content_to_chat(item.output, attachments))
+            case ComputerCallOutput(call_id=call_id, output=screenshot):
+                builder.add_call_output(call_id, _content_to_chat([screenshot], attachments))
             case AdditionalTools() | ConfigurationUpdate() | CompactionTrigger():
                 pass
             case ItemReference():
@@ -133,18 +145,18 @@ def _item_to_call(item: FunctionCallItem | CustomToolCallItem, *, supports_names
     return CustomCall(id=item.call_id, custom=CalledCustomTool(name=name, input=item.input))
 
 
-def _describe_image(item: ImageGenerationCallItem) -> str:
-    if not item.result:
-        return "[An image could not be generated.]"
-    return f"[An image was generated: {item.revised_prompt}]" if item.revised_prompt else "[An image was generated.]"
-
-
 class _TypedItemReader:
     """Adds the items of typed tools to the messages."""
 
     def __init__(
-        self, builder: "_MessageBuilder", tool_results: Mapping[str, ToolResultRecord], *, supports_namespaces: bool
+        self,
+        builder: "_MessageBuilder",
+        tool_results: Mapping[str, ToolResultRecord],
+        *,
+        supports_namespaces: bool,
+        sees_images: bool,
     ) -> None:
+        self._sees_images = sees_images
         self._builder = builder
         self._tool_results = tool_results
         self._supports_namespaces = supports_namespaces
@@ -158,8 +170,6 @@ class _TypedItemReader:
             request = self._approval_requests.get(item.approval_request_id)
             if request is not None and not item.approve:  # an approved call has an item of its own
                 self._builder.add_tool_result(self._refused_call_result(request, item.reason))
-        elif isinstance(item, ImageGenerationCallItem):
-            self._builder.add_assistant_message(AssistantMessage(role="assistant", content=_describe_image(item)))
         elif (call := item_to_client_call(item)) is not None:
             self._call_ids[item.id or ""] = call.id
             result = self._tool_results.get(item.id or "")
@@ -170,7 +180,8 @@ class _TypedItemReader:
         else:
             self._builder.add_tool_result(
                 self._tool_results.get(item.id or "")
-                or item_to_tool_result(item, _ALL_NATIVE_TOOLS if self._supports_namespaces else frozenset())
+                or item_to_tool_result(item, _ALL_NATIVE_TOOLS if self._supports_namespaces else frozenset()),
+                find_generated_image(item) if self._sees_images else None,
             )
 
     def _refused_call_result(self, request: McpApprovalRequest, reason: str | None) -> ToolResultRecord:
@@ -254,7 +265,7 @@ class _MessageBuilder:
         self._calls.append(call)
         self._unanswered_call_ids[call.id] = None
 
-    def add_tool_result(self, tool_result: ToolResultRecord | None) -> None:
+    def add_tool_result(self, tool_result: ToolResultRecord | None, image: ImagePart | None = None) -> None:
         if tool_result is None:  # a client sent the item, and its result is not stored any more: no model reads it
             return
         if self._tool_messages and tool_result.turn != self._turn and not self._awaits_output():
@@ -266,7 +277,10 @@ class _MessageBuilder:
         else:
             function = CalledFunction(name=tool_result.name, arguments=tool_result.arguments)
             self._calls.append(FunctionCall(id=tool_result.call_id, function=function))
-        self._tool_messages.append(Message(role="tool", tool_call_id=tool_result.call_id, content=tool_result.output))
+        content: str | list[ContentPart] = tool_result.output
+        if image is not None:
+            content = [TextPart(text=tool_result.output), image]
+        self._tool_messages.append(Message(role="tool", tool_call_id=tool_result.call_id, content=content))
 
     def add_call_output(self, call_id: str, content: str | list[ContentPart]) -> None:
         if call_id not in self._unanswered_call_ids:
@@ -329,15 +343,18 @@ def _part_to_chat(part: InputContentPart, attachments: Mapping[InputFile | Input
 
 def _check_parts(parts: Sequence[InputContentPart], param: str) -> None:
     for index, part in enumerate(parts):
-        location = f"{param}[{index}]"
-        if isinstance(part, InputText):
-            continue
-        if isinstance(part, InputFile):
-            _check_one_of(part, ("file_data", "file_id", "file_url"), location)
-            continue
-        _check_one_of(part, ("image_url", "file_id"), location)
-        if part.image_url:
-            _check_image_url(part.image_url, location)
+        _check_part(part, f"{param}[{index}]")
+
+
+def _check_part(part: InputContentPart, location: str) -> None:
+    if isinstance(part, InputText):
+        return
+    if isinstance(part, InputFile):
+        _check_one_of(part, ("file_data", "file_id", "file_url"), location)
+        return
+    _check_one_of(part, ("image_url", "file_id"), location)
+    if part.image_url:
+        _check_image_url(part.image_url, location)
 
 
 def _check_one_of(part: InputFile | InputImage, fields: Sequence[str], param: str) -> None:

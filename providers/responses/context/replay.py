@@ -6,8 +6,10 @@ result of it, because its client stores the conversation.
 
 from collections.abc import Iterable, Mapping
 
-from apis.chat import CalledFunction, FunctionCall, NativeToolName
+from apis.chat import CalledFunction, FunctionCall, ImagePart, ImageUrl, NativeToolName
+from apis.reader import relabel_image_url
 from apis.wire.items import Item
+from apis.wire.tool_items import ImageGenerationCallItem
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.item_types import HOSTED_CALL_TYPES, REPLAYED_TYPES
 from providers.responses.tools.registry import TYPES_BY_CALL_ITEM, TYPES_BY_OUTPUT_ITEM
@@ -37,6 +39,18 @@ def item_to_tool_result(item: Item, native_tools: frozenset[NativeToolName]) -> 
     if item.type not in HOSTED_CALL_TYPES or getattr(item, "status", None) not in (None, "completed", "failed"):
         return None
     return TYPES_BY_CALL_ITEM[type(item)].call_from_item(item, native_tools)
+
+
+def image_data_url(base64_data: str) -> str:
+    """Return a generated image as a data URL, with the type that its first bytes show."""
+    return relabel_image_url(f"data:image/png;base64,{base64_data}")
+
+
+def find_generated_image(item: Item) -> ImagePart | None:
+    """Return the image that an item of an image model holds; None for any other item."""
+    if not isinstance(item, ImageGenerationCallItem) or not item.result:
+        return None
+    return ImagePart(image_url=ImageUrl(url=image_data_url(item.result)))
 
 
 def rewrite_for_model(

@@ -1,27 +1,29 @@
 """TruncatingInference: leaves out the oldest turns of a chat that is too long for its model.
 
 A turn is a message of the user with everything up to the user's next message: a call stays together with its output,
-and reasoning with its answer. System and developer messages always stay, and so does the last turn.
+and reasoning with its answer. System and developer messages always stay, and so does the last turn. Where that turn
+alone is too long, the oldest images of its calls are left out: a computer sends a screenshot for each of its steps.
 """
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Final
 
-from apis.chat import ChatRequest, Message
+from apis.chat import ChatRequest, ImagePart, Message, TextPart
 from apis.deltas import DeltaBatch
 from apis.errors import ContextLengthExceeded, StackError
 from apis.inference import Inference, Model
 from apis.responses import CreateResponse
 
 _INSTRUCTION_ROLES: Final = ("system", "developer")
+_DROPPED_IMAGE: Final = "[An earlier image was left out here.]"
 _MAX_RESERVED_TOKENS: Final = 4096
 """Tokens reserved for an answer without a limit in the request; an eighth of the context if that is less."""
 
 
 class TruncatingInference(Inference):
     """Wraps an Inference, and shortens only those chats that it refuses as too long. Raises like the wrapped one, also
-    ContextLengthExceeded where the last turn alone is too long."""
+    ContextLengthExceeded where the last turn alone is too long, with one image of its calls."""
 
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
@@ -46,8 +48,14 @@ class TruncatingInference(Inference):
                 return
             except ContextLengthExceeded:
                 offsets = find_turn_offsets(request.messages) if offsets is None else offsets
-                if begun or dropped_count >= len(offsets):
+                if begun:
                     raise
+                if dropped_count >= len(offsets):
+                    image_count = count_call_images(shortened)
+                    if image_count < 2:  # the newest one is what the model acts on
+                        raise
+                    shortened = drop_call_images(shortened, (image_count + 1) // 2)
+                    continue
             if dropped_count == 0:
                 dropped_count = await self._count_turns_to_drop(request, offsets)
             else:  # the count was too low: each attempt drops twice as many more turns
@@ -91,6 +99,28 @@ def find_turn_offsets(messages: Sequence[Message]) -> list[int]:
             offsets.append(index)
         previous_role = message.role
     return offsets
+
+
+def count_call_images(request: ChatRequest) -> int:
+    """Return how many outputs of calls hold an image."""
+    return sum(map(_has_image, request.messages))
+
+
+def drop_call_images(request: ChatRequest, count: int) -> ChatRequest:
+    """Return the chat without the images of the `count` oldest outputs of calls that hold any."""
+    messages = [*request.messages]
+    for index in [index for index, message in enumerate(messages) if _has_image(message)][:count]:
+        parts = [part for part in messages[index].content or () if not isinstance(part, str | ImagePart)]
+        messages[index] = messages[index].model_copy(update={"content": [*parts, TextPart(text=_DROPPED_IMAGE)]})
+    return request.model_copy(update={"messages": messages})
+
+
+def _has_image(message: Message) -> bool:
+    return (
+        message.role == "tool"
+        and isinstance(message.content, list)
+        and any(isinstance(part, ImagePart) for part in message.content)
+    )
 
 
 def drop_messages_before(request: ChatRequest, offset: int) -> ChatRequest:

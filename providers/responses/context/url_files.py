@@ -4,10 +4,11 @@ URL has changed since. Clients see the part as they sent it.
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from apis.reader import Document
+from apis.wire.computer import ComputerCallOutput
 from apis.wire.item_parts import InputContentPart, InputFile, InputImage, InputText
 from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessage, Item
 
@@ -41,12 +42,31 @@ def replace_parts(item: Item, replacements: Mapping[AttachedPart, AttachedPart])
             return item.model_copy(update={"content": [_replace_part(part, replacements) for part in content]})
         case FunctionCallOutput(output=list() as output) | CustomToolCallOutput(output=list() as output):
             return item.model_copy(update={"output": [_replace_part(part, replacements) for part in output]})
+        case ComputerCallOutput(output=screenshot):
+            return item.model_copy(update={"output": replacements.get(screenshot, screenshot)})
         case _:
             return item
 
 
 def _replace_part(part: InputContentPart, replacements: Mapping[AttachedPart, AttachedPart]) -> InputContentPart:
     return part if isinstance(part, InputText) else replacements.get(part, part)
+
+
+def file_parts(item: Item) -> Iterator[tuple[AttachedPart, str]]:
+    """Yield the files and images of an item, each with its location in the item."""
+    match item:
+        case InputMessage(content=list() as parts):
+            field, content = "content", parts
+        case FunctionCallOutput(output=list() as parts) | CustomToolCallOutput(output=list() as parts):
+            field, content = "output", parts
+        case ComputerCallOutput(output=screenshot):
+            yield screenshot, "output"
+            return
+        case _:
+            return
+    for index, part in enumerate(content):
+        if isinstance(part, InputFile | InputImage):
+            yield part, f"{field}[{index}]"
 
 
 def public_item(item: dict[str, Any]) -> dict[str, Any]:
@@ -59,4 +79,6 @@ def public_item(item: dict[str, Any]) -> dict[str, Any]:
                 part.pop(FETCHED_FIELD, None)
                 if part.get("type") == "input_image":
                     part.setdefault("detail", "auto")
+    if item.get("type") == "computer_call_output" and isinstance(item.get("output"), dict):
+        item["output"].pop(FETCHED_FIELD, None)
     return item

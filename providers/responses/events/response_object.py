@@ -20,6 +20,7 @@ from apis.errors import StackError
 from apis.responses import CreateResponse
 from apis.wire.tool_choice import ChosenHostedTool
 from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, Tool, WebSearchTool
+from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import unvalidated
 
 _CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
@@ -126,6 +127,26 @@ def _count_searches(output: Sequence[ResponseOutputItem]) -> ToolUsage:
     searches = [item for item in output if item.type == "web_search_call" and item.status == "completed"]
     count = sum(search.action.type == "search" for search in searches)
     return _build_tool_usage(image_gen=_NO_IMAGES, web_search=_build_search_usage(num_requests=count))
+
+
+def add_image_usage(response: Response, tool_results: Mapping[str, ToolResultRecord]) -> Response:
+    """Return the finished response with the tokens of the images that it generated, where their server counts them.
+    `tool_results` are the results of hosted calls by item id."""
+    images = (item for item in response.output if item.type == "image_generation_call")
+    states: list[Any] = [result.state for item in images if (result := tool_results.get(item.id)) is not None]
+    usages: list[dict[str, int]] = [state["image_usage"] for state in states if state and "image_usage" in state]
+    if not usages or response.tool_usage is None:
+        return response
+    total = {name: sum(usage[name] for usage in usages) for name in usages[0]}
+    image_gen = ToolUsageImageGen(
+        input_tokens=total["input_tokens"],
+        input_tokens_details=ToolUsageImageGenInputTokensDetails(
+            image_tokens=total["input_image_tokens"], text_tokens=total["input_text_tokens"]
+        ),
+        output_tokens=total["output_tokens"],
+        total_tokens=total["input_tokens"] + total["output_tokens"],
+    )
+    return response.model_copy(update={"tool_usage": response.tool_usage.model_copy(update={"image_gen": image_gen})})
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:

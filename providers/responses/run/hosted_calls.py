@@ -71,7 +71,7 @@ class HostedCallRunner:
 
     async def _run_call(self, call: HostedCall, emit: Callable[[EventBatch], None]) -> None:
         """Run one call to its end. A failed tool raises nothing: its error is the result that the model reads."""
-        limit_s = self._limits.tool_timeout_s
+        limit_s = call.timeout_s or self._limits.tool_timeout_s
         done = False
         try:
             async with asyncio.timeout(limit_s), aclosing(call.run(self._output)) as batches:

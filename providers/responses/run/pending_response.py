@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseError
 from openai.types.responses.response import InputTransformation
 
 from apis.errors import StackError, internal_error
@@ -16,7 +16,9 @@ from providers.responses.context.conversation import Conversation, HistorySource
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import (
+    IncompleteReason,
     ResponseStatus,
+    add_image_usage,
     begin_response,
     end_response,
     error_to_failure,
@@ -62,30 +64,30 @@ class PendingResponse:
     def build_final_response(self) -> Response:
         """Return the response after its last turn."""
         reason = self.agent_loop.incomplete_reason
-        return end_response(
-            self.build_initial_response(),
-            "incomplete" if reason else "completed",
-            self.output.finished_items(),
-            self.agent_loop.state.usage,
-            reason=reason,
-        )
+        return self._end("incomplete" if reason else "completed", reason=reason)
 
     def build_failed_response(self, error: StackError) -> Response:
         """Return the response as an error ended it. The open items must have been closed."""
-        return end_response(
-            self.build_initial_response(),
-            "failed",
-            self.output.finished_items(),
-            self.agent_loop.state.usage,
-            error=error_to_failure(error),
-        )
+        return self._end("failed", error=error_to_failure(error))
 
     def build_cancelled_response(self) -> Response:
         """Close the open items and return the response as its client left it."""
         self.agent_loop.close_open_items()
-        return end_response(
-            self.build_initial_response(), "cancelled", self.output.finished_items(), self.agent_loop.state.usage
+        return self._end("cancelled")
+
+    def _end(
+        self, status: ResponseStatus, *, reason: IncompleteReason | None = None, error: ResponseError | None = None
+    ) -> Response:
+        state = self.agent_loop.state
+        response = end_response(
+            self.build_initial_response(),
+            status,
+            self.output.finished_items(),
+            state.usage,
+            reason=reason,
+            error=error,
         )
+        return add_image_usage(response, state.tool_results)
 
     async def store(self, response: Response, history: History) -> bool:
         """Store the final response unless the request forbids it; return whether it was stored. Raises the lock's

@@ -120,6 +120,8 @@ class HostedCall(TypedCall):
 
     counts_toward_limit: bool = True
     """True if the call counts toward `max_tool_calls`."""
+    timeout_s: float | None = None
+    """Seconds that the call may take; None for the `tool_timeout_s` of the deployment."""
     opens_when_complete: bool = False
     """True if the item opens when the model has written all arguments, so that it shows them from its beginning."""
 

@@ -23,6 +23,7 @@ from apis.chat import (
 from apis.errors import InvalidRequest, UpstreamError
 from apis.responses import CreateResponse
 from apis.wire.base import Wire
+from apis.wire.computer import ComputerTool, ComputerUsePreviewTool
 from apis.wire.items import Item
 from apis.wire.text_format import Grammar, TextFormatInput
 from apis.wire.tool_choice import AllowedTools, ChosenCustomTool, ChosenFunction, ChosenHostedTool, ChosenMcpTool
@@ -350,6 +351,8 @@ def _matches_choice(declaration: Wire, choice: ChosenMcpTool | ChosenHostedTool)
         return isinstance(declaration, McpTool) and declaration.server_label == choice.server_label
     if isinstance(declaration, WebSearchTool):
         return choice.type.startswith("web_search")
+    if choice.type.startswith("computer"):
+        return isinstance(declaration, ComputerTool | ComputerUsePreviewTool)
     return getattr(declaration, "type", None) == choice.type
 
 

@@ -12,7 +12,9 @@ from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool
 from providers.responses.tools.apply_patch import APPLY_PATCH
 from providers.responses.tools.call import ToolType, TypedTool
 from providers.responses.tools.code_interpreter.tool import CODE_INTERPRETER
+from providers.responses.tools.computer.tool import COMPUTER, COMPUTER_USE_PREVIEW
 from providers.responses.tools.file_search import FILE_SEARCH
+from providers.responses.tools.image_generation.tool import IMAGE_GENERATION
 from providers.responses.tools.local_shell import LOCAL_SHELL
 from providers.responses.tools.mcp.tool import MCP
 from providers.responses.tools.shell import SHELL
@@ -23,7 +25,10 @@ from providers.responses.tools.web_search.tool import WEB_SEARCH
 _TOOL_TYPES: Final[Sequence[ToolType]] = (
     APPLY_PATCH,
     CODE_INTERPRETER,
+    COMPUTER,
+    COMPUTER_USE_PREVIEW,
     FILE_SEARCH,
+    IMAGE_GENERATION,
     LOCAL_SHELL,
     MCP,
     SHELL,

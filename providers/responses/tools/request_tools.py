@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from apis.inference import Inference
+from apis.media.image_generator import ImageGenerator
+from apis.reader import Reader
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from apis.vector_stores import VectorStores
+from apis.wire.computer import ComputerTool, ComputerUsePreviewTool
 from apis.wire.items import Item
 from apis.wire.tools import CustomTool, FunctionTool
 from providers.responses.events.tool_result import ToolResultRecord
@@ -28,11 +31,15 @@ class RequestTools:
         tool_runtime: ToolRuntime | None,
         tool_servers: ToolServers | None,
         vector_stores: VectorStores | None,
+        image_generator: ImageGenerator | None,
+        reader: Reader,
     ) -> None:
         self.model_catalog = ModelCatalog(inference)
         self._tool_runtime = tool_runtime
         self._tool_servers = tool_servers
         self._vector_stores = vector_stores
+        self._image_generator = image_generator
+        self._reader = reader
 
     async def build(
         self,
@@ -56,6 +63,7 @@ class RequestTools:
         if not additional and all(isinstance(tool, FunctionTool | CustomTool) for tool in declared):
             return OfferedTools(request, enforces_grammars=enforces_grammars)
         depends_on_model = any(isinstance(tool, MODEL_DEPENDENT_TOOLS) for tool in declared)
+        needs_modalities = any(isinstance(tool, ComputerTool | ComputerUsePreviewTool) for tool in declared)
         extended = add_typed_tools(request, additional)
         context = ToolContext(
             extended,
@@ -67,6 +75,9 @@ class RequestTools:
             await self.model_catalog.native_tools(request.model) if depends_on_model else frozenset(),
             vector_stores=self._vector_stores,
             tool_servers=self._tool_servers,
+            image_generator=self._image_generator,
+            reader=self._reader,
+            modalities=await self.model_catalog.modalities(request.model) if needs_modalities else None,
         )
         with attribute_errors_to_input(request):
             bindings = await build_checked_tools(extended, context)

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from apis.chat import NativeToolName
 from apis.errors import Unsupported
+from apis.inference import Modality
+from apis.media.image_generator import ImageGenerator
+from apis.reader import Reader
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime, ToolSpec
 from apis.tool_servers import ToolServers
@@ -31,6 +34,10 @@ class ToolContext:
     param: str = "tools"
     vector_stores: VectorStores | None = None
     tool_servers: ToolServers | None = None
+    image_generator: ImageGenerator | None = None
+    reader: Reader | None = None
+    modalities: frozenset[Modality] | None = None
+    """The model's kinds of input besides text; None where they are unknown, or matter to no tool."""
 
     @property
     def supports_namespaces(self) -> bool:

@@ -55,13 +55,8 @@ REFUSED: dict[str, tuple[Json, str]] = {
         {"background": True, "prompt_cache_options": {"prewarm": True}},
         "prompt_cache_options.prewarm",
     ),
-    "image generation": ({"tools": [{"type": "image_generation"}]}, "tools[0].type"),
-    "a computer": ({"tools": [{"type": "computer"}]}, "tools[0].type"),
-    "a choice of images": ({"tool_choice": {"type": "image_generation"}}, "tool_choice.type"),
-    "a computer's call": (
-        {"input": [{"type": "computer_call", "id": "cu_1", "call_id": "c", "pending_safety_checks": []}]},
-        "input[0].type",
-    ),
+    "a drawing": ({"tools": [{"type": "image_generation", "output_format": "svg"}]}, "tools[0].output_format"),
+    "a drawing's author": ({"tools": [{"type": "image_generation", "svg": {"model": "m"}}]}, "tools[0].svg"),
     "a program": (
         {"input": [{"type": "program", "id": "p", "call_id": "c", "code": "", "fingerprint": ""}]},
         "input[0].type",
@@ -227,7 +222,9 @@ async def test_an_image_of_an_earlier_history_is_input(served: Served) -> None:
     response = await create(
         served, input=[{"role": "user", "content": "Draw."}, image, {"role": "user", "content": "?"}]
     )
-    assert [message["content"] for message in messages(served)] == ["Draw.", "[An image was generated: A cat.]", "?"]
+    _, called, output, _ = messages(served)
+    assert called["tool_calls"][0]["function"] == {"name": "image_generation", "arguments": '{"prompt":"A cat."}'}
+    assert output["content"] == "The image was generated, and the user sees it. Its id is ig_1."
     listed = [item async for item in responses(served).input_items.list(response.id, order="asc")]
     assert listed[1].to_dict() == image
 

@@ -201,7 +201,7 @@ REFUSED_CHOICES: dict[str, tuple[Json, str, str]] = {
         "tool_choice.mode",
         "'auto' or 'required'",
     ),
-    "an unknown type": ({"tool_choice": {"type": "computer"}}, "tool_choice.type", "computer"),
+    "an unknown type": ({"tool_choice": {"type": "program"}}, "tool_choice.type", "program"),
     "a number": ({"tool_choice": 1}, "tool_choice", "integer"),
     "a function as a custom tool": (
         {"tool_choice": {"type": "custom", "name": "weather"}},
@@ -228,7 +228,8 @@ async def test_a_choice_that_cannot_hold_is_refused(served: Served, case: tuple[
 REFUSED_TOOLS: dict[str, tuple[Any, str, str]] = {
     "two functions of one name": ([WEATHER, function("now"), WEATHER], "tools[2].name", "'weather'"),
     "a function and a custom tool of one name": ([WEATHER, {**PATCH, "name": "weather"}], "tools[1].name", "'weather'"),
-    "an unknown type": ([WEATHER, {"type": "computer_use_preview"}], "tools[1].type", "computer_use_preview"),
+    "an unknown type": ([WEATHER, {"type": "hologram"}], "tools[1].type", "hologram"),
+    "a screen without a size": ([{"type": "computer_use_preview"}], "tools[0].display_width", "Missing"),
     "no type": ([{"name": "x"}], "tools[0].type", "Missing"),
     "no name": ([{"type": "function"}], "tools[0].name", "Missing"),
     "a name with a blank": ([function("a b")], "tools[0].name", "^[A-Za-z0-9_-]{1,64}$"),

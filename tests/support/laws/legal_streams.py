@@ -182,6 +182,17 @@ LEGAL: dict[str, Events] = {
             0, {"id": "fs_0", "type": "file_search_call", "queries": ["q"]}, *stages("file_search_call", *TRIO), done={}
         )
     ),
+    "image": stream(
+        item(
+            0,
+            {"id": "ig_0", "type": "image_generation_call", "result": None},
+            ("image_generation_call.in_progress", {}),
+            ("image_generation_call.generating", {}),
+            ("image_generation_call.partial_image", {"partial_image_b64": "aGk=", "partial_image_index": 0}),
+            ("image_generation_call.completed", {}),
+            done={"result": "aGk="},
+        )
+    ),
     "code": stream(
         item(
             0,

@@ -59,6 +59,7 @@ ORDER: Final[Mapping[str, Mapping[str, set[str]]]] = {
     "code_interpreter_call": _stages(
         "code_interpreter_call", "in_progress _code.delta* _code.done interpreting completed"
     ),
+    "image_generation_call": _stages("image_generation_call", "in_progress generating partial_image* completed"),
     "mcp_list_tools": _stages("mcp_list_tools", "in_progress completed|failed"),
     "compaction": _stages("compaction", "compacting"),
     "mcp_call": _stages("mcp_call", "in_progress _arguments.delta* _arguments.done completed|failed"),

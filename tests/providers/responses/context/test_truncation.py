@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,12 @@ from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch, TextDelta
 from apis.errors import ContextLengthExceeded
 from providers.inference.scripted import Scripted
-from providers.responses.context.truncation import TruncatingInference, drop_messages_before, find_turn_offsets
+from providers.responses.context.truncation import (
+    TruncatingInference,
+    count_call_images,
+    drop_messages_before,
+    find_turn_offsets,
+)
 
 ROLES = {"s": "system", "d": "developer", "u": "user", "a": "assistant", "t": "tool"}
 
@@ -61,3 +67,45 @@ async def test_a_chat_that_is_left_stops_its_generation() -> None:
     async with aclosing(TruncatingInference(model).chat(chat("uau"))) as answer:
         await anext(answer)
     assert model.abandoned_chats == 1
+
+
+class Narrow(Scripted):
+    """Reads chats of a few images only."""
+
+    room = 0
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+        if count_call_images(request) > self.room:
+            raise ContextLengthExceeded("Too long.")
+        async with aclosing(super().chat(request)) as batches:
+            async for batch in batches:
+                yield batch
+
+
+@pytest.mark.parametrize(("room", "images"), [(9, 5), (4, 2), (1, 1), (0, None)])
+async def test_a_turn_that_is_too_long_loses_its_oldest_screenshots(room: int, images: int | None) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    steps: list[dict[str, Any]] = []
+    for at in range(5):
+        called = {"id": f"c{at}", "type": "function", "function": {"name": "computer", "arguments": "{}"}}
+        output = [{"type": "text", "text": f"step {at}"}, image]
+        steps += [{"role": "assistant", "tool_calls": [called]}]
+        steps += [{"role": "tool", "tool_call_id": f"c{at}", "content": output}]
+    request = ChatRequest.model_validate(
+        {"model": "scripted", "messages": [{"role": "user", "content": [image]}, *steps]}
+    )
+    model = Narrow(Scripted.Config())
+    model.room = room
+    if images is None:
+        with pytest.raises(ContextLengthExceeded):
+            _ = [batch async for batch in TruncatingInference(model).chat(request)]
+        return
+    assert [batch async for batch in TruncatingInference(model).chat(request)]
+    (shown,) = model.requests
+    assert count_call_images(shown) == images
+    contents = [message.content for message in shown.messages if message.role == "tool"]
+    assert [[part.type for part in content or () if not isinstance(part, str)] for content in contents] == [
+        *[["text", "text"]] * (5 - images),
+        *[["text", "image_url"]] * images,
+    ]
+    assert shown.messages[0] == request.messages[0]

@@ -1,0 +1,1 @@
+"""The interfaces of models that make media: images."""

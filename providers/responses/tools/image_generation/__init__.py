@@ -1,0 +1,1 @@
+"""The hosted tool `image_generation`, over the stack's ImageGenerator."""
