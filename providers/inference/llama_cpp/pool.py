@@ -118,7 +118,8 @@ class ModelPool:
         with contextlib.ExitStack() as held:
             if generates:
                 held.enter_context(await pooled.places.acquire(tenant))
-            if pooled.is_ready:
+            # A request that generates nothing is short, and may belong to a response that is in progress.
+            if pooled.is_ready or (pooled.engine is not None and not generates):
                 pooled.users += 1
             else:
                 await self._wait_until_loaded(pooled, tenant)
@@ -159,19 +160,17 @@ class ModelPool:
             raise UpstreamError(pooled.failure)
         try:
             await self._make_room(pooled)
-            if pooled.engine is None:
-                await self._start_engine(pooled)
-            pooled.is_draining, pooled.loaded_at, pooled.failure = False, now(), ""
-            self._uses += 1
-            pooled.last_use = self._uses
-        except (ConfigError, UpstreamError) as exc:
-            message = exc.message if isinstance(exc, UpstreamError) else str(exc)
-            pooled.failure, pooled.failed_at = message, now()
-            await self._unload(pooled)
-            raise UpstreamError(message) from exc
         finally:
             for other in self._models.values():
                 other.is_draining = False
+        try:
+            await self._start_engine(pooled)
+        except ConfigError as exc:
+            await self._unload(pooled)
+            pooled.failure, pooled.failed_at = str(exc), now()
+            raise UpstreamError(pooled.failure) from exc
+        self._uses += 1
+        pooled.last_use, pooled.loaded_at, pooled.failure = self._uses, now(), ""
 
     async def _start_engine(self, pooled: PooledModel) -> None:
         engine = LlamaCppEngine(pooled.settings, self._limits.start_timeout_s)
@@ -180,11 +179,24 @@ class ModelPool:
         try:
             context_tokens = await self._client(pooled).context_tokens()
         except UpstreamError as exc:
-            raise UpstreamError(f"The local engine ended right after it had started: {exc.message}") from exc
+            raise ConfigError(f"The local engine ended right after it had started: {exc.message}") from exc
         pooled.model = replace(pooled.model, context_tokens=context_tokens)
 
     async def _make_room(self, pooled: PooledModel) -> None:
-        """Unload other models until the model fits, waiting for those that are in use."""
+        """Unload other models until the model fits, waiting for those that are in use.
+
+        The wait has a limit: a response that uses two models at once would otherwise wait for itself.
+        """
+        try:
+            async with asyncio.timeout(self._limits.token_timeout_s):
+                await self._unload_others(pooled)
+        except TimeoutError as exc:
+            limit = f"token_timeout_s ({self._limits.token_timeout_s:g} s)"
+            raise UpstreamError(
+                f"There was no memory for the model {pooled.model.id} within {limit}: others are in use."
+            ) from exc
+
+    async def _unload_others(self, pooled: PooledModel) -> None:
         loop = asyncio.get_running_loop()
         while True:
             others = [other for other in self._models.values() if other.engine is not None and other is not pooled]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from huggingface_hub import hf_hub_download, scan_cache_dir
+from huggingface_hub import scan_cache_dir, try_to_load_from_cache
 
 from apis.errors import ConfigError
 from providers.inference.llama_cpp.models.catalogue import HubFile
@@ -65,7 +65,7 @@ async def test_a_file_is_downloaded_once_and_other_tools_find_it(
     requests = len(hub.requests)
     assert await fetch_hub_file(TINY, 60) == (path, False)
     assert len(hub.requests) == requests
-    found = hf_hub_download(REPOSITORY, FILE, cache_dir=cache, local_files_only=True)
+    found = str(try_to_load_from_cache(REPOSITORY, FILE, cache_dir=cache))
     assert (found, Path(found).resolve().name) == (str(path), hashlib.sha256(CONTENT).hexdigest())
     assert partials(cache) == []
 

@@ -6,7 +6,7 @@ Range. It runs in a thread, because downloads run in other processes.
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,7 +40,7 @@ class HubServer:
 
     def ranges(self) -> list[str]:
         """Return the Range of each download, empty for a whole file."""
-        return [headers.get("range", "") for method, path, headers in self.requests if path.startswith("/blob/")]
+        return [headers.get("range", "") for _, path, headers in self.requests if path.startswith("/blob/")]
 
     def put(self, repository: str, file: str, content: bytes) -> str:
         """Publish the file; return its SHA-256."""
@@ -49,7 +49,7 @@ class HubServer:
 
 
 @contextmanager
-def running_hub() -> Iterator[HubServer]:
+def running_hub() -> Generator[HubServer]:
     """Run a hub and its content network until the block ends."""
     hub = HubServer()
     servers = [ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub)) for _ in range(2)]
@@ -67,7 +67,7 @@ def running_hub() -> Iterator[HubServer]:
 
 
 @contextmanager
-def hub_environment(hub: HubServer, folder: str) -> Iterator[None]:
+def hub_environment(hub: HubServer, folder: str) -> Generator[None]:
     """Point the hub's environment variables at the server and at a cache of the test's own."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "TRANSFORMERS_OFFLINE"):

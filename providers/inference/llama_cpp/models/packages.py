@@ -89,6 +89,19 @@ def is_fetched(path: Path, model: PackagedModel) -> bool:
     return path.is_file() and path.stat().st_size == model.size_bytes
 
 
+def remove_model(model: PackagedModel, folder: Path) -> int:
+    """Remove the model's files from `folder`; return the bytes that became free. Raises ConfigError if it is not
+    there."""
+    path = folder / model.filename
+    if not path.is_file():
+        raise ConfigError(f"The model {path.name} is not on this machine.")
+    paths = [path, path.with_suffix(".LICENSE"), *(folder / _filename(member) for member in model.companions)]
+    freed = sum(each.stat().st_size for each in paths if each.is_file())
+    for each in paths:
+        each.unlink(missing_ok=True)
+    return freed
+
+
 @contextlib.asynccontextmanager
 async def _fetch_lock(path: Path) -> AsyncGenerator[None]:
     """Hold the lock at `path`. SQLite's is the only lock in the standard library that works on every system and ends
