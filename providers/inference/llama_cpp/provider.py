@@ -81,9 +81,8 @@ class LlamaCpp(Inference):
         chosen = await choose_models(references, needs, config.fetch_timeout_s)
         for line in chosen.lines:
             sys.stderr.write(f"{line}\n")
-        pool = self._build_pool(chosen)
-        await pool.start()
-        self._pool = pool
+        self._pool = self._build_pool(chosen)
+        await self._pool.start()
 
     async def close(self) -> None:
         """End the engines and every stream in progress."""

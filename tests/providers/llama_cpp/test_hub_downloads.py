@@ -92,14 +92,18 @@ async def test_a_signed_url_that_has_expired_is_replaced(hub: HubServer) -> None
     assert (await fetch()).read_bytes() == CONTENT
 
 
-@pytest.mark.long
-async def test_a_killed_download_continues_at_the_next_start(hub: HubServer, cache: Path) -> None:
-    blobs = cache / "models--someone--tiny-GGUF" / "blobs"
-    blobs.mkdir(parents=True)
-    partial = blobs / f"{hashlib.sha256(CONTENT).hexdigest()}.incomplete"
-    partial.write_bytes(CONTENT[:700_000])
-    assert (await fetch()).read_bytes() == CONTENT
-    assert hub.ranges() == ["bytes=700000-"]
+async def test_a_stopped_download_continues_at_the_next_start(hub: HubServer, cache: Path) -> None:
+    hub.put(REPOSITORY, FILE, LARGE)
+    hub.stalls_after = KEPT_BYTES + 300_000
+    stopped = asyncio.create_task(fetch())
+    async with asyncio.timeout(60):
+        while partials(cache) != [KEPT_BYTES]:  # noqa: ASYNC110 - the file of another process is the condition
+            await asyncio.sleep(0.02)
+    stopped.cancel()
+    await asyncio.gather(stopped, return_exceptions=True)
+    hub.resumed.set()
+    assert (await fetch()).read_bytes() == LARGE
+    assert hub.ranges() == ["", f"bytes={KEPT_BYTES}-"]
 
 
 @pytest.mark.long

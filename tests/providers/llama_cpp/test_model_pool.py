@@ -63,7 +63,7 @@ async def pooled(folder: Path, names: str, **fields: Any) -> AsyncGenerator[Llam
 
 
 async def answer(inference: LlamaCpp, model: str, **fields: Any) -> str:
-    request = chat_request(**{"max_completion_tokens": 4, **fields}).model_copy(update={"model": model})
+    request = chat_request("Say hi.", **{"max_completion_tokens": 4, **fields}).model_copy(update={"model": model})
     return text_of(await drain(inference, request))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from apis.errors import ConfigError
 from providers.inference.llama_cpp.models import machine as machine_module
-from providers.inference.llama_cpp.models.catalogue import DEFAULT_MODEL, catalogue
+from providers.inference.llama_cpp.models.catalogue import CATALOGUE, DEFAULT_MODEL
 from providers.inference.llama_cpp.models.choice import ModelNeeds, choose_models
 from providers.inference.llama_cpp.models.fit import catalogue_needed_bytes, largest_fitting_model, suggestion_lines
 from providers.inference.llama_cpp.models.gguf_header import GgufHeader, read_header
@@ -17,7 +17,6 @@ from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, model
 from providers.inference.llama_cpp.models.references import parse_reference, part_paths
 from providers.inference.llama_cpp.models.resolve import describe_file
 
-CATALOGUE = catalogue()  # read before an event loop runs
 GB = 10**9
 LAPTOP = LocalMachine(8, 15 * GB, 16 * GB)
 

@@ -33,6 +33,9 @@ class HubServer:
     expired: int = 0
     """Downloads that are answered with 403, as a signed URL that has expired."""
     expires_after_break: bool = False
+    stalls_after: int = 0
+    """Bytes of the body after which the next download stands still until `resumed` is set."""
+    resumed: threading.Event = field(default_factory=threading.Event)
     has_ranges: bool = True
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list[tuple[str, str, dict[str, str]]])
     url: str = ""
@@ -141,7 +144,12 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             if not with_body:
                 return
-            if hub.breaks:
+            if hub.stalls_after:
+                self.wfile.write(content[start : start + hub.stalls_after])
+                hub.stalls_after = 0
+                hub.resumed.wait(30)
+                self.close_connection = True
+            elif hub.breaks:
                 self.wfile.write(content[start : start + hub.breaks.pop(0)])
                 self.wfile.flush()
                 self.close_connection = True

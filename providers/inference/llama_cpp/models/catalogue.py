@@ -9,7 +9,6 @@ weights that one token reads, where a model does not read all of them.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -62,9 +61,7 @@ class CatalogueModel:
         return sum(file.size_bytes for file in self.all_files)
 
 
-@cache
-def catalogue() -> Mapping[str, CatalogueModel]:
-    """Return the models of the catalogue by name, the smallest first."""
+def _load_catalogue() -> dict[str, CatalogueModel]:
     rows: list[dict[str, Any]] = json.loads(_CATALOGUE_FILE.read_text(encoding="utf-8"))
     return {row["name"]: _row_to_model(row) for row in rows}
 
@@ -74,3 +71,7 @@ def _row_to_model(row: dict[str, Any]) -> CatalogueModel:
     files = tuple(HubFile(**file, **place) for file in row.pop("files"))
     projector = row.pop("projector", None)
     return CatalogueModel(files=files, projector=None if projector is None else HubFile(**projector, **place), **row)
+
+
+CATALOGUE: Final[Mapping[str, CatalogueModel]] = _load_catalogue()
+"""The models of the catalogue by name, the smallest first."""

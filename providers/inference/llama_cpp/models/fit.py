@@ -3,7 +3,7 @@
 from typing import Final
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.catalogue import CatalogueModel, catalogue
+from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueModel
 from providers.inference.llama_cpp.models.machine import LocalMachine
 
 _MIB: Final = 2**20
@@ -30,7 +30,7 @@ def largest_fitting_model(machine: LocalMachine, context_tokens: int, parallel: 
     runs at a useful speed."""
     fitting = [
         model
-        for model in catalogue().values()
+        for model in CATALOGUE.values()
         if model.kind == "chat"
         and catalogue_needed_bytes(model, context_tokens, parallel) <= machine.model_bytes
         and not (machine.is_cpu_only and _read_bytes(model) > _CPU_READ_BYTES_PER_TOKEN)

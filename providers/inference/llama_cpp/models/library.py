@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from apis.errors import ConfigError
-from apis.model_library import LibraryListing, LibraryModel, ModelLibrary
-from providers.inference.llama_cpp.models.catalogue import CatalogueModel, HubFile, catalogue
+from apis.models.library import LibraryListing, LibraryModel, ModelLibrary
+from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueModel, HubFile
 from providers.inference.llama_cpp.models.fit import catalogue_needed_bytes, largest_fitting_model
 from providers.inference.llama_cpp.models.hub import (
     CachedFile,
@@ -65,7 +65,7 @@ def _fetched_reference(name: str) -> ModelReference:
 def _build_rows(
     machine: LocalMachine, largest: CatalogueModel | None, cached: Sequence[CachedFile]
 ) -> list[LibraryModel]:
-    rows = [_row_of_catalogue(model, machine, largest, cached) for model in catalogue().values()]
+    rows = [_row_of_catalogue(model, machine, largest, cached) for model in CATALOGUE.values()]
     return [*rows, *_rows_of_others(cached)]
 
 
@@ -97,7 +97,7 @@ def _row_of_catalogue(
 
 
 def _rows_of_others(cached: Iterable[CachedFile]) -> Iterator[LibraryModel]:
-    files = [file for model in catalogue().values() for file in model.all_files]
+    files = [file for model in CATALOGUE.values() for file in model.all_files]
     for row in cached:
         if not any(_is_file(row, file) for file in files):
             yield LibraryModel(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.catalogue import CatalogueModel, HubFile, catalogue
+from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueModel, HubFile
 
 HUB_PREFIX: Final = "hf:"
 REFERENCE_FORMS: Final = (
@@ -34,15 +34,15 @@ class ModelReference:
 
 def parse_reference(text: str) -> ModelReference:
     """Return the model that `text` names. Raises ConfigError with the forms that there are."""
-    if text in catalogue():
-        model = catalogue()[text]
+    if text in CATALOGUE:
+        model = CATALOGUE[text]
         return ModelReference(text, text, model, () if model.package else model.all_files)
     if text.startswith(HUB_PREFIX):
         return _parse_hub_reference(text)
     if text.endswith(".gguf") or "/" in text or "\\" in text or text.startswith("~"):
         path = Path(text).expanduser()
         return ModelReference(text, path.stem, path=path)
-    raise ConfigError(f"There is no model '{text}' in the catalogue: {', '.join(catalogue())}. {REFERENCE_FORMS}")
+    raise ConfigError(f"There is no model '{text}' in the catalogue: {', '.join(CATALOGUE)}. {REFERENCE_FORMS}")
 
 
 def part_paths(path: Path) -> list[Path]:
