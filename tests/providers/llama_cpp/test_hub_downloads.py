@@ -13,7 +13,7 @@ from huggingface_hub import scan_cache_dir, try_to_load_from_cache
 
 from apis.errors import ConfigError
 from providers.inference.llama_cpp.models.catalogue import HubFile
-from providers.inference.llama_cpp.models.hub import fetch_hub_file, list_cached_files, remove_cached_file
+from providers.inference.llama_cpp.models.hub import fetch_hub_file, list_hub_cache, remove_cached_file
 from tests.support.servers.hub_server import COMMIT, HubServer, hub_environment, running_hub
 
 REPOSITORY = "someone/tiny-GGUF"
@@ -228,7 +228,7 @@ async def test_a_download_that_takes_too_long_ends_with_its_process(hub: HubServ
 
 async def test_a_file_is_listed_and_removed(hub: HubServer, cache: Path) -> None:
     path = await fetch()
-    (row,) = await list_cached_files()
+    (row,) = (await list_hub_cache()).files
     assert (row.repository, row.file, row.size_bytes, row.path) == (REPOSITORY, FILE, len(CONTENT), str(path))
     assert await remove_cached_file(REPOSITORY, FILE) == len(CONTENT)
     assert not (cache / "models--someone--tiny-GGUF").exists()
@@ -238,15 +238,15 @@ async def test_a_file_is_listed_and_removed(hub: HubServer, cache: Path) -> None
 async def test_a_file_is_removed_without_harm_to_others(hub: HubServer, cache: Path) -> None:
     hub.put(REPOSITORY, "other.gguf", CONTENT + b"other")
     hub.put(REPOSITORY, "same.gguf", CONTENT)
-    assert await list_cached_files() == []
+    assert (await list_hub_cache()).files == []
     path, other = await fetch(), await fetch(HubFile(REPOSITORY, "other.gguf"))
     await fetch(HubFile(REPOSITORY, "same.gguf"))
-    assert {row.file for row in await list_cached_files()} == {FILE, "other.gguf", "same.gguf"}
+    assert {row.file for row in (await list_hub_cache()).files} == {FILE, "other.gguf", "same.gguf"}
     assert await remove_cached_file(REPOSITORY, FILE) == 0
     assert not path.exists()
     assert await remove_cached_file(REPOSITORY, "same.gguf") == len(CONTENT)
     assert other.read_bytes() == CONTENT + b"other"
-    assert [row.file for row in await list_cached_files()] == ["other.gguf"]
+    assert [row.file for row in (await list_hub_cache()).files] == ["other.gguf"]
     assert not scan_cache_dir(cache).warnings
     assert await remove_cached_file(REPOSITORY, "other.gguf") == len(CONTENT) + 5
     assert await remove_cached_file(REPOSITORY, "other.gguf") == 0

@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 import importlib.util
 import json
-import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,14 @@ class CachedFile:
     file: str
     size_bytes: int
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class HubCache:
+    """The cache that tools of the hub share: its folder and its GGUF files."""
+
+    folder: Path
+    files: Sequence[CachedFile]
 
 
 async def fetch_hub_file(file: HubFile, timeout_s: float, limit_bytes: int | None = None) -> tuple[Path, bool]:
@@ -59,16 +67,11 @@ async def fetch_hub_file(file: HubFile, timeout_s: float, limit_bytes: int | Non
     return Path(fetched["path"]), fetched["downloaded"]
 
 
-async def list_cached_files() -> list[CachedFile]:
-    """Return the GGUF files of the cache, also those of other tools."""
+async def list_hub_cache() -> HubCache:
+    """Return the cache's folder and its GGUF files, also those of other tools."""
     async with asyncio.timeout(_LIST_TIMEOUT_S):
-        return [CachedFile(**row) for row in await _run_child(action="list")]
-
-
-def hub_cache_folder() -> Path:
-    """Return the cache that tools of the hub share, by the same variables as huggingface_hub."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+        listed = await _run_child(action="list")
+    return HubCache(Path(listed["folder"]), [CachedFile(**row) for row in listed["files"]])
 
 
 async def remove_cached_file(repository: str, file: str) -> int:

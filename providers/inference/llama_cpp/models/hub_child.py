@@ -248,8 +248,12 @@ def mark_verified(path: Path, marks: Path) -> None:
         mark_of(path.resolve(), marks).touch()
 
 
+def list_cache() -> dict[str, Any]:
+    """Return the folder of the cache and its GGUF files, each once, with the bytes that they take."""
+    return {"folder": constants.HF_HUB_CACHE, "files": list_files()}
+
+
 def list_files() -> list[dict[str, Any]]:
-    """Return the GGUF files of the cache, each blob once, with the bytes that it takes, and unfinished downloads."""
     try:
         repositories = hub.scan_cache_dir().repos
     except errors.CacheNotFound:
@@ -348,7 +352,7 @@ def describe_os_error(exc: OSError) -> str:
     return f"The cache {constants.HF_HUB_CACHE} cannot be used: {exc}"
 
 
-ACTIONS = {"fetch": fetch, "list": list_files, "remove": remove}
+ACTIONS = {"fetch": fetch, "list": list_cache, "remove": remove}
 
 if __name__ == "__main__":
     main()

@@ -12,8 +12,7 @@ from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueM
 from providers.inference.llama_cpp.models.fit import catalogue_needed_bytes, largest_fitting_model
 from providers.inference.llama_cpp.models.hub import (
     CachedFile,
-    hub_cache_folder,
-    list_cached_files,
+    list_hub_cache,
     remove_cached_file,
 )
 from providers.inference.llama_cpp.models.machine import LocalMachine, inspect_machine
@@ -31,11 +30,11 @@ class GgufLibrary(ModelLibrary):
 
     async def list_models(self) -> LibraryListing:
         """See `ModelLibrary.list_models`."""
-        machine, cached = await asyncio.gather(inspect_machine(), list_cached_files())
+        machine, cache = await asyncio.gather(inspect_machine(), list_hub_cache())
         largest = largest_fitting_model(machine, DEFAULT_CONTEXT_TOKENS, DEFAULT_PARALLEL)
-        rows = await asyncio.to_thread(_build_rows, machine, largest, cached)
-        folders = [models_dir(), hub_cache_folder()]
-        free_bytes = await asyncio.to_thread(_free_bytes, folders[-1])
+        rows = await asyncio.to_thread(_build_rows, machine, largest, cache.files)
+        folders = [models_dir(), cache.folder]
+        free_bytes = await asyncio.to_thread(_free_bytes, cache.folder)
         return LibraryListing(rows, str(machine), machine.model_bytes, [str(folder) for folder in folders], free_bytes)
 
     async def pull(self, name: str) -> str:
@@ -48,7 +47,7 @@ class GgufLibrary(ModelLibrary):
         reference = _fetched_reference(name)
         if reference.model is not None and reference.model.package:
             return await asyncio.to_thread(remove_model, PACKAGED_MODELS[reference.model.package], models_dir())
-        cached = {(row.repository, row.file) for row in await list_cached_files()}
+        cached = {(row.repository, row.file) for row in (await list_hub_cache()).files}
         files = [file for file in reference.files if (file.repository, file.file) in cached]
         if not files:
             raise ConfigError(f"The model '{name}' is not on this machine. See: stack models")
