@@ -122,16 +122,19 @@ def download(repository: str, file: str, revision: str, sha256: str, limit_bytes
             f"{repository}/{file} has {(metadata.size or 0) / 1e9:.1f} GB, and models may take {limit_bytes / 1e9:.1f} "
             "GB of memory here. Take a smaller one (`stack models` lists what fits), or set run_anyway: true."
         )
-    size_text = f"{(metadata.size or 0) / 1e6:.0f} MB, this once"
-    sys.stderr.write(f"Fetching {repository}/{file} ({size_text}) from {constants.ENDPOINT}\n")
+    start_line = (
+        f"Fetching {repository}/{file} ({(metadata.size or 0) / 1e6:.0f} MB, this once) from {constants.ENDPOINT}\n"
+    )
     if (metadata.size or 0) > constants.MAX_HTTP_DOWNLOAD_SIZE:
+        sys.stderr.write(start_line)
         return download_largest(repository, file, revision, digest)
     blob = repo_folder(repository) / "blobs" / digest
     lock = Path(constants.HF_HUB_CACHE) / ".locks" / repo_folder(repository).name / f"{digest}.lock"
     blob.parent.mkdir(parents=True, exist_ok=True)
     lock.parent.mkdir(parents=True, exist_ok=True)
     with hub_utils.WeakFileLock(lock):
-        if not blob.exists():
+        if not blob.exists():  # another process may have fetched it meanwhile
+            sys.stderr.write(start_line)
             partial = blob.with_name(f"{digest}.incomplete")
             download_partial(url, metadata, partial)
             check_digest(partial, digest)

@@ -9,7 +9,8 @@ from typing import Final
 from apis.errors import ConfigError
 from apis.models.library import LibraryListing, LibraryModel, ModelLibrary
 from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueModel, HubFile
-from providers.inference.llama_cpp.models.fit import catalogue_needed_bytes, largest_fitting_model
+from providers.inference.llama_cpp.models.fit import catalogue_needed_bytes, largest_fitting_model, needed_bytes
+from providers.inference.llama_cpp.models.gguf_header import read_header
 from providers.inference.llama_cpp.models.hub import (
     CachedFile,
     list_hub_cache,
@@ -65,7 +66,7 @@ def _build_rows(
     machine: LocalMachine, largest: CatalogueModel | None, cached: Sequence[CachedFile]
 ) -> list[LibraryModel]:
     rows = [_row_of_catalogue(model, machine, largest, cached) for model in CATALOGUE.values()]
-    return [*rows, *_rows_of_others(cached)]
+    return [*rows, *_rows_of_others(cached, machine)]
 
 
 def _row_of_catalogue(
@@ -95,23 +96,30 @@ def _row_of_catalogue(
     )
 
 
-def _rows_of_others(cached: Iterable[CachedFile]) -> Iterator[LibraryModel]:
+def _rows_of_others(cached: Iterable[CachedFile], machine: LocalMachine) -> Iterator[LibraryModel]:
     files = [file for model in CATALOGUE.values() for file in model.all_files]
     for row in cached:
-        if not any(_is_file(row, file) for file in files):
-            yield LibraryModel(
-                name=f"{HUB_PREFIX}{row.repository}/{row.file}",
-                kind="",
-                size_bytes=row.size_bytes,
-                memory_bytes=None,
-                context_tokens=None,
-                licence="",
-                source=f"{HUB_PREFIX}{row.repository}/{row.file}",
-                fits=None,
-                is_suggested=False,
-                disk_bytes=row.size_bytes,
-                path=row.path,
-            )
+        if any(_is_file(row, file) for file in files):
+            continue
+        header = read_header(Path(row.path))
+        memory_bytes = context_tokens = None
+        if header is not None and header.context_tokens:
+            context_tokens = header.context_tokens
+            tokens = min(DEFAULT_CONTEXT_TOKENS, context_tokens) * DEFAULT_PARALLEL
+            memory_bytes = needed_bytes(row.size_bytes, header.kv_bytes_per_token, tokens)
+        yield LibraryModel(
+            name=f"{HUB_PREFIX}{row.repository}/{row.file}",
+            kind="",
+            size_bytes=row.size_bytes,
+            memory_bytes=memory_bytes,
+            context_tokens=context_tokens,
+            licence="",
+            source=f"{HUB_PREFIX}{row.repository}/{row.file}",
+            fits=None if memory_bytes is None else memory_bytes <= machine.model_bytes,
+            is_suggested=False,
+            disk_bytes=row.size_bytes,
+            path=row.path,
+        )
 
 
 def _source(file: HubFile) -> str:
