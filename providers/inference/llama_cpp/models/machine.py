@@ -15,6 +15,11 @@ _CHILD_SCRIPT: Final = Path(__file__).with_name("device_child.py")
 _PROBE_TIMEOUT_S: Final = 30.0
 _GB: Final = 1e9
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_CGROUP_FILES: Final = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""Limit and usage of a container's memory, by the two versions of control groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +73,13 @@ def read_memory() -> tuple[int, int]:
     """Return the free and the total bytes of memory, the container's where it has a limit."""
     memory = psutil.virtual_memory()
     free_bytes, total_bytes = int(memory.available), int(memory.total)
-    for limit_name, usage_name in (("memory.max", "memory.current"), _CGROUP_V1):
+    for limit_name, usage_name in _CGROUP_FILES:
         limit, usage = _read_number(_CGROUP / limit_name), _read_number(_CGROUP / usage_name)
         if limit is not None and usage is not None and limit < total_bytes:
             # The page cache counts as usage, and the kernel takes it back when it is needed.
             cached = _read_inactive_file_bytes()
             total_bytes, free_bytes = limit, min(free_bytes, max(0, limit - usage + cached))
     return free_bytes, total_bytes
-
-
-_CGROUP_V1: Final = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
 
 
 def _read_number(path: Path) -> int | None:
