@@ -54,6 +54,10 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     },
 }
 
+MODEL_LIBRARY: Final = "providers.inference.llama_cpp.models.library:GgufLibrary"
+"""The library of `stack models`."""
+MODEL_CHOICE_PROVIDER: Final = "llama_cpp"
+"""The inference provider whose models `stack run --model` chooses."""
 REMOVED_PROVIDERS: Final[dict[tuple[str, str], str]] = {
     (
         "vector_index",

@@ -1,7 +1,7 @@
 """The command `stack check`: build and start what a run config names, and let its models generate."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -18,13 +18,13 @@ _MAX_LISTED_MODELS = 20
 _MAX_TRIED_MODELS = 3
 
 
-def check(file: str, write_line: Callable[[str], None]) -> None:
+def check(file: str, write_line: Callable[[str], None], models: Sequence[str] = ()) -> None:
     """Build and start the stack of `file`, list its models, let the first ones generate a token, close it, and write a
-    line about each step.
+    line about each step. `models` replace those of the inference section.
 
     Raises ConfigError, and StackError if a service that the stack needs cannot be reached.
     """
-    config, specs = load_wired_config(file)
+    config, specs = load_wired_config(file, models=models)
     asyncio.run(_check(config, specs, write_line))
 
 

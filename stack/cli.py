@@ -39,6 +39,17 @@ PathOption = Annotated[str, typer.Option(help="File to write.")]
 TextArgument = Annotated[str, typer.Argument(metavar="TEXT")]
 UrlOption = Annotated[str, typer.Option(envvar="OPENAI_BASE_URL", help="Base URL of the API, with its /v1.")]
 ModelOption = Annotated[str | None, typer.Option(help="The first one that the server lists, unless it is set.")]
+ModelsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="Model of the local engine: a name that `stack models` lists, hf:OWNER/REPOSITORY/FILE.gguf, or a path. "
+        "Several are loaded as they are requested.",
+    ),
+]
+LibraryNameArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A listed name, or hf:OWNER/NAME/FILE.gguf.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 VersionOption = Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)]
 
 
@@ -57,6 +68,7 @@ def run(
     port: PortOption = None,
     workers: WorkersOption = 1,
     reload: ReloadOption = False,
+    model: ModelsOption = None,
 ) -> None:
     """Serve FILE until SIGTERM or Ctrl-C.
 
@@ -67,7 +79,8 @@ def run(
     # A tenth of a start would be spent on collecting garbage among the imports; `serve` enables the collector again.
     gc.disable()
     try:
-        launch = import_from_string("stack.serving.launch:LaunchOptions")(file, {"host": host, "port": port})
+        server = {"host": host, "port": port}
+        launch = import_from_string("stack.serving.launch:LaunchOptions")(file, server, models=tuple(model or ()))
         with import_from_string("stack.serving.exit_codes:exit_on_error")():
             code = import_from_string("stack.serving.launch:run")(launch, workers=workers, reload=reload)
     finally:
@@ -76,13 +89,45 @@ def run(
 
 
 @app.command()
-def check(file: FileArgument) -> None:
+def check(file: FileArgument, *, model: ModelsOption = None) -> None:
     """Say whether FILE would run; exit code 1 if not.
 
     Builds and starts its providers, lists the models, and lets the first ones generate a token.
     """
     with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
-        import_from_string("stack.check:check")(file, typer.echo)
+        import_from_string("stack.check:check")(file, typer.echo, tuple(model or ()))
+
+
+models_app = typer.Typer(help="List, fetch and remove models of the local engine.", rich_markup_mode=None)
+app.add_typer(models_app, name="models")
+
+
+@models_app.callback(invoke_without_command=True)
+def models(context: typer.Context, *, json: JsonOption = False) -> None:
+    """List, fetch and remove models of the local engine: by name, with what fits this machine."""
+    if context.invoked_subcommand is None:
+        list_models(json=json)
+
+
+@models_app.command(name="list")
+def list_models(*, json: JsonOption = False) -> None:
+    """List the models of the catalogue and the other GGUF files of the Hugging Face cache."""
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
+        typer.echo("\n".join(import_from_string("stack.models:list_models")(as_json=json)))
+
+
+@models_app.command()
+def pull(name: LibraryNameArgument, *, json: JsonOption = False) -> None:
+    """Fetch a model and verify it; a download that broke off continues."""
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
+        typer.echo(import_from_string("stack.models:pull")(name, as_json=json))
+
+
+@models_app.command()
+def remove(name: LibraryNameArgument, *, json: JsonOption = False) -> None:
+    """Remove a model's files from the cache."""
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
+        typer.echo(import_from_string("stack.models:remove")(name, as_json=json))
 
 
 @app.command(name="list")

@@ -3,7 +3,7 @@
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, cast
 
@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from apis.errors import ConfigError
+from providers import MODEL_CHOICE_PROVIDER
 from stack.config_errors import to_config_error
 
 PACKAGED_CONFIGS_DIR: Final = Path(__file__).resolve().parent.parent / "configs"
@@ -163,11 +164,16 @@ class StackConfig(BaseModel):
 
 
 def load_config(
-    name: str, *, server: Mapping[str, object] | None = None, env: Mapping[str, str] | None = None
+    name: str,
+    *,
+    server: Mapping[str, object] | None = None,
+    models: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> StackConfig:
     """Read the run config `name`: a path, or the bare name of a packaged config.
 
-    `server` overrides keys of the file's `server` section where they are not None; `env` is the environment to
+    `server` overrides keys of the file's `server` section where they are not None, `models` the models of its
+    inference section; `env` is the environment to
     substitute from, the process's own by default. Raises ConfigError.
     """
     path = find_config(name)
@@ -177,6 +183,8 @@ def load_config(
     overrides = {key: value for key, value in (server or {}).items() if value is not None}
     if overrides and isinstance(raw.setdefault("server", {}), dict):
         raw["server"] |= overrides
+    if models:
+        _choose_models(source, raw, models)
     try:
         config = StackConfig.model_validate(raw)
     except ValidationError as exc:
@@ -185,6 +193,19 @@ def load_config(
         raise error from None
     config._source = source  # pyright: ignore[reportPrivateUsage]  # the one place that knows it
     return config
+
+
+def _choose_models(source: str, raw: Mapping[str, Any], models: Sequence[str]) -> None:
+    section = raw.get("inference")
+    name = cast("dict[str, Any]", section).get("provider") if isinstance(section, dict) else None
+    if name != MODEL_CHOICE_PROVIDER:
+        raise ConfigError(
+            f"{source}: inference.provider: --model chooses models of the provider {MODEL_CHOICE_PROVIDER}, and this "
+            f"is {name}. Name the model in the inference section, or: stack run local --model {models[0]}"
+        )
+    section = cast("dict[str, Any]", section)
+    section.pop("model_path", None)
+    section |= {"model": models[0], "models": list(models[1:])}
 
 
 def _valid_part(exc: ValidationError, raw: Mapping[str, object], source: str) -> StackConfig | None:

@@ -7,7 +7,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Union, cast, get_args, get_origin
 
@@ -92,11 +92,11 @@ class ProviderSpec:
 
 
 def load_wired_config(
-    name: str, *, server: Mapping[str, object] | None = None
+    name: str, *, server: Mapping[str, object] | None = None, models: Sequence[str] = ()
 ) -> tuple[StackConfig, dict[str, ProviderSpec]]:
     """Return the run config `name` and its providers. Raises ConfigError with a line for each mistake in the file."""
     try:
-        config = load_config(name, server=server)
+        config = load_config(name, server=server, models=models)
     except InvalidConfig as exc:
         if exc.valid_part is not None:
             try:

@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import wait
@@ -48,11 +48,13 @@ _spawn = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """The run config by path or name, fields that override its `server` section, and the app's factory."""
+    """The run config by path or name, fields that override its `server` section, the app's factory, and models that
+    replace those of its inference section."""
 
     file: str
     server: Mapping[str, object] = field(default_factory=dict[str, object])
     app: str = "stack.http.app:create_app"
+    models: Sequence[str] = ()
 
 
 def run(launch: LaunchOptions, *, workers: int = 1, reload: bool = False) -> int:
@@ -60,7 +62,7 @@ def run(launch: LaunchOptions, *, workers: int = 1, reload: bool = False) -> int
 
     Raises ConfigError, or StackError where a service that the stack needs cannot be reached.
     """
-    config, specs = load_wired_config(launch.file, server=launch.server)
+    config, specs = load_wired_config(launch.file, server=launch.server, models=launch.models)
     if workers > 1 and config.kv_store.provider == "memory":
         raise ConfigError(
             f"{config.source}: kv_store.provider: memory is of one process, and {workers} workers need to share "
@@ -108,7 +110,7 @@ class _SharedState:
 def _serve(
     launch: LaunchOptions, listener: socket.socket, shared_state: _SharedState | None = None, number: int = 0
 ) -> None:
-    config = load_config(launch.file, server=launch.server)
+    config = load_config(launch.file, server=launch.server, models=launch.models)
     app = import_from_string(launch.app)(config)
 
     def announce() -> None:
@@ -140,7 +142,7 @@ def _run_worker(
     # A terminal sends its Ctrl-C to the whole group; the parent alone decides what becomes of it.
     os.setpgrp()
     with exit_on_error():
-        set_up_logging(load_config(launch.file, server=launch.server).server.log_level)
+        set_up_logging(load_config(launch.file, server=launch.server, models=launch.models).server.log_level)
         if shared_state is not None:
             share_metrics(shared_state.metrics_directory, number)
         _serve(launch, sockets[0], shared_state, number)

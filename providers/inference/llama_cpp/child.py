@@ -50,6 +50,8 @@ def start_server(settings: dict[str, Any]) -> Any:
     params = xllamacpp.CommonParams()
     params.model.path = settings["model_path"]
     params.model_alias = {settings["model"]}
+    if settings["projector_path"]:
+        params.mmproj.path = settings["projector_path"]
     # Slots of their own size: in a shared cache, one request too many makes every other one fail too.
     params.n_parallel = settings["parallel"]
     params.n_ctx = settings["context_tokens"] * settings["parallel"]

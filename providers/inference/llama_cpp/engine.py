@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class LlamaCppSettings:
     """Settings of the child process. `sampling` holds defaults for requests without values, in the engine's own
-    names."""
+    names. `projector_path` is empty for a model that reads no images."""
 
     model: str
     model_path: str
@@ -39,6 +39,7 @@ class LlamaCppSettings:
     parallel: int
     threads: int
     sampling: Mapping[str, float]
+    projector_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,14 @@ class LlamaCppEngine:
         if child is not None:
             await _end_child(child)
 
+    @property
+    def is_running(self) -> bool:
+        """True while the child serves; false while it is being started again."""
+        return self._child is not None and self._child.process.returncode is None
+
     def address(self) -> EngineAddress:
         """Return the current address. Raises UpstreamError while the engine is down."""
-        if self._child is None or self._child.process.returncode is not None:
+        if self._child is None or not self.is_running:
             raise UpstreamError("The local engine (llama.cpp) stopped and is being started again. Try again shortly.")
         return self._child.address
 

