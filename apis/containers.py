@@ -7,7 +7,7 @@ from openai.types import ContainerRetrieveResponse as Container
 from openai.types.containers import FileRetrieveResponse as ContainerFile
 from pydantic import Field, JsonValue
 
-from apis.files import Order
+from apis.documents.files import Order
 from apis.storage.pages import Page
 from apis.wire.base import Wire
 from apis.wire.tools import Id, NetworkPolicy

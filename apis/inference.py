@@ -10,7 +10,7 @@ from typing import Final, Literal
 from apis.chat import ChatRequest, NativeToolName
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
-from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import Unsupported
 from apis.provider import Provider
 from apis.wire.base import Effort

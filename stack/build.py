@@ -5,17 +5,17 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from apis.documents.fetcher import Fetcher
+from apis.documents.files import Files
+from apis.documents.reader import Reader
+from apis.documents.vector_stores import VectorStores
 from apis.errors import ConfigError, StackError
 from apis.fair_share import Tenants
-from apis.fetcher import Fetcher
-from apis.files import Files
 from apis.inference import Inference
 from apis.provider import Provider
-from apis.reader import Reader
 from apis.responses import Responses
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
-from apis.vector_stores import VectorStores
 from stack.config import StackConfig
 from stack.wiring import APIS, ProviderSpec, wire_providers
 

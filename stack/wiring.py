@@ -13,21 +13,21 @@ from typing import Any, Final, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from apis.documents.fetcher import Fetcher
+from apis.documents.files import Files
+from apis.documents.reader import Reader
+from apis.documents.vector_index import VectorIndex
+from apis.documents.vector_stores import VectorStores
 from apis.errors import ConfigError
 from apis.fair_share import Tenants
-from apis.fetcher import Fetcher
-from apis.files import Files
 from apis.imports import ImportFromStringError, import_from_string, install_command
 from apis.inference import Inference
 from apis.media.image_generator import ImageGenerator
 from apis.provider import Provider
-from apis.reader import Reader
 from apis.responses import Responses
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
-from apis.vector_index import VectorIndex
-from apis.vector_stores import VectorStores
 from providers import PROVIDERS, REMOVED_PROVIDERS
 from stack.config import InvalidConfig, ProviderSection, StackConfig, load_config
 from stack.config_errors import to_config_error

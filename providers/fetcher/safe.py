@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import AfterValidator, Field
 
+from apis.documents.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
 from apis.errors import ConfigError, FetchFailed
-from apis.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
 from apis.imports import import_from_string
 from apis.provider import Provider
 from providers.fetcher.addresses import AddressPolicy, HostResolver, IPNetwork

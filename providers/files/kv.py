@@ -12,8 +12,8 @@ import msgspec
 from openai.types import FileObject
 from pydantic import Field
 
+from apis.documents.files import CreateFile, FileListParams, Files
 from apis.errors import InvalidRequest, NotFound, Overloaded, PayloadTooLarge, StackError, StoreUnavailable
-from apis.files import CreateFile, FileListParams, Files
 from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page, first_page

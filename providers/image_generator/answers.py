@@ -8,9 +8,9 @@ from typing import Any, Final, cast
 
 import orjson
 
+from apis.documents.reader import UnreadableFile, image_media_type
 from apis.errors import ToolFailed
 from apis.media.image_generator import GeneratedImage, ImageUsage
-from apis.reader import UnreadableFile, image_media_type
 
 _MAX_NOTE_CHARS: Final = 500
 _MAX_PROMPT_CHARS: Final = 32_000

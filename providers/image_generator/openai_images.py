@@ -8,9 +8,10 @@ from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field, SecretStr
 
+from apis.documents.fetcher import Fetcher, FetchRequest
+from apis.documents.reader import UnreadableFile, image_to_url
 from apis.errors import FetchFailed, ToolFailed
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
-from apis.fetcher import Fetcher, FetchRequest
 from apis.media.image_generator import (
     GeneratedImage,
     ImageCapabilities,
@@ -19,7 +20,6 @@ from apis.media.image_generator import (
     PartialImage,
 )
 from apis.provider import Provider
-from apis.reader import UnreadableFile, image_to_url
 from apis.wire.image_tools import ImageOption
 from providers.image_generator.answers import build_image, check_image, encoded_size, find_image
 from providers.image_generator.images_client import ImagesClient

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from apis.chat import ChatRequest
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
-from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, StackError, UpstreamError
 from apis.inference import Inference, Model
 from apis.provider import Provider

@@ -13,7 +13,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from apis.chat import ChatRequest
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
-from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
 from apis.imports import import_from_string, install_command
 from apis.inference import ALL_CONSTRAINTS, Constraint, Inference, Modality, Model

@@ -10,13 +10,13 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, TypeAdapter
 
+from apis.documents.fetcher import Fetcher, FetchRequest
+from apis.documents.files import Files
+from apis.documents.reader import ChunkedText, Document, FetchedPage, Reader, UnreadableFile, WebPage
 from apis.errors import ConfigError, FetchFailed, Unsupported
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
-from apis.fetcher import Fetcher, FetchRequest
-from apis.files import Files
 from apis.imports import install_command
 from apis.provider import Provider
-from apis.reader import ChunkedText, Document, FetchedPage, Reader, UnreadableFile, WebPage
 from providers.reader.confinement import ReaderConfinement, build_environment, choose_confinement
 
 _REQUIRED_PACKAGES: Final = ("docx", "lxml", "pypdf")

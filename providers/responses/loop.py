@@ -11,13 +11,14 @@ from contextlib import aclosing, nullcontext
 
 from openai.types.responses import Response
 
+from apis.documents.fetcher import Fetcher
+from apis.documents.reader import Reader
+from apis.documents.vector_stores import VectorStores
 from apis.errors import InvalidRequest, NotFound, StackError
 from apis.events import ResponseEventBatch
 from apis.fair_share import ONE_TENANT, Tenants
-from apis.fetcher import Fetcher
 from apis.inference import Inference
 from apis.media.image_generator import ImageGenerator
-from apis.reader import Reader
 from apis.responses import (
     CompactConversation,
     CompactedConversation,
@@ -32,7 +33,6 @@ from apis.responses import (
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
-from apis.vector_stores import VectorStores
 from providers.responses.background.background import BackgroundDeployment, BackgroundResponses
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.events.ids import ResponseIds
@@ -40,7 +40,6 @@ from providers.responses.prepare import PrepareOptions, ResponsePreparer
 from providers.responses.run.response_stream import LiveEventView, ResponseStreams
 from providers.responses.session import SessionFactory
 from providers.responses.settings import LoopSettings
-from providers.responses.store.history import History
 from providers.responses.tools.request_tools import RequestTools
 
 _log = logging.getLogger(__name__)
@@ -67,13 +66,7 @@ class Loop(Responses):
     ) -> None:
         self._config = config
         self._kv = kv_store
-        self._history = History(
-            kv_store,
-            retention_s=config.retention_days * 86_400,
-            max_turns=config.max_turns,
-            cache_bytes=config.cache_bytes,
-            max_bytes=config.max_history_bytes,
-        )
+        self._history = config.build_history(kv_store)
         self._conversations = StoredConversations(
             kv_store, self._history, config.reasoning_keys, background_s=config.background.max_duration_s
         )

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from openai.types.responses.response import InputTransformation
 
 from apis.chat import ChatRequest
+from apis.documents.reader import Reader
 from apis.inference import Inference
-from apis.reader import Reader
 from apis.responses import CreateResponse, ReasoningOptions
 from apis.storage.kv_store import KVStore
 from providers.responses.context.attachments import Attachments

@@ -7,10 +7,12 @@ from pydantic import Discriminator, Field, SecretStr, Tag
 
 from apis.provider import UserPath
 from apis.responses import Responses
+from apis.storage.kv_store import KVStore
 from providers.responses.background.background import BackgroundConfig
 from providers.responses.background.webhooks import Webhook
 from providers.responses.prompts.library import PromptLibrary
 from providers.responses.prompts.template import PromptId, StoredPrompt
+from providers.responses.store.history import History
 
 
 def _prompts_tag(value: Any) -> str:
@@ -53,6 +55,16 @@ class LoopSettings(Responses.Config):
         ]
         | None
     ) = None
+
+    def build_history(self, kv_store: KVStore) -> History:
+        """Return the stored responses and conversations of `kv_store`, within these limits."""
+        return History(
+            kv_store,
+            retention_s=self.retention_days * 86_400,
+            max_turns=self.max_turns,
+            cache_bytes=self.cache_bytes,
+            max_bytes=self.max_history_bytes,
+        )
 
     def prompt_library(self) -> PromptLibrary:
         """Return the library of `prompts`, which a folder's files are not loaded into yet."""

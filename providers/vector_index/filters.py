@@ -2,7 +2,7 @@
 
 from typing import Any, Final, Protocol
 
-from apis.vector_index import AttributeValue
+from apis.documents.vector_index import AttributeValue
 from apis.wire.tools import ComparisonFilter, CompoundFilter, FileFilter
 
 _ORDER_OPERATORS: Final = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}

@@ -10,9 +10,9 @@ import asyncpg
 import orjson
 from pydantic import Field, SecretStr
 
+from apis.documents.vector_index import AttributeValue, Chunk, ScoredChunk, Search, VectorIndex
 from apis.errors import ConfigError, StoreUnavailable
 from apis.provider import Provider
-from apis.vector_index import AttributeValue, Chunk, ScoredChunk, Search, VectorIndex
 from providers.vector_index.filters import filter_to_sql
 from providers.vector_index.tokenize import text_to_words
 

@@ -9,9 +9,9 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 import apsw
 from pydantic import Field
 
+from apis.documents.vector_index import AttributeValue, Chunk, ScoredChunk, Search, VectorIndex
 from apis.errors import ConfigError, StoreUnavailable
 from apis.provider import Provider, UserPathText
-from apis.vector_index import AttributeValue, Chunk, ScoredChunk, Search, VectorIndex
 from providers.vector_index.sqlite_vec_file import IndexFile
 
 P = ParamSpec("P")

@@ -14,9 +14,9 @@ import apsw
 import orjson
 import sqlite_vec  # pyright: ignore[reportMissingTypeStubs] - it has no types
 
+from apis.documents.vector_index import AttributeValue, Chunk, ScoredChunk, Search
 from apis.errors import ConfigError
 from apis.storage.database_file import DatabaseFile
-from apis.vector_index import AttributeValue, Chunk, ScoredChunk, Search
 from providers.vector_index.filters import filter_to_sql
 from providers.vector_index.tokenize import text_to_words
 

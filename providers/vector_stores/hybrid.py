@@ -11,17 +11,10 @@ from openai.types import FileObject, VectorStore, VectorStoreSearchResponse
 from openai.types.vector_stores import FileContentResponse, VectorStoreFile, VectorStoreFileBatch
 from pydantic import Field
 
-from apis.errors import InvalidRequest, NotFound, Overloaded, StackError
-from apis.fair_share import ONE_TENANT, Tenants
-from apis.files import Files
-from apis.inference import Inference
-from apis.provider import Provider
-from apis.reader import Reader
-from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
-from apis.storage.pages import Page
-from apis.storage.records import decode_record, delete_all, encode_record, scan_all
-from apis.vector_index import VectorIndex
-from apis.vector_stores import (
+from apis.documents.files import Files
+from apis.documents.reader import Reader
+from apis.documents.vector_index import VectorIndex
+from apis.documents.vector_stores import (
     AddFile,
     AddFiles,
     CreateVectorStore,
@@ -32,6 +25,13 @@ from apis.vector_stores import (
     VectorStoreListParams,
     VectorStores,
 )
+from apis.errors import InvalidRequest, NotFound, Overloaded, StackError
+from apis.fair_share import ONE_TENANT, Tenants
+from apis.inference import Inference
+from apis.provider import Provider
+from apis.storage.kv_store import ABSENT, Delete, KVStore, Op, Put
+from apis.storage.pages import Page
+from apis.storage.records import decode_record, delete_all, encode_record, scan_all
 from providers.vector_stores import records
 from providers.vector_stores.ingest import IngestSettings, IngestWorker
 from providers.vector_stores.objects import (

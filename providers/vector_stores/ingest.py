@@ -8,15 +8,15 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-from apis.embeddings import EmbeddingRequest
+from apis.documents.embeddings import EmbeddingRequest
+from apis.documents.reader import Reader, UnreadableFile
+from apis.documents.vector_index import Chunk, VectorIndex
 from apis.errors import NotFound, StackError, StoreUnavailable
 from apis.fair_share import FairShare, Place
 from apis.inference import Inference
-from apis.reader import Reader, UnreadableFile
 from apis.storage.kv_store import Delete, Entry, KVStore, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record, scan_groups
-from apis.vector_index import Chunk, VectorIndex
 from providers.vector_stores import records
 from providers.vector_stores.records import JOB_PREFIX, LEASE_PREFIX, FileRecord, FileRef, JobRecord, StoreRecord
 

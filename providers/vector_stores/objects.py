@@ -8,9 +8,9 @@ from typing import Any, Protocol, TypeVar
 from openai.types import VectorStore, VectorStoreSearchResponse
 from openai.types.vector_stores import VectorStoreFile, VectorStoreFileBatch
 
+from apis.documents.vector_index import ScoredChunk
+from apis.documents.vector_stores import VectorStoreListParams
 from apis.storage.pages import Page, page_between
-from apis.vector_index import ScoredChunk
-from apis.vector_stores import VectorStoreListParams
 from providers.vector_stores.records import BatchRecord, FileRecord, FileRef, StoreRecord
 
 

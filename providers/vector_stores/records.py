@@ -6,11 +6,11 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from apis.documents.vector_stores import AddFile, ChunkSizes, StaticChunking
 from apis.errors import NotFound
 from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import Delete, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
-from apis.vector_stores import AddFile, ChunkSizes, StaticChunking
 
 JOB_PREFIX: Final = "~vs_work/"
 LEASE_PREFIX: Final = "~vs_claim/"

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Final
 
-from apis.embeddings import EmbeddingRequest
+from apis.documents.embeddings import EmbeddingRequest
+from apis.documents.vector_index import ScoredChunk, Search, VectorIndex
+from apis.documents.vector_stores import SearchStores
 from apis.errors import InvalidRequest
 from apis.inference import Inference
-from apis.vector_index import ScoredChunk, Search, VectorIndex
-from apis.vector_stores import SearchStores
 from apis.wire.tools import ComparisonFilter, FileFilter, HybridWeights
 from providers.vector_stores.records import StoreRecord
 

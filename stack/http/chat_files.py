@@ -9,9 +9,9 @@ from mimetypes import guess_type
 from typing import Final
 
 from apis.chat import ChatRequest, ContentPart, FileData, FilePart, Message, TextPart
+from apis.documents.reader import Document, Reader, UnreadableFile, decode_file_data, render_file
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.inference import Inference
-from apis.reader import Document, Reader, UnreadableFile, decode_file_data, render_file
 
 MAX_FILES: Final = 50
 MAX_TEXT_CHARS: Final = 1_000_000

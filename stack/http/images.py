@@ -6,9 +6,9 @@ import asyncio
 from typing import Final
 
 from apis.chat import ChatRequest, ImagePart, Message
+from apis.documents.fetcher import Fetcher, FetchRequest
+from apis.documents.reader import UnreadableFile, image_to_url, validate_image_url
 from apis.errors import FetchFailed, InvalidRequest
-from apis.fetcher import Fetcher, FetchRequest
-from apis.reader import UnreadableFile, image_to_url, validate_image_url
 
 MAX_IMAGES: Final = 50
 _OK: Final = 200

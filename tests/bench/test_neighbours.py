@@ -18,7 +18,7 @@ from openai import AsyncOpenAI
 
 from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
-from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.inference import Model
 from apis.tool_runtime import ToolCall
 from apis.wire.tools import McpTool

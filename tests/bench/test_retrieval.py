@@ -15,9 +15,9 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
+from apis.documents.vector_index import Chunk, Search, VectorIndex
 from apis.inference import Inference
 from apis.provider import Provider
-from apis.vector_index import Chunk, Search, VectorIndex
 from providers.inference.minilm.provider import MODEL, MiniLM
 from providers.vector_index.pgvector import PgVector
 from providers.vector_index.sqlite_vec import SQLiteVec

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound
 from apis.inference import Inference
 

@@ -1,12 +1,12 @@
-"""The promises of apis/files.py as tests: a provider's test class inherits them and has a fixture `files`."""
+"""The promises of apis/documents/files.py as tests: a provider's test class inherits them and has a fixture `files`."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
 
+from apis.documents.files import CreateFile, FileListParams, Files
 from apis.errors import InvalidRequest, NotFound, PayloadTooLarge
-from apis.files import CreateFile, FileListParams, Files
 
 MAX_BYTES = 1_000_000
 NEW = CreateFile(filename="a.txt", purpose="user_data")

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from apis.documents.files import CreateFile, FileExpiry, FileListParams, Files
 from apis.errors import InvalidRequest, NotFound
-from apis.files import CreateFile, FileExpiry, FileListParams, Files
 from apis.storage.kv_store import KVStore
 from providers.files.kv import KV, MAX_UPLOAD_S, PENDING_PREFIX
 from tests.conformance.files import MAX_BYTES, NEW, FilesPromises, pieces

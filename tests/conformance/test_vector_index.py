@@ -13,8 +13,8 @@ import apsw
 import pytest
 from pydantic import SecretStr
 
+from apis.documents.vector_index import Search, VectorIndex
 from apis.errors import ConfigError, StoreUnavailable
-from apis.vector_index import Search, VectorIndex
 from providers.vector_index.pgvector import PgVector
 from providers.vector_index.sqlite_vec import SQLiteVec
 from tests.conformance.vector_index import Opening, VectorIndexPromises, chunk

@@ -1,4 +1,4 @@
-"""The promises of apis/vector_index.py as tests: an index's test class inherits them and has a fixture `opening`."""
+"""The promises of apis/documents/vector_index.py as tests: an index's test class inherits them and has a fixture `opening`."""
 
 import asyncio
 import math
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from apis.documents.vector_index import AttributeValue, Chunk, ScoredChunk, Search, VectorIndex
 from apis.errors import StoreUnavailable
-from apis.vector_index import AttributeValue, Chunk, ScoredChunk, Search, VectorIndex
 from apis.wire.tools import FileFilter
 
 BOUND_S = 60

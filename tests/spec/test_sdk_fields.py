@@ -15,10 +15,9 @@ from pydantic import BaseModel
 
 from apis.containers import ContainerListParams, CopyFile, CreateContainer
 from apis.conversations import AddItems, CreateConversation, ItemInclude, ItemListParams, UpdateConversation
-from apis.embeddings import EmbeddingRequest
-from apis.files import CreateFile, FileListParams
-from apis.responses import CompactConversation, CreateResponse, InputItemListParams
-from apis.vector_stores import (
+from apis.documents.embeddings import EmbeddingRequest
+from apis.documents.files import CreateFile, FileListParams
+from apis.documents.vector_stores import (
     AddFile,
     AddFiles,
     CreateVectorStore,
@@ -28,6 +27,7 @@ from apis.vector_stores import (
     VectorStoreFileListParams,
     VectorStoreListParams,
 )
+from apis.responses import CompactConversation, CreateResponse, InputItemListParams
 from apis.wire.field_rows import FIELD_ROWS, UNSUPPORTED_TYPES
 from stack.http.routes.absences import ABSENT_RESOURCES
 from stack.http.routes.chat import CreateChatCompletion

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import UpstreamError
 from providers.inference.chat_completions.body import body_to_json
 from providers.inference.chat_completions.usage import parse_usage

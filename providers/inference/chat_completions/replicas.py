@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from apis.chat import ChatRequest
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
-from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import RateLimited, StackError, UpstreamError, UpstreamTimeout
 from apis.inference import CALL_ATTEMPTS
 from apis.telemetry import REQUEST_ID

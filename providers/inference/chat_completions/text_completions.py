@@ -149,8 +149,8 @@ class CompletionReader:
         if reason is None:
             return CompletionDelta(choice.index, text, None, logprobs)
         self._open_indexes.discard(choice.index)
-        known = reason if reason in ("length", "content_filter") else "stop"
-        return CompletionDelta(choice.index, text, known, logprobs)
+        finish_reason = reason if reason in ("length", "content_filter") else "stop"
+        return CompletionDelta(choice.index, text, finish_reason, logprobs)
 
 
 def _decode(payload: bytes) -> _Chunk:

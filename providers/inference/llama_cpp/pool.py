@@ -115,9 +115,9 @@ class ModelPool:
         pooled = self._models.get(model)
         if pooled is None:
             raise ModelNotFound(model, self._models)
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as place:
             if generates:
-                held.enter_context(await pooled.places.acquire(tenant))
+                place.enter_context(await pooled.places.acquire(tenant))
             # A request that generates nothing is short, and may belong to a response that is in progress.
             if pooled.is_ready or (pooled.engine is not None and not generates):
                 pooled.users += 1

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
-from apis.embeddings import MAX_INPUT_TOKENS, MAX_REQUEST_TOKENS, EmbeddingRequest, Embeddings
+from apis.documents.embeddings import MAX_INPUT_TOKENS, MAX_REQUEST_TOKENS, EmbeddingRequest, Embeddings
 from apis.errors import ConfigError, ContextLengthExceeded, InvalidRequest, ModelNotFound, Unsupported, UpstreamError
 from apis.fair_share import FairShare
 from apis.imports import install_command

@@ -14,10 +14,10 @@ import msgspec
 import orjson
 from openai.types.responses import Response, ResponseCreatedEvent, ResponseQueuedEvent
 
+from apis.documents.fetcher import Fetcher
 from apis.errors import RateLimited
 from apis.events import LoggedEvent, ResponseEventBatch
 from apis.fair_share import Tenants
-from apis.fetcher import Fetcher
 from apis.responses import CreateResponse, ResponseListParams
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost

@@ -22,9 +22,9 @@ from typing import Final
 import msgspec
 from openai.types.responses import Response
 
+from apis.documents.fetcher import Fetcher, FetchRequest
 from apis.errors import FetchFailed, StackError
 from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
-from apis.fetcher import Fetcher, FetchRequest
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record

@@ -15,9 +15,7 @@ from mimetypes import guess_type
 from typing import Final
 
 from apis.chat import ContentPart, FileData, FilePart, ImagePart, ImageUrl, TextPart
-from apis.errors import FetchFailed, InvalidRequest, NotFound, StackError, Unsupported
-from apis.inference import Modality
-from apis.reader import (
+from apis.documents.reader import (
     Document,
     Reader,
     UnreadableFile,
@@ -27,6 +25,8 @@ from apis.reader import (
     render_file,
     validate_image_url,
 )
+from apis.errors import FetchFailed, InvalidRequest, NotFound, StackError, Unsupported
+from apis.inference import Modality
 from apis.responses import CreateResponse
 from apis.wire.image_tools import ImageGenerationTool
 from apis.wire.item_parts import InputFile, InputImage

@@ -7,7 +7,7 @@ result of it, because its client stores the conversation.
 from collections.abc import Iterable, Mapping
 
 from apis.chat import CalledFunction, FunctionCall, ImagePart, ImageUrl, NativeToolName
-from apis.reader import relabel_image_url
+from apis.documents.reader import relabel_image_url
 from apis.wire.items import Item
 from apis.wire.tool_items import ImageGenerationCallItem
 from providers.responses.events.tool_result import ToolResultRecord

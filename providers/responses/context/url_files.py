@@ -7,7 +7,7 @@ import binascii
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from apis.reader import Document
+from apis.documents.reader import Document
 from apis.wire.computer import ComputerCallOutput
 from apis.wire.item_parts import InputContentPart, InputFile, InputImage, InputText
 from apis.wire.items import CustomToolCallOutput, FunctionCallOutput, InputMessage, Item

@@ -18,10 +18,10 @@ from openai.types.responses.response_file_search_tool_call import Result
 
 from apis.chat import ChatFunctionTool, FunctionDefinition, NativeToolName
 from apis.deltas import ToolCallStart
+from apis.documents.vector_stores import SearchStores, VectorStores
 from apis.errors import InvalidRequest, NotFound, StackError, ToolFailed
 from apis.events import EventList
 from apis.tool_runtime import Source
-from apis.vector_stores import SearchStores, VectorStores
 from apis.wire.tool_items import FileSearchCallItem
 from apis.wire.tools import FileSearchTool
 from providers.responses.events.citations import one_line

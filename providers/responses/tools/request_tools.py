@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from apis.documents.reader import Reader
+from apis.documents.vector_stores import VectorStores
 from apis.inference import Inference
 from apis.media.image_generator import ImageGenerator
-from apis.reader import Reader
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
-from apis.vector_stores import VectorStores
 from apis.wire.computer import ComputerTool, ComputerUsePreviewTool
 from apis.wire.items import Item
 from apis.wire.tools import CustomTool, FunctionTool

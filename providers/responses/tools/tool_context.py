@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from apis.chat import NativeToolName
+from apis.documents.reader import Reader
+from apis.documents.vector_stores import VectorStores
 from apis.errors import Unsupported
 from apis.inference import Modality
 from apis.media.image_generator import ImageGenerator
-from apis.reader import Reader
 from apis.responses import CreateResponse
 from apis.tool_runtime import ToolRuntime, ToolSpec
 from apis.tool_servers import ToolServers
-from apis.vector_stores import VectorStores
 from apis.wire.items import Item
 from providers.responses.events.tool_result import ToolResultRecord
 

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from apis.documents.fetcher import Fetcher, FetchRequest, FetchResponse
+from apis.documents.reader import FetchedPage, Reader, UnreadableFile, WebPage
 from apis.errors import ToolFailed
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
-from apis.fetcher import Fetcher, FetchRequest, FetchResponse
 from apis.provider import Provider
-from apis.reader import FetchedPage, Reader, UnreadableFile, WebPage
 from apis.tool_runtime import Source, ToolCall, ToolResult, ToolRuntime, ToolSpec
 from providers.tool_runtime.search_results import SearchOptions, clean_line, validate_model
 

@@ -20,8 +20,8 @@ from apis.containers import (
     CreateContainer,
     MemoryLimit,
 )
+from apis.documents.files import Files
 from apis.errors import InvalidRequest, NotFound, Unsupported
-from apis.files import Files
 from apis.storage.pages import Page
 from apis.wire.tools import NetworkAllowlist
 from providers.tool_runtime.python.files import MAX_FILES_BYTES, is_file_name

@@ -7,9 +7,9 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from apis.containers import Containers
+from apis.documents.files import Files
 from apis.errors import StackError, ToolFailed
 from apis.fair_share import ONE_TENANT, Tenants
-from apis.files import Files
 from apis.provider import Provider, UserPath
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolCall, ToolFile, ToolResult, ToolRuntime, ToolSpec

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, TypeVar
 from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT, CallToolResult
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from apis.documents.fetcher import Fetcher
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
-from apis.fetcher import Fetcher
 from apis.provider import Provider
 from apis.tool_servers import (
     ServerPolicy,

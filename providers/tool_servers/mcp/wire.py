@@ -14,8 +14,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from apis.documents.fetcher import Fetcher, FetchRequest, FetchStream
 from apis.errors import FetchFailed
-from apis.fetcher import Fetcher, FetchRequest, FetchStream
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 _MAX_STREAM_BYTES: Final = 64 * 1024 * 1024

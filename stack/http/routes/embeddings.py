@@ -9,7 +9,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from stack.http.answers import json_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.parsing import read_request

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from apis.documents.files import CreateFile, FileListParams, Files
 from apis.errors import Unsupported
-from apis.files import CreateFile, FileListParams, Files
 from stack.http.answers import deleted_response, model_response, page_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.parsing import to_invalid_request

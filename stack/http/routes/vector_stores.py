@@ -5,8 +5,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.errors import Unsupported
-from apis.vector_stores import (
+from apis.documents.vector_stores import (
     AddFile,
     AddFiles,
     CreateVectorStore,
@@ -17,6 +16,7 @@ from apis.vector_stores import (
     VectorStoreListParams,
     VectorStores,
 )
+from apis.errors import Unsupported
 from stack.http.answers import deleted_response, model_response, page_response, single_page_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.streams import run_while_connected

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from apis.documents.fetcher import FetchRequest
 from apis.errors import FetchFailed
-from apis.fetcher import FetchRequest
 from providers.fetcher.addresses import AddressPolicy
 from providers.fetcher.safe import Safe
 from tests.support.servers.fetcher_hosts import SITE, Canary, Site, answers, failure_of, fetch, fetching, raw_server

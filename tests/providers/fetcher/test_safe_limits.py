@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from apis.documents.fetcher import FetchRequest
 from apis.errors import FetchFailed
-from apis.fetcher import FetchRequest
 from providers.fetcher.safe import Safe
 from tests.support.servers.fetcher_hosts import (
     SITE,

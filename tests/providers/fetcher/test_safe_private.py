@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from apis.fetcher import FetchRequest
+from apis.documents.fetcher import FetchRequest
 from providers.fetcher.safe import Safe
 from tests.support.servers.fetcher_hosts import Canary, Site, answers, failure_of
 

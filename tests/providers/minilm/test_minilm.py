@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from apis.chat import ChatRequest
-from apis.embeddings import EmbeddingRequest
+from apis.documents.embeddings import EmbeddingRequest
 from apis.errors import (
     ConfigError,
     ContextLengthExceeded,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from apis.embeddings import EmbeddingRequest
+from apis.documents.embeddings import EmbeddingRequest
 from apis.errors import RateLimited, UpstreamError
 from providers.inference.minilm.provider import MODEL, MiniLM
 from tests.support.models.tiny_bert import write_tiny_bert

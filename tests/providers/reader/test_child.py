@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from apis.reader import Document, UnreadableFile
+from apis.documents.reader import Document, UnreadableFile
 from providers.fetcher.safe import Safe
 from providers.reader.child import Child
 from tests.support.models import documents

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from apis.confinement.seccomp import parser_filter, sandbox_filter
-from apis.reader import Document, UnreadableFile
+from apis.documents.reader import Document, UnreadableFile
 from providers.fetcher.safe import Safe
 from providers.reader.child import Child
 from providers.reader.confinement import PROGRAM, ReaderConfinement

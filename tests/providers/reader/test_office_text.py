@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from apis.reader import UnreadableFile
+from apis.documents.reader import UnreadableFile
 from tests.providers.reader.test_child import BOUND_S, LAUGHS, MAX_CHARS, file_to_text
 from tests.support.models.documents import archive, paragraph, presentation, relationships, workbook
 

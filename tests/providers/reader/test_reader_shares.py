@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from apis.documents.reader import Document
 from apis.errors import RateLimited
 from apis.fair_share import Tenants
-from apis.reader import Document
 from providers.fetcher.safe import Safe
 from providers.reader.child import Child
 

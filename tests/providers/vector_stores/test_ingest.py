@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from apis.documents.files import CreateFile
+from apis.documents.vector_index import Chunk, Search
+from apis.documents.vector_stores import AddFile, CreateVectorStore, SearchStores, UpdateFile
 from apis.errors import StoreUnavailable
-from apis.files import CreateFile
 from apis.provider import Provider
 from apis.storage.kv_store import Op, Put
 from apis.storage.records import encode_record
-from apis.vector_index import Chunk, Search
-from apis.vector_stores import AddFile, CreateVectorStore, SearchStores, UpdateFile
 from providers.fetcher.safe import Safe
 from providers.files.kv import KV
 from providers.kv_store.memory import Memory

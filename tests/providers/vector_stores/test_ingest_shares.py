@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
+from apis.documents.files import CreateFile
+from apis.documents.vector_stores import CreateVectorStore
 from apis.fair_share import Tenants
-from apis.files import CreateFile
 from apis.provider import Provider
-from apis.vector_stores import CreateVectorStore
 from providers.fetcher.safe import Safe
 from providers.files.kv import KV
 from providers.kv_store.memory import Memory

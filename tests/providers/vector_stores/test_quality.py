@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from apis.documents.vector_index import VectorIndex
 from apis.provider import Provider
-from apis.vector_index import VectorIndex
 from providers.vector_index.sqlite_vec import SQLiteVec
 from tests.support.models.hashing import Hashing
 from tests.support.models.retrieval import qualities

@@ -33,7 +33,7 @@ from openai import BadRequestError
 from openai.types.responses.tool_param import Mcp
 from openai.types.responses.web_search_tool import Filters
 
-from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.inference import Model
 from providers.inference.scripted import Scripted
 from tests.support.models.hashing import DIMENSIONS, embed

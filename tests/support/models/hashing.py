@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch, Finish, TextDelta, Usage
-from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import UpstreamError
 from apis.inference import Inference, Model
 from apis.provider import Provider

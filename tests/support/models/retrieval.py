@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from apis.embeddings import EmbeddingRequest
+from apis.documents.embeddings import EmbeddingRequest
+from apis.documents.vector_index import Chunk, VectorIndex
+from apis.documents.vector_stores import SearchStores
 from apis.inference import Inference
-from apis.vector_index import Chunk, VectorIndex
-from apis.vector_stores import SearchStores
 from providers.vector_stores.records import StoreRecord
 from providers.vector_stores.search import search_stores
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from apis.embeddings import EmbeddingRequest, Embeddings
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import UpstreamError
 from apis.inference import Model
 from providers.inference.scripted import Scripted

@@ -13,8 +13,8 @@ from typing import Any, Final
 import pytest
 from aiohttp import web
 
+from apis.documents.fetcher import FetchRequest, FetchResponse
 from apis.errors import FetchFailed
-from apis.fetcher import FetchRequest, FetchResponse
 from providers.fetcher.addresses import HostResolver
 from providers.fetcher.safe import Safe
 

@@ -81,10 +81,10 @@ async def _check(name: str, needed: int, machine: LocalMachine | None, limit_byt
 
 
 def _check_ids(references: Sequence[ModelReference]) -> None:
-    seen: dict[str, str] = {}
+    texts_by_id: dict[str, str] = {}
     for reference in references:
-        if reference.id in seen:
+        if reference.id in texts_by_id:
             raise ConfigError(
-                f"'{seen[reference.id]}' and '{reference.text}' would both be served as '{reference.id}'. Remove one."
+                f"'{texts_by_id[reference.id]}' and '{reference.text}' would both be served as '{reference.id}'. Remove one."
             )
-        seen[reference.id] = reference.text
+        texts_by_id[reference.id] = reference.text

@@ -56,8 +56,8 @@ def _complete_action(value: Any) -> Any:
     name = fields.get("type")
     if not isinstance(name, str) or name not in _FIELDS:
         return fields
-    known = {"type", *_FIELDS[name][0]}
-    return {**_DEFAULTS.get(name, {}), **{key: item for key, item in fields.items() if key in known}}
+    names = {"type", *_FIELDS[name][0]}
+    return {**_DEFAULTS.get(name, {}), **{key: item for key, item in fields.items() if key in names}}
 
 
 _Action = Annotated[

@@ -6,9 +6,9 @@ import binascii
 from collections.abc import Sequence
 from typing import Final
 
+from apis.documents.reader import Reader, image_media_type
 from apis.errors import StackError, ToolFailed
 from apis.media.image_generator import MAX_SOURCE_IMAGES, SourceImage
-from apis.reader import Reader, image_media_type
 from apis.wire.item_parts import InputImage
 from apis.wire.items import Item
 from apis.wire.tool_items import ImageGenerationCallItem

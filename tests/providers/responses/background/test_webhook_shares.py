@@ -5,8 +5,8 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from apis.documents.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
 from apis.fair_share import Tenants
-from apis.fetcher import Fetcher, FetchRequest, FetchResponse, FetchStream
 from apis.provider import Provider
 from apis.storage.records import encode_record
 from providers.kv_store.memory import Memory

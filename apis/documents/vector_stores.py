@@ -8,7 +8,7 @@ from openai.types import VectorStore, VectorStoreSearchResponse
 from openai.types.vector_stores import FileContentResponse, VectorStoreFile, VectorStoreFileBatch
 from pydantic import Field, model_validator
 
-from apis.files import Order
+from apis.documents.files import Order
 from apis.provider import Provider
 from apis.storage.pages import Page
 from apis.wire.base import Wire

@@ -1,0 +1,1 @@
+"""Files, the text in them, and how passages of them are found."""
