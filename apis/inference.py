@@ -11,6 +11,7 @@ from apis.chat import ChatRequest, NativeToolName
 from apis.deltas import DeltaBatch
 from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import Unsupported
+from apis.observation.background import UpstreamHealth
 from apis.provider import Provider
 from apis.wire.base import Effort
 
@@ -84,3 +85,8 @@ class Inference(Provider, ABC):
         """Return one vector per input. Where requests wait for each other, tenants take turns. Raises the errors of
         `chat`, and Unsupported for a model without embeddings, which is the default."""
         raise Unsupported(f"The model '{request.model}' makes no embeddings.", param="model")
+
+    def upstreams(self) -> Sequence[UpstreamHealth]:
+        """Return the servers that the provider sends requests to and their health as it last saw it; none for a
+        provider that computes by itself, or passes on to other providers. It costs next to nothing."""
+        return ()

@@ -34,8 +34,13 @@ from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from apis.vector_stores import VectorStores
-from providers.responses.background.background import BackgroundConfig, BackgroundDeployment, BackgroundResponses
-from providers.responses.background.webhooks import Webhook
+from providers.responses.background.background import (
+    BackgroundConfig,
+    BackgroundDeployment,
+    BackgroundResponses,
+    Webhook,
+)
+from providers.responses.background.observation import BackgroundObservation
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
@@ -119,6 +124,9 @@ class Loop(Responses):
         )
         background = BackgroundDeployment(config.background, config.webhooks, tenants)
         self._background = BackgroundResponses(kv_store, self._history, self._preparer.prepare, fetcher, background)
+        self._observation = BackgroundObservation(
+            kv_store, config.background, self._background.registry, self._load, self._views
+        )
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -214,6 +222,9 @@ class Loop(Responses):
         pending = await self._preparer.prepare_unlocked(CreateResponse(**dict(request)), tenant)
         chat, compactor = pending.agent_loop.chat, self._preparer.compactor
         return await self._streams.run_in_time(compactor.compact(chat, pending.conversation, pending.ids, tenant))
+
+    def observation(self) -> BackgroundObservation:
+        return self._observation
 
     def conversations(self) -> StoredConversations:
         return self._conversations
