@@ -157,6 +157,7 @@ class StackConfig(BaseModel):
     fetcher: ProviderSection | None = None
     files: ProviderSection | None = None
     reader: ProviderSection | None = None
+    traces: ProviderSection | None = ProviderSection(provider="kv")
     vector_index: ProviderSection | None = None
     vector_stores: ProviderSection | None = None
 

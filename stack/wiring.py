@@ -19,6 +19,7 @@ from apis.fetcher import Fetcher
 from apis.files import Files
 from apis.imports import ImportFromStringError, import_from_string, install_command
 from apis.inference import Inference
+from apis.observation.traces import Traces
 from apis.provider import Provider
 from apis.reader import Reader
 from apis.responses import Responses
@@ -40,6 +41,7 @@ APIS: Final[dict[str, type[Provider]]] = {
     "fetcher": Fetcher,
     "files": Files,
     "reader": Reader,
+    "traces": Traces,
     "vector_index": VectorIndex,
     "vector_stores": VectorStores,
 }
