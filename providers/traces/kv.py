@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 from pydantic import Field
@@ -49,7 +49,6 @@ _THREAD_BYTES: Final = 1024 * 1024
 """Bytes of spans from which they are sorted in a thread."""
 
 _TRACE_ID: Final = re.compile(ID_PATTERN)
-ItemT = TypeVar("ItemT", IngestedTrace, IngestedSpan)
 
 
 @dataclass(slots=True)
@@ -94,18 +93,18 @@ class StoredTraces(Traces):
         self._ttl_s = config.retention_days * 86_400
 
     async def ingest(self, request: IngestTraces, *, tenant: str) -> None:
-        traces = {item.id: (item, metadata_to_json(item, at)) for at, item in _select(request, IngestedTrace)}
-        spans = {
-            (item.trace_id, item.id): (item, span_to_json(item, at)) for at, item in _select(request, IngestedSpan)
-        }
+        # in a thread, because a request may hold 32 MiB
+        traces, spans = await asyncio.to_thread(_encode_items, request)
         if not traces and not spans:
             return
         await self._kv.require_room(tenant)
         for _ in range(_MAX_ATTEMPTS):
-            batch = await self._load(tenant, {*traces, *(trace_id for trace_id, _ in spans)})
-            for trace, metadata_json in traces.values():
+            batch = await self._load(
+                tenant, {*(trace.id for trace, _ in traces), *(span.trace_id for span, _ in spans)}
+            )
+            for trace, metadata_json in traces:
                 batch.records[trace.id].set_trace(trace, metadata_json)
-            await self._add_spans(tenant, batch, [*spans.values()])
+            await self._add_spans(tenant, batch, spans)
             usage, usage_version = await self._make_room(tenant, batch)
             usage = TraceUsage(usage.traces + batch.added_traces, usage.size_bytes + batch.added_bytes)
             ops = [*batch.ops, *self._record_ops(tenant, batch)]
@@ -297,9 +296,19 @@ class StoredTraces(Traces):
         raise Overloaded("Too many of your traces change at once. Try again.")
 
 
-def _select(request: IngestTraces, item_type: type[ItemT]) -> Sequence[tuple[int, ItemT]]:
-    """Return the items of one type with their places in the request."""
-    return [(place, item) for place, item in enumerate(request.data) if isinstance(item, item_type)]
+def _encode_items(
+    request: IngestTraces,
+) -> tuple[Sequence[tuple[IngestedTrace, bytes]], Sequence[tuple[IngestedSpan, bytes]]]:
+    """Return the traces with the JSON of their metadata, and the spans with theirs; of two with one id the last. Raises
+    InvalidRequest for one that is too large."""
+    traces: dict[str, tuple[IngestedTrace, bytes]] = {}
+    spans: dict[tuple[str, str], tuple[IngestedSpan, bytes]] = {}
+    for position, item in enumerate(request.data):
+        if isinstance(item, IngestedTrace):
+            traces[item.id] = item, metadata_to_json(item, position)
+        else:
+            spans[item.trace_id, item.id] = item, span_to_json(item, position)
+    return [*traces.values()], [*spans.values()]
 
 
 def _matches(record: TraceRecord, params: TraceListParams) -> bool:

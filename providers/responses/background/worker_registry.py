@@ -10,8 +10,6 @@ import secrets
 import time
 from typing import Final
 
-import msgspec
-
 from apis.errors import StackError
 from apis.observation.background import WorkerSummary
 from apis.storage.kv_store import Delete, KVStore, Put
@@ -22,17 +20,6 @@ _PREFIX: Final = "/worker/"
 _MAX_WORKERS: Final = 1000
 _LIFE_INTERVALS: Final = 3
 """Reports that a process may miss until it is listed no more."""
-
-
-class WorkerReport(msgspec.Struct):
-    """Where a process runs, and what it executed at `seen_at`."""
-
-    host: str
-    pid: int
-    started_at: float
-    seen_at: float
-    running: int
-    max_running: int
 
 
 class WorkerRegistry:
@@ -52,7 +39,7 @@ class WorkerRegistry:
             return
         self._reported_at = time.monotonic()
         host, pid = platform.node(), os.getpid()
-        record = WorkerReport(host, pid, self._started_at, time.time(), running, self._max_running)
+        record = WorkerSummary(self.worker_id, host, pid, self._started_at, time.time(), running, self._max_running)
         put = Put(_PREFIX + self.worker_id, encode_record(record), _LIFE_INTERVALS * self._interval_s)
         try:
             await self._kv.write([put], durable=False)
@@ -69,6 +56,5 @@ class WorkerRegistry:
     async def list_workers(self) -> list[WorkerSummary]:
         """Return the processes that have reported themselves lately, the oldest first."""
         rows = await self._kv.scan(_PREFIX, limit=_MAX_WORKERS)
-        reports = {key.removeprefix(_PREFIX): decode_record(entry, WorkerReport) for key, entry in rows}
-        workers = [WorkerSummary(id=name, **msgspec.structs.asdict(report)) for name, report in reports.items()]
+        workers = [decode_record(entry, WorkerSummary) for _, entry in rows]
         return sorted(workers, key=lambda worker: worker.started_at)
