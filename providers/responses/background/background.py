@@ -27,8 +27,7 @@ from providers.responses.background.execution import RunExecutor, build_stored_r
 from providers.responses.background.runs import ResponseRef, Runs, StoredRequest
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.webhooks import Webhook
-from providers.responses.background.worker_registry import WorkerRegistry
-from providers.responses.background.workers import BackgroundConfig, BackgroundWorkers
+from providers.responses.background.workers import BackgroundConfig, BackgroundWorkers, WorkerRegistry
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse
 from providers.responses.run.response_stream import assign_sequence_numbers
 from providers.responses.store.conversation_lock import hand_over_lock
