@@ -33,7 +33,9 @@ class LoggedEvent(NamedTuple):
     data: bytes
 
 
-ResponseEventBatch = Sequence[ResponseStreamEvent | LoggedEvent]
+ResponseEvent = ResponseStreamEvent | LoggedEvent
+"""A live event, or one that a log stored."""
+ResponseEventBatch = Sequence[ResponseEvent]
 """Live events, or events that a log stored; a batch may mix them."""
 
 

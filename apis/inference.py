@@ -12,6 +12,7 @@ from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import Unsupported
+from apis.observation.background import UpstreamHealth
 from apis.provider import Provider
 from apis.wire.base import Effort
 
@@ -94,3 +95,8 @@ class Inference(Provider, ABC):
             f"The model '{request.model}' has no text completions here: use responses or chat completions.",
             param="model",
         )
+
+    def upstreams(self) -> Sequence[UpstreamHealth]:
+        """Return the servers that the provider sends requests to and their health as it last saw it; none for a
+        provider that computes by itself, or passes on to other providers. It costs next to nothing."""
+        return ()

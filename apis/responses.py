@@ -21,6 +21,7 @@ from apis.chat import Sampling
 from apis.conversations import Conversations, ItemInclude
 from apis.errors import Unsupported
 from apis.events import ResponseEventBatch
+from apis.observation.background import Observation
 from apis.provider import Provider
 from apis.wire.base import Effort, Includable, Metadata, Wire
 from apis.wire.item_parts import text_or_list
@@ -359,6 +360,10 @@ class Responses(Provider, ABC):
     async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:
         """Have the model summarise a conversation. Nothing is stored: the output is the input of later requests. Raises
         as `create`; cancelling it stops the generation."""
+
+    def observation(self) -> Observation:
+        """Return the reads of background responses as they are now, for operators."""
+        raise Unsupported("This server cannot show its background responses.", code="not_configured")
 
     @abstractmethod
     def conversations(self) -> Conversations:

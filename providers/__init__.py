@@ -45,6 +45,9 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     "tool_servers": {
         "mcp": "providers.tool_servers.mcp.provider:MCP",
     },
+    "traces": {
+        "kv": "providers.traces.kv:StoredTraces",
+    },
     "vector_index": {
         "pgvector": "providers.vector_index.pgvector:PgVector",
         "sqlite_vec": "providers.vector_index.sqlite_vec:SQLiteVec",

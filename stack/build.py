@@ -12,6 +12,7 @@ from apis.documents.vector_stores import VectorStores
 from apis.errors import ConfigError, StackError
 from apis.fair_share import Tenants
 from apis.inference import Inference
+from apis.observation.traces import Traces
 from apis.provider import Provider
 from apis.responses import Responses
 from apis.storage.kv_store import KVStore
@@ -35,6 +36,7 @@ class Stack:
     vector_stores: VectorStores | None = None
     fetcher: Fetcher | None = None
     reader: Reader | None = None
+    traces: Traces | None = None
     providers_by_path: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
 
 
@@ -64,6 +66,7 @@ async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
             cast("VectorStores | None", live.get("vector_stores")),
             cast("Fetcher | None", live.get("fetcher")),
             cast("Reader | None", live.get("reader")),
+            cast("Traces | None", live.get("traces")),
             {part.path: provider for part, provider in order},
         )
 

@@ -87,6 +87,13 @@ class HttpServerConfig(BaseModel):
         """True if the built-in page is served: as `console` says, else on a server without keys."""
         return not self.api_keys if self.console is None else self.console
 
+    @property
+    def shows_server(self) -> bool:
+        """True if the overview shows the whole server to an API key: there is one tenant, and it may read
+        `/metrics`."""
+        may_read_metrics = self.metrics == "open" or (self.metrics == "keyed" and self.metrics_key is None)
+        return may_read_metrics and len({entry.tenant for entry in self.api_keys}) <= 1
+
     @field_validator("api_keys")
     @classmethod
     def _reject_duplicate_keys(cls, keys: list[ApiKey]) -> list[ApiKey]:
@@ -151,6 +158,7 @@ class StackConfig(BaseModel):
     fetcher: ProviderSection | None = None
     files: ProviderSection | None = None
     reader: ProviderSection | None = None
+    traces: ProviderSection | None = ProviderSection(provider="kv")
     vector_index: ProviderSection | None = None
     vector_stores: ProviderSection | None = None
     image_generator: ProviderSection | None = None

@@ -23,6 +23,7 @@ from apis.fair_share import Tenants
 from apis.imports import ImportFromStringError, import_from_string, install_command
 from apis.inference import Inference
 from apis.media.image_generator import ImageGenerator
+from apis.observation.traces import Traces
 from apis.provider import Provider
 from apis.responses import Responses
 from apis.storage.kv_store import KVStore
@@ -42,6 +43,7 @@ APIS: Final[dict[str, type[Provider]]] = {
     "files": Files,
     "image_generator": ImageGenerator,
     "reader": Reader,
+    "traces": Traces,
     "vector_index": VectorIndex,
     "vector_stores": VectorStores,
 }

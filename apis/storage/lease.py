@@ -25,6 +25,11 @@ class LeaseLost(Exception):
     """The lease has expired, or another has it: nothing was written."""
 
 
+def read_holder(entry: Entry) -> str:
+    """Return the name of the holder of the lease in `entry`, which may be empty."""
+    return entry.value.partition(b" ")[0].decode()
+
+
 class Lease:
     """The right named by `key`, for `lease_s` seconds from each write.
 

@@ -17,6 +17,7 @@ from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
 from apis.imports import import_from_string, install_command
 from apis.inference import ALL_CONSTRAINTS, Constraint, Inference, Modality, Model
+from apis.observation.background import UpstreamHealth
 from apis.provider import Provider
 from apis.wire.base import Effort
 from providers.inference.chat_completions.answer_limits import DEFAULT_MAX_ANSWER_BYTES
@@ -197,6 +198,9 @@ class VLLM(Inference):
         if self._harmony_template is not None:
             return await self._harmony_template.count_tokens(request)
         return await self._get_upstreams().query_any(lambda endpoint: endpoint.count_tokens(request))
+
+    def upstreams(self) -> Sequence[UpstreamHealth]:
+        return () if self._upstreams is None else [upstream.summarize() for upstream in self._upstreams.upstreams]
 
     def _get_upstreams(self) -> Upstreams:
         if self._upstreams is None:

@@ -34,6 +34,7 @@ from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
 from providers.responses.background.background import BackgroundDeployment, BackgroundResponses
+from providers.responses.background.observation import BackgroundObservation
 from providers.responses.context.conversations import StoredConversations, page_input_items
 from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
@@ -89,6 +90,9 @@ class Loop(Responses):
         )
         background = BackgroundDeployment(config.background, config.webhooks, tenants)
         self._background = BackgroundResponses(kv_store, self._history, self._preparer.prepare, fetcher, background)
+        self._observation = BackgroundObservation(
+            kv_store, config.background, self._background.registry, self._load, self._views
+        )
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -186,6 +190,9 @@ class Loop(Responses):
             pending = await self._preparer.prepare_unlocked(rendered, tenant)
         chat, compactor = pending.agent_loop.chat, self._preparer.compactor
         return await self._streams.run_in_time(compactor.compact(chat, pending.conversation, pending.ids, tenant))
+
+    def observation(self) -> BackgroundObservation:
+        return self._observation
 
     def conversations(self) -> StoredConversations:
         return self._conversations

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -152,6 +152,10 @@ class Metrics:
                 unit = f"{field.name.removesuffix('_s')}_seconds" if field.name.endswith("_s") else field.name
                 gauge = self._provider_gauge(f"stack_{path.partition('.')[0]}_{unit}")
                 gauge.labels(path).set(float(getattr(figures, field.name)))
+
+    async def collect(self) -> Sequence[Metric]:
+        """Return all metrics, as `render_text` renders them; `refresh` sets the gauges of this process first."""
+        return await asyncio.to_thread(list, _Scrape(self._registry, self._directory).collect())
 
     async def render_text(self) -> bytes:
         """Return all metrics in Prometheus' text format; of this process, `refresh` sets the gauges first."""

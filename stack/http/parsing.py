@@ -193,22 +193,23 @@ def _describe_violation(error_type: str, limits: dict[str, Any], value: Any, tex
 def _union_tag_error(error: ErrorDetails, param: str) -> InvalidRequest:
     limits = error.get("ctx", {})
     value = error["input"]
+    tag = "object" if limits.get("discriminator") == "'object'" else "type"
     if not isinstance(value, dict):
         name = _JSON_TYPE_NAMES.get(cast(type[Any], type(value)), "null")
         message = f"Invalid type for '{param}': expected an object, but got {name} instead."
         return InvalidRequest(message, param=param, code="invalid_type")
     fields = cast(dict[str, Any], value)
-    if isinstance(fields.get("type"), str):
-        if reason := UNSUPPORTED_TYPES.get(fields["type"]):
-            message = f"'{fields['type']}' is not offered by this server. {reason}"
-            return Unsupported(message, param=f"{param}.type")
+    if isinstance(fields.get(tag), str):
+        if reason := UNSUPPORTED_TYPES.get(fields[tag]):
+            message = f"'{fields[tag]}' is not offered by this server. {reason}"
+            return Unsupported(message, param=f"{param}.{tag}")
         expected = limits.get("expected_tags", "'message', 'function_call_output', ...").replace(
             "'message:assistant', ", ""
         )
-        message = f"Invalid value: '{fields['type'][:64]}' at '{param}.type'. Supported values are: {expected}."
-        return InvalidRequest(message, param=f"{param}.type", code="invalid_value")
-    message = f"Missing required parameter: '{param}.type'."
-    return InvalidRequest(message, param=f"{param}.type", code="missing_required_parameter")
+        message = f"Invalid value: '{fields[tag][:64]}' at '{param}.{tag}'. Supported values are: {expected}."
+        return InvalidRequest(message, param=f"{param}.{tag}", code="invalid_value")
+    message = f"Missing required parameter: '{param}.{tag}'."
+    return InvalidRequest(message, param=f"{param}.{tag}", code="missing_required_parameter")
 
 
 def _param_path(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:

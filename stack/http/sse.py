@@ -11,7 +11,7 @@ from openai.types.responses import ResponseCreatedEvent, ResponseInProgressEvent
 from pydantic import BaseModel
 
 from apis.errors import InvalidRequest
-from apis.events import RESPONSE_EVENTS, LoggedEvent, event_to_json
+from apis.events import RESPONSE_EVENTS, LoggedEvent, ResponseEvent, event_to_json
 from apis.wire.base import sdk_model_to_json
 
 ApiDialect = Literal["openai", "open-responses"]
@@ -77,6 +77,13 @@ def _encode_first_frames(events: Sequence[ResponseStreamEvent | LoggedEvent]) ->
             line = _event_to_data(event)
         frames.append(b"%b%b\n\n" % (_frame_head(event.type), line))
     return b"".join(frames)
+
+
+def events_to_json(events: Sequence[ResponseEvent], dialect: ApiDialect) -> bytes:
+    """Return events as an array of JSON."""
+    if dialect == "openai":
+        return b"[%b]" % b",".join([_event_to_data(event) for event in events])
+    return orjson.dumps([_event_to_fields(event, dialect, obfuscate=False) for event in events])
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import RateLimited, StackError, UpstreamError, UpstreamTimeout
 from apis.inference import CALL_ATTEMPTS
+from apis.observation.background import UpstreamHealth
 from apis.telemetry import REQUEST_ID
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
 from providers.inference.chat_completions.endpoint import ChatCompletions, ConnectTimeout
@@ -140,6 +141,11 @@ class Upstream:
     def record_health(self, *, is_healthy: bool) -> None:
         """Record the result of a check."""
         self.is_healthy = self.has_recovered = is_healthy
+
+    def summarize(self) -> UpstreamHealth:
+        """Return its health now, for operators."""
+        is_blocked = not self.breaker.allows_request()
+        return UpstreamHealth(self.endpoint.base_url, self.is_healthy, is_blocked, self.breaker.remaining_s())
 
 
 class Upstreams:

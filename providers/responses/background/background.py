@@ -27,7 +27,7 @@ from providers.responses.background.execution import RunExecutor, build_stored_r
 from providers.responses.background.runs import ResponseRef, Runs, StoredRequest
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.webhooks import Webhook
-from providers.responses.background.workers import BackgroundConfig, BackgroundWorkers
+from providers.responses.background.workers import BackgroundConfig, BackgroundWorkers, WorkerRegistry
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse
 from providers.responses.run.response_stream import assign_sequence_numbers
 from providers.responses.store.conversation_lock import hand_over_lock
@@ -70,15 +70,17 @@ class BackgroundResponses:
         self._webhook_delivery: asyncio.Task[None] | None = None
         self._wakeups = LogWakeups()
         self._event_log = EventLog(kv, self._wakeups, run_key, ttl_s=config.event_ttl_s)
+        self.registry = WorkerRegistry(kv, config.lease_s, config.max_running)
         self._runs = Runs(
             kv,
             lease_s=config.lease_s,
             queue_timeout_s=config.queue_timeout_s,
             retention_s=history.retention_s,
             max_waiting=config.max_waiting,
+            worker=self.registry.worker_id,
         )
         self._executor = RunExecutor(kv, history, prepare, config, self._event_log, self._webhook_queue)
-        self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants)
+        self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants, self.registry)
 
     def start(self) -> None:
         self._workers.start()

@@ -85,8 +85,8 @@ class ResponseRef:
 class RunLease(Lease):
     """The right to execute one run."""
 
-    def __init__(self, kv: KVStore, ref: ResponseRef, lease_s: float, retention_s: float) -> None:
-        super().__init__(kv, ref.lease_key, lease_s)
+    def __init__(self, kv: KVStore, ref: ResponseRef, lease_s: float, retention_s: float, worker: str = "") -> None:
+        super().__init__(kv, ref.lease_key, lease_s, holder=worker)
         self.ref = ref
         self._retention_s = retention_s
 
@@ -122,9 +122,18 @@ class Runs:
     """All runs of a store. At most `max_waiting` runs of a tenant can wait."""
 
     def __init__(
-        self, kv: KVStore, *, lease_s: float, queue_timeout_s: float, retention_s: float, max_waiting: int
+        self,
+        kv: KVStore,
+        *,
+        lease_s: float,
+        queue_timeout_s: float,
+        retention_s: float,
+        max_waiting: int,
+        worker: str = "",
     ) -> None:
+        """`worker` is the name of this process in its leases."""
         self._kv = kv
+        self._worker = worker
         self._lease_s = lease_s
         self._queue_timeout_s = queue_timeout_s
         self._retention_s = retention_s
@@ -256,7 +265,7 @@ class Runs:
         return ClaimedRun(run, stored_request, lease)
 
     def _new_lease(self, ref: ResponseRef) -> RunLease:
-        return RunLease(self._kv, ref, self._lease_s, self._retention_s)
+        return RunLease(self._kv, ref, self._lease_s, self._retention_s, self._worker)
 
     async def list_orphaned(self) -> list[ResponseRef]:
         """Return the runs that no worker will claim from the queue: in progress without a lease, or queued for too

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from apis.errors import StackError
 from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
 from providers.responses.background.runs import ClaimedRun, ResponseRef, Runs
+from providers.responses.background.worker_registry import WorkerRegistry
 
 _log = logging.getLogger(__name__)
 _MAX_COUNTED_RUNS = 1000
@@ -68,7 +69,10 @@ class BackgroundWorkers:
         execute: Callable[[ClaimedRun], Awaitable[None]],
         config: BackgroundConfig,
         tenants: Tenants = ONE_TENANT,
+        registry: WorkerRegistry | None = None,
     ) -> None:
+        """`registry` is where this process reports itself, if anywhere."""
+        self._registry = registry
         self._runs = runs
         self._execute = execute
         self._config = config
@@ -129,11 +133,17 @@ class BackgroundWorkers:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
+        if self._registry is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await self._registry.remove()
 
     async def _watch(self) -> None:
         poll_s, swept_at = self._config.poll_s, 0.0
         while not self.is_draining:
             self._wakeup.clear()
+            if self._registry is not None:
+                await self._registry.report(len(self._tasks))
             try:
                 await self._claim_queued()
                 if time.monotonic() - swept_at > self._config.lease_s / 4:

@@ -10,6 +10,7 @@ import { TERMINAL, stateOf } from "../reducer.js";
 import { hashOf } from "../route.js";
 import { Run } from "../run.js";
 import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact.js";
+import { SpansOfResponse } from "./agent_traces.js";
 
 export function ResponseView({ route }) {
   const { id } = route;
@@ -75,7 +76,7 @@ export function ResponseView({ route }) {
           <${UsageBar} usage=${current.usage} />
         </div>`}
         ${tab === "chain" && html`<${Chain} response=${current} />`}
-        ${tab === "trace" && html`<${Waterfall} spans=${spansOf(state, live)} />`}
+        ${tab === "trace" && html`<${Waterfall} spans=${spansOf(state, live)} /><${SpansOfResponse} id=${id} />`}
       <//>
     </section>
     <${Inspector} rows=${live?.rows || []} startedAt=${live?.startedAt} request=${null} response=${current} selected=${selected} onSelect=${setSelected} />

@@ -4,8 +4,11 @@ import { Empty, Id, Status, Time } from "../parts/states.js";
 import { Table, usePages } from "../parts/table.js";
 import { hashOf } from "../route.js";
 import { html } from "../vendor/preact.js";
+import { AgentTrace, AgentTraces } from "./agent_traces.js";
 
-export function Traces() {
+export const Traces = ({ route }) => (route.id ? html`<${AgentTrace} id=${route.id} />` : html`<${AllTraces} />`);
+
+function AllTraces() {
   const pages = usePages("responses", { background: true });
   const columns = [
     ["Trace", (row) => html`<${Id} id=${row.id} href=${hashOf({ view: "responses", id: row.id, tab: "trace" })} />`],
@@ -17,5 +20,6 @@ export function Traces() {
   return html`<div class="page">
     <header class="bar"><h1>Traces</h1><span class="grow"></span><button onClick=${pages.reload}>Refresh</button></header>
     <${Table} label="Traces" pages=${pages} columns=${columns} empty=${html`<${Empty} title="No response with recorded events is stored. Responses that run in the background record theirs." />`} />
+    <${AgentTraces} />
   </div>`;
 }

@@ -1,16 +1,21 @@
-"""Listings of stored responses and conversations: extensions of OpenAI's API, for the built-in page and operators."""
+"""Listings of stored responses, their events, and conversations: extensions of OpenAI's API, for the built-in page and
+operators."""
 
 from typing import Final
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.conversations import ConversationListParams
 from apis.errors import MethodNotAllowed
+from apis.observation.background import EventListParams
 from apis.responses import ResponseListParams
 from stack.http.admission import WEBSOCKET_HINT
-from stack.http.answers import page_response, value_response
+from stack.http.answers import json_response, page_response, value_response
 from stack.http.context import HttpContext, Route, Services
+from stack.http.routes.responses import RESPONSE_PATH, parse_response_id
+from stack.http.sse import events_to_json, read_dialect
 from stack.http.uploads import read_query
 
 
@@ -21,6 +26,17 @@ async def list_responses(http: Request, context: HttpContext, services: Services
     return value_response((await services.stack.responses.list_responses(params, tenant=context.tenant)).model_dump())
 
 
+async def list_events(http: Request, context: HttpContext, services: Services) -> Response:
+    params = read_query(http, EventListParams)
+    dialect = read_dialect(http.headers, services.stack.config.server.dialect)
+    observation = services.stack.responses.observation()
+    page = await observation.list_events(parse_response_id(http), params, tenant=context.tenant)
+    return json_response(
+        b'{"object":"list","data":%b,"last_id":%b,"has_more":%b}'
+        % (events_to_json(page.data, dialect), orjson.dumps(page.last_id), orjson.dumps(page.has_more))
+    )
+
+
 async def list_conversations(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, ConversationListParams)
     page = await services.stack.responses.conversations().list(params, tenant=context.tenant)
@@ -29,5 +45,6 @@ async def list_conversations(http: Request, context: HttpContext, services: Serv
 
 LISTING_ROUTES: Final = (
     Route("GET", "/responses", list_responses, query=ResponseListParams),
+    Route("GET", f"{RESPONSE_PATH}/events", list_events, query=EventListParams),
     Route("GET", "/conversations", list_conversations, query=ConversationListParams),
 )

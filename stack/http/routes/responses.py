@@ -77,41 +77,41 @@ async def get_response(http: Request, context: HttpContext, services: Services) 
     if http.query_params.get("stream") == "true":
         after = _parse_starting_after(http)
         batches = services.stack.responses.follow(
-            _parse_response_id(http), after, include=include, tenant=context.tenant
+            parse_response_id(http), after, include=include, tenant=context.tenant
         )
         obfuscate = http.query_params.get("include_obfuscation") == "true"
         return _stream_events(http, services, batches, None, obfuscate=obfuscate)
-    response = await services.stack.responses.get(_parse_response_id(http), include=include, tenant=context.tenant)
+    response = await services.stack.responses.get(parse_response_id(http), include=include, tenant=context.tenant)
     return _respond(http, services, response)
 
 
 async def delete_response(http: Request, context: HttpContext, services: Services) -> Response:
-    response_id = _parse_response_id(http)
+    response_id = parse_response_id(http)
     await services.stack.responses.delete(response_id, tenant=context.tenant)
     return deleted_response(response_id, "response")
 
 
 async def cancel_response(http: Request, context: HttpContext, services: Services) -> Response:
-    response = await services.stack.responses.cancel(_parse_response_id(http), tenant=context.tenant)
+    response = await services.stack.responses.cancel(parse_response_id(http), tenant=context.tenant)
     return _respond(http, services, response)
 
 
 async def list_input_items(http: Request, context: HttpContext, services: Services) -> Response:
     params = read_query(http, InputItemListParams)
-    items = await services.stack.responses.list_input_items(_parse_response_id(http), params, tenant=context.tenant)
+    items = await services.stack.responses.list_input_items(parse_response_id(http), params, tenant=context.tenant)
     return value_response(items.model_dump())
 
 
-_RESPONSE_PATH: Final = "/responses/{response_id}"
+RESPONSE_PATH: Final = "/responses/{response_id}"
 
 RESPONSE_ROUTES: Final = (
     Route("POST", "/responses", create_response, body=CreateResponse),
     Route("POST", "/responses/input_tokens", count_input_tokens, body=CountInputTokens),
     Route("POST", "/responses/compact", compact_conversation, body=CompactConversation),
-    Route("GET", _RESPONSE_PATH, get_response, query=ResponseParams),
-    Route("DELETE", _RESPONSE_PATH, delete_response),
-    Route("POST", f"{_RESPONSE_PATH}/cancel", cancel_response),
-    Route("GET", f"{_RESPONSE_PATH}/input_items", list_input_items, query=InputItemListParams),
+    Route("GET", RESPONSE_PATH, get_response, query=ResponseParams),
+    Route("DELETE", RESPONSE_PATH, delete_response),
+    Route("POST", f"{RESPONSE_PATH}/cancel", cancel_response),
+    Route("GET", f"{RESPONSE_PATH}/input_items", list_input_items, query=InputItemListParams),
 )
 
 
@@ -162,7 +162,8 @@ def _skip_events(_: Sequence[Any]) -> bool:
     return True
 
 
-def _parse_response_id(http: Request) -> str:
+def parse_response_id(http: Request) -> str:
+    """Return the id in the path. Raises NotFound for one that no response can have."""
     response_id: str = http.path_params["response_id"]
     if not (response_id.isascii() and response_id.isprintable() and len(response_id) <= 256 and "/" not in response_id):
         raise NotFound("No response has such an id.")

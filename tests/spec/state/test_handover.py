@@ -107,4 +107,4 @@ async def test_nothing_of_a_step_is_kept_after_the_end(tmp_path: Path) -> None:
         await whole(one, queued.id)
         kinds = {key.split("/")[1] for key, _ in await one.stack.kv_store.scan("default/")}
         assert "step" not in kinds
-        assert {key.split("/")[1] for key, _ in await one.stack.kv_store.scan("/")} <= {"sealing"}
+        assert {key.split("/")[1] for key, _ in await one.stack.kv_store.scan("/")} <= {"sealing", "worker"}

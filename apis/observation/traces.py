@@ -1,0 +1,159 @@
+"""The Traces API: spans that the OpenAI Agents SDKs record about their own runs, as their exporters send them.
+
+`POST /v1/traces/ingest` has the body of openai-agents for Python (`agents.tracing.processors.BackendSpanExporter`) and
+of @openai/agents for JavaScript (`OpenAITracingExporter`). Reading traces is an extension of OpenAI's API.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field
+
+from apis.provider import Provider
+from apis.storage.pages import Page
+from apis.wire.base import Wire
+
+ID_PATTERN: Final = r"^[A-Za-z0-9_.:-]{1,128}$"
+TraceId = Annotated[str, Field(pattern=ID_PATTERN)]
+"""An id of a trace or a span. The SDKs make `trace_` and 32, `span_` and 24 hexadecimal digits; programs may set
+others."""
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_unix_ns(timestamp: str) -> int:
+    """Return a time in ISO 8601 as nanoseconds since the epoch; without an offset it is UTC. Raises ValueError."""
+    moment = datetime.fromisoformat(timestamp)
+    return (moment.replace(tzinfo=moment.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def _check_time(timestamp: str) -> str:
+    try:
+        time_ns = to_unix_ns(timestamp)
+    except (ValueError, OverflowError):
+        time_ns = -1
+    if time_ns < 0:
+        raise ValueError("expected a time in ISO 8601, such as 2026-11-22T12:00:00.000Z")
+    return timestamp
+
+
+Timestamp = Annotated[str, Field(max_length=64), AfterValidator(_check_time)]
+
+
+class SpanData(Wire):
+    """What a span is about, by its `type` (agent, response, function, generation, handoff, guardrail, custom, ...). All
+    fields are stored as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field(min_length=1, max_length=64)
+
+
+class SpanFailure(Wire):
+    """The error with which a span ended."""
+
+    message: str
+    data: dict[str, Any] | None = None
+
+
+class IngestedTrace(Wire):
+    """One run of a workflow; `group_id` joins several, such as those of one chat."""
+
+    object: Literal["trace"]
+    id: TraceId
+    workflow_name: str | None = Field(None, max_length=1024)
+    group_id: str | None = Field(None, max_length=1024)
+    metadata: dict[str, Any] | None = None
+
+
+class IngestedSpan(Wire):
+    """One operation of a trace, sent when it has ended."""
+
+    object: Literal["trace.span"]
+    id: TraceId
+    trace_id: TraceId
+    parent_id: TraceId | None = None
+    started_at: Timestamp | None = None
+    ended_at: Timestamp | None = None
+    span_data: SpanData
+    error: SpanFailure | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class IngestTraces(Wire):
+    """The traces and spans that an exporter sends at a time."""
+
+    data: list[Annotated[IngestedTrace | IngestedSpan, Field(discriminator="object")]] = Field(max_length=1000)
+
+
+class TraceListParams(Wire):
+    """The page of traces to list; `after` is the id of the last trace of the page before."""
+
+    after: TraceId | None = None
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+    group_id: str | None = Field(None, max_length=1024)
+    workflow_name: str | None = Field(None, max_length=1024)
+    response_id: str | None = Field(None, max_length=256)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceDetail:
+    """A trace as the API shows it, and the JSON of its spans, in the order of their starts."""
+
+    trace: dict[str, Any]
+    spans: Sequence[bytes]
+
+
+class Traces(Provider, ABC):
+    """Traces and spans of agents, stored for the retention time of the config. Another tenant's id is an unknown id."""
+
+    @abstractmethod
+    async def ingest(self, request: IngestTraces, *, tenant: str) -> None:
+        """Store traces and spans, all or none. A span that is stored already stays as it is, unless it had not ended;
+        so an exporter can repeat a request. Long values of a span are cut as OpenAI's exporter cuts them.
+
+        A span that its trace has no room for is dropped and counted in the trace. Where the tenant has no room left,
+        its oldest traces are deleted. Raises InvalidRequest for a single span or trace that is too large.
+        """
+
+    @abstractmethod
+    async def list(self, params: TraceListParams, *, tenant: str) -> Page[dict[str, Any]]:
+        """Return a page of the tenant's traces without their spans, newest first by default, by the time at which they
+        first came. A page may hold fewer than `limit` where few match. Raises InvalidRequest for an unknown
+        `after`."""
+
+    @abstractmethod
+    async def get(self, trace_id: str, *, tenant: str) -> TraceDetail:
+        """Return a trace with its spans. Raises NotFound."""
+
+    @abstractmethod
+    async def delete(self, trace_id: str, *, tenant: str) -> None:
+        """Delete a trace with its spans. Raises NotFound."""
+
+
+SpanForwarder = Callable[[IngestedSpan, str | None], None]
+"""Sends a span that was stored for the first time on to another system; the text is the `group_id` of its trace."""
+
+
+def _forward_nowhere(_span: IngestedSpan, _group_id: str | None) -> None:
+    pass
+
+
+_forwarder: SpanForwarder = _forward_nowhere
+
+
+def install_span_forwarder(forwarder: SpanForwarder | None) -> None:
+    """Let all spans that this process stores for the first time be sent on by `forwarder`, which neither waits nor
+    raises; None ends that."""
+    global _forwarder  # noqa: PLW0603 - one for the process, as telemetry is
+    _forwarder = forwarder or _forward_nowhere
+
+
+def forward_span(span: IngestedSpan, group_id: str | None) -> None:
+    """Send a span on, if a forwarder is installed."""
+    _forwarder(span, group_id)

@@ -1,0 +1,66 @@
+"""The background responses of one tenant that have not ended, as the overview shows them: read from the keys of the
+queue and the leases and the small records of runs, never from the requests."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from apis.errors import StackError
+from apis.observation.background import BackgroundOverview, RunSummary
+from apis.storage.kv_store import KVStore
+from apis.storage.lease import read_holder
+from apis.storage.records import decode_record
+from providers.responses.background.runs import ResponseRef, RunRecord
+from providers.responses.background.workers import BackgroundConfig
+
+_COUNT_LIMIT: Final = 1000
+"""Runs of a tenant that are read and counted."""
+_MAX_RUNS: Final = 100
+"""Runs that an overview shows."""
+
+
+async def summarize_runs(kv: KVStore, tenant: str, config: BackgroundConfig) -> BackgroundOverview:
+    """Return the overview of a tenant's runs. Its three reads of the store are no snapshot: a run that starts or
+    ends meanwhile may appear in its earlier state."""
+    queue = await kv.scan(f"/queue/{tenant}/", limit=_COUNT_LIMIT)
+    leases = await kv.scan(f"/lease/{tenant}/", limit=_COUNT_LIMIT)
+    rows = await kv.scan(f"/run/{tenant}/", limit=_COUNT_LIMIT)
+    places = {key: place for place, (key, _) in enumerate(queue, 1)}
+    holders = {key: read_holder(entry) for key, entry in leases}
+    runs: list[RunSummary] = []
+    for key, entry in rows:
+        try:
+            run = decode_record(entry, RunRecord)
+        except StackError:
+            continue  # the watcher of orphaned runs logs it
+        runs.append(_summarize(ResponseRef(tenant, key.rpartition("/")[2]), run, places, holders))
+    runs.sort(key=lambda run: (run.status == "queued", run.queue_place or 0, run.created_at))
+    return BackgroundOverview(
+        running=sum(run.is_leased for run in runs),
+        waiting=sum(run.queue_place is not None for run in runs),
+        orphaned=sum(run.status == "in_progress" and not run.is_leased and run.queue_place is None for run in runs),
+        max_running=config.max_running,
+        max_waiting=config.max_waiting,
+        count_limit=_COUNT_LIMIT,
+        runs=runs[:_MAX_RUNS],
+    )
+
+
+def _summarize(ref: ResponseRef, run: RunRecord, places: Mapping[str, int], holders: Mapping[str, str]) -> RunSummary:
+    holder = holders.get(ref.lease_key)
+    place = None if holder is not None else places.get(run.queue_key)
+    return RunSummary(
+        id=ref.id,
+        # a run that was handed back waits again, though its record still says that it is in progress
+        status="queued" if place is not None else run.status,
+        created_at=_queued_at(run.queue_key),
+        queue_place=place,
+        attempts=run.attempts,
+        handovers=run.handover_count,
+        is_leased=holder is not None,
+        worker=holder or None,
+    )
+
+
+def _queued_at(queue_key: str) -> float:
+    """Return the Unix time at which a run was added, which is in its key in the queue in microseconds."""
+    return int(queue_key.split("/")[-2]) / 1_000_000

@@ -1,0 +1,1 @@
+"""Traces that agents record about their own runs."""

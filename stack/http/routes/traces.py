@@ -1,0 +1,50 @@
+"""/v1/traces: takes traces of agents as the Agents SDKs send them; extensions of OpenAI's API read and delete them."""
+
+from typing import Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from apis.errors import InvalidRequest
+from apis.observation.traces import IngestTraces, TraceListParams, Traces
+from stack.http.answers import deleted_response, json_response, list_response
+from stack.http.context import HttpContext, Route, Services
+from stack.http.uploads import read_model, read_query
+
+
+async def ingest_traces(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, IngestTraces)
+    await _get_traces(services).ingest(request, tenant=context.tenant)
+    return Response(status_code=204)
+
+
+async def list_traces(http: Request, context: HttpContext, services: Services) -> Response:
+    page = await _get_traces(services).list(read_query(http, TraceListParams), tenant=context.tenant)
+    return list_response(page.data, has_more=page.has_more, last_id=page.last_id)
+
+
+async def get_trace(http: Request, context: HttpContext, services: Services) -> Response:
+    detail = await _get_traces(services).get(http.path_params["trace_id"], tenant=context.tenant)
+    return json_response(b'%b,"spans":[%b]}' % (orjson.dumps(detail.trace)[:-1], b",".join(detail.spans)))
+
+
+async def delete_trace(http: Request, context: HttpContext, services: Services) -> Response:
+    trace_id: str = http.path_params["trace_id"]
+    await _get_traces(services).delete(trace_id, tenant=context.tenant)
+    return deleted_response(trace_id, "trace")
+
+
+def _get_traces(services: Services) -> Traces:
+    traces = services.stack.traces
+    if traces is None:
+        raise InvalidRequest("This server stores no traces: its run config has no `traces`.", code="not_configured")
+    return traces
+
+
+TRACE_ROUTES: Final = (
+    Route("POST", "/traces/ingest", ingest_traces, body=IngestTraces),
+    Route("GET", "/traces", list_traces, query=TraceListParams),
+    Route("GET", "/traces/{trace_id}", get_trace),
+    Route("DELETE", "/traces/{trace_id}", delete_trace),
+)
