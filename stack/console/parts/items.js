@@ -28,7 +28,7 @@ export function Items({ items, meta = [], running, selected, onSelect, actions }
 
 export function Item({ item, meta = {}, running, selected, onSelect, actions }) {
   const elapsed = meta.endedAt !== undefined && meta.startedAt !== undefined ? meta.endedAt - meta.startedAt : undefined;
-  const common = { item, meta, running, elapsed, actions };
+  const common = { item, meta, running, elapsed, actions, picks: Boolean(onSelect && item.id) };
   return html`<section class="item ${item.type} ${selected ? "selected" : ""}" data-item=${item.id} onClick=${() => onSelect?.(item.id)}>
     ${item.type === "message"
       ? html`<${Message} ...${common} />`
@@ -40,11 +40,11 @@ export function Item({ item, meta = {}, running, selected, onSelect, actions }) 
   </section>`;
 }
 
-function Message({ item, running }) {
+function Message({ item, running, picks }) {
   const parts = item.content || [];
   const label = item.role === "assistant" ? "assistant" : item.role || "message";
   if (typeof parts === "string") return html`<${Lane} label=${label} icon="message"><${Markdown} text=${parts} /><//>`;
-  return html`<${Lane} label=${item.phase ? `${label} · ${item.phase}` : label} icon="message" status=${item.status}>
+  return html`<${Lane} label=${item.phase ? `${label} · ${item.phase}` : label} icon="message" status=${item.status} picks=${picks}>
     ${parts.map(
       (part, index) => html`<div key=${index} aria-live=${running ? "off" : "polite"}>
         ${part && html`<${Part} part=${part} />`}${running && index === parts.length - 1 && html`<span class="caret" aria-hidden="true"></span>`}

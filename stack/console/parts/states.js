@@ -1,7 +1,7 @@
 // Empty, loading and failed states, and the small parts that all views share.
 
 import { shortId, time, utc } from "../format.js";
-import { html, useState } from "../vendor/preact.js";
+import { html, useRef, useState } from "../vendor/preact.js";
 import { Icon } from "./icons.js";
 
 const REMEDIES = {
@@ -68,20 +68,30 @@ export function DeleteButton({ what, onDelete }) {
   </span>`;
 }
 
-/** Tabs by name; `children` is the content of the current one. */
-export function Tabs({ names, current, onChange, children, label }) {
-  return html`<div class="tabs" role="tablist" aria-label=${label}>
+/** Tabs by name; `children` is the content of the current one. `labels` are shown instead of names; arrow keys move. */
+export function Tabs({ names, labels = {}, current, onChange, children, label }) {
+  const list = useRef(null);
+  const moved = (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const index = (names.indexOf(current) + by + names.length) % names.length;
+    onChange(names[index]);
+    list.current.children[index].focus();
+  };
+  return html`<div class="tabs" role="tablist" aria-label=${label} ref=${list} onKeyDown=${moved}>
       ${names.map(
         (name) => html`<button
           key=${name}
           role="tab"
           type="button"
           aria-selected=${name === current}
+          tabindex=${name === current ? 0 : -1}
           class=${name === current ? "on" : ""}
           onClick=${() => onChange(name)}
-          >${name}</button
+          >${labels[name] || name}</button
         >`,
       )}
     </div>
-    <div role="tabpanel" class="panel" aria-label=${current}>${children}</div>`;
+    <div role="tabpanel" class="panel" tabindex="0" aria-label=${current}>${children}</div>`;
 }

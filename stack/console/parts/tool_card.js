@@ -9,9 +9,9 @@ import { FunctionForm } from "./function_form.js";
 import { JsonTree } from "./json_tree.js";
 import { Lane, Output } from "./lane.js";
 
-export function ToolCard({ item, meta, running, elapsed, actions }) {
+export function ToolCard({ item, meta, running, elapsed, actions, picks }) {
   const Body = BODIES[item.type] || Unknown;
-  return html`<${Lane} label=${labelOf(item)} status=${item.status} running=${running} elapsed=${elapsed}>
+  return html`<${Lane} label=${labelOf(item)} status=${item.status} running=${running} elapsed=${elapsed} picks=${picks}>
     ${running && meta.word && html`<span class="quiet">${meta.word.replace(/_/g, " ")}</span>`}
     <${Body} item=${item} running=${running} actions=${actions} />
   <//>`;

@@ -12,6 +12,7 @@ import { Run, storedRun } from "../run.js";
 import { bodyOf, loadSettings, saveSettings } from "../settings.js";
 import { html, useEffect, useLayoutEffect, useReducer, useRef, useState } from "../vendor/preact.js";
 
+const NO_ROWS = [];
 const EXAMPLES = ["Name three rivers of France.", "Explain a mutex to a child.", "Write a haiku about caches."];
 
 export function Playground({ route, models }) {
@@ -170,7 +171,7 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
       />
     </section>
     ${inspects &&
-    html`<${Inspector} rows=${shown?.rows || []} startedAt=${shown?.startedAt} request=${shown?.request} response=${shown?.state.response} selected=${selected} onSelect=${setSelected} />`}
+    html`<${Inspector} rows=${shown?.rows || NO_ROWS} startedAt=${shown?.startedAt} request=${shown?.request} response=${shown?.state.response} selected=${selected} onSelect=${setSelected} />`}
   </div>`;
 }
 

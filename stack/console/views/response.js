@@ -7,9 +7,11 @@ import { Waterfall, spansOf } from "../parts/waterfall.js";
 import { DeleteButton, Failure, Id, Skeleton, Status, Tabs, Time } from "../parts/states.js";
 import { UsageBar } from "../parts/usage_bar.js";
 import { TERMINAL, stateOf } from "../reducer.js";
-import { hashOf } from "../route.js";
+import { hashOf, setParams } from "../route.js";
 import { Run } from "../run.js";
 import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact.js";
+
+const NO_ROWS = [];
 
 export function ResponseView({ route }) {
   const { id } = route;
@@ -19,6 +21,8 @@ export function ResponseView({ route }) {
   const [selected, setSelected] = useState(null);
   const [, redraw] = useReducer((count) => count + 1, 0);
   const run = useRef(null);
+  const replay = useRef(null);
+  const after = route.params.after === undefined ? undefined : Number(route.params.after);
   const tab = route.tab || "output";
 
   useEffect(() => {
@@ -42,11 +46,24 @@ export function ResponseView({ route }) {
     };
   }, [id]);
 
+  // A replay is a stream of its own beside the first one, which has built the items.
+  useEffect(() => {
+    if (after === undefined || !response?.background) return undefined;
+    const again = new Run(null, redraw);
+    replay.current = again;
+    again.follow(id, after);
+    return () => {
+      again.close();
+      replay.current = null;
+    };
+  }, [id, after, response?.background]);
+
   if (error) return html`<${Failure} error=${error} />`;
   if (!response) return html`<div class="page"><${Skeleton} /></div>`;
   const live = run.current && run.current.state.response ? run.current : null;
   const state = live ? live.state : stateOf(response);
   const current = state.response;
+  const shown = (after !== undefined && replay.current) || live;
   const deleted = async () => {
     await remove(`responses/${id}`);
     location.hash = hashOf({ view: "responses" });
@@ -66,7 +83,7 @@ export function ResponseView({ route }) {
         ${current.conversation && html`<a href=${hashOf({ view: "conversations", id: current.conversation.id })}>${current.conversation.id}</a>`}
         ${current.previous_response_id && html`<span>follows <a href=${hashOf({ view: "responses", id: current.previous_response_id })}>${current.previous_response_id}</a></span>`}
       </p>
-      <${Tabs} label="Parts of the response" names=${["output", "chain", "trace"]} current=${tab} onChange=${(name) => (location.hash = hashOf({ view: "responses", id, tab: name }))}>
+      <${Tabs} label="Parts of the response" names=${["output", "chain", "trace"]} current=${tab} onChange=${(name) => (location.hash = hashOf({ view: "responses", id, tab: name, params: route.params }))}>
         ${tab === "output" &&
         html`<div class="turns">
           <${Items} items=${input} />
@@ -78,7 +95,15 @@ export function ResponseView({ route }) {
         ${tab === "trace" && html`<${Waterfall} spans=${spansOf(state, live)} />`}
       <//>
     </section>
-    <${Inspector} rows=${live?.rows || []} startedAt=${live?.startedAt} request=${null} response=${current} selected=${selected} onSelect=${setSelected} />
+    <${Inspector} 
+      rows=${shown?.rows || NO_ROWS}
+      startedAt=${shown?.startedAt}
+      response=${current}
+      selected=${selected}
+      onSelect=${setSelected}
+      waits="Only a response that runs in the background stores its events."
+      replay=${response.background && { after, start: (number) => setParams({ after: number }), clear: () => setParams({ after: undefined }) }}
+    />
   </div>`;
 }
 
