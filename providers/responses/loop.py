@@ -210,7 +210,8 @@ class Loop(Responses):
         stored_id = response.previous_response_id if is_running else response_id
         rows, is_complete = list[dict[str, Any]](), True
         if stored_id is not None:
-            with suppress(NotFound):  # a running response whose previous one was deleted
+            # the previous response of a running one may have been deleted
+            with suppress(NotFound) if is_running else nullcontext():
                 tree = await self._history.load_tree(stored_id, tenant=tenant, limit=params.limit)
                 rows, is_complete = tree.responses, tree.is_complete
         ids = {row["id"] for row in rows}

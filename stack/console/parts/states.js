@@ -32,7 +32,8 @@ export const Skeleton = ({ rows = 6 }) =>
   html`<div class="skeleton" aria-label="Loading">${Array.from({ length: rows }, (_, row) => html`<i key=${row}></i>`)}</div>`;
 
 /** A status as word, shape and colour. */
-export const Status = ({ status }) => html`<span class="status ${status}"><i aria-hidden="true"></i>${(status || "").replace("_", " ")}</span>`;
+export const Status = ({ status, word = status }) =>
+  html`<span class="status ${status}"><i aria-hidden="true"></i><span>${(word || "").replace("_", " ")}</span></span>`;
 
 export const Time = ({ at }) => html`<time datetime=${utc(at)} title=${utc(at)}>${time(at)}</time>`;
 

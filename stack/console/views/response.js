@@ -1,10 +1,12 @@
 // One stored response: input, output, events, the chain it belongs to, and what to do with it.
 
 import { cancelResponse, get, remove } from "../api.js";
+import { Deliveries } from "../parts/deliveries.js";
 import { Inspector } from "../parts/inspector.js";
 import { Items } from "../parts/items.js";
 import { Waterfall, spansOf } from "../parts/waterfall.js";
 import { DeleteButton, Failure, Id, Skeleton, Status, Tabs, Time } from "../parts/states.js";
+import { Tree } from "../parts/tree.js";
 import { UsageBar } from "../parts/usage_bar.js";
 import { TERMINAL, stateOf } from "../reducer.js";
 import { hashOf, setParams } from "../route.js";
@@ -83,7 +85,7 @@ export function ResponseView({ route }) {
         ${current.conversation && html`<a href=${hashOf({ view: "conversations", id: current.conversation.id })}>${current.conversation.id}</a>`}
         ${current.previous_response_id && html`<span>follows <a href=${hashOf({ view: "responses", id: current.previous_response_id })}>${current.previous_response_id}</a></span>`}
       </p>
-      <${Tabs} label="Parts of the response" names=${["output", "chain", "trace"]} current=${tab} onChange=${(name) => (location.hash = hashOf({ view: "responses", id, tab: name, params: route.params }))}>
+      <${Tabs} label="Parts of the response" names=${current.background ? ["output", "tree", "trace", "webhooks"] : ["output", "tree", "trace"]} current=${tab} onChange=${(name) => (location.hash = hashOf({ view: "responses", id, tab: name, params: route.params }))}>
         ${tab === "output" &&
         html`<div class="turns">
           <${Items} items=${input} />
@@ -91,7 +93,8 @@ export function ResponseView({ route }) {
           ${(current.error || live?.failure) && html`<${Failure} error=${current.error || live.failure} />`}
           <${UsageBar} usage=${current.usage} />
         </div>`}
-        ${tab === "chain" && html`<${Chain} response=${current} />`}
+        ${tab === "tree" && html`<${Tree} id=${id} />`}
+        ${tab === "webhooks" && html`<${Deliveries} id=${id} ended=${TERMINAL.has(current.status)} />`}
         ${tab === "trace" && html`<${Waterfall} spans=${spansOf(state, live)} />`}
       <//>
     </section>
@@ -106,39 +109,3 @@ export function ResponseView({ route }) {
     />
   </div>`;
 }
-
-/** The responses before this one, the oldest first. */
-function Chain({ response }) {
-  const [nodes, setNodes] = useState(null);
-  const [error, setError] = useState(null);
-  useEffect(() => {
-    (async () => {
-      try {
-        const chain = [response];
-        while (chain[0].previous_response_id && chain.length < 100) chain.unshift(await get(`responses/${chain[0].previous_response_id}`));
-        setNodes(chain);
-      } catch (failure) {
-        setError(failure);
-      }
-    })();
-  }, [response.id]);
-  if (error) return html`<${Failure} error=${error} />`;
-  if (!nodes) return html`<${Skeleton} rows=${3} />`;
-  return html`<ol class="chain">
-    ${nodes.map(
-      (node) => html`<li key=${node.id} class=${node.id === response.id ? "on" : ""}>
-        <${Id} id=${node.id} href=${hashOf({ view: "responses", id: node.id })} /> <${Status} status=${node.status} />
-        <span class="quiet">${node.model}</span>
-        <p class="clip quiet">${firstWords(node)}</p>
-      </li>`,
-    )}
-  </ol>`;
-}
-
-const firstWords = (response) =>
-  response.output
-    .filter((item) => item.type === "message")
-    .flatMap((item) => item.content)
-    .map((part) => part.text || "")
-    .join(" ")
-    .slice(0, 200);
