@@ -67,6 +67,16 @@ export async function* stream(method, path, options) {
   yield* readEvents(response.body);
 }
 
+/** Save what a path returns as a file: only a request can carry the key, so no link could. */
+export async function download(path, name) {
+  const response = await send("GET", path);
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await response.blob());
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
 /** Upload a file and report its progress from 0 to 1; fetch cannot, so this is the one use of XMLHttpRequest. */
 export function upload(path, form, onProgress) {
   return new Promise((resolve, reject) => {

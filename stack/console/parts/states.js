@@ -1,7 +1,8 @@
 // Empty, loading and failed states, and the small parts that all views share.
 
+import { download } from "../api.js";
 import { shortId, time, utc } from "../format.js";
-import { html, useRef, useState } from "../vendor/preact.js";
+import { html, useEffect, useRef, useState } from "../vendor/preact.js";
 import { Icon } from "./icons.js";
 
 const REMEDIES = {
@@ -58,14 +59,32 @@ export function Copy({ text, label = "Copy" }) {
   </button>`;
 }
 
+/** A button that saves a file; its error shows in its place. */
+export function Download({ path, name }) {
+  const [error, setError] = useState(null);
+  if (error) return html`<span class="bad small" role="alert">${error.message}</span>`;
+  return html`<button type="button" class="plain" aria-label="Download ${name}" onClick=${() => download(path, name).catch(setError)}>Download</button>`;
+}
+
 /** A button that deletes: the first press asks, naming the object, the second does it. */
 export function DeleteButton({ what, onDelete }) {
   const [asks, setAsks] = useState(false);
+  const [error, setError] = useState(null);
+  const keep = useRef(null);
+  useEffect(() => void keep.current?.focus(), [asks]);
+  const confirm = async () => {
+    try {
+      await onDelete();
+    } catch (failure) {
+      setError(failure);
+    }
+  };
+  if (error) return html`<span class="bad small" role="alert">${error.message}</span>`;
   if (!asks) return html`<button type="button" class="plain danger" onClick=${() => setAsks(true)}>Delete</button>`;
   return html`<span class="row ask" role="group" aria-label="Delete ${what}?">
-    Delete ${what}?
-    <button type="button" class="danger" onClick=${onDelete}>Delete</button>
-    <button type="button" autofocus onClick=${() => setAsks(false)}>Keep</button>
+    <span>Delete ${what}?</span>
+    <button type="button" class="danger" onClick=${confirm}>Delete</button>
+    <button type="button" ref=${keep} onClick=${() => setAsks(false)}>Keep</button>
   </span>`;
 }
 

@@ -34,6 +34,7 @@ export function usePages(path, query = {}) {
 
 export function Table({ pages, columns, empty, label }) {
   const { rows, error, more, reload } = pages;
+  if (error?.code === "not_configured") return html`<${Empty} title=${error.message} />`;
   if (error) return html`<${Failure} error=${error} onRetry=${reload} />`;
   if (!rows) return html`<${Skeleton} />`;
   if (!rows.length) return empty || html`<${Empty} title="There is nothing here yet." />`;
