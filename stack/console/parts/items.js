@@ -10,7 +10,7 @@ import { Status } from "./states.js";
 import { ToolCard } from "./tool_card.js";
 
 /** The output items of a response. `meta[i]` has the times of item i; `actions` answers calls, see tool_card.js. */
-export function Items({ items, meta = [], running, selected, onSelect, actions }) {
+export function Items({ items, meta = [], running, selected, onSelect, actions, tools }) {
   return html`${items.map(
     (item, index) =>
       item &&
@@ -22,14 +22,15 @@ export function Items({ items, meta = [], running, selected, onSelect, actions }
         selected=${selected && selected === item.id}
         onSelect=${onSelect}
         actions=${actions}
+        tools=${tools}
       />`,
   )}`;
 }
 
-export function Item({ item, meta = {}, running, selected, onSelect, actions }) {
+export function Item({ item, meta = {}, running, selected, onSelect, actions, tools }) {
   const elapsed = meta.endedAt !== undefined && meta.startedAt !== undefined ? meta.endedAt - meta.startedAt : undefined;
-  const common = { item, meta, running, elapsed, actions, picks: Boolean(onSelect && item.id) };
-  return html`<section class="item ${item.type} ${selected ? "selected" : ""}" data-item=${item.id} onClick=${() => onSelect?.(item.id)}>
+  const common = { item, meta, running, elapsed, actions, tools, picks: Boolean(onSelect && item.id) };
+  return html`<section class="item ${item.type} ${selected ? "selected" : ""}" data-item=${item.id} onClick=${(event) => !event.target.closest("form, input, a") && onSelect?.(item.id)}>
     ${item.type === "message"
       ? html`<${Message} ...${common} />`
       : item.type === "reasoning"

@@ -115,3 +115,12 @@ export function Tabs({ names, labels = {}, current, onChange, children, label })
     </div>
     <div role="tabpanel" class="panel" tabindex="0" aria-label=${current}>${children}</div>`;
 }
+
+let lastId = 0;
+
+/** An id of the page for `aria-describedby`. */
+export function useUniqueId() {
+  const id = useRef("");
+  id.current ||= `note-${(lastId += 1)}`;
+  return id.current;
+}

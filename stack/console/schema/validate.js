@@ -143,6 +143,12 @@ const refusesObjects = (schema, root) => {
   return target?.type !== undefined && ![target.type].flat().includes("object");
 };
 
+/** False where an alternative's own `type` excludes the kind of the value. */
+function mayBe(schema, value, root) {
+  const target = schema.$ref === undefined ? schema : resolve(root, schema.$ref);
+  return target?.type === undefined || [target.type].flat().some((type) => isOfType(value, type));
+}
+
 /** Where an object's `type` says which alternative is meant, report the errors of that one. */
 function checkUnion(choices, rule, value, run, path) {
   const valid = choices.filter((choice) => fits(choice, value, run, path));
@@ -156,7 +162,8 @@ function checkUnion(choices, rule, value, run, path) {
     if (closed && run.outside) return void run.outside.push(`${path} (${value.type})`);
     if (closed) return report(run, path, rule, `has a type that no alternative has: ${JSON.stringify(value.type)}`);
   }
-  const others = choices.filter((choice) => choice.type !== "null");
+  const possible = choices.filter((choice) => mayBe(choice, value, run.root));
+  const others = possible.length ? possible : choices.filter((choice) => choice.type !== "null");
   if (others.length === 1) return check(others[0], value, run, path);
   return report(run, path, rule, "fits none of the alternatives");
 }

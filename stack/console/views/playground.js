@@ -91,7 +91,7 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
       body = bodyOf(settings, input, previous);
     } catch (error) {
       setFailure(error);
-      return;
+      return false;
     }
     if (!previous && turns.current.length) body.input = [...turns.current.flatMap((turn) => [...turn.input, ...turn.run.state.items]), ...input];
     const run = new Run(body, redraw);
@@ -101,6 +101,7 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
     if (tells) onSent?.({ input, from: name, at: Date.now() });
     setSelected(null);
     follows.current = true;
+    return true;
   }
 
   function retry(index, input) {
@@ -182,7 +183,7 @@ function Turn({ turn, selected, onSelect, actions, onRetry, onEdit }) {
   const isUser = input.every((item) => !item.type || item.type === "message");
   return html`<article class="turn">
     ${input.map((item, index) => html`<${Item} key=${index} item=${{ type: "message", ...item }} />`)}
-    <${Items} items=${run.state.items} meta=${run.state.meta} running=${run.running} selected=${selected} onSelect=${onSelect} actions=${actions} />
+    <${Items} items=${run.state.items} meta=${run.state.meta} running=${run.running} selected=${selected} onSelect=${onSelect} actions=${actions} tools=${response?.tools} />
     ${run.running && !run.state.items.length && html`<div class="item"><${Waiting} run=${run} /></div>`}
     ${(run.failure || run.state.error) && html`<${Failure} error=${run.failure || run.state.error} onRetry=${onRetry} />`}
     ${!run.running &&

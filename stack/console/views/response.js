@@ -89,7 +89,7 @@ export function ResponseView({ route }) {
         ${tab === "output" &&
         html`<div class="turns">
           <${Items} items=${input} />
-          <${Items} items=${state.items} meta=${state.meta} running=${live?.running} selected=${selected} onSelect=${setSelected} />
+          <${Items} items=${state.items} meta=${state.meta} running=${live?.running} selected=${selected} onSelect=${setSelected} tools=${current.tools} />
           ${(current.error || live?.failure) && html`<${Failure} error=${current.error || live.failure} />`}
           <${UsageBar} usage=${current.usage} />
         </div>`}
