@@ -96,7 +96,7 @@ async def test_arguments_that_break_the_schema_are_marked(open_page: OpenPage) -
     ("label", "text", "problem"),
     [
         ("Answer as JSON of this schema", "{", "This is not JSON"),
-        ("Answer as JSON of this schema", '{"type": "text"}', "/type is not one of "string""),
+        ("Answer as JSON of this schema", '{"type": "text"}', '/type is not one of "string"'),
         ("Answer as JSON of this schema", '{"required": "a"}', "/required is a string, not an array"),
         ("Answer as JSON of this schema", '{"$ref": "#/$defs/no"}', "points to nothing: #/$defs/no"),
         ("Answer as JSON of this schema", '{"pattern": "("}', "/pattern is no regular expression"),

@@ -26,6 +26,13 @@ export function Failure({ error, onRetry }) {
   </div>`;
 }
 
+/** Says that a stream is lost and asked for again; the rest of the page stays as it was. */
+export const Reconnecting = ({ run }) =>
+  run?.waits &&
+  html`<div class="notice" role="status">
+    <b>The connection broke off.</b> The response goes on without it. Asking for what follows event ${Math.max(0, run.waits.after)} again, try ${run.waits.tries}.
+  </div>`;
+
 /** One sentence, and one thing to do. */
 export const Empty = ({ title, children }) => html`<div class="empty"><p>${title}</p>${children}</div>`;
 

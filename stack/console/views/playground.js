@@ -5,9 +5,10 @@ import { Composer } from "../parts/composer.js";
 import { Inspector } from "../parts/inspector.js";
 import { Item, Items } from "../parts/items.js";
 import { Settings } from "../parts/settings_panel.js";
-import { Empty, Failure, Status } from "../parts/states.js";
+import { Empty, Failure, Reconnecting, Status } from "../parts/states.js";
 import { UsageBar } from "../parts/usage_bar.js";
 import { openCalls } from "../reducer.js";
+import { hashOf, parseHash } from "../route.js";
 import { Run, storedRun } from "../run.js";
 import { bodyOf, loadSettings, saveSettings } from "../settings.js";
 import { html, useEffect, useLayoutEffect, useReducer, useRef, useState } from "../vendor/preact.js";
@@ -39,6 +40,13 @@ export function Playground({ route, models }) {
     ${pane("one", settings, change, { onSent: setShared, shared: shared?.from === "two" ? shared : null, name: "one" })}
     ${pane("two", other, setOther, { onSent: setShared, shared: shared?.from === "one" ? shared : null, name: "two" })}
   </div>`;
+}
+
+/** The URL names the latest stored response, so that a reload shows it, or goes on with it; the view stays as it is. */
+function rememberInUrl(id) {
+  const route = parseHash();
+  if (route.view !== "playground" || (route.params.from || "") === id) return;
+  history.replaceState(null, "", hashOf({ ...route, params: { ...route.params, from: id } }));
 }
 
 function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, shared, name }) {
@@ -94,7 +102,10 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
       return false;
     }
     if (!previous && turns.current.length) body.input = [...turns.current.flatMap((turn) => [...turn.input, ...turn.run.state.items]), ...input];
-    const run = new Run(body, redraw);
+    const run = new Run(body, (changed) => {
+      if (!compare && changed.state.response?.store) rememberInUrl(changed.state.response.id);
+      redraw();
+    });
     turns.current = [...turns.current, { input, run, answers: {} }];
     run.start();
     redraw();
@@ -108,7 +119,10 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
     turns.current.slice(index).forEach((turn) => turn.run.close());
     turns.current = turns.current.slice(0, index);
     if (input) send(input);
-    else redraw();
+    else {
+      rememberInUrl("");
+      redraw();
+    }
   }
 
   function edit(index) {
@@ -185,6 +199,7 @@ function Turn({ turn, selected, onSelect, actions, onRetry, onEdit }) {
     ${input.map((item, index) => html`<${Item} key=${index} item=${{ type: "message", ...item }} />`)}
     <${Items} items=${run.state.items} meta=${run.state.meta} running=${run.running} selected=${selected} onSelect=${onSelect} actions=${actions} tools=${response?.tools} />
     ${run.running && !run.state.items.length && html`<div class="item"><${Waiting} run=${run} /></div>`}
+    <${Reconnecting} run=${run} />
     ${(run.failure || run.state.error) && html`<${Failure} error=${run.failure || run.state.error} onRetry=${onRetry} />`}
     ${!run.running &&
     html`<footer class="row">

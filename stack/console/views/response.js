@@ -5,7 +5,7 @@ import { Deliveries } from "../parts/deliveries.js";
 import { Inspector } from "../parts/inspector.js";
 import { Items } from "../parts/items.js";
 import { Waterfall, spansOf } from "../parts/waterfall.js";
-import { DeleteButton, Failure, Id, Skeleton, Status, Tabs, Time } from "../parts/states.js";
+import { DeleteButton, Failure, Id, Reconnecting, Skeleton, Status, Tabs, Time } from "../parts/states.js";
 import { Tree } from "../parts/tree.js";
 import { UsageBar } from "../parts/usage_bar.js";
 import { TERMINAL, stateOf } from "../reducer.js";
@@ -90,6 +90,7 @@ export function ResponseView({ route }) {
         html`<div class="turns">
           <${Items} items=${input} />
           <${Items} items=${state.items} meta=${state.meta} running=${live?.running} selected=${selected} onSelect=${setSelected} tools=${current.tools} />
+          <${Reconnecting} run=${live} />
           ${(current.error || live?.failure) && html`<${Failure} error=${current.error || live.failure} />`}
           <${UsageBar} usage=${current.usage} />
         </div>`}
