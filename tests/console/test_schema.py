@@ -242,7 +242,7 @@ async def test_a_damaged_event_is_marked_in_the_list(open_page: OpenPage) -> Non
         await expect(page.locator(".event .broken")).to_have_text("✕ output_text.delta")
         await page.get_by_role("tab", name="Schema ✕ 1").click()
         await expect(page.locator(".violations").first).to_contain_text("/delta is a number, not a string")
-        await page.locator(".schema-report h3 button").click()
+        await page.locator(".schema-report h2 button").click()
         await expect(page.locator(".detail .violations")).to_contain_text("/delta")
 
 

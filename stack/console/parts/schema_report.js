@@ -53,13 +53,13 @@ export function SchemaReport({ check, onEvent }) {
     </dl>
     ${[...bad].slice(0, 100).map(
       ([event, result]) => html`<section key=${event.sequence_number}>
-        <h3><button type="button" class="plain mono" onClick=${() => onEvent(event)}>${event.sequence_number} ${event.type}</button></h3>
+        <h2><button type="button" class="plain mono" onClick=${() => onEvent(event)}>${event.sequence_number} ${event.type}</button></h2>
         <ul class="violations">${result.found.map((each) => html`<${Violation} key=${each.path + each.rule} ...${each} />`)}</ul>
       </section>`,
     )}
     ${final &&
     html`<section>
-      <h3>Final response ${final.found.length ? "" : html`<span class="good">✓ valid</span>`}</h3>
+      <h2>Final response ${final.found.length ? "" : html`<span class="good">✓ valid</span>`}</h2>
       ${final.found.length > 0 && html`<ul class="violations">${final.found.map((each) => html`<${Violation} key=${each.path + each.rule} ...${each} />`)}</ul>`}
       ${final.outside.length > 0 && html`<${Outside} paths=${final.outside} />`}
     </section>`}

@@ -16,7 +16,7 @@ export function Container({ id }) {
   const files = usePages(`containers/${id}/files`);
   useEffect(() => void get(`containers/${id}`).then(setContainer, setError), [id]);
   const deleted = () => remove(`containers/${id}`).then(() => (location.hash = hashOf({ view: "files", params: { tab: "containers" } })), setError);
-  if (error) return html`<div class="page"><${Failure} error=${error} /></div>`;
+  if (error) return html`<div class="page"><header class="bar"><a class="back" href=${hashOf({ view: "files", params: { tab: "containers" } })}>Containers</a><h1><${Id} id=${id} /></h1></header><${Failure} error=${error} /></div>`;
   const columns = [
     ["File", (row) => html`<span class="clip mono" title=${row.path}>${row.path}</span>`],
     ["Size", (row) => html`<span class="tabular">${bytes(row.bytes)}</span>`],

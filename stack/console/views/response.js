@@ -60,7 +60,7 @@ export function ResponseView({ route }) {
     };
   }, [id, after, response?.background]);
 
-  if (error) return html`<${Failure} error=${error} />`;
+  if (error) return html`<div class="page"><header class="bar"><a class="back" href=${hashOf({ view: "responses" })}>Responses</a><h1><${Id} id=${id} /></h1></header><${Failure} error=${error} /></div>`;
   if (!response) return html`<div class="page"><${Skeleton} /></div>`;
   const live = run.current && run.current.state.response ? run.current : null;
   const state = live ? live.state : stateOf(response);

@@ -28,7 +28,7 @@ export function VectorStore({ id, params }) {
     await files.reload();
   };
   const deleted = () => remove(`vector_stores/${id}`).then(() => (location.hash = hashOf({ view: "files", params: { tab: "vector stores" } })), setError);
-  if (error) return html`<div class="page"><${Failure} error=${error} /></div>`;
+  if (error) return html`<div class="page"><header class="bar"><a class="back" href=${hashOf({ view: "files", params: { tab: "vector stores" } })}>Vector stores</a><h1><${Id} id=${id} /></h1></header><${Failure} error=${error} /></div>`;
   const columns = [
     ["File", (row) => html`<span class="clip" title=${names[row.id] || ""}>${names[row.id] || ""}</span>`],
     ["Id", (row) => html`<${Id} id=${row.id} />`],
