@@ -17,6 +17,8 @@ export class Run {
     this.firstAt = undefined;
     this.endedAt = undefined;
     this.failure = null;
+    /** True where all events were sent before: the times at which they come say nothing. */
+    this.isReplay = false;
     /** {tries, after}: the connection is lost, and the stream is asked for again after that event; null while it flows. */
     this.waits = null;
     this.stops = new AbortController();
@@ -93,6 +95,7 @@ export class Run {
   }
 
   take(row) {
+    if (this.isReplay) row.at = undefined;
     this.rows.push(row);
     this.state = reduce(this.state, row.event, row.at);
     if (this.firstAt === undefined && row.event.type.endsWith(".delta")) this.firstAt = row.at;

@@ -46,7 +46,7 @@ TURNS: list[list[dict[str, Any]]] = [
     [{"text": "A branch."}],
     [{"text": "Another branch."}],
     [{"call": "get_weather", "arguments": '{"city": "Paris", "days": 2}'}],
-    [{"call": "code_interpreter", "arguments": json.dumps({"code": "print(6 * 7)\nopen('/tmp/x.txt', 'w')"})}],
+    [{"call": "python", "arguments": json.dumps({"code": "print(6 * 7)\nopen('/tmp/x.txt', 'w')"})}],
     [{"text": "It is 42."}],
     [{"text": "Cut"}, {"finish": "length"}],
     [{"text": "Half of it"}, {"fail": "The model broke: a tensor had the wrong shape."}],

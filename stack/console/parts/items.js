@@ -48,16 +48,16 @@ function Message({ item, running, picks }) {
   return html`<${Lane} label=${item.phase ? `${label} · ${item.phase}` : label} icon="message" status=${item.status} picks=${picks}>
     ${parts.map(
       (part, index) => html`<div key=${index} aria-live=${running ? "off" : "polite"}>
-        ${part && html`<${Part} part=${part} />`}${running && index === parts.length - 1 && html`<span class="caret" aria-hidden="true"></span>`}
+        ${part && html`<${Part} part=${part} grows=${running} />`}${running && index === parts.length - 1 && html`<span class="caret" aria-hidden="true"></span>`}
       </div>`,
     )}
   <//>`;
 }
 
-function Part({ part }) {
+function Part({ part, grows }) {
   if (part.refusal !== undefined) return html`<p class="refusal">${part.refusal}</p>`;
   if (part.text !== undefined && part.type !== "input_text")
-    return html`<${Markdown} text=${part.text} /><${Sources} annotations=${part.annotations} />`;
+    return html`<${Markdown} text=${part.text} grows=${grows} /><${Sources} annotations=${part.annotations} />`;
   if (part.text !== undefined) return html`<p class="input">${part.text}</p>`;
   if (part.type === "input_image" && (part.image_url || "").startsWith("data:image/"))
     return html`<img class="attached" src=${part.image_url} alt="attached picture" />`;

@@ -102,8 +102,12 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
       return false;
     }
     if (!previous && turns.current.length) body.input = [...turns.current.flatMap((turn) => [...turn.input, ...turn.run.state.items]), ...input];
-    const run = new Run(body, (changed) => {
-      if (!compare && changed.state.response?.store) rememberInUrl(changed.state.response.id);
+    let isRemembered = compare;
+    const run = new Run(body, ({ state }) => {
+      if (!isRemembered && state.response?.store) {
+        isRemembered = true;
+        rememberInUrl(state.response.id);
+      }
       redraw();
     });
     turns.current = [...turns.current, { input, run, answers: {} }];

@@ -36,6 +36,7 @@ export function ResponseView({ route }) {
         setInput((await get(`responses/${id}/input_items`, { limit: 100, order: "asc" }, stops.signal)).data);
         if (stored.background) {
           run.current = new Run(null, redraw);
+          run.current.isReplay = TERMINAL.has(stored.status);
           run.current.follow(id, -1);
         }
       } catch (failure) {
@@ -53,6 +54,7 @@ export function ResponseView({ route }) {
     if (after === undefined || !response?.background) return undefined;
     const again = new Run(null, redraw);
     replay.current = again;
+    again.isReplay = true;
     again.follow(id, after);
     return () => {
       again.close();
@@ -77,13 +79,13 @@ export function ResponseView({ route }) {
         <${Status} status=${current.status} />
         <span class="grow"></span>
         ${!TERMINAL.has(current.status) && html`<button onClick=${() => cancelResponse(id).then(setResponse, setError)}>Cancel the run</button>`}
-        <a class="button" href=${hashOf({ view: "playground", params: { from: id } })}>Continue in the Playground</a>
+        <a class="button" href=${hashOf({ view: "playground", params: { from: id } })}>Continue</a>
         <${DeleteButton} what=${id} onDelete=${deleted} />
       </header>
       <p class="facts quiet">
         <span>${current.model}</span><${Time} at=${current.created_at} />
-        ${current.conversation && html`<a href=${hashOf({ view: "conversations", id: current.conversation.id })}>${current.conversation.id}</a>`}
-        ${current.previous_response_id && html`<span>follows <a href=${hashOf({ view: "responses", id: current.previous_response_id })}>${current.previous_response_id}</a></span>`}
+        ${current.conversation && html`<span class="row">in <${Id} id=${current.conversation.id} href=${hashOf({ view: "conversations", id: current.conversation.id })} /></span>`}
+        ${current.previous_response_id && html`<span class="row">follows <${Id} id=${current.previous_response_id} href=${hashOf({ view: "responses", id: current.previous_response_id })} /></span>`}
       </p>
       <${Tabs} label="Parts of the response" names=${current.background ? ["output", "tree", "trace", "webhooks"] : ["output", "tree", "trace"]} current=${tab} onChange=${(name) => (location.hash = hashOf({ view: "responses", id, tab: name, params: route.params }))}>
         ${tab === "output" &&
@@ -96,12 +98,12 @@ export function ResponseView({ route }) {
         </div>`}
         ${tab === "tree" && html`<${Tree} id=${id} />`}
         ${tab === "webhooks" && html`<${Deliveries} id=${id} ended=${TERMINAL.has(current.status)} />`}
-        ${tab === "trace" && html`<${Waterfall} spans=${spansOf(state, live)} />`}
+        ${tab === "trace" && html`<${Waterfall} ...${spansOf(state, live)} />`}
       <//>
     </section>
     <${Inspector} 
       rows=${shown?.rows || NO_ROWS}
-      startedAt=${shown?.startedAt}
+      startedAt=${shown?.isReplay ? undefined : shown?.startedAt}
       response=${current}
       selected=${selected}
       onSelect=${setSelected}
