@@ -37,7 +37,7 @@ WATCH_SCRIPTS = """
   }).observe({ type: "long-animation-frame" });
 }
 """
-"""The longest scripting time of one frame in ms; only frames of more than 50 ms are reported, whatever made them long."""
+"""The longest scripting of one frame in ms; only frames of more than 50 ms are reported, whatever made them long."""
 FUNCTION = [{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]
 
 
