@@ -25,7 +25,8 @@ export const baseUrl = base.replace(/\/$/, "");
 async function send(method, path, { body, form, query, signal, headers } = {}) {
   const url = new URL(path.replace(/^\//, ""), base);
   for (const [name, value] of Object.entries(query || {})) {
-    if (value !== undefined && value !== null && value !== "") url.searchParams.set(name, value);
+    if (Array.isArray(value)) value.forEach((each) => url.searchParams.append(`${name}[]`, each));
+    else if (value !== undefined && value !== null && value !== "") url.searchParams.set(name, value);
   }
   const init = { method, signal, headers: { ...headers }, cache: "no-store" };
   const key = readKey();

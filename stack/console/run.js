@@ -97,7 +97,7 @@ export class Run {
   take(row) {
     if (this.isReplay) row.at = undefined;
     this.rows.push(row);
-    this.state = reduce(this.state, row.event, row.at);
+    this.state = reduce(this.state, row.event, row.at ?? null);
     if (this.firstAt === undefined && row.event.type.endsWith(".delta")) this.firstAt = row.at;
     this.changed();
   }

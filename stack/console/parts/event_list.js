@@ -69,7 +69,7 @@ export function EventList({ rows, startedAt, itemId, onItem, selected, onEvent, 
     if (index * ROW < scrollTop) box.current.scrollTop = index * ROW;
     else if ((index + 1) * ROW > scrollTop + clientHeight) box.current.scrollTop = (index + 1) * ROW - clientHeight;
   };
-  return html`<div class="events">
+  return html`<div class="events ${startedAt === undefined ? "untimed" : ""}">
     <div class="row tools">
       <input type="search" placeholder="Filter by type" aria-label="Filter events by type" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
       <label class="check"><input type="checkbox" checked=${join} onChange=${(event) => setJoin(event.target.checked)} /> join deltas</label>

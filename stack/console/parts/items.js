@@ -28,7 +28,7 @@ export function Items({ items, meta = [], running, selected, onSelect, actions, 
 }
 
 export function Item({ item, meta = {}, running, selected, onSelect, actions, tools }) {
-  const elapsed = meta.endedAt !== undefined && meta.startedAt !== undefined ? meta.endedAt - meta.startedAt : undefined;
+  const elapsed = Number.isFinite(meta.endedAt) && Number.isFinite(meta.startedAt) ? meta.endedAt - meta.startedAt : undefined;
   const common = { item, meta, running, elapsed, actions, tools, picks: Boolean(onSelect && item.id) };
   return html`<section class="item ${item.type} ${selected ? "selected" : ""}" data-item=${item.id} onClick=${(event) => !event.target.closest("form, input, a") && onSelect?.(item.id)}>
     ${item.type === "message"

@@ -14,6 +14,7 @@ import { Run } from "../run.js";
 import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact.js";
 
 const NO_ROWS = [];
+const SHOWN = ["code_interpreter_call.outputs", "file_search_call.results", "web_search_call.action.sources"];
 
 export function ResponseView({ route }) {
   const { id } = route;
@@ -31,7 +32,7 @@ export function ResponseView({ route }) {
     const stops = new AbortController();
     (async () => {
       try {
-        const stored = await get(`responses/${id}`, {}, stops.signal);
+        const stored = await get(`responses/${id}`, { include: SHOWN }, stops.signal);
         setResponse(stored);
         setInput((await get(`responses/${id}/input_items`, { limit: 100, order: "asc" }, stops.signal)).data);
         if (stored.background) {

@@ -48,7 +48,7 @@ export function SearchBox({ params, label }) {
 export const responseColumns = [
   ["Response", (row) => html`<${Id} id=${row.id} href=${hashOf({ view: "responses", id: row.id })} />`],
   ["Status", (row) => html`<${Status} status=${row.status} />`],
-  ["Model", (row) => html`<span class="clip" title=${row.model}>${row.model}</span>`],
+  ["Model", (row) => row.model],
   ["First words", (row) => html`<span class="clip quiet" title=${row.preview || ""}>${row.preview || ""}</span>`],
   ["Tokens", (row) => html`<span class="tabular">${row.usage ? count(row.usage.total_tokens) : ""}</span>`],
   ["Created", (row) => html`<${Time} at=${row.created_at} />`],
