@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openai.types.responses import Response
+
 from tests.support.sdk.file_search_stack import filing, store_of
+from tests.support.sdk.requests import create
 from tests.support.servers.serving import Served
 from tests.support.servers.webhook_receiver import receiving
 
@@ -76,7 +79,7 @@ async def _seed(served: Served) -> dict[str, str]:
     client = served.client.with_options(max_retries=0)
 
     async def respond(text: str, **fields: Any) -> Any:
-        response = await client.responses.create(model="scripted", input=text, **fields)
+        response: Response = await create(served, input=text, **fields)
         async with asyncio.timeout(20):
             while response.status in ("queued", "in_progress"):
                 await asyncio.sleep(0.02)

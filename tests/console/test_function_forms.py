@@ -1,14 +1,17 @@
 """Functions in the Playground: arguments shown by schema, results by a form, boxes of JSON checked before sending."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from playwright.async_api import Page, expect
 
+from apis.chat import ChatRequest
+from providers.inference.scripted import Scripted
 from tests.console.conftest import OpenPage
 from tests.console.test_playground import ask, scripted
-from tests.support.servers.serving import serving
+from tests.support.servers.serving import Served, serving
 
 pytestmark = pytest.mark.console
 
@@ -33,6 +36,12 @@ WEATHER: dict[str, Any] = {
         "$defs": {"hour": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}},
     },
 }
+
+
+def requests_of(served: Served) -> Sequence[ChatRequest]:
+    """Return the requests that the scripted model has received."""
+    assert isinstance(served.stack.inference, Scripted)
+    return served.stack.inference.requests
 
 
 async def declare(page: Page, *functions: dict[str, Any]) -> None:
@@ -60,10 +69,10 @@ async def test_a_result_is_entered_in_a_form_of_its_schema_and_sent_as_json(open
         await expect(form.get_by_text("fits its schema")).to_be_visible()
         await form.get_by_role("button", name="Send output").click()
         await expect(page.get_by_text("Warm.")).to_be_visible()
-        requests = served.stack.inference.requests  # type: ignore[attr-defined]  # the scripted provider's
+        requests = requests_of(served)
         (sent,) = [message for message in requests[-1].messages if message.role == "tool"]
         expected = {"celsius": 21.5, "sky": "cloudy", "rain": True, "hours": [{"at": "noon"}]}
-        assert json.loads(sent.content if isinstance(sent.content, str) else sent.content[0].text) == expected
+        assert json.loads(str(sent.content)) == expected
 
 
 async def test_the_form_can_be_left_for_json_with_the_same_check(open_page: OpenPage) -> None:
@@ -115,7 +124,7 @@ async def test_a_box_says_what_is_wrong_and_nothing_is_sent(
         await ask(page, "Hi")
         await expect(page.get_by_role("alert")).to_contain_text(label)
         await expect(page.get_by_label("Message")).to_have_value("Hi")
-        assert not served.stack.inference.requests  # type: ignore[attr-defined]  # the scripted provider's
+        assert not requests_of(served)
         await page.get_by_label(label).fill("")
         await page.keyboard.press("Control+Enter")
 
