@@ -20,7 +20,7 @@ AXE: Final = files("axe_playwright_python").joinpath("axe.min.js").read_text()
 async def findings(page: Page) -> list[str]:
     """Return what axe-core finds wrong: the rule, the element, the reason."""
     await page.evaluate(AXE)
-    results: Any = await page.evaluate("axe.run({}, { resultTypes: ['violations'] })")
+    results: Any = await page.evaluate("axe.run({ resultTypes: ['violations'] })")
     return [
         f"{violation['id']}: {node['target']}: {node['failureSummary']}"
         for violation in results["violations"]
@@ -37,7 +37,7 @@ async def settle(page: Page) -> None:
 @pytest.mark.parametrize("width", [1280, 380])
 async def test_axe_finds_nothing_in_any_view(open_page: OpenPage, tmp_path: Path, scheme: Any, width: int) -> None:
     wrong: list[str] = []
-    window = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme}
+    window: dict[str, Any] = {"viewport": {"width": width, "height": 800}, "color_scheme": scheme, "reduced_motion": "reduce"}
     async with seeded(tmp_path) as stack, open_page(f"{stack.served.url}/", **window) as page:
         for name, path in stack.views.items():
             await page.goto(f"{stack.served.url}/#/{path}")
@@ -59,7 +59,7 @@ async def test_axe_finds_nothing_in_any_view(open_page: OpenPage, tmp_path: Path
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_axe_finds_nothing_in_empty_views(open_page: OpenPage, scheme: Any) -> None:
     wrong: list[str] = []
-    async with serving() as served, open_page(f"{served.url}/", color_scheme=scheme) as page:
+    async with serving() as served, open_page(f"{served.url}/", color_scheme=scheme, reduced_motion="reduce") as page:
         for view in ("playground", "responses", "runs", "conversations", "files", "traces", "figures"):
             await page.goto(f"{served.url}/#/{view}")
             await settle(page)
