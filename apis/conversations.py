@@ -1,8 +1,8 @@
 """The Conversations API: items that outlive responses. A response can be a turn of a conversation."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, cast
 
 from openai.types.conversations import Conversation
 from pydantic import Field
@@ -55,6 +55,19 @@ class ConversationListParams(Wire):
     after: str | None = Field(default=None, max_length=128)
     limit: int = Field(20, ge=1, le=100)
     order: Literal["asc", "desc"] = "desc"
+    search: str | None = Field(default=None, max_length=256)
+
+    def accepts(self, conversation: Conversation) -> bool:
+        """Return True for one of those that are listed: `search` matches a part of the id or the metadata, in any case
+        of letters."""
+        metadata = cast(dict[str, str], conversation.metadata or {})
+        return contains_text(self.search, (conversation.id, *metadata, *metadata.values()))
+
+
+def contains_text(searched: str | None, texts: Iterable[str]) -> bool:
+    """Return True if one of the texts contains `searched` in any case of letters, or if nothing is searched."""
+    wanted = (searched or "").casefold()
+    return not wanted or any(wanted in text.casefold() for text in texts)
 
 
 class Conversations(ABC):

@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from apis.chat import Sampling
-from apis.conversations import Conversations, ItemInclude
+from apis.conversations import Conversations, ItemInclude, contains_text
 from apis.errors import Unsupported
 from apis.events import ResponseEventBatch
 from apis.observation.background import Observation
@@ -236,16 +236,53 @@ class ResponseListParams(Wire):
     model: str | None = None
     background: Literal["true", "false"] | None = None
     conversation: str | None = None
+    search: str | None = Field(None, max_length=256)
 
-    def accepts(self, response: Mapping[str, Any]) -> bool:
-        """Return True if the response, by its fields, is one of those that are listed."""
+    def accepts(self, response: Mapping[str, Any], preview: str = "") -> bool:
+        """Return True if the response, by its fields and the first words of its text, is one of those that are listed.
+        `search` matches a part of the id, the first words or the metadata, in any case of letters."""
         conversation: Mapping[str, Any] = response.get("conversation") or {}
+        metadata: Mapping[str, str] = response.get("metadata") or {}
         return (
             self.status in (None, response.get("status"))
             and self.model in (None, response.get("model"))
             and self.background in (None, "true" if response.get("background") else "false")
             and self.conversation in (None, conversation.get("id"))
+            and contains_text(self.search, (response["id"], preview, *metadata, *metadata.values()))
         )
+
+
+class ResponseTreeParams(Wire):
+    """How many responses of a chain's tree are listed at most."""
+
+    limit: int = Field(200, ge=1, le=1000)
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryAttempt:
+    """One POST of an event: when it began in Unix time, how long it took, and its result: the status code of the
+    answer, or the reason why there was none."""
+
+    created_at: float
+    duration_ms: int
+    status_code: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverySummary:
+    """The delivery of an event to one webhook, whose URL is shown by its host alone, because the rest may be secret.
+    `attempts` are the latest of `attempt_count`; a `pending` one is tried again at `next_attempt_at`."""
+
+    id: str
+    object: Literal["webhook_delivery"]
+    event: str
+    host: str
+    status: Literal["pending", "delivered", "failed"]
+    created_at: float
+    next_attempt_at: float | None
+    attempt_count: int
+    attempts: Sequence[DeliveryAttempt]
 
 
 class ItemList(Wire):
@@ -346,6 +383,17 @@ class Responses(Provider, ABC):
         the first words of its text. Those that have not ended come first on the first page. A page may hold fewer than
         `limit` where few match; `last_id` is then the last one that was looked at."""
         raise Unsupported("This server cannot list responses.", code="not_configured")
+
+    async def list_tree(self, response_id: str, params: ResponseTreeParams, *, tenant: str) -> ItemList:
+        """Return the responses of the tree that the response is in, each as in `list_responses`, parents first. The
+        parent of each is its `previous_response_id`. A deleted one that others continue has only its id and
+        `deleted`. Raises NotFound."""
+        raise Unsupported("This server cannot list the branches of a chain.", code="not_configured")
+
+    async def list_webhook_deliveries(self, response_id: str, *, tenant: str) -> Sequence[DeliverySummary]:
+        """Return the deliveries of the response's end to the tenant's webhooks, with the latest attempts of each.
+        Raises NotFound."""
+        raise Unsupported("This server has no webhooks.", code="not_configured")
 
     @abstractmethod
     async def list_input_items(self, response_id: str, params: InputItemListParams, *, tenant: str) -> ItemList:

@@ -7,7 +7,8 @@ those that outlive their request, `store/` stores them.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing, nullcontext, suppress
+from typing import Any
 
 from openai.types.responses import Response
 
@@ -23,11 +24,13 @@ from apis.responses import (
     CompactConversation,
     CompactedConversation,
     CreateResponse,
+    DeliverySummary,
     InputItemListParams,
     InputTokenCount,
     ItemList,
     ResponseListParams,
     Responses,
+    ResponseTreeParams,
     Session,
 )
 from apis.storage.kv_store import KVStore
@@ -172,6 +175,28 @@ class Loop(Responses):
         data = [*running, *page.data]
         first_id = data[0]["id"] if data else None
         return ItemList(data=data, first_id=first_id, last_id=page.last_id, has_more=page.has_more)
+
+    async def list_tree(self, response_id: str, params: ResponseTreeParams, *, tenant: str) -> ItemList:
+        response = await self._load(response_id, tenant)
+        running = await self._background.list_running(
+            ResponseListParams.model_validate({"order": "asc"}), tenant=tenant
+        )
+        is_running = any(row["id"] == response_id for row in running)
+        stored_id = response.previous_response_id if is_running else response_id
+        rows, is_complete = list[dict[str, Any]](), True
+        if stored_id is not None:
+            # the previous response of a running one may have been deleted
+            with suppress(NotFound) if is_running else nullcontext():
+                tree = await self._history.load_tree(stored_id, tenant=tenant, limit=params.limit)
+                rows, is_complete = tree.responses, tree.is_complete
+        ids = {row["id"] for row in rows}
+        children = [row for row in running if row["id"] == response_id or row["previous_response_id"] in ids]
+        data = [*rows, *(row for row in children if row["id"] not in ids)]
+        return ItemList(data=data, first_id=data[0]["id"], last_id=data[-1]["id"], has_more=not is_complete)
+
+    async def list_webhook_deliveries(self, response_id: str, *, tenant: str) -> Sequence[DeliverySummary]:
+        await self._load(response_id, tenant)
+        return await self._background.list_webhook_deliveries(response_id, tenant=tenant)
 
     async def list_input_items(self, response_id: str, params: InputItemListParams, *, tenant: str) -> ItemList:
         items = await self._background.load_input_items(response_id, tenant=tenant)

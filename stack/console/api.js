@@ -25,7 +25,8 @@ export const baseUrl = base.replace(/\/$/, "");
 async function send(method, path, { body, form, query, signal, headers } = {}) {
   const url = new URL(path.replace(/^\//, ""), base);
   for (const [name, value] of Object.entries(query || {})) {
-    if (value !== undefined && value !== null && value !== "") url.searchParams.set(name, value);
+    if (Array.isArray(value)) value.forEach((each) => url.searchParams.append(`${name}[]`, each));
+    else if (value !== undefined && value !== null && value !== "") url.searchParams.set(name, value);
   }
   const init = { method, signal, headers: { ...headers }, cache: "no-store" };
   const key = readKey();
@@ -65,6 +66,16 @@ export const remove = (path) => call("DELETE", path);
 export async function* stream(method, path, options) {
   const response = await send(method, path, options);
   yield* readEvents(response.body);
+}
+
+/** Save what a path returns as a file: only a request can carry the key, so no link could. */
+export async function download(path, name) {
+  const response = await send("GET", path);
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await response.blob());
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
 /** Upload a file and report its progress from 0 to 1; fetch cannot, so this is the one use of XMLHttpRequest. */

@@ -83,6 +83,7 @@ function nextTheme() {
     : matchMedia("(prefers-color-scheme: dark)").matches;
   localStorage.setItem("stack.theme", dark ? "light" : "dark");
   applyTheme(dark ? "light" : "dark");
+  dispatchEvent(new Event("stack:theme"));
 }
 
 function App() {

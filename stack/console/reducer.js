@@ -35,8 +35,8 @@ function step(state, event, at) {
   }
   const index = event.output_index;
   if (index === undefined) return state;
-  if (type === "response.output_item.added") return withItem(state, index, event.item, { startedAt: at });
-  if (type === "response.output_item.done") return withItem(state, index, event.item, { endedAt: at, word: null });
+  if (type === "response.output_item.added") return withItem(state, index, event.item, { startedAt: at, first: event.sequence_number });
+  if (type === "response.output_item.done") return withItem(state, index, event.item, { endedAt: at, last: event.sequence_number, word: null });
   const item = state.items[index];
   if (!item) return state;
   const change = CHANGES[type];

@@ -1,9 +1,10 @@
 // One request in flight: reads its stream, reduces events once per animation frame, resumes what the server still runs.
 
 import { ApiError, cancelResponse, get, stream } from "./api.js";
-import { TERMINAL, emptyState, reduce } from "./reducer.js";
+import { TERMINAL, emptyState, reduce, stateOf } from "./reducer.js";
 
-const RETRIES = 5;
+const RETRIES = 24;
+const LONGEST_DELAY_MS = 5000;
 
 export class Run {
   /** `onChange` is called at most once per frame with this run; `state`, `rows` and the times are then current. */
@@ -16,6 +17,10 @@ export class Run {
     this.firstAt = undefined;
     this.endedAt = undefined;
     this.failure = null;
+    /** True where all events were sent before: the times at which they come say nothing. */
+    this.isReplay = false;
+    /** {tries, after}: the connection is lost, and the stream is asked for again after that event; null while it flows. */
+    this.waits = null;
     this.stops = new AbortController();
     this.frame = 0;
   }
@@ -36,29 +41,63 @@ export class Run {
 
   async read(open) {
     for (let tries = 0; ; tries += 1) {
+      let error = null;
       try {
-        for await (const row of open()) this.take(row);
-        break;
-      } catch (error) {
-        if (error.name === "AbortError") break;
-        const id = this.state.response?.id;
-        const goesOn = this.state.response?.background && !TERMINAL.has(this.state.response.status);
-        if (!goesOn || tries >= RETRIES || (error instanceof ApiError && error.status >= 400 && error.status < 500)) {
-          this.failure = this.rows.length && !(error instanceof ApiError) ? new ApiError(0, { error: { message: LOST } }) : error;
-          break;
+        for await (const row of open()) {
+          this.take(row);
+          this.waits = null;
+          tries = 0;
         }
-        await new Promise((resolve) => setTimeout(resolve, 500 * 2 ** tries));
-        const query = { stream: true, starting_after: this.state.lastNumber };
-        open = () => stream("GET", `responses/${id}`, { query, signal: this.stops.signal });
+      } catch (failure) {
+        error = failure;
       }
+      if (this.isOver(error)) break;
+      if (!this.canResume(error) || tries >= RETRIES) {
+        const wasRefused = error instanceof ApiError && error.status >= 400;
+        this.failure = this.rows.length && !wasRefused ? new ApiError(0, { error: { message: this.isStored ? AWAY : LOST, code: "connection_lost" } }) : error;
+        break;
+      }
+      const { id } = this.state.response;
+      this.waits = { tries: tries + 1, after: this.state.lastNumber };
+      this.changed();
+      if (!(await this.pause(Math.min(LONGEST_DELAY_MS, 500 * 2 ** tries)))) break;
+      const query = { stream: true, starting_after: this.waits.after >= 0 ? this.waits.after : undefined };
+      open = () => stream("GET", `responses/${id}`, { query, signal: this.stops.signal });
     }
+    this.waits = null;
     this.endedAt = performance.now();
     this.changed();
   }
 
+  /** True after the last event, after an error that ended the stream, and after `close` or `stop`. */
+  isOver(error) {
+    const status = this.state.response?.status;
+    return error?.name === "AbortError" || (!error && (TERMINAL.has(status) || Boolean(this.state.error)));
+  }
+
+  get isStored() {
+    return Boolean(this.state.response?.background);
+  }
+
+  /** A background response goes on without its reader. Refusals are final, but for those of a server that starts. */
+  canResume(error) {
+    const isRefused = error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429;
+    return this.isStored && !TERMINAL.has(this.state.response.status) && !isRefused;
+  }
+
+  /** Wait; false if the run was stopped meanwhile. */
+  pause(delay) {
+    const { signal } = this.stops;
+    return new Promise((resolve) => {
+      const timer = setTimeout(() => resolve(!signal.aborted), delay);
+      signal.addEventListener("abort", () => (clearTimeout(timer), resolve(false)), { once: true });
+    });
+  }
+
   take(row) {
+    if (this.isReplay) row.at = undefined;
     this.rows.push(row);
-    this.state = reduce(this.state, row.event, row.at);
+    this.state = reduce(this.state, row.event, row.at ?? null);
     if (this.firstAt === undefined && row.event.type.endsWith(".delta")) this.firstAt = row.at;
     this.changed();
   }
@@ -75,7 +114,7 @@ export class Run {
   /** Stop reading; a background response is cancelled on the server, any other ends as its client leaves. */
   async stop() {
     const { response } = this.state;
-    if (response?.background && !TERMINAL.has(response.status)) await cancelResponse(response.id).catch(() => {});
+    if (response?.background && !TERMINAL.has(response.status)) await cancelResponse(response.id).catch(() => this.stops.abort());
     else this.stops.abort();
   }
 
@@ -86,12 +125,14 @@ export class Run {
 }
 
 const LOST = "The connection broke off, and this response was not running in the background: what was not sent is lost. Ask again.";
+const AWAY = "The connection broke off, and the server has not come back. The response is stored: open it in Responses when the server runs again.";
 
-/** Return a run that shows a stored response, with its recorded events where the server has them. */
+/** Return a run that shows a stored response; one that still runs in the background is followed from its first event. */
 export async function storedRun(id, onChange) {
   const response = await get(`responses/${id}`);
   const run = new Run(null, onChange);
-  run.state = { ...emptyState(), response, items: response.output, meta: response.output.map(() => ({})) };
-  run.endedAt = run.startedAt;
+  run.state = stateOf(response);
+  if (response.background && !TERMINAL.has(response.status)) run.follow(id, -1);
+  else run.endedAt = run.startedAt;
   return run;
 }

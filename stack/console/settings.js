@@ -1,5 +1,7 @@
 // What a request asks for: settings of the Playground, and the body that they make.
 
+import { problemOf } from "./schema/metaschema.js";
+
 export const DEFAULTS = {
   model: "",
   instructions: "",
@@ -35,14 +37,14 @@ export function loadSettings() {
 
 export const saveSettings = (settings) => localStorage.setItem(STORAGE, JSON.stringify(settings));
 
-/** Return the JSON of a text field, undefined where it is empty. Throws an Error that names the field. */
-function parse(text, name) {
-  if (!text.trim()) return undefined;
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new Error(`${name} is not JSON: ${error.message}`);
-  }
+/** The boxes of JSON by their labels; the panel shows these, and errors name them. */
+export const BOXES = { functions: "Functions that you answer", mcpServers: "MCP servers", schema: "Answer as JSON of this schema" };
+
+/** Return the JSON of a box, undefined where it is empty. Throws an Error that names the box and its first problem. */
+function parse(settings, field) {
+  const problem = problemOf(field, settings[field]);
+  if (problem) throw new Error(`${BOXES[field]}: ${problem}`);
+  return settings[field].trim() ? JSON.parse(settings[field]) : undefined;
 }
 
 const number = (text) => (text === "" ? undefined : Number(text));
@@ -53,15 +55,18 @@ function toolsOf(settings) {
     if (type === "file_search") return { type, vector_store_ids: settings.vectorStoreIds.split(/[\s,]+/).filter(Boolean) };
     return { type };
   });
-  const functions = [parse(settings.functions, "Functions") || []].flat().map((each) => ({ type: "function", ...each }));
-  const servers = [parse(settings.mcpServers, "MCP servers") || []].flat().map((each) => ({ type: "mcp", ...each }));
+  const functions = [parse(settings, "functions") || []].flat().map((each) => ({ type: "function", ...each }));
+  const servers = [parse(settings, "mcpServers") || []].flat().map((each) => ({ type: "mcp", ...each }));
   return [...tools, ...functions, ...servers];
 }
+
+/** A name that the API takes, from the schema's title. */
+const nameOf = (schema) => (schema.title || "").replace(/[^A-Za-z0-9_-]+/g, "_").slice(0, 64) || "answer";
 
 /** Return the body of POST /v1/responses for `input`, following `previous` (a response) where there is one. */
 export function bodyOf(settings, input, previous) {
   const tools = toolsOf(settings);
-  const schema = parse(settings.schema, "The schema");
+  const schema = parse(settings, "schema");
   const body = {
     model: settings.model,
     input,
@@ -74,7 +79,7 @@ export function bodyOf(settings, input, previous) {
     max_output_tokens: number(settings.maxOutputTokens),
     tools: tools.length ? tools : undefined,
     include: includeOf(settings),
-    text: schema && { format: { type: "json_schema", name: schema.title || "answer", schema, strict: true } },
+    text: schema && { format: { type: "json_schema", name: nameOf(schema), schema, strict: true } },
     background: settings.background || undefined,
     previous_response_id: previous?.id,
   };

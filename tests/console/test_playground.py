@@ -1,6 +1,7 @@
 """The Playground in Chromium: an answer streams in, tools wait for the client, nothing of a model's output runs."""
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -23,18 +24,20 @@ HOSTILE = [
     "| <b onmouseover=alert(1)>x</b> |\n|---|\n| ![a](//evil.example/b.png) |",
     "<math><mi xlink:href='javascript:1'>z</mi></math>",
 ]
-WATCH_FRAMES = """
+WATCH_SCRIPTS = """
 () => {
-  let last = performance.now();
   window.longest = 0;
-  const frame = (now) => {
-    window.longest = Math.max(window.longest, now - last);
-    last = now;
-    requestAnimationFrame(frame);
-  };
-  requestAnimationFrame(frame);
+  window.frames_seen = 0;
+  new PerformanceObserver((list) => {
+    for (const frame of list.getEntries()) {
+      window.frames_seen += 1;
+      const scripting = frame.scripts.reduce((total, script) => total + script.duration, 0);
+      window.longest = Math.max(window.longest, scripting);
+    }
+  }).observe({ type: "long-animation-frame" });
 }
 """
+"""The longest scripting of one frame in ms; only frames of more than 50 ms are reported, whatever made them long."""
 FUNCTION = [{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]
 
 
@@ -154,11 +157,23 @@ async def test_a_server_with_keys_asks_for_one_and_keeps_it_in_the_tab_alone(ope
         assert await page.evaluate("document.cookie") == ""
 
 
-async def test_ten_thousand_events_keep_the_frames_short(open_page: OpenPage) -> None:
-    words = [f"word{number} " for number in range(10_000)]
-    async with serving(scripted([{"text": words}])) as served, open_page(f"{served.url}/") as page:
-        await page.evaluate(WATCH_FRAMES)
+@pytest.mark.parametrize("paragraph", [40, 10_000])
+async def test_ten_thousand_events_keep_the_frames_short(open_page: OpenPage, paragraph: int) -> None:
+    """Only the scripting within a frame is held against 50 ms, not the frame. It is measured in wall time, so that a
+    machine with more work than processors is allowed as many times that."""
+    ends = range(paragraph - 1, 10_000, paragraph)
+    paragraphs = [f"word{number} " + ("\n\n" if number in ends else "") for number in range(10_000)]
+    async with serving(scripted([{"text": paragraphs}])) as served, open_page(f"{served.url}/") as page:
+        await page.evaluate(WATCH_SCRIPTS)
         await ask(page, "Write")
         await expect(page.locator(".turn > footer")).to_have_count(1, timeout=60_000)
+        await page.get_by_label("join deltas").uncheck()
+        await expect(page.get_by_role("tab", name="Schema ✓")).to_be_visible()
+        for top in (0, 50_000, 100_000, 0):
+            await page.locator(".events .list").evaluate("(list, top) => (list.scrollTop = top)", top)
+            await page.wait_for_timeout(50)
         assert await page.locator(".event").count() < 200
-        print("longest frame", await page.evaluate("window.longest"))
+        longest, frames = await page.evaluate("[window.longest, window.frames_seen]")
+        print(f"longest scripting in a frame: {longest:.0f} ms; frames of more than 50 ms: {frames}")
+        slowdown = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        assert longest < 50 * slowdown, f"{longest:.0f} ms, on a machine that is {slowdown:.1f} times overloaded"

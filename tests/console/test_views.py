@@ -38,7 +38,7 @@ async def test_responses_are_listed_filtered_opened_and_deleted(open_page: OpenP
 
 
 async def test_a_background_run_is_followed_again_after_the_tab_was_closed(open_page: OpenPage) -> None:
-    script = scripted([{"text": ["First part. "]}, {"wait_s": 2}, {"text": "Second part."}])
+    script = scripted([{"text": ["First part. "]}, {"wait_s": 6}, {"text": "Second part."}])
     async with serving(script) as served:
         response = await served.client.responses.create(model="scripted", input="Go", background=True)
         async with open_page(f"{served.url}/#/runs") as page:

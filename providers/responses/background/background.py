@@ -18,7 +18,7 @@ from apis.documents.fetcher import Fetcher
 from apis.errors import RateLimited
 from apis.events import LoggedEvent, ResponseEventBatch
 from apis.fair_share import Tenants
-from apis.responses import CreateResponse, ResponseListParams
+from apis.responses import CreateResponse, DeliverySummary, ResponseListParams
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
 from apis.storage.records import reading_stored
@@ -31,7 +31,8 @@ from providers.responses.background.workers import BackgroundConfig, BackgroundW
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse
 from providers.responses.run.response_stream import assign_sequence_numbers
 from providers.responses.store.conversation_lock import hand_over_lock
-from providers.responses.store.history import History, summarize_response
+from providers.responses.store.history import History
+from providers.responses.store.response_record import summarize_response
 from providers.responses.store.run_key import run_key
 
 _TIER_PRIORITIES: Final = {"ultrafast": 0, "fast": 1, "priority": 2, "flex": 9}
@@ -190,6 +191,11 @@ class BackgroundResponses:
                 return True
         return False
 
+    async def list_webhook_deliveries(self, response_id: str, *, tenant: str) -> Sequence[DeliverySummary]:
+        """Return the deliveries of a response's end to webhooks, oldest first."""
+        return await self._webhook_queue.log.list_deliveries(response_id, tenant=tenant)
+
     async def delete_log(self, response_id: str, *, tenant: str) -> None:
-        """Delete the events of a response."""
+        """Delete the events of a response, and the log of its webhook deliveries."""
         await self._event_log.delete(response_id, tenant=tenant)
+        await self._webhook_queue.log.delete(response_id, tenant=tenant)

@@ -28,6 +28,7 @@ from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record
+from providers.responses.background.webhook_log import AttemptRecord, DeliveryRecord, WebhookLog
 from providers.responses.background.webhooks import WEBHOOK_EVENTS, Webhook, build_event_json, build_signed_headers
 
 _log = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ class WebhookDelivery(msgspec.Struct, rename={"created_at": "at"}):
     body: str
     created_at: float
     attempts: int = 0
+    response_id: str = ""
+    """Empty in records of earlier versions, whose deliveries are not in the log."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +88,7 @@ class WebhookQueue:
     ) -> None:
         self._kv = kv
         self._fetcher = fetcher
+        self.log = WebhookLog(kv)
         self._places = FairShare("deliveries", _MAX_DELIVERIES, several_tenants=tenants.are_several)
         self._queues = [_Queue(hook, f"/webhook/{hook.queue_name}/") for hook in webhooks]
         self._wakeup = asyncio.Event()
@@ -98,7 +102,9 @@ class WebhookQueue:
             hook = queue.webhook
             if event in WEBHOOK_EVENTS and event in hook.events and tenant == hook.tenant and not queue.is_full:
                 body = build_event_json(event, response.id, int(now)).decode()
-                delivery = WebhookDelivery(f"wh_{secrets.token_hex(16)}", body, now)
+                delivery = WebhookDelivery(f"wh_{secrets.token_hex(16)}", body, now, response_id=response.id)
+                record = DeliveryRecord(delivery.id, event, str(hook), now, now + hook.max_age_s, next_attempt_at=now)
+                ops.append(self.log.begin_op(tenant, response.id, record))
                 ops.append(Put(_delivery_key(queue, now, delivery), encode_record(delivery), hook.max_age_s))
         return ops
 
@@ -179,11 +185,7 @@ class WebhookQueue:
 
     async def _send(self, claim: _ClaimedDelivery) -> None:
         try:
-            failure = await _post(claim, self._fetcher)
-            if failure is None:
-                await claim.finish()
-            else:
-                await self._reschedule(claim, failure)
+            await self._record(claim, await _post(claim, self._fetcher))
         except StackError as exc:
             _log.warning("an event for the webhook at %s will be sent again: %s", claim.queue.webhook, exc.message)
         except asyncio.CancelledError:
@@ -193,41 +195,49 @@ class WebhookQueue:
         finally:
             self._wakeup.set()
 
-    async def _reschedule(self, claim: _ClaimedDelivery, failure: str) -> None:
-        queue, delivery = claim.queue, claim.delivery
+    async def _record(self, claim: _ClaimedDelivery, attempt: AttemptRecord) -> None:
+        """End the delivery after an attempt, or send it again later."""
+        queue, delivery, code = claim.queue, claim.delivery, attempt.status_code
+        place = (queue.webhook.tenant, delivery.response_id, delivery.id)
+        # 410 Gone: the receiver wants no more attempts
+        if code is not None and (200 <= code < 300 or code == _HTTP_GONE):
+            status = "failed" if code == _HTTP_GONE else "delivered"
+            await claim.finish(*await self.log.attempt_ops(place, attempt, status))
+            return
+        failure = attempt.error or f"it answered {code}"
         max_delay_s = min(_MAX_RETRY_DELAY_S, queue.webhook.retry_s * 2 ** min(delivery.attempts - 1, 20))
         delay_s = max_delay_s * random.uniform(0.5, 1)  # noqa: S311 - spreads attempts, not a secret
         remaining_s = _remaining_s(queue, delivery)
         if delay_s >= remaining_s:
             _log.error("the webhook at %s did not accept %s: %s", queue.webhook, delivery.id, failure)
-            await claim.finish()
+            await claim.finish(*await self.log.attempt_ops(place, attempt, "failed"))
             return
         _log.info("the webhook at %s gets %s again in %.0f s: %s", queue.webhook, delivery.id, delay_s, failure)
-        key = _delivery_key(queue, time.time() + delay_s, delivery)
-        await claim.finish(Put(key, encode_record(delivery), remaining_s))
+        due_s = time.time() + delay_s
+        put = Put(_delivery_key(queue, due_s, delivery), encode_record(delivery), remaining_s)
+        await claim.finish(put, *await self.log.attempt_ops(place, attempt, "pending", due_s))
 
 
-async def _post(claim: _ClaimedDelivery, fetcher: Fetcher) -> str | None:
-    """Send the event; returns the reason if it was not accepted. Each attempt has a new signature, because receivers
-    refuse old ones."""
+async def _post(claim: _ClaimedDelivery, fetcher: Fetcher) -> AttemptRecord:
+    """Send the event once. Each attempt has a new signature, because receivers refuse old ones."""
     hook, delivery = claim.queue.webhook, claim.delivery
-    body = delivery.body.encode()
+    body, began_at, began_s = delivery.body.encode(), time.time(), time.monotonic()
     outgoing = FetchRequest(
         hook.url,
         "POST",
-        build_signed_headers(hook.secret, delivery.id, int(time.time()), body),
+        build_signed_headers(hook.secret, delivery.id, int(began_at), body),
         body,
         follow_redirects=False,
         timeout_s=hook.timeout_s,
         allow_private=hook.private,
     )
+    code = error = None
     try:
         async with fetcher.open(outgoing) as incoming:
-            status = incoming.status
+            code = incoming.status
     except FetchFailed as exc:
-        return exc.message
-    # 410 Gone: the receiver wants no more attempts
-    return None if 200 <= status < 300 or status == _HTTP_GONE else f"it answered {status}"
+        error = exc.message
+    return AttemptRecord(began_at, round((time.monotonic() - began_s) * 1000), code, error)
 
 
 def _delivery_key(queue: _Queue, due_s: float, delivery: WebhookDelivery) -> str:

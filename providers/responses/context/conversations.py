@@ -75,7 +75,10 @@ class StoredConversations(Conversations):
         def accept(conversation_id: str, entry: Entry) -> Conversation | None:
             record = decode_record(entry, ConversationRecord)
             ref = ConversationKeys(tenant, conversation_id)
-            return None if record.is_deleted else _record_to_conversation(ref, record)
+            if record.is_deleted:
+                return None
+            conversation = _record_to_conversation(ref, record)
+            return conversation if params.accepts(conversation) else None
 
         listing = Listing(self._kv, f"{tenant}/conversation/", "conv_")
         return await listing.read_page(accept, after=params.after, limit=params.limit, order=params.order)

@@ -11,9 +11,9 @@ turn, and nothing is stored twice.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import orjson
@@ -21,7 +21,6 @@ from openai.types.responses import Response
 
 from apis.errors import InvalidRequest, NotFound, StoredValueTooLarge
 from apis.responses import ResponseListParams
-from apis.storage.keys import id_to_key_part
 from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, STORED_OVERHEAD_BYTES, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record, reading_stored
@@ -30,6 +29,7 @@ from apis.wire.items import ITEM_LIST_ADAPTER, items_to_json
 from providers.responses.events.ids import is_response_id, response_id_of
 from providers.responses.events.response_object import response_from_json
 from providers.responses.events.tool_result import ToolResultRecord
+from providers.responses.store.chain_tree import ChainTree, load_chain_tree
 from providers.responses.store.conversation_items import find_conversation_item, history_too_large_error
 from providers.responses.store.history_cache import (
     CachedTurn,
@@ -39,24 +39,10 @@ from providers.responses.store.history_cache import (
     StoredTurn,
     TurnPosition,
 )
+from providers.responses.store.history_keys import branch_key, record_key, turn_key
 from providers.responses.store.listing import Listing
+from providers.responses.store.response_record import ResponseRecord, first_words, summarize_response
 from providers.responses.store.run_key import run_key
-
-_DEPTH_DIGITS = 8
-_PREVIEW_CHARS: Final = 160
-_SUMMARY_FIELDS: Final = (
-    *("id", "object", "created_at", "completed_at", "status", "model", "background", "conversation"),
-    *("previous_response_id", "error", "incomplete_details", "metadata", "usage"),
-)
-
-
-class ResponseRecord(msgspec.Struct):
-    """A response without its output, the position of its turn, and the first words of its text."""
-
-    line: str
-    depth: int
-    response: msgspec.Raw
-    preview: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +71,7 @@ class History:
 
     async def load_history(self, response_id: str, *, tenant: str) -> LoadedHistory:
         """Return the history of a request that follows `response_id`. Raises InvalidRequest if that is not stored."""
-        entry = await self._kv.get(_record_key(tenant, "response", response_id))
+        entry = await self._kv.get(record_key(tenant, "response", response_id))
         if entry is None:
             raise await self._missing_response_error(response_id, tenant)
         with reading_stored(response_id):
@@ -165,7 +151,7 @@ class History:
 
     async def find_model(self, response_id: str, *, tenant: str) -> str | None:
         """Return the model of a stored response; None if it is not stored."""
-        entry = await self._kv.get(_record_key(tenant, "response", response_id))
+        entry = await self._kv.get(record_key(tenant, "response", response_id))
         if entry is None:
             return None
         with reading_stored(response_id):
@@ -179,10 +165,14 @@ class History:
             with reading_stored(response_id):
                 record = decode_record(entry, ResponseRecord)
                 fields = orjson.loads(bytes(record.response))
-            return summarize_response(fields, record.preview) if params.accepts(fields) else None
+            return summarize_response(fields, record.preview) if params.accepts(fields, record.preview) else None
 
         listing = Listing(self._kv, f"{tenant}/response/", "resp_")
         return await listing.read_page(accept, after=params.after, limit=params.limit, order=params.order)
+
+    async def load_tree(self, response_id: str, *, tenant: str, limit: int) -> ChainTree:
+        """Return up to `limit` responses of the tree that a stored response is in. Raises NotFound."""
+        return await load_chain_tree(self._kv, response_id, tenant=tenant, limit=limit)
 
     async def load_input_items(self, response_id: str, *, tenant: str) -> list[dict[str, Any]]:
         """Return the input items of a stored response itself, without those of earlier turns. Raises NotFound."""
@@ -198,7 +188,7 @@ class History:
     async def _find_response_item(self, item_id: str, tenant: str) -> ItemWithToolResult | None:
         owner = response_id_of(item_id)
         if owner is None:
-            entry = await self._kv.get(_record_key(tenant, "item", item_id))
+            entry = await self._kv.get(record_key(tenant, "item", item_id))
             if entry is None:
                 return None
             with reading_stored(item_id):
@@ -220,13 +210,13 @@ class History:
     async def delete(self, response_id: str, *, tenant: str) -> None:
         """Delete a response, and its turn unless later turns follow it. Raises NotFound."""
         record, turn = await self._load_response_record(response_id, tenant)
-        ops: list[Op] = [Delete(_record_key(tenant, "response", response_id))]
-        ops += [Delete(_record_key(tenant, "item", item_id)) for item_id in _client_item_ids(turn)]
+        ops: list[Op] = [Delete(record_key(tenant, "response", response_id))]
+        ops += [Delete(record_key(tenant, "item", item_id)) for item_id in _client_item_ids(turn)]
         position: TurnPosition | None = TurnPosition(record.line, record.depth)
         while position is not None and not await self._has_children(position, tenant):
-            ops.append(Delete(_turn_key(tenant, position)))
+            ops.append(Delete(turn_key(tenant, position)))
             if turn.fork_point is not None:
-                ops.append(Delete(_branch_key(tenant, TurnPosition(*turn.fork_point), position.line)))
+                ops.append(Delete(branch_key(tenant, TurnPosition(*turn.fork_point), position.line)))
             await self._kv.write(ops)
             ops = []
             turn, position = await self._deleted_parent(position, turn, tenant)
@@ -245,11 +235,11 @@ class History:
             if position.depth
             else None
         )
-        entry = await self._kv.get(_turn_key(tenant, parent)) if parent else None
+        entry = await self._kv.get(turn_key(tenant, parent)) if parent else None
         if entry is None:
             return turn, None
         parent_turn = decode_record(entry, StoredTurn)
-        response = await self._kv.get(_record_key(tenant, "response", parent_turn.id))
+        response = await self._kv.get(record_key(tenant, "response", parent_turn.id))
         return parent_turn, None if response else parent
 
     async def _write_turn(
@@ -264,21 +254,21 @@ class History:
         record = ResponseRecord(position.line, position.depth, msgspec.Raw(response_json), preview)
         ttl = self.retention_s
         ops: list[Op] = [
-            Put(_turn_key(tenant, position), encode_record(turn), ttl, ABSENT),
-            Put(_record_key(tenant, "response", turn.id), encode_record(record), ttl),
+            Put(turn_key(tenant, position), encode_record(turn), ttl, ABSENT),
+            Put(record_key(tenant, "response", turn.id), encode_record(record), ttl),
         ]
-        ops += [Put(_record_key(tenant, "item", item_id), turn.id.encode(), ttl) for item_id in _client_item_ids(turn)]
+        ops += [Put(record_key(tenant, "item", item_id), turn.id.encode(), ttl) for item_id in _client_item_ids(turn)]
         if turn.fork_point is not None:
-            ops.append(Put(_branch_key(tenant, TurnPosition(*turn.fork_point), position.line), b"", ttl))
+            ops.append(Put(branch_key(tenant, TurnPosition(*turn.fork_point), position.line), b"", ttl))
         ops += extra_ops
         return await self._kv.write(ops) is not None
 
     async def _load_response_record(self, response_id: str, tenant: str) -> tuple[ResponseRecord, StoredTurn]:
-        entry = await self._kv.get(_record_key(tenant, "response", response_id))
+        entry = await self._kv.get(record_key(tenant, "response", response_id))
         if entry is not None:
             with reading_stored(response_id):
                 record = decode_record(entry, ResponseRecord)
-            turn_entry = await self._kv.get(_turn_key(tenant, TurnPosition(record.line, record.depth)))
+            turn_entry = await self._kv.get(turn_key(tenant, TurnPosition(record.line, record.depth)))
             if turn_entry is not None:
                 with reading_stored(response_id):
                     return record, decode_record(turn_entry, StoredTurn)
@@ -291,7 +281,7 @@ class History:
         while position is not None:
             prefix = f"{tenant}/turn/{position.line}/"
             room = self.max_turns - count
-            after = _turn_key(tenant, TurnPosition(position.line, position.depth + 1))
+            after = turn_key(tenant, TurnPosition(position.line, position.depth + 1))
             rows = await self._kv.scan(
                 prefix, before=after, limit=room + 1, max_bytes=room_bytes + room * STORED_OVERHEAD_BYTES
             )
@@ -327,27 +317,14 @@ class History:
                 ops.append(Put(key, encode_record(turn), self.retention_s))
                 if turn.fork_point is not None:
                     line = key.split("/")[2]
-                    ops.append(Put(_branch_key(tenant, TurnPosition(*turn.fork_point), line), b"", self.retention_s))
+                    ops.append(Put(branch_key(tenant, TurnPosition(*turn.fork_point), line), b"", self.retention_s))
             await self._kv.write(ops, durable=False)
 
     async def _has_children(self, position: TurnPosition, tenant: str) -> bool:
-        following = _turn_key(tenant, TurnPosition(position.line, position.depth + 1))
+        following = turn_key(tenant, TurnPosition(position.line, position.depth + 1))
         if await self._kv.get(following) is not None:
             return True
-        return bool(await self._kv.scan(_branch_key(tenant, position, ""), limit=1))
-
-
-def first_words(response: Response) -> str:
-    """Return the beginning of the first text of a response."""
-    for item in response.output:
-        if item.type == "message" and item.content and item.content[0].type == "output_text":
-            return item.content[0].text[:_PREVIEW_CHARS]
-    return ""
-
-
-def summarize_response(fields: Mapping[str, Any], preview: str) -> dict[str, Any]:
-    """Return what a listing shows of a response."""
-    return {**{name: fields.get(name) for name in _SUMMARY_FIELDS}, "preview": preview}
+        return bool(await self._kv.scan(branch_key(tenant, position, ""), limit=1))
 
 
 def extend_history(history: LoadedHistory, turns: Sequence[StoredTurn], position: TurnPosition) -> LoadedHistory:
@@ -378,18 +355,6 @@ def chain_too_long_error(max_turns: int) -> InvalidRequest:
     return InvalidRequest(
         f"The chain of previous responses is longer than {max_turns} turns.", param="previous_response_id"
     )
-
-
-def _record_key(tenant: str, kind: str, client_id: str) -> str:
-    return f"{tenant}/{kind}/{id_to_key_part(client_id)}"
-
-
-def _turn_key(tenant: str, position: TurnPosition) -> str:
-    return f"{tenant}/turn/{position.line}/{position.depth:0{_DEPTH_DIGITS}d}"
-
-
-def _branch_key(tenant: str, position: TurnPosition, line: str) -> str:
-    return f"{tenant}/branch/{position.line}/{position.depth:0{_DEPTH_DIGITS}d}/{line}"
 
 
 def _client_item_ids(turn: StoredTurn) -> list[str]:

@@ -37,8 +37,7 @@ export function Composer({ draft, onDraft, running, onStop, onSend }) {
   const submit = (event) => {
     event?.preventDefault();
     if (running || !(text.trim() || parts.length)) return;
-    onSend(text, parts);
-    onDraft({ text: "", parts: [] });
+    if (onSend(text, parts) !== false) onDraft({ text: "", parts: [] });
   };
   const dropped = (event) => {
     event.preventDefault();

@@ -3,37 +3,39 @@
 import { bytes, count, ms } from "../format.js";
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
 import { JsonTree } from "./json_tree.js";
+import { EventViolations } from "./schema_report.js";
 
 const ROW = 22;
 const isDelta = (type) => type.endsWith(".delta");
 
 /** Join deltas of one item and type that follow each other into one row. */
-function joined(rows) {
+function joined(rows, bad) {
   const lines = [];
   for (const row of rows) {
     const last = lines.at(-1);
-    if (last && isDelta(row.event.type) && last.event.type === row.event.type && last.event.item_id === row.event.item_id) {
+    const { event } = row;
+    if (last && isDelta(event.type) && last.event.type === event.type && last.event.item_id === event.item_id && !bad.has(event) && !bad.has(last.event)) {
       last.more += 1;
       last.size += row.size;
-    } else lines.push({ ...row, more: 0 });
+    } else lines.push({ event, at: row.at, size: row.size, more: 0 });
   }
   return lines;
 }
 
-export function EventList({ rows, startedAt, itemId, onItem }) {
+export function EventList({ rows, startedAt, itemId, onItem, selected, onEvent, bad, replay }) {
   const [filter, setFilter] = useState("");
   const [join, setJoin] = useState(true);
-  const [selected, setSelected] = useState(null);
   const [top, setTop] = useState(0);
   const [height, setHeight] = useState(400);
   const box = useRef(null);
   const follows = useRef(true);
   const lines = useMemo(() => {
-    const wanted = rows.filter(
-      ({ event }) => (!filter || event.type.includes(filter)) && (!itemId || (event.item_id || event.item?.id) === itemId),
-    );
-    return join ? joined(wanted) : wanted;
-  }, [rows, rows.length, filter, join, itemId]);
+    const wanted =
+      filter || itemId
+        ? rows.filter(({ event }) => (!filter || event.type.includes(filter)) && (!itemId || (event.item_id || event.item?.id) === itemId))
+        : rows;
+    return join ? joined(wanted, bad) : wanted.slice();
+  }, [rows, rows.length, filter, join, itemId, bad.size]);
   useEffect(() => {
     const observer = new ResizeObserver(([entry]) => setHeight(entry.contentRect.height));
     observer.observe(box.current);
@@ -49,33 +51,71 @@ export function EventList({ rows, startedAt, itemId, onItem }) {
   };
   const first = Math.max(0, Math.floor(top / ROW) - 10);
   const shown = lines.slice(first, first + Math.ceil(height / ROW) + 20);
-  const select = (line) => {
-    setSelected(line);
-    onItem?.(line.event.item_id || line.event.item?.id || null);
+  const select = (event) => {
+    follows.current = false;
+    onEvent(event);
+    onItem?.(event.item_id || event.item?.id || null);
   };
-  return html`<div class="events">
+  /** Arrow keys move the selection; the list scrolls with it. */
+  const moved = (press) => {
+    const by = { ArrowDown: 1, ArrowUp: -1, PageDown: 20, PageUp: -20, Home: -Infinity, End: Infinity }[press.key];
+    if (!by || !lines.length) return;
+    press.preventDefault();
+    const now = lines.findIndex((line) => line.event === selected);
+    const index = Math.min(lines.length - 1, Math.max(0, (now < 0 ? -1 : now) + by));
+    follows.current = false;
+    onEvent(lines[index].event);
+    const { scrollTop, clientHeight } = box.current;
+    if (index * ROW < scrollTop) box.current.scrollTop = index * ROW;
+    else if ((index + 1) * ROW > scrollTop + clientHeight) box.current.scrollTop = (index + 1) * ROW - clientHeight;
+  };
+  return html`<div class="events ${startedAt === undefined ? "untimed" : ""}">
     <div class="row tools">
       <input type="search" placeholder="Filter by type" aria-label="Filter events by type" value=${filter} onInput=${(event) => setFilter(event.target.value)} />
       <label class="check"><input type="checkbox" checked=${join} onChange=${(event) => setJoin(event.target.checked)} /> join deltas</label>
-      <span class="quiet small tabular">${count(rows.length)}</span>
+      <span class="quiet small tabular" title="events">${count(rows.length)}</span>
     </div>
-    <div class="list mono" ref=${box} onScroll=${scrolled} tabindex="0" role="group" aria-label="Events">
+    ${replay && html`<${Replay} ...${replay} />`}
+    ${itemId && html`<p class="row small quiet">of one item <button type="button" class="plain" onClick=${() => onItem?.(null)}>show all</button></p>`}
+    <div class="list mono" ref=${box} onScroll=${scrolled} onKeyDown=${moved} tabindex="0" role="group" aria-label="Events, arrow keys select">
       <div style=${{ height: `${lines.length * ROW}px` }}>
         <div style=${{ transform: `translateY(${first * ROW}px)` }}>
           ${shown.map(
             (line, index) => html`<button
               key=${first + index}
               type="button"
-              class="event ${selected?.event === line.event ? "on" : ""} ${/failed|error/.test(line.event.type) ? "bad" : ""}"
-              onClick=${() => select(line)}
-              ><span>${line.event.sequence_number ?? ""}</span><span>${startedAt === undefined || line.at === undefined ? "" : ms(line.at - startedAt)}</span
-              ><span>${line.event.type.replace(/^response\./, "")}${line.more ? html` <span class="quiet">+${line.more}</span>` : ""}</span
+              tabindex="-1"
+              class="event ${selected === line.event ? "on" : ""} ${/failed|error/.test(line.event.type) ? "bad" : ""}"
+              onClick=${() => select(line.event)}
+              ><span>${line.event.sequence_number ?? ""}</span
+              ><span>${startedAt === undefined || line.at === undefined ? "" : ms(line.at - startedAt)}</span
+              ><span class=${bad.has(line.event) ? "broken" : ""}>${bad.has(line.event) ? "✕ " : ""}${line.event.type.replace(/^response\./, "")}${line.more ? html` <span class="quiet">+${line.more}</span>` : ""}</span
               ><span>${bytes(line.size)}</span></button
             >`,
           )}
         </div>
       </div>
     </div>
-    ${selected && html`<div class="detail"><${JsonTree} value=${selected.event} open=${3} key=${selected.event.sequence_number} /></div>`}
+    ${selected &&
+    html`<div class="detail" tabindex="0" role="region" aria-label="The selected event">
+      ${bad.has(selected) && html`<${EventViolations} result=${bad.get(selected)} />`}
+      <${JsonTree} value=${selected} open=${3} key=${selected.sequence_number} />
+    </div>`}
   </div>`;
+}
+
+/** Ask the server to send the events of a stored response again, after a number. */
+function Replay({ after, start, clear }) {
+  const [number, setNumber] = useState(after ?? "");
+  const submit = (event) => {
+    event.preventDefault();
+    if (number !== "") start(Number(number));
+  };
+  return html`<form class="row tools replay" onSubmit=${submit}>
+    <label class="check">Replay after number
+      <input type="number" min="0" step="1" class="tabular" value=${number} onInput=${(event) => setNumber(event.target.value)} />
+    </label>
+    <button disabled=${number === ""}>Replay</button>
+    ${after !== undefined && html`<button type="button" class="plain" onClick=${clear}>All events</button>`}
+  </form>`;
 }

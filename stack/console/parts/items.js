@@ -10,7 +10,7 @@ import { Status } from "./states.js";
 import { ToolCard } from "./tool_card.js";
 
 /** The output items of a response. `meta[i]` has the times of item i; `actions` answers calls, see tool_card.js. */
-export function Items({ items, meta = [], running, selected, onSelect, actions }) {
+export function Items({ items, meta = [], running, selected, onSelect, actions, tools }) {
   return html`${items.map(
     (item, index) =>
       item &&
@@ -22,14 +22,15 @@ export function Items({ items, meta = [], running, selected, onSelect, actions }
         selected=${selected && selected === item.id}
         onSelect=${onSelect}
         actions=${actions}
+        tools=${tools}
       />`,
   )}`;
 }
 
-export function Item({ item, meta = {}, running, selected, onSelect, actions }) {
-  const elapsed = meta.endedAt !== undefined && meta.startedAt !== undefined ? meta.endedAt - meta.startedAt : undefined;
-  const common = { item, meta, running, elapsed, actions };
-  return html`<section class="item ${item.type} ${selected ? "selected" : ""}" data-item=${item.id} onClick=${() => onSelect?.(item.id)}>
+export function Item({ item, meta = {}, running, selected, onSelect, actions, tools }) {
+  const elapsed = Number.isFinite(meta.endedAt) && Number.isFinite(meta.startedAt) ? meta.endedAt - meta.startedAt : undefined;
+  const common = { item, meta, running, elapsed, actions, tools, picks: Boolean(onSelect && item.id) };
+  return html`<section class="item ${item.type} ${selected ? "selected" : ""}" data-item=${item.id} onClick=${(event) => !event.target.closest("form, input, a") && onSelect?.(item.id)}>
     ${item.type === "message"
       ? html`<${Message} ...${common} />`
       : item.type === "reasoning"
@@ -40,23 +41,23 @@ export function Item({ item, meta = {}, running, selected, onSelect, actions }) 
   </section>`;
 }
 
-function Message({ item, running }) {
+function Message({ item, running, picks }) {
   const parts = item.content || [];
   const label = item.role === "assistant" ? "assistant" : item.role || "message";
   if (typeof parts === "string") return html`<${Lane} label=${label} icon="message"><${Markdown} text=${parts} /><//>`;
-  return html`<${Lane} label=${item.phase ? `${label} · ${item.phase}` : label} icon="message" status=${item.status}>
+  return html`<${Lane} label=${item.phase ? `${label} · ${item.phase}` : label} icon="message" status=${item.status} picks=${picks}>
     ${parts.map(
       (part, index) => html`<div key=${index} aria-live=${running ? "off" : "polite"}>
-        ${part && html`<${Part} part=${part} />`}${running && index === parts.length - 1 && html`<span class="caret" aria-hidden="true"></span>`}
+        ${part && html`<${Part} part=${part} grows=${running} />`}${running && index === parts.length - 1 && html`<span class="caret" aria-hidden="true"></span>`}
       </div>`,
     )}
   <//>`;
 }
 
-function Part({ part }) {
+function Part({ part, grows }) {
   if (part.refusal !== undefined) return html`<p class="refusal">${part.refusal}</p>`;
   if (part.text !== undefined && part.type !== "input_text")
-    return html`<${Markdown} text=${part.text} /><${Sources} annotations=${part.annotations} />`;
+    return html`<${Markdown} text=${part.text} grows=${grows} /><${Sources} annotations=${part.annotations} />`;
   if (part.text !== undefined) return html`<p class="input">${part.text}</p>`;
   if (part.type === "input_image" && (part.image_url || "").startsWith("data:image/"))
     return html`<img class="attached" src=${part.image_url} alt="attached picture" />`;

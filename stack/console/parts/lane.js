@@ -7,8 +7,9 @@ import { Status } from "./states.js";
 
 const MOST_CHARS = 4000;
 
-export function Lane({ label, elapsed, running, children, status, icon = "tool" }) {
-  return html`<header><${Icon} name=${icon} /><b>${label}</b>
+/** With `picks`, the label is a button: its click reaches the item, which is then selected. */
+export function Lane({ label, elapsed, running, children, status, picks, icon = "tool" }) {
+  return html`<header><${Icon} name=${icon} />${picks ? html`<button type="button" class="plain pick" title="Show its events">${label}</button>` : html`<b>${label}</b>`}
       ${elapsed !== undefined && html`<span class="quiet tabular">${ms(elapsed)}</span>`}
       ${running && html`<${Status} status="running" />`} ${!running && status && status !== "completed" && html`<${Status} status=${status} />`}
     </header>

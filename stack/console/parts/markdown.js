@@ -44,17 +44,29 @@ const CLEAN = {
 
 export const clean = (markdown) => purify.sanitize(marked.parse(markdown, { async: false, gfm: true, breaks: true }), CLEAN);
 
-/** Split before the last block, so that a stream parses only its end again. Fences keep a block together. */
-export function splitBlocks(text) {
+const CHUNK_CHARS = 2000;
+const MOST_PARSED_AGAIN = 6000;
+
+/** Cut a text into chunks of whole blocks, so that a stream parses only its last one again: cuts stay where they are
+ * while the text grows. A fence, a list and a quotation are kept together. */
+export function chunksOf(text) {
+  const chunks = [];
   let fence = false;
-  let cut = 0;
+  let start = 0;
   let position = 0;
+  let afterBlank = false;
   for (const line of text.split("\n")) {
     if (/^\s*(?:```|~~~)/.test(line)) fence = !fence;
-    else if (!fence && line === "" && position > 0) cut = position;
+    const begins = afterBlank && (!fence || /^(?:```|~~~)/.test(line)) && /^(?![\s>]|[-*+] |\d+[.)] )/.test(line);
+    if (begins && line && position - start > CHUNK_CHARS) {
+      chunks.push(text.slice(start, position));
+      start = position;
+    }
+    if (line) afterBlank = false;
+    else if (!fence) afterBlank = true;
     position += line.length + 1;
   }
-  return [text.slice(0, cut), text.slice(cut)];
+  return [...chunks, text.slice(start)];
 }
 
 function Block({ text }) {
@@ -68,10 +80,18 @@ function showImage(event) {
   if (source) open(source, "_blank", "noopener,noreferrer");
 }
 
-/** Markdown as it grows: finished blocks stay as they are. */
-export function Markdown({ text }) {
-  const [done, last] = useMemo(() => splitBlocks(text), [text]);
-  return html`<div>${done && html`<${Block} text=${done} />`}<${Block} text=${last} /></div>`;
+/** Markdown as it grows: finished chunks stay as they are. While it grows, a block that is too long to be parsed with
+ * every frame shows as the text that it is. */
+export function Markdown({ text, grows = false }) {
+  const chunks = useMemo(() => chunksOf(text), [text]);
+  const last = chunks.length - 1;
+  return html`<div>
+    ${chunks.map((chunk, index) =>
+      grows && index === last && chunk.length > MOST_PARSED_AGAIN
+        ? html`<p class="wrap" key=${index}>${chunk}</p>`
+        : html`<${Block} key=${index} text=${chunk} />`,
+    )}
+  </div>`;
 }
 
 /** Number the sources of annotations: [{number, url, title, quote}], one for each source. */

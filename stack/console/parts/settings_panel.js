@@ -1,7 +1,9 @@
 // The settings of the Playground as a form. Empty fields leave the choice to the server.
 
-import { HOSTED_TOOLS } from "../settings.js";
+import { problemOf } from "../schema/metaschema.js";
+import { BOXES, HOSTED_TOOLS } from "../settings.js";
 import { html } from "../vendor/preact.js";
+import { useUniqueId } from "./states.js";
 
 const FUNCTION = '[{"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}]';
 const SERVER = '[{"server_label": "docs", "server_url": "https://example.com/mcp", "require_approval": "always"}]';
@@ -12,7 +14,8 @@ export function Settings({ settings, onChange }) {
   const toggle = (tool) => (event) =>
     onChange({ ...settings, tools: event.target.checked ? [...settings.tools, tool] : settings.tools.filter((other) => other !== tool) });
   const area = (name, label, placeholder, rows = 2) =>
-    html`<label class="wide">${label}<textarea rows=${rows} class=${name === "instructions" ? "" : "mono"} placeholder=${placeholder} value=${settings[name]} onInput=${set(name)}></textarea></label>`;
+    html`<label class="wide">${label}<textarea rows=${rows} placeholder=${placeholder} value=${settings[name]} onInput=${set(name)}></textarea></label>`;
+  const box = (name, placeholder) => html`<${JsonBox} key=${name} name=${name} placeholder=${placeholder} value=${settings[name]} onInput=${set(name)} />`;
   const numeric = (name, label, step, max) =>
     html`<label>${label}<input type="number" min="0" max=${max} step=${step} placeholder="default" value=${settings[name]} onInput=${set(name)} /></label>`;
   return html`<div class="settings">
@@ -31,10 +34,19 @@ export function Settings({ settings, onChange }) {
       ${settings.tools.includes("file_search") &&
       html`<label>Vector stores<input class="mono" placeholder="vs_…" value=${settings.vectorStoreIds} onInput=${set("vectorStoreIds")} /></label>`}
     </fieldset>
-    ${area("functions", "Functions that you answer", FUNCTION)} ${area("mcpServers", "MCP servers", SERVER)} ${area("schema", "Answer as JSON of this schema", SCHEMA)}
+    ${box("functions", FUNCTION)} ${box("mcpServers", SERVER)} ${box("schema", SCHEMA)}
     <fieldset class="wide"><legend>Run</legend>
       <label class="check"><input type="checkbox" checked=${settings.background} onChange=${set("background")} /> in the background</label>
       <label class="check"><input type="checkbox" checked=${settings.store} onChange=${set("store")} /> stored</label>
     </fieldset>
   </div>`;
+}
+
+/** A box of JSON that says what is wrong with its text as it is typed. */
+function JsonBox({ name, placeholder, value, onInput }) {
+  const id = useUniqueId();
+  const problem = problemOf(name, value);
+  return html`<label class="wide">${BOXES[name]}
+    <textarea rows="3" class="mono" spellcheck="false" placeholder=${placeholder} value=${value} onInput=${onInput} aria-invalid=${Boolean(problem)} aria-describedby=${problem ? id : undefined}></textarea>
+    ${problem && html`<span id=${id} class="bad small">${problem}</span>`}</label>`;
 }

@@ -1,7 +1,8 @@
 // Empty, loading and failed states, and the small parts that all views share.
 
+import { download } from "../api.js";
 import { shortId, time, utc } from "../format.js";
-import { html, useState } from "../vendor/preact.js";
+import { html, useEffect, useRef, useState } from "../vendor/preact.js";
 import { Icon } from "./icons.js";
 
 const REMEDIES = {
@@ -25,6 +26,13 @@ export function Failure({ error, onRetry }) {
   </div>`;
 }
 
+/** Says that a stream is lost and asked for again; the rest of the page stays as it was. */
+export const Reconnecting = ({ run }) =>
+  run?.waits &&
+  html`<div class="notice" role="status">
+    <b>The connection broke off.</b> The response goes on without it. Asking for what follows event ${Math.max(0, run.waits.after)} again, try ${run.waits.tries}.
+  </div>`;
+
 /** One sentence, and one thing to do. */
 export const Empty = ({ title, children }) => html`<div class="empty"><p>${title}</p>${children}</div>`;
 
@@ -32,7 +40,8 @@ export const Skeleton = ({ rows = 6 }) =>
   html`<div class="skeleton" aria-label="Loading">${Array.from({ length: rows }, (_, row) => html`<i key=${row}></i>`)}</div>`;
 
 /** A status as word, shape and colour. */
-export const Status = ({ status }) => html`<span class="status ${status}"><i aria-hidden="true"></i>${(status || "").replace("_", " ")}</span>`;
+export const Status = ({ status, word = status }) =>
+  html`<span class="status ${status}"><i aria-hidden="true"></i><span>${(word || "").replace("_", " ")}</span></span>`;
 
 export const Time = ({ at }) => html`<time datetime=${utc(at)} title=${utc(at)}>${time(at)}</time>`;
 
@@ -57,31 +66,68 @@ export function Copy({ text, label = "Copy" }) {
   </button>`;
 }
 
+/** A button that saves a file; its error shows in its place. */
+export function Download({ path, name }) {
+  const [error, setError] = useState(null);
+  if (error) return html`<span class="bad small" role="alert">${error.message}</span>`;
+  return html`<button type="button" class="plain" aria-label="Download ${name}" onClick=${() => download(path, name).catch(setError)}>Download</button>`;
+}
+
 /** A button that deletes: the first press asks, naming the object, the second does it. */
 export function DeleteButton({ what, onDelete }) {
   const [asks, setAsks] = useState(false);
+  const [error, setError] = useState(null);
+  const keep = useRef(null);
+  useEffect(() => void keep.current?.focus(), [asks]);
+  const confirm = async () => {
+    try {
+      await onDelete();
+    } catch (failure) {
+      setError(failure);
+    }
+  };
+  if (error) return html`<span class="bad small" role="alert">${error.message}</span>`;
   if (!asks) return html`<button type="button" class="plain danger" onClick=${() => setAsks(true)}>Delete</button>`;
   return html`<span class="row ask" role="group" aria-label="Delete ${what}?">
-    Delete ${what}?
-    <button type="button" class="danger" onClick=${onDelete}>Delete</button>
-    <button type="button" autofocus onClick=${() => setAsks(false)}>Keep</button>
+    <span>Delete ${what}?</span>
+    <button type="button" class="danger" onClick=${confirm}>Delete</button>
+    <button type="button" ref=${keep} onClick=${() => setAsks(false)}>Keep</button>
   </span>`;
 }
 
-/** Tabs by name; `children` is the content of the current one. */
-export function Tabs({ names, current, onChange, children, label }) {
-  return html`<div class="tabs" role="tablist" aria-label=${label}>
+/** Tabs by name; `children` is the content of the current one. `labels` are shown instead of names; arrow keys move. */
+export function Tabs({ names, labels = {}, current, onChange, children, label }) {
+  const list = useRef(null);
+  const moved = (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const index = (names.indexOf(current) + by + names.length) % names.length;
+    onChange(names[index]);
+    list.current.children[index].focus();
+  };
+  return html`<div class="tabs" role="tablist" aria-label=${label} ref=${list} onKeyDown=${moved}>
       ${names.map(
         (name) => html`<button
           key=${name}
           role="tab"
           type="button"
           aria-selected=${name === current}
+          tabindex=${name === current ? 0 : -1}
           class=${name === current ? "on" : ""}
           onClick=${() => onChange(name)}
-          >${name}</button
+          >${labels[name] || name}</button
         >`,
       )}
     </div>
-    <div role="tabpanel" class="panel" aria-label=${current}>${children}</div>`;
+    <div role="tabpanel" class="panel" tabindex="0" aria-label=${current}>${children}</div>`;
+}
+
+let lastId = 0;
+
+/** An id of the page for `aria-describedby`. */
+export function useUniqueId() {
+  const id = useRef("");
+  id.current ||= `note-${(lastId += 1)}`;
+  return id.current;
 }

@@ -3,18 +3,28 @@
 // `actions.answer(item, answer)` sends a function's output or an approval; it is absent where nothing can be answered.
 
 import { pretty, prettyText } from "../format.js";
+import { violations } from "../schema/validate.js";
 import { html, useState } from "../vendor/preact.js";
 import { CodeCell } from "./code_cell.js";
 import { FunctionForm } from "./function_form.js";
 import { JsonTree } from "./json_tree.js";
 import { Lane, Output } from "./lane.js";
+import { SchemaValue } from "./schema_form.js";
 
-export function ToolCard({ item, meta, running, elapsed, actions }) {
+export function ToolCard({ item, meta, running, elapsed, actions, picks, tools }) {
+  const tool = toolOf(tools, item);
   const Body = BODIES[item.type] || Unknown;
-  return html`<${Lane} label=${labelOf(item)} status=${item.status} running=${running} elapsed=${elapsed}>
+  return html`<${Lane} label=${labelOf(item)} status=${item.status} running=${running} elapsed=${elapsed} picks=${picks}>
     ${running && meta.word && html`<span class="quiet">${meta.word.replace(/_/g, " ")}</span>`}
-    <${Body} item=${item} running=${running} actions=${actions} />
+    <${Body} item=${item} tool=${tool} running=${running} actions=${actions} />
   <//>`;
+}
+
+/** The declaration of the function that an item calls: in the request's tools, or in a namespace among them. */
+function toolOf(tools, item) {
+  if (item.type !== "function_call") return undefined;
+  const among = item.namespace ? (tools || []).find((tool) => tool.type === "namespace" && tool.name === item.namespace)?.tools : tools;
+  return (among || []).find((tool) => tool.type === "function" && tool.name === item.name);
 }
 
 function labelOf(item) {
@@ -27,10 +37,29 @@ function labelOf(item) {
 
 const Arguments = ({ text, label = "arguments" }) => (text ? html`<pre class="wrap code" aria-label=${label} tabindex="0">${prettyText(text)}</pre>` : null);
 
-function FunctionCall({ item, running, actions }) {
+/** The arguments of a whole call by the function's schema; as they arrive, or without a schema, as they are. */
+function CallArguments({ text, schema }) {
+  const [raw, setRaw] = useState(false);
+  let value = null;
+  try {
+    value = JSON.parse(text);
+  } catch {
+    value = null;
+  }
+  const fits = schema?.properties && value && typeof value === "object" && !Array.isArray(value);
+  if (!fits) return html`<${Arguments} text=${text} />`;
+  const found = violations(schema, value);
+  return html`${raw ? html`<${Arguments} text=${text} />` : html`<${SchemaValue} schema=${schema} value=${value} found=${found} />`}
+    <div class="row small">
+      ${found.length ? html`<span class="bad">✕ breaks the function's schema: ${found[0].path || "/"} ${found[0].message}</span>` : html`<span class="quiet">✓ fits the function's schema</span>`}
+      <button type="button" class="plain" onClick=${() => setRaw(!raw)}>${raw ? "by schema" : "as JSON"}</button>
+    </div>`;
+}
+
+function FunctionCall({ item, tool, running, actions }) {
   const answers = !running && actions?.answer && actions.isOpen(item);
-  return html`<${Arguments} text=${item.arguments ?? item.input} />
-    ${answers && html`<${FunctionForm} item=${item} onAnswer=${(output) => actions.answer(item, output)} />`}`;
+  return html`${running ? html`<${Arguments} text=${item.arguments ?? item.input} />` : html`<${CallArguments} text=${item.arguments ?? item.input} schema=${tool?.parameters} />`}
+    ${answers && html`<${FunctionForm} item=${item} tool=${tool} onAnswer=${(output) => actions.answer(item, output)} />`}`;
 }
 
 function FunctionOutput({ item }) {

@@ -38,6 +38,7 @@ const sum = (samples, test) => samples.reduce((total, sample) => (test(sample) ?
 export function Figures() {
   const [points, setPoints] = useState([]);
   const [error, setError] = useState(null);
+  const theme = useTheme();
   useEffect(() => {
     let stopped = false;
     const load = async () => {
@@ -63,9 +64,26 @@ export function Figures() {
     ${!error && points.length < 2 && html`<${Empty} title="The first figures come in a moment." />`}
     <div class="charts">
       ${points.length > 1 &&
-      CHARTS.map(([title, unit, , isRate], index) => html`<${Chart} key=${title} title=${title} unit=${unit} values=${series(points, index, isRate)} />`)}
+      CHARTS.map(([title, unit, , isRate], index) => html`<${Chart} key=${`${title} ${theme}`} title=${title} unit=${unit} values=${series(points, index, isRate)} />`)}
     </div>
   </div>`;
+}
+
+/** The theme now; charts are drawn anew when it changes. */
+function useTheme() {
+  const dark = () => getComputedStyle(document.documentElement).getPropertyValue("color-scheme") + matchMedia("(prefers-color-scheme: dark)").matches;
+  const [theme, setTheme] = useState(dark);
+  useEffect(() => {
+    const changed = () => setTheme(dark());
+    const media = matchMedia("(prefers-color-scheme: dark)");
+    media.addEventListener("change", changed);
+    addEventListener("stack:theme", changed);
+    return () => {
+      media.removeEventListener("change", changed);
+      removeEventListener("stack:theme", changed);
+    };
+  }, []);
+  return theme;
 }
 
 const clock = (_, times) => times.map((at) => new Date(at * 1000).toLocaleTimeString());
@@ -81,8 +99,11 @@ function Chart({ title, unit, values }) {
   const box = useRef(null);
   const plot = useRef(null);
   useEffect(() => {
-    const style = getComputedStyle(document.documentElement);
-    const colour = (name) => style.getPropertyValue(name).trim();
+    // a canvas needs the colour itself, not the variable
+    const colour = (name) => {
+      box.current.style.color = `var(${name})`;
+      return getComputedStyle(box.current).color;
+    };
     plot.current = new globalThis.uPlot(
       {
         width: box.current.clientWidth,

@@ -5,13 +5,15 @@ import { Composer } from "../parts/composer.js";
 import { Inspector } from "../parts/inspector.js";
 import { Item, Items } from "../parts/items.js";
 import { Settings } from "../parts/settings_panel.js";
-import { Empty, Failure, Status } from "../parts/states.js";
+import { Empty, Failure, Reconnecting, Status } from "../parts/states.js";
 import { UsageBar } from "../parts/usage_bar.js";
 import { openCalls } from "../reducer.js";
+import { hashOf, parseHash } from "../route.js";
 import { Run, storedRun } from "../run.js";
 import { bodyOf, loadSettings, saveSettings } from "../settings.js";
 import { html, useEffect, useLayoutEffect, useReducer, useRef, useState } from "../vendor/preact.js";
 
+const NO_ROWS = [];
 const EXAMPLES = ["Name three rivers of France.", "Explain a mutex to a child.", "Write a haiku about caches."];
 
 export function Playground({ route, models }) {
@@ -38,6 +40,13 @@ export function Playground({ route, models }) {
     ${pane("one", settings, change, { onSent: setShared, shared: shared?.from === "two" ? shared : null, name: "one" })}
     ${pane("two", other, setOther, { onSent: setShared, shared: shared?.from === "one" ? shared : null, name: "two" })}
   </div>`;
+}
+
+/** The URL names the latest stored response, so that a reload shows it, or goes on with it; the view stays as it is. */
+function rememberInUrl(id) {
+  const route = parseHash();
+  if (route.view !== "playground" || (route.params.from || "") === id) return;
+  history.replaceState(null, "", hashOf({ ...route, params: { ...route.params, from: id } }));
 }
 
 function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, shared, name }) {
@@ -90,23 +99,34 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
       body = bodyOf(settings, input, previous);
     } catch (error) {
       setFailure(error);
-      return;
+      return false;
     }
     if (!previous && turns.current.length) body.input = [...turns.current.flatMap((turn) => [...turn.input, ...turn.run.state.items]), ...input];
-    const run = new Run(body, redraw);
+    let isRemembered = compare;
+    const run = new Run(body, ({ state }) => {
+      if (!isRemembered && state.response?.store) {
+        isRemembered = true;
+        rememberInUrl(state.response.id);
+      }
+      redraw();
+    });
     turns.current = [...turns.current, { input, run, answers: {} }];
     run.start();
     redraw();
     if (tells) onSent?.({ input, from: name, at: Date.now() });
     setSelected(null);
     follows.current = true;
+    return true;
   }
 
   function retry(index, input) {
     turns.current.slice(index).forEach((turn) => turn.run.close());
     turns.current = turns.current.slice(0, index);
     if (input) send(input);
-    else redraw();
+    else {
+      rememberInUrl("");
+      redraw();
+    }
   }
 
   function edit(index) {
@@ -170,7 +190,7 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
       />
     </section>
     ${inspects &&
-    html`<${Inspector} rows=${shown?.rows || []} startedAt=${shown?.startedAt} request=${shown?.request} response=${shown?.state.response} selected=${selected} onSelect=${setSelected} />`}
+    html`<${Inspector} rows=${shown?.rows || NO_ROWS} startedAt=${shown?.startedAt} request=${shown?.request} response=${shown?.state.response} selected=${selected} onSelect=${setSelected} />`}
   </div>`;
 }
 
@@ -181,8 +201,9 @@ function Turn({ turn, selected, onSelect, actions, onRetry, onEdit }) {
   const isUser = input.every((item) => !item.type || item.type === "message");
   return html`<article class="turn">
     ${input.map((item, index) => html`<${Item} key=${index} item=${{ type: "message", ...item }} />`)}
-    <${Items} items=${run.state.items} meta=${run.state.meta} running=${run.running} selected=${selected} onSelect=${onSelect} actions=${actions} />
+    <${Items} items=${run.state.items} meta=${run.state.meta} running=${run.running} selected=${selected} onSelect=${onSelect} actions=${actions} tools=${response?.tools} />
     ${run.running && !run.state.items.length && html`<div class="item"><${Waiting} run=${run} /></div>`}
+    <${Reconnecting} run=${run} />
     ${(run.failure || run.state.error) && html`<${Failure} error=${run.failure || run.state.error} onRetry=${onRetry} />`}
     ${!run.running &&
     html`<footer class="row">

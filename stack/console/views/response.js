@@ -1,16 +1,21 @@
 // One stored response: input, output, events, the chain it belongs to, and what to do with it.
 
 import { cancelResponse, get, remove } from "../api.js";
+import { Deliveries } from "../parts/deliveries.js";
 import { Inspector } from "../parts/inspector.js";
 import { Items } from "../parts/items.js";
 import { Waterfall, spansOf } from "../parts/waterfall.js";
-import { DeleteButton, Failure, Id, Skeleton, Status, Tabs, Time } from "../parts/states.js";
+import { DeleteButton, Failure, Id, Reconnecting, Skeleton, Status, Tabs, Time } from "../parts/states.js";
+import { Tree } from "../parts/tree.js";
 import { UsageBar } from "../parts/usage_bar.js";
 import { TERMINAL, stateOf } from "../reducer.js";
-import { hashOf } from "../route.js";
+import { hashOf, setParams } from "../route.js";
 import { Run } from "../run.js";
 import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact.js";
 import { SpansOfResponse } from "./agent_traces.js";
+
+const NO_ROWS = [];
+const SHOWN = ["code_interpreter_call.outputs", "file_search_call.results", "web_search_call.action.sources"];
 
 export function ResponseView({ route }) {
   const { id } = route;
@@ -20,17 +25,20 @@ export function ResponseView({ route }) {
   const [selected, setSelected] = useState(null);
   const [, redraw] = useReducer((count) => count + 1, 0);
   const run = useRef(null);
+  const replay = useRef(null);
+  const after = route.params.after === undefined ? undefined : Number(route.params.after);
   const tab = route.tab || "output";
 
   useEffect(() => {
     const stops = new AbortController();
     (async () => {
       try {
-        const stored = await get(`responses/${id}`, {}, stops.signal);
+        const stored = await get(`responses/${id}`, { include: SHOWN }, stops.signal);
         setResponse(stored);
         setInput((await get(`responses/${id}/input_items`, { limit: 100, order: "asc" }, stops.signal)).data);
         if (stored.background) {
           run.current = new Run(null, redraw);
+          run.current.isReplay = TERMINAL.has(stored.status);
           run.current.follow(id, -1);
         }
       } catch (failure) {
@@ -43,11 +51,25 @@ export function ResponseView({ route }) {
     };
   }, [id]);
 
-  if (error) return html`<${Failure} error=${error} />`;
+  // A replay is a stream of its own beside the first one, which has built the items.
+  useEffect(() => {
+    if (after === undefined || !response?.background) return undefined;
+    const again = new Run(null, redraw);
+    replay.current = again;
+    again.isReplay = true;
+    again.follow(id, after);
+    return () => {
+      again.close();
+      replay.current = null;
+    };
+  }, [id, after, response?.background]);
+
+  if (error) return html`<div class="page"><header class="bar"><a class="back" href=${hashOf({ view: "responses" })}>Responses</a><h1><${Id} id=${id} /></h1></header><${Failure} error=${error} /></div>`;
   if (!response) return html`<div class="page"><${Skeleton} /></div>`;
   const live = run.current && run.current.state.response ? run.current : null;
   const state = live ? live.state : stateOf(response);
   const current = state.response;
+  const shown = (after !== undefined && replay.current) || live;
   const deleted = async () => {
     await remove(`responses/${id}`);
     location.hash = hashOf({ view: "responses" });
@@ -59,62 +81,36 @@ export function ResponseView({ route }) {
         <${Status} status=${current.status} />
         <span class="grow"></span>
         ${!TERMINAL.has(current.status) && html`<button onClick=${() => cancelResponse(id).then(setResponse, setError)}>Cancel the run</button>`}
-        <a class="button" href=${hashOf({ view: "playground", params: { from: id } })}>Continue in the Playground</a>
+        <a class="button" href=${hashOf({ view: "playground", params: { from: id } })}>Continue</a>
         <${DeleteButton} what=${id} onDelete=${deleted} />
       </header>
       <p class="facts quiet">
         <span>${current.model}</span><${Time} at=${current.created_at} />
-        ${current.conversation && html`<a href=${hashOf({ view: "conversations", id: current.conversation.id })}>${current.conversation.id}</a>`}
-        ${current.previous_response_id && html`<span>follows <a href=${hashOf({ view: "responses", id: current.previous_response_id })}>${current.previous_response_id}</a></span>`}
+        ${current.conversation && html`<span class="row">in <${Id} id=${current.conversation.id} href=${hashOf({ view: "conversations", id: current.conversation.id })} /></span>`}
+        ${current.previous_response_id && html`<span class="row">follows <${Id} id=${current.previous_response_id} href=${hashOf({ view: "responses", id: current.previous_response_id })} /></span>`}
       </p>
-      <${Tabs} label="Parts of the response" names=${["output", "chain", "trace"]} current=${tab} onChange=${(name) => (location.hash = hashOf({ view: "responses", id, tab: name }))}>
+      <${Tabs} label="Parts of the response" names=${current.background ? ["output", "tree", "trace", "webhooks"] : ["output", "tree", "trace"]} current=${tab} onChange=${(name) => (location.hash = hashOf({ view: "responses", id, tab: name, params: route.params }))}>
         ${tab === "output" &&
         html`<div class="turns">
           <${Items} items=${input} />
-          <${Items} items=${state.items} meta=${state.meta} running=${live?.running} selected=${selected} onSelect=${setSelected} />
+          <${Items} items=${state.items} meta=${state.meta} running=${live?.running} selected=${selected} onSelect=${setSelected} tools=${current.tools} />
+          <${Reconnecting} run=${live} />
           ${(current.error || live?.failure) && html`<${Failure} error=${current.error || live.failure} />`}
           <${UsageBar} usage=${current.usage} />
         </div>`}
-        ${tab === "chain" && html`<${Chain} response=${current} />`}
-        ${tab === "trace" && html`<${Waterfall} spans=${spansOf(state, live)} /><${SpansOfResponse} id=${id} />`}
+        ${tab === "tree" && html`<${Tree} id=${id} />`}
+        ${tab === "webhooks" && html`<${Deliveries} id=${id} ended=${TERMINAL.has(current.status)} />`}
+        ${tab === "trace" && html`<${Waterfall} ...${spansOf(state, live)} /><${SpansOfResponse} id=${id} />`}
       <//>
     </section>
-    <${Inspector} rows=${live?.rows || []} startedAt=${live?.startedAt} request=${null} response=${current} selected=${selected} onSelect=${setSelected} />
+    <${Inspector} 
+      rows=${shown?.rows || NO_ROWS}
+      startedAt=${shown?.isReplay ? undefined : shown?.startedAt}
+      response=${current}
+      selected=${selected}
+      onSelect=${setSelected}
+      waits="Only a response that runs in the background stores its events."
+      replay=${response.background && { after, start: (number) => setParams({ after: number }), clear: () => setParams({ after: undefined }) }}
+    />
   </div>`;
 }
-
-/** The responses before this one, the oldest first. */
-function Chain({ response }) {
-  const [nodes, setNodes] = useState(null);
-  const [error, setError] = useState(null);
-  useEffect(() => {
-    (async () => {
-      try {
-        const chain = [response];
-        while (chain[0].previous_response_id && chain.length < 100) chain.unshift(await get(`responses/${chain[0].previous_response_id}`));
-        setNodes(chain);
-      } catch (failure) {
-        setError(failure);
-      }
-    })();
-  }, [response.id]);
-  if (error) return html`<${Failure} error=${error} />`;
-  if (!nodes) return html`<${Skeleton} rows=${3} />`;
-  return html`<ol class="chain">
-    ${nodes.map(
-      (node) => html`<li key=${node.id} class=${node.id === response.id ? "on" : ""}>
-        <${Id} id=${node.id} href=${hashOf({ view: "responses", id: node.id })} /> <${Status} status=${node.status} />
-        <span class="quiet">${node.model}</span>
-        <p class="clip quiet">${firstWords(node)}</p>
-      </li>`,
-    )}
-  </ol>`;
-}
-
-const firstWords = (response) =>
-  response.output
-    .filter((item) => item.type === "message")
-    .flatMap((item) => item.content)
-    .map((part) => part.text || "")
-    .join(" ")
-    .slice(0, 200);

@@ -1,7 +1,9 @@
 // Stored responses: a listing with filters; each row opens the response.
 
-import { count } from "../format.js";
-import { Empty, Id, Status, Time } from "../parts/states.js";
+import { remove } from "../api.js";
+import { count, shortId } from "../format.js";
+import { Icon } from "../parts/icons.js";
+import { DeleteButton, Empty, Id, Status, Time } from "../parts/states.js";
 import { Table, usePages } from "../parts/table.js";
 import { hashOf, setParams } from "../route.js";
 import { html } from "../vendor/preact.js";
@@ -23,39 +25,63 @@ export function Filters({ params, models, children }) {
   </div>`;
 }
 
+/** A box that searches on Enter; an empty one ends the search. `params.search` holds the text. */
+export function SearchBox({ params, label }) {
+  const submit = (event) => {
+    event.preventDefault();
+    setParams({ search: event.target.elements.search.value.trim() });
+  };
+  return html`<form class="search" onSubmit=${submit}>
+    <input
+      key=${params.search || ""}
+      data-search
+      name="search"
+      type="search"
+      placeholder=${label}
+      aria-label=${label}
+      defaultValue=${params.search || ""}
+      onSearch=${(event) => !event.target.value && setParams({ search: "" })}
+    />
+  </form>`;
+}
+
 export const responseColumns = [
   ["Response", (row) => html`<${Id} id=${row.id} href=${hashOf({ view: "responses", id: row.id })} />`],
   ["Status", (row) => html`<${Status} status=${row.status} />`],
   ["Model", (row) => row.model],
-  ["First words", (row) => html`<span class="clip quiet">${row.preview || ""}</span>`],
+  ["First words", (row) => html`<span class="clip quiet" title=${row.preview || ""}>${row.preview || ""}</span>`],
   ["Tokens", (row) => html`<span class="tabular">${row.usage ? count(row.usage.total_tokens) : ""}</span>`],
   ["Created", (row) => html`<${Time} at=${row.created_at} />`],
 ];
 
 export function Responses({ route, models }) {
-  const { status, model, order } = route.params;
-  const pages = usePages("responses", { status, model, order });
-  const goTo = (event) => {
-    event.preventDefault();
-    const id = event.target.elements.id.value.trim();
-    if (id) location.hash = hashOf({ view: "responses", id });
-  };
+  const { status, model, order, search, conversation } = route.params;
+  const pages = usePages("responses", { status, model, order, search, conversation });
+  const columns = [
+    ...responseColumns,
+    ["", (row) => html`<${DeleteButton} what=${shortId(row.id)} onDelete=${() => remove(`responses/${row.id}`).then(() => pages.drop(row.id))} />`],
+  ];
+  const filtered = status || model || search || conversation;
   return html`<div class="page">
     <header class="bar"><h1>Responses</h1><span class="grow"></span>
-      <form onSubmit=${goTo}><input data-search name="id" type="search" class="mono" placeholder="resp_… opens a response" aria-label="Open a response by its id" /></form>
+      <${SearchBox} params=${route.params} label="Search ids, words, metadata" />
       <button onClick=${pages.reload}>Refresh</button>
     </header>
     <${Filters} params=${route.params} models=${models}>
       <select aria-label="Order" value=${order || "desc"} onChange=${(event) => setParams({ order: event.target.value })}>
         <option value="desc">newest first</option><option value="asc">oldest first</option>
       </select>
+      ${conversation &&
+      html`<span class="chip">of ${shortId(conversation)}<button type="button" class="plain" aria-label="Of all conversations" onClick=${() => setParams({ conversation: "" })}><${Icon} name="close" /></button></span>`}
     <//>
     <${Table}
       label="Responses"
       pages=${pages}
-      columns=${responseColumns}
-      empty=${html`<${Empty} title=${status || model ? "No stored response matches." : "No response is stored yet."}>
-        <a class="button" href=${hashOf({ view: "playground" })}>Open the Playground</a>
+      columns=${columns}
+      empty=${html`<${Empty} title=${filtered ? "No stored response matches." : "No response is stored yet."}>
+        ${filtered
+          ? html`<button onClick=${() => setParams({ status: "", model: "", search: "", conversation: "" })}>Show all</button>`
+          : html`<a class="button" href=${hashOf({ view: "playground" })}>Open the Playground</a>`}
       <//>`}
     />
   </div>`;

@@ -11,6 +11,7 @@ from stack.http.routes.files import FILE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
 from stack.http.routes.overview import OVERVIEW_ROUTES
+from stack.http.routes.response_details import RESPONSE_DETAIL_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
 from stack.http.routes.traces import TRACE_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
@@ -29,5 +30,5 @@ API_ROUTES: Final = (
     *CONTAINER_ROUTES,
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
-EXTENSION_ROUTES: Final = (*LISTING_ROUTES, *OVERVIEW_ROUTES, *TRACE_ROUTES)
+EXTENSION_ROUTES: Final = (*LISTING_ROUTES, *RESPONSE_DETAIL_ROUTES, *OVERVIEW_ROUTES, *TRACE_ROUTES)
 """Routes that OpenAI's API does not have."""

@@ -13,10 +13,10 @@ START_TIMEOUT_S: Final = 300
 
 
 @asynccontextmanager
-async def running_stack(*arguments: str, cwd: Path) -> AsyncGenerator[tuple[str, int]]:
+async def running_stack(*arguments: str, cwd: Path, port: int = 0) -> AsyncGenerator[tuple[str, int]]:
     """`stack run` as a user starts it; yields its URL and process id."""
     process = await asyncio.create_subprocess_exec(
-        str(STACK), "run", *arguments, "--port", "0", cwd=cwd, stdout=asyncio.subprocess.PIPE
+        str(STACK), "run", *arguments, "--port", str(port), cwd=cwd, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     try:

@@ -99,6 +99,8 @@ OPERATIONS: Final = (
     _json("response", "GET", "/responses/{0}?stream=true&starting_after=2"),
     _json("response", "GET", "/responses/{0}/input_items"),
     _json("response", "GET", "/responses/{0}/events"),
+    _json("response", "GET", "/responses/{0}/tree"),
+    _json("response", "GET", "/responses/{0}/webhook_deliveries"),
     _json("response", "POST", "/responses/{0}/cancel", lambda _, __: {}),
     _json(
         "response", "POST", "/responses/compact", lambda ids, _: {"model": "scripted", "previous_response_id": ids[0]}

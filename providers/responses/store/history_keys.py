@@ -1,0 +1,29 @@
+"""Keys of stored responses in a KVStore; `history.py` describes what they hold."""
+
+from typing import Final
+
+from apis.storage.keys import id_to_key_part
+from providers.responses.store.history_cache import TurnPosition
+
+_DEPTH_DIGITS: Final = 8
+
+
+def record_key(tenant: str, kind: str, client_id: str) -> str:
+    """Return the key of a record by an id that a client may have chosen."""
+    return f"{tenant}/{kind}/{id_to_key_part(client_id)}"
+
+
+def turn_key(tenant: str, position: TurnPosition) -> str:
+    """Return the key of the turn at that position."""
+    return f"{tenant}/turn/{position.line}/{position.depth:0{_DEPTH_DIGITS}d}"
+
+
+def branch_key(tenant: str, position: TurnPosition, line: str) -> str:
+    """Return the key that records that `line` branches off from the turn at that position."""
+    return f"{tenant}/branch/{position.line}/{position.depth:0{_DEPTH_DIGITS}d}/{line}"
+
+
+def parse_branch_key(key: str) -> tuple[TurnPosition, str]:
+    """Return the position of the fork, and the line that begins there."""
+    *_, line, depth, new_line = key.split("/")
+    return TurnPosition(line, int(depth)), new_line
