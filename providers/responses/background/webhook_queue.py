@@ -28,6 +28,7 @@ from apis.fetcher import Fetcher, FetchRequest
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record
+from apis.telemetry import SpanType, continued_trace, current_span, open_span
 from providers.responses.background.webhooks import WEBHOOK_EVENTS, Webhook, build_event_json, build_signed_headers
 
 _log = logging.getLogger(__name__)
@@ -47,12 +48,13 @@ _HTTP_GONE: Final = 410
 
 
 class WebhookDelivery(msgspec.Struct, rename={"created_at": "at"}):
-    """An event that is to be sent to one webhook."""
+    """An event that is to be sent to one webhook. `trace` holds the trace headers of the response that ended."""
 
     id: str
     body: str
     created_at: float
     attempts: int = 0
+    trace: dict[str, str] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -94,11 +96,12 @@ class WebhookQueue:
         response."""
         event, now = f"response.{response.status}", time.time()
         ops: list[Op] = []
+        trace = dict(current_span().headers)
         for queue in self._queues:
             hook = queue.webhook
             if event in WEBHOOK_EVENTS and event in hook.events and tenant == hook.tenant and not queue.is_full:
                 body = build_event_json(event, response.id, int(now)).decode()
-                delivery = WebhookDelivery(f"wh_{secrets.token_hex(16)}", body, now)
+                delivery = WebhookDelivery(f"wh_{secrets.token_hex(16)}", body, now, trace=trace)
                 ops.append(Put(_delivery_key(queue, now, delivery), encode_record(delivery), hook.max_age_s))
         return ops
 
@@ -179,7 +182,8 @@ class WebhookQueue:
 
     async def _send(self, claim: _ClaimedDelivery) -> None:
         try:
-            failure = await _post(claim, self._fetcher)
+            with continued_trace(claim.delivery.trace):
+                failure = await _post(claim, self._fetcher)
             if failure is None:
                 await claim.finish()
             else:
@@ -222,8 +226,14 @@ async def _post(claim: _ClaimedDelivery, fetcher: Fetcher) -> str | None:
         allow_private=hook.private,
     )
     try:
-        async with fetcher.open(outgoing) as incoming:
-            status = incoming.status
+        # the host alone: other parts of the URL may be secret
+        with open_span(SpanType.WEBHOOK, "POST", {"http.request.method": "POST", "server.address": str(hook)}) as span:
+            span.set({"http.request.resend_count": delivery.attempts - 1} if delivery.attempts > 1 else {})
+            async with fetcher.open(outgoing) as incoming:
+                status = incoming.status
+            span.set({"http.response.status_code": status})
+            if status >= 400:
+                span.fail(str(status))
     except FetchFailed as exc:
         return exc.message
     # 410 Gone: the receiver wants no more attempts

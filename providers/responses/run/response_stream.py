@@ -21,6 +21,7 @@ from apis.events import EventBatch
 from providers.responses.run.deadline import ResponseDeadline
 from providers.responses.run.first_batches import FirstBatches
 from providers.responses.run.pending_response import PendingResponse, bug_to_error
+from providers.responses.run.response_span import trace_response
 from providers.responses.store.conversation_lock import stream_with_lock
 from providers.responses.store.history import History
 
@@ -52,7 +53,7 @@ class ResponseStreams:
     def stream(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
         """Yield all events, without sequence numbers. A failure after the first event yields `response.failed` and is
         then raised; closing the generator early stores the response as cancelled."""
-        events = self._stream_events(pending)
+        events = trace_response(pending, self._stream_events(pending))
         return events if pending.lock is None else stream_with_lock(pending.lock, events)
 
     async def stream_input_only(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:

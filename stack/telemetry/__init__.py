@@ -1,0 +1,1 @@
+"""OpenTelemetry: reads the standard variables, sets the SDK up, and records what `apis.telemetry` opens and counts."""
