@@ -81,7 +81,7 @@ class ObservedInference(Inference):
                     "gen_ai.embeddings.dimension.count": len(embeddings.vectors[0]),
                 }
             )
-            span.record("gen_ai.client.embeddings.operation.input_tokens", embeddings.input_tokens)
+            span.record({"gen_ai.client.embeddings.operation.input_tokens": embeddings.input_tokens})
         return embeddings
 
 
@@ -111,7 +111,7 @@ class _ModelCall:
         if finish is not None:
             result |= {"gen_ai.response.finish_reasons": [finish.reason], **_usage_attributes(finish.usage)}
         self.span.set(result)
-        self._record_metrics(finish, now)
+        self.span.record(self._measure(finish, now))
         if self.batches is not None:
             content = messages.input_content(self._request) | messages.output_content(self.batches)
             if self._recorder.switches.content_in_spans:
@@ -119,34 +119,33 @@ class _ModelCall:
             self._recorder.emit_details({**self._attributes, **result}, content)
         self.span.end()
 
-    def _record_metrics(self, finish: Finish | None, now: float) -> None:
-        span = self.span
+    def _measure(self, finish: Finish | None, now: float) -> dict[str, float]:
+        """Return the values of the call's metrics but its duration."""
+        values: dict[str, float] = {}
         first_s, rest_s = self.first_batch_at - self._started_at, now - self.first_batch_at
         if self.batch_count:
-            span.record("gen_ai.client.inference.time_to_first_chunk", first_s)
+            values["gen_ai.client.inference.time_to_first_chunk"] = first_s
         if self.batch_count > 1:
             # the mean of the call instead of each chunk: nothing is measured for a token
-            span.record("gen_ai.client.inference.time_per_output_chunk", rest_s / (self.batch_count - 1))
+            values["gen_ai.client.inference.time_per_output_chunk"] = rest_s / (self.batch_count - 1)
         if not self._host.is_remote:
-            span.record("gen_ai.server.request.duration", now - self._started_at)
+            values["gen_ai.server.request.duration"] = now - self._started_at
             if self.batch_count and finish is not None:
-                span.record("gen_ai.server.time_to_first_token", first_s)
+                values["gen_ai.server.time_to_first_token"] = first_s
             if finish is not None and finish.usage.output_tokens > 1:
-                span.record("gen_ai.server.time_per_output_token", rest_s / (finish.usage.output_tokens - 1))
-        if finish is None:
-            return
-        usage = finish.usage
-        counts = {
-            "operation.input_tokens": usage.input_tokens,
-            "operation.output_tokens": usage.output_tokens,
-            "usage.input_tokens": usage.input_tokens,
-            "usage.output_tokens": usage.output_tokens,
-            "usage.cache_read.input_tokens": usage.cached_tokens,
-            "usage.reasoning.output_tokens": usage.reasoning_tokens,
-        }
-        for name, count in counts.items():
-            if count or name.startswith("operation"):
-                span.record(f"gen_ai.client.inference.{name}", count)
+                values["gen_ai.server.time_per_output_token"] = rest_s / (finish.usage.output_tokens - 1)
+        if finish is not None:
+            usage = finish.usage
+            values["gen_ai.client.inference.operation.input_tokens"] = usage.input_tokens
+            values["gen_ai.client.inference.operation.output_tokens"] = usage.output_tokens
+            counts = {
+                "input_tokens": usage.input_tokens,
+                "output_tokens": usage.output_tokens,
+                "cache_read.input_tokens": usage.cached_tokens,
+                "reasoning.output_tokens": usage.reasoning_tokens,
+            }
+            values |= {f"gen_ai.client.inference.usage.{name}": count for name, count in counts.items() if count}
+        return values
 
 
 def _request_attributes(request: ChatRequest, host: ModelHost) -> dict[str, AttributeValue]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from openai.types.responses import ResponseOutputItem
 from opentelemetry._logs import LoggerProvider, LogRecord
 from opentelemetry.context import Context, attach, get_current
-from opentelemetry.metrics import Counter, Histogram, MeterProvider, UpDownCounter
+from opentelemetry.metrics import Histogram, MeterProvider
 from opentelemetry.trace import (
     Link,
     SpanContext,
@@ -51,6 +51,7 @@ from stack.telemetry.conventions import (
     UP_DOWN_COUNTERS,
     SpanForm,
 )
+from stack.telemetry.sums import Sums
 from stack.telemetry.switches import TelemetrySwitches
 
 _SCOPE: Final = "responses-stack"
@@ -79,10 +80,8 @@ class SpanRecorder(Telemetry):
             for name, (unit, bounds) in HISTOGRAMS.items()
             if self._emits(name)
         }
-        self._counters: dict[str, Counter | UpDownCounter] = {
-            **{name: meter.create_counter(name, unit) for name, unit in COUNTERS.items() if self._emits(name)},
-            **{name: meter.create_up_down_counter(name, unit) for name, unit in UP_DOWN_COUNTERS.items()},
-        }
+        counters = {name: unit for name, unit in COUNTERS.items() if self._emits(name)}
+        self._sums = Sums(meter, counters, UP_DOWN_COUNTERS)
 
     def _emits(self, metric: str) -> bool:
         if metric in _OLDER_NAMES:
@@ -116,10 +115,9 @@ class SpanRecorder(Telemetry):
         return span
 
     def add(self, metric: str, value: int, attributes: Attributes = MappingProxyType({})) -> None:
-        if (counter := self._counters.get(metric)) is not None:
-            counter.add(value, attributes)
+        self._sums.add(metric, value, attributes)
 
-    def record(self, metric: str, value: float, attributes: Mapping[str, AttributeValue]) -> None:
+    def record(self, metric: str, value: float, attributes: Attributes) -> None:
         """Record a value of a histogram, or add it to a counter, by each name that the switches ask for."""
         series, key = self._series.setdefault(metric, set()), tuple(attributes.items())
         if key not in series:
@@ -129,8 +127,8 @@ class SpanRecorder(Telemetry):
                 attributes = {name: OTHER_VALUE if name in CLIENT_KEYS else value for name, value in attributes.items()}
         if (histogram := self._histograms.get(metric)) is not None:
             histogram.record(value, attributes)
-        elif metric in self._counters:
-            self._counters[metric].add(value, attributes)
+        else:
+            self._sums.add(metric, value, attributes)
         older_name, older_attributes = OLDER_METRICS.get(metric, ("", {}))
         if (older := self._histograms.get(older_name)) is not None:
             older.record(value, {**attributes, **older_attributes})
@@ -177,7 +175,17 @@ class SpanRecorder(Telemetry):
 class _RecordedSpan(Span):
     """A span of OpenTelemetry, with a copy of its attributes for its metrics."""
 
-    __slots__ = ("_attributes", "_before", "_form", "_is_over", "_recorder", "_start_ns", "_started_at_ns", "_traced")
+    __slots__ = (
+        "_attributes",
+        "_before",
+        "_form",
+        "_headers",
+        "_is_over",
+        "_recorder",
+        "_start_ns",
+        "_started_at_ns",
+        "_traced",
+    )
 
     def __init__(
         self, recorder: SpanRecorder, form: SpanForm, traced: TracedSpan, start_ns: int, attributes: Attributes
@@ -191,10 +199,13 @@ class _RecordedSpan(Span):
         self._attributes: dict[str, AttributeValue] = dict(attributes)
         self._before: tuple[Span, Context, TraceHeaders] | None = None
         self._is_over = False
+        self._headers: TraceHeaders | None = None
 
     @property
     def headers(self) -> TraceHeaders:
-        return _to_headers(self._traced.get_span_context())
+        if self._headers is None:
+            self._headers = _to_headers(self._traced.get_span_context())
+        return self._headers
 
     def set(self, attributes: Attributes) -> None:
         self._attributes.update(attributes)
@@ -207,15 +218,16 @@ class _RecordedSpan(Span):
         self.set({"error.type": error_type})
         self._traced.set_status(Status(StatusCode.ERROR))
 
-    def record(self, metric: str, value: float) -> None:
-        keys = self._form.metric_keys
-        attributes = {key: self._attributes[key] for key in keys if key in self._attributes}
+    def record(self, values: Mapping[str, float]) -> None:
+        attributes = {key: self._attributes[key] for key in self._form.metric_keys if key in self._attributes}
         error_type = self._attributes.get("error.type")
-        if metric in ERROR_METRICS and error_type is not None:
-            attributes["error.type"] = error_type
         if error_type == "model_not_found" and "gen_ai.request.model" in attributes:
             attributes["gen_ai.request.model"] = OTHER_VALUE
-        self._recorder.record(metric, value, attributes)
+        for metric, value in values.items():
+            shows_error = error_type is not None and metric in ERROR_METRICS
+            self._recorder.record(
+                metric, value, {**attributes, "error.type": error_type} if shows_error else attributes
+            )
 
     def make_current(self) -> None:
         self._before = (CURRENT_SPAN.get(), get_current(), TRACE_HEADERS.get())
@@ -230,7 +242,7 @@ class _RecordedSpan(Span):
         duration_ns = time.perf_counter_ns() - self._started_at_ns
         self._traced.end(self._start_ns + duration_ns)
         if self._form.duration_metric:
-            self.record(self._form.duration_metric, duration_ns / 1e9)
+            self.record({self._form.duration_metric: duration_ns / 1e9})
         if self._before is not None and CURRENT_SPAN.get() is self:
             # set again instead of reset: a generator may be closed in another context than it was started in
             span, context, headers = self._before

@@ -98,8 +98,12 @@ class ResponseSpan:
         """End the span and record how many calls it took."""
         if self._span is NO_SPAN:
             return
-        self._span.record("gen_ai.invoke_agent.inference_calls", self._calls.inference_calls)
-        self._span.record("gen_ai.invoke_agent.tool_calls", self._calls.tool_calls)
+        self._span.record(
+            {
+                "gen_ai.invoke_agent.inference_calls": self._calls.inference_calls,
+                "gen_ai.invoke_agent.tool_calls": self._calls.tool_calls,
+            }
+        )
         self._span.end()
         CURRENT_AGENT.set(self._before)
 

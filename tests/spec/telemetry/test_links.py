@@ -61,7 +61,7 @@ async def test_the_trace_goes_on_after_a_worker_was_killed(otlp: OtlpReceiver, t
         made = await workers.ask(
             "POST",
             "/responses",
-            json={"model": "scripted", "input": "slow", "background": True, "tools": [{"type": "web_search"}]},
+            json={"model": "scripted", "input": "search", "background": True, "tools": [{"type": "web_search"}]},
             headers=headers,
         )
         await workers.until(made.json()["id"], "response.web_search_call.in_progress")

@@ -182,7 +182,7 @@ async def test_an_mcp_call_is_a_request_within_its_tool_and_hands_its_trace_on(o
     real = RealServer()
 
     @real.mcp.tool()
-    def trace(context: Context[Any, Any]) -> str:  # pyright: ignore[reportUnusedFunction]
+    def trace(context: Context[Any, Any]) -> str:  # pyright: ignore[reportUnusedFunction]  # the decorator registers it
         """Returns the trace that came with the call."""
         return str(dict(context.request_context.meta or {}).get("traceparent"))
 
