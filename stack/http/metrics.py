@@ -87,6 +87,8 @@ class Metrics:
         self._first_output = histogram("stack_time_to_first_output_seconds", about)
         about = "Telemetry that was dropped because its queue was full or its receiver did not take it."
         self._dropped_telemetry = cache(counter("stack_telemetry_dropped_total", about, ("signal",)).labels)
+        for signal in ("traces", "metrics", "logs"):
+            self._dropped_telemetry(signal)  # shown from the start, as zero
         self._in_flight_gauge = summed_gauge("stack_requests_in_flight", "Requests that are not over.")
         self._websockets_gauge = summed_gauge("stack_websockets_open", "WebSockets that are open.")
         self._streams_gauge = summed_gauge("stack_streams_open", "Event streams that are open.")

@@ -46,21 +46,24 @@ class ObservedInference(Inference):
         host = await self._inference.model_host(request.model)
         call = _ModelCall(self._recorder, host, request)
         call.span.make_current()
+        collect = call.batches.append if call.batches is not None else None
         batch: DeltaBatch = ()
+        count = 0
         try:
             async with aclosing(self._inference.chat(request)) as batches:
                 async for batch in batches:
-                    if not call.batch_count:
+                    if not count:
                         call.first_batch_at = time.perf_counter()
-                    call.batch_count += 1
-                    if call.batches is not None:
-                        call.batches.append(batch)
+                    count += 1
+                    if collect is not None:
+                        collect(batch)
                     yield batch
         except BaseException as exc:
             if not (batch and isinstance(batch[-1], Finish)):
                 call.span.fail(error_type_of(exc))
             raise
         finally:
+            call.batch_count = count
             call.end(batch[-1] if batch and isinstance(batch[-1], Finish) else None)
 
     async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:

@@ -1,12 +1,11 @@
 """ResponseSpan: the `invoke_agent` span of a response, within its request or in the background."""
 
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from openai.types.responses import Response
 
-from apis.events import EventBatch
 from apis.telemetry import (
     CURRENT_AGENT,
     NO_SPAN,
@@ -35,7 +34,7 @@ class ResponseSpan:
 
     def __init__(self, pending: "PendingResponse", links: Sequence[TraceHeaders] = (), attempt: int = 1) -> None:
         self._span: Span = NO_SPAN
-        self._is_handed_over = False
+        self._is_handed_over = self._is_described = False
         self._before = current_agent()
         if not telemetry().is_on:
             return
@@ -66,6 +65,7 @@ class ResponseSpan:
 
     def describe(self, response: Response) -> None:
         """Record how the response ended."""
+        self._is_described = True
         if self._span is NO_SPAN:
             return
         reason = response.incomplete_details.reason if response.incomplete_details else None
@@ -81,8 +81,8 @@ class ResponseSpan:
             self._span.fail(response.error.code if response.error is not None else "server_error")
 
     def fail(self, exc: BaseException) -> None:
-        """Record the exception that ended the response."""
-        if not self._is_handed_over:
+        """Record the exception that ended the response, unless it had ended before."""
+        if not (self._is_handed_over or self._is_described):
             self._span.fail(error_type_of(exc))
 
     def hand_over(self) -> None:
@@ -106,29 +106,6 @@ class ResponseSpan:
         )
         self._span.end()
         CURRENT_AGENT.set(self._before)
-
-
-def trace_response(pending: "PendingResponse", events: AsyncGenerator[EventBatch]) -> AsyncGenerator[EventBatch]:
-    """Return the events of a response that runs within its request, with a span around them if telemetry is on."""
-    return _trace_events(pending, events) if telemetry().is_on else events
-
-
-async def _trace_events(pending: "PendingResponse", events: AsyncGenerator[EventBatch]) -> AsyncGenerator[EventBatch]:
-    span = ResponseSpan(pending)
-    batch: EventBatch = ()
-    final: Response | None = None
-    try:
-        async with aclosing(events) as batches:
-            async for batch in batches:
-                yield batch
-    except BaseException as exc:
-        span.fail(exc)
-        raise
-    finally:
-        final = getattr(batch[-1], "response", None) if batch else None
-        if final is not None and final.status not in ("in_progress", "queued"):
-            span.describe(final)
-        span.end()
 
 
 @contextmanager

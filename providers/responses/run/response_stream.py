@@ -21,7 +21,7 @@ from apis.events import EventBatch
 from providers.responses.run.deadline import ResponseDeadline
 from providers.responses.run.first_batches import FirstBatches
 from providers.responses.run.pending_response import PendingResponse, bug_to_error
-from providers.responses.run.response_span import trace_response
+from providers.responses.run.response_span import ResponseSpan
 from providers.responses.store.conversation_lock import stream_with_lock
 from providers.responses.store.history import History
 
@@ -53,7 +53,7 @@ class ResponseStreams:
     def stream(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
         """Yield all events, without sequence numbers. A failure after the first event yields `response.failed` and is
         then raised; closing the generator early stores the response as cancelled."""
-        events = trace_response(pending, self._stream_events(pending))
+        events = self._stream_events(pending)
         return events if pending.lock is None else stream_with_lock(pending.lock, events)
 
     async def stream_input_only(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
@@ -71,7 +71,7 @@ class ResponseStreams:
 
     async def _stream_events(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
         run = pending.agent_loop.run(stream_deltas=pending.request.stream is True)
-        begun = False
+        begun, span = False, ResponseSpan(pending)
         try:
             requires_tool_lists = pending.agent_loop.requires_tool_lists
             with ResponseDeadline(self._timeout_s) as deadline:
@@ -95,8 +95,10 @@ class ResponseStreams:
                         deadline.begin_wait()
             final = pending.build_final_response()
             await pending.store(final, self._history)
+            span.describe(final)
             yield [terminal_event(final)]
         except (GeneratorExit, asyncio.CancelledError) as exc:
+            span.fail(exc)
             if begun and self._is_ending and isinstance(exc, asyncio.CancelledError):
                 error = shutdown_error()
                 yield await self._end_with_failure(pending, error)
@@ -108,12 +110,15 @@ class ResponseStreams:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:  # the stream's outer edge; a native panic is no Exception
+            span.fail(exc)
             if not begun:
                 raise
             error = exc if isinstance(exc, StackError) else bug_to_error(exc, pending.ids.response_id)
             error.repeats_work = bool(pending.output.items)
             yield await self._end_with_failure(pending, error)
             raise error from exc
+        finally:
+            span.end()
 
     def _build_interrupted(self, pending: PendingResponse) -> Response:
         """Return the response as a client that left, or the end of the process, ended it."""
