@@ -223,11 +223,9 @@ class _RecordedSpan(Span):
         error_type = self._attributes.get("error.type")
         if error_type == "model_not_found" and "gen_ai.request.model" in attributes:
             attributes["gen_ai.request.model"] = OTHER_VALUE
+        with_error = attributes if error_type is None else {**attributes, "error.type": error_type}
         for metric, value in values.items():
-            shows_error = error_type is not None and metric in ERROR_METRICS
-            self._recorder.record(
-                metric, value, {**attributes, "error.type": error_type} if shows_error else attributes
-            )
+            self._recorder.record(metric, value, with_error if metric in ERROR_METRICS else attributes)
 
     def make_current(self) -> None:
         self._before = (CURRENT_SPAN.get(), get_current(), TRACE_HEADERS.get())
