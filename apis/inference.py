@@ -37,6 +37,17 @@ class Model:
     enforces: frozenset[Constraint] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class ModelHost:
+    """Where a model runs, for telemetry: `provider_name` as OpenTelemetry's `gen_ai.provider.name`; `is_remote` for a
+    server of its own."""
+
+    provider_name: str = "responses_stack"
+    is_remote: bool = False
+
+
+LOCAL_HOST: Final = ModelHost()
+
 ALL_CONSTRAINTS: Final[frozenset[Constraint]] = frozenset({"json_schema", "grammar"})
 
 
@@ -81,6 +92,10 @@ class Inference(Provider, ABC):
         """Return the reasoning effort that the model is shown for this request; None where only the model's server
         knows, which is the default."""
         return None
+
+    async def model_host(self, model: str) -> ModelHost:
+        """Return where the model runs; by default in this process. Raises nothing."""
+        return LOCAL_HOST
 
     async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """Return one vector per input. Where requests wait for each other, tenants take turns. Raises the errors of

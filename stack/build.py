@@ -1,6 +1,6 @@
 """open_stack: from a StackConfig to live providers, started in the order of their dependencies, closed in reverse."""
 
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -41,13 +41,16 @@ class Stack:
 
 
 @asynccontextmanager
-async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
+async def open_stack(
+    config: StackConfig, observe_inference: Callable[[Inference], Inference] = lambda inference: inference
+) -> AsyncGenerator[Stack]:
     """Build and start all providers of `config`; on exit, or when a start fails, close them, last started first.
+    `observe_inference` returns the inference that the other providers and the routes receive.
 
     Raises ConfigError, and the StackError of a provider that cannot start without a service that is unavailable.
     """
     parts = wire_providers(config)
-    live, order = build_providers(config, parts)
+    live, order = build_providers(config, parts, observe_inference)
     async with AsyncExitStack() as entered:
         for part, provider in order:
             # Before the start, because closing is promised to be safe after one that failed.
@@ -98,14 +101,16 @@ def locate_errors(config: StackConfig, path: str) -> Generator[None]:
 
 
 def build_providers(
-    config: StackConfig, specs: Mapping[str, ProviderSpec]
+    config: StackConfig,
+    specs: Mapping[str, ProviderSpec],
+    observe_inference: Callable[[Inference], Inference] = lambda inference: inference,
 ) -> tuple[dict[str, Provider], list[tuple[ProviderSpec, Provider]]]:
     """Return the provider of each API, and all providers, members included, each after its dependencies; start none.
 
     Raises ConfigError for a cycle and for a required API that the config does not have.
     """
     tenants = Tenants(frozenset(entry.tenant for entry in config.server.api_keys))
-    builder = _Builder(config.source, specs, tenants)
+    builder = _Builder(config.source, specs, tenants, observe_inference)
     for api in APIS:
         if api in specs:
             builder.get_or_build(api, ())
@@ -113,7 +118,14 @@ def build_providers(
 
 
 class _Builder:
-    def __init__(self, source: str, specs: Mapping[str, ProviderSpec], tenants: Tenants) -> None:
+    def __init__(
+        self,
+        source: str,
+        specs: Mapping[str, ProviderSpec],
+        tenants: Tenants,
+        observe_inference: Callable[[Inference], Inference],
+    ) -> None:
+        self._observe_inference = observe_inference
         self._source = source
         self._specs = specs
         self._tenants = tenants
@@ -129,7 +141,10 @@ class _Builder:
                 raise ConfigError(
                     f"{self._source}: the providers need each other in a circle: {cycle}. Choose another for one."
                 )
-            self.providers_by_api[api] = self._build(part, dependents)
+            provider = self._build(part, dependents)
+            self.providers_by_api[api] = (
+                self._observe_inference(provider) if isinstance(provider, Inference) else provider
+            )
         return self.providers_by_api[api]
 
     def _build(self, spec: ProviderSpec, dependents: tuple[ProviderSpec, ...]) -> Provider:

@@ -12,6 +12,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 MAY_BLOCK: Final = (
     # while the stack starts, nothing else waits for the event loop
     ("stack/build.py", ("open_stack",)),
+    ("stack/telemetry/setup.py", ("_build_providers",)),
     ("provider.py", ("start",)),
     # once for each connection, in the stores' own clients: the version of a package, the place of a certificate
     ("redis/utils.py", ("get_lib_version",)),

@@ -14,7 +14,7 @@ from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ModelNotFound, StackError, UpstreamError
-from apis.inference import Inference, Model
+from apis.inference import LOCAL_HOST, Inference, Model, ModelHost
 from apis.provider import Provider
 from apis.wire.base import Effort
 
@@ -108,6 +108,14 @@ class Router(Inference):
         except StackError:
             return None
         return await provider.used_effort(forwarded)
+
+    async def model_host(self, model: str) -> ModelHost:
+        """Forward to the provider of the model; this process where there is none now, which `chat` reports."""
+        try:
+            route = await self._find_route(model)
+        except StackError:
+            route = None
+        return LOCAL_HOST if route is None else await self._providers[route[0]].model_host(route[1])
 
     async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """Forward to the provider of the request's model."""

@@ -16,7 +16,7 @@ from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
 from apis.imports import import_from_string, install_command
-from apis.inference import ALL_CONSTRAINTS, Constraint, Inference, Modality, Model
+from apis.inference import ALL_CONSTRAINTS, Constraint, Inference, Modality, Model, ModelHost
 from apis.observation.background import UpstreamHealth
 from apis.provider import Provider
 from apis.wire.base import Effort
@@ -185,6 +185,10 @@ class VLLM(Inference):
         """Request vectors from the server's /embeddings, a few inputs at a time. `headers_timeout_s` applies to each
         part."""
         return join_embeddings([await self._get_upstreams().embed(part) for part in split_request(request)])
+
+    async def model_host(self, model: str) -> ModelHost:
+        """Return the server, by the name of its engine."""
+        return ModelHost(self._config.engine, is_remote=True)
 
     async def used_effort(self, request: ChatRequest) -> Effort | None:
         """Return the effort of the system message that is rendered here."""

@@ -12,6 +12,7 @@ from openai.types.responses import Response, ResponseCompletedEvent, ResponseInc
 from apis.errors import InvalidRequest
 from apis.events import EventBatch
 from apis.responses import CreateResponse, Session
+from apis.telemetry import agent_traceparent
 from apis.wire.items import items_to_json
 from providers.responses.context.conversation import HistorySource
 from providers.responses.context.item_views import ItemViews
@@ -21,7 +22,6 @@ from providers.responses.run.response_stream import LiveEventView, ResponseStrea
 from providers.responses.store.history import (
     History,
     chain_too_long_error,
-    extend_history,
 )
 from providers.responses.store.history_cache import (
     CachedTurn,
@@ -30,6 +30,7 @@ from providers.responses.store.history_cache import (
     LoadedHistory,
     StoredTurn,
     TurnPosition,
+    extend_history,
 )
 
 _MAX_RESPONSES: Final = 64
@@ -143,6 +144,7 @@ class _SessionHistory(HistorySource):
             msgspec.Raw(pending.conversation.input_items_to_json(pending.ids)),
             msgspec.Raw(items_to_json(response.output)),
             pending.agent_loop.state.tool_results,
+            traceparent=agent_traceparent() or msgspec.UNSET,
         )
         self._cache.put(
             self._tenant, self._key_prefix + response.id, CachedTurn(pending.conversation.history, turn, _NO_POSITION)

@@ -15,6 +15,7 @@ from apis.documents.vector_index import ScoredChunk, Search, VectorIndex
 from apis.documents.vector_stores import SearchStores
 from apis.errors import InvalidRequest
 from apis.inference import Inference
+from apis.telemetry import AttributeValue, SpanType, open_span, telemetry
 from apis.wire.tools import ComparisonFilter, FileFilter, HybridWeights
 from providers.vector_stores.records import StoreRecord
 
@@ -41,6 +42,22 @@ async def search_stores(
 ) -> list[tuple[StoreHit, float]]:
     """Return the hits of all stores, best first, with their scores. Raises InvalidRequest for too complex filters."""
     _check_filters(request.filters)
+    source = ",".join(stores)
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.operation.name": "retrieval",
+        "gen_ai.data_source.id": source,
+        "gen_ai.retrieval.top_k": request.limit,
+    }
+    with open_span(SpanType.RETRIEVAL, source, attributes) as span:
+        hits = await _search_stores(index, inference, tenant, stores, request)
+        if telemetry().captures_content:
+            span.set(telemetry().describe_retrieval(request.queries, [(hit[1].file, score) for hit, score in hits]))
+    return hits
+
+
+async def _search_stores(
+    index: VectorIndex, inference: Inference, tenant: str, stores: Mapping[str, StoreRecord], request: SearchStores
+) -> list[tuple[StoreHit, float]]:
     ranking = request.ranking_options
     weights = (ranking and ranking.hybrid_search) or _DEFAULT_WEIGHTS
     if ranking is not None and ranking.ranker == "none":

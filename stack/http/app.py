@@ -26,6 +26,7 @@ from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, STORED_COMPLET
 from stack.http.shares import RequestShares
 from stack.http.streams import StreamMonitor
 from stack.http.websocket import WebSocketEndpoint
+from stack.telemetry.setup import observe_inference, running_telemetry
 
 
 def create_app(config: StackConfig) -> Starlette:
@@ -41,7 +42,10 @@ def create_app(config: StackConfig) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        async with open_stack(config) as stack:
+        async with (
+            running_telemetry(metrics.count_dropped_telemetry) as recorder,
+            open_stack(config, observe_inference(recorder)) as stack,
+        ):
             services = app.state.services = _build_services(stack, metrics, described)
             app.state.drain = stack.responses.drain
             app.state.end_running = services.end_running

@@ -22,7 +22,7 @@ from apis.errors import (
     Unauthorized,
     internal_error,
 )
-from apis.telemetry import REQUEST_ID, TRACE_HEADERS
+from apis.telemetry import NO_SPAN, REQUEST_ID, TRACE_HEADERS, current_span
 from stack.config import HttpServerConfig
 from stack.http.admission import CorsPolicy, HeadChecks, check_body_type, routing_error
 from stack.http.answers import error_response
@@ -31,6 +31,7 @@ from stack.http.metrics import METRICS_PATH, Metrics
 from stack.http.peer import get_peer
 from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, read_client_request_id, read_trace
 from stack.http.streams import EVENT_STREAM_HEADER, SHUTTING_DOWN_MESSAGE
+from stack.telemetry.http_spans import end_request_span, open_request_span
 
 _log = logging.getLogger(__name__)
 _access_log = logging.getLogger("stack.access")
@@ -95,6 +96,7 @@ class Edge:
                 record.sent_bytes += len(text)
             await send(message)
 
+        span = NO_SPAN if scope["path"] in PROBE_PATHS else open_request_span(scope, record, context.trace)
         websocket = record.method == WEBSOCKET
         self._metrics.open_websockets += websocket
         self._metrics.requests_in_flight += not websocket
@@ -105,13 +107,14 @@ class Edge:
             self._metrics.requests_in_flight -= not websocket
             for place in context.body_places:
                 place.release()
+            end_request_span(span, scope, record)
             self._finish_request(record, scope)
 
     async def _respond(self, context: HttpContext, scope: Scope, receive: Receive, send: Send) -> None:
         record = context.request_record
         try:
             # for every request, because one may start in the context of the one before it on its connection
-            TRACE_HEADERS.set(context.trace)
+            TRACE_HEADERS.set(current_span().headers or context.trace)
             REQUEST_ID.set(context.request_id)
             headers = Headers(scope=scope)
             self._head_checks.check(scope, headers)

@@ -59,7 +59,7 @@ def _pid_file(directory: Path, worker: int) -> Path:
 
 
 class Metrics:
-    """The metrics of one app. All methods run on the event loop's thread."""
+    """The metrics of one app. All methods but `count_dropped_telemetry` run on the event loop's thread."""
 
     def __init__(self) -> None:
         self.requests_in_flight = 0
@@ -85,6 +85,10 @@ class Metrics:
         self._first_bytes = cache(histogram("stack_time_to_first_byte_seconds", about, ("route",)).labels)
         about = "To the first output of a response that is streamed."
         self._first_output = histogram("stack_time_to_first_output_seconds", about)
+        about = "Telemetry that was dropped because its queue was full or its receiver did not take it."
+        self._dropped_telemetry = cache(counter("stack_telemetry_dropped_total", about, ("signal",)).labels)
+        for signal in ("traces", "metrics", "logs"):
+            self._dropped_telemetry(signal)  # shown from the start, as zero
         self._in_flight_gauge = summed_gauge("stack_requests_in_flight", "Requests that are not over.")
         self._websockets_gauge = summed_gauge("stack_websockets_open", "WebSockets that are open.")
         self._streams_gauge = summed_gauge("stack_streams_open", "Event streams that are open.")
@@ -111,6 +115,10 @@ class Metrics:
             self._responses(request_record.outcome).inc()
         if request_record.tokens is not None:
             self._count_tokens(request_record.model, request_record.tokens)
+
+    def count_dropped_telemetry(self, signal: str, count: int) -> None:
+        """Count telemetry that was dropped; the only method that may be called from any thread."""
+        self._dropped_telemetry(signal).inc(count)
 
     def _count_tokens(self, model: str, tokens: TokenCounts) -> None:
         """Count the tokens of a model, or hold them back until the inference has listed it."""

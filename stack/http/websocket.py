@@ -25,6 +25,7 @@ from apis.errors import (
 )
 from apis.fair_share import Place
 from apis.responses import CreateResponse, Session
+from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, telemetry
 from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, parse_large, read_object, validate_request
 from stack.http.request_record import WEBSOCKET, RequestRecord
@@ -106,6 +107,7 @@ class _SocketHandler:
         self._close_reason: StackError | None = None
         self._closing_tasks: set[asyncio.Task[None]] = set()
         self._finish_response = context.finish_request
+        self._trace = current_span().headers
 
     async def run(self, receive: Receive) -> None:
         """Respond until either side closes, the connection reaches its maximum age, or the server drains."""
@@ -184,7 +186,14 @@ class _SocketHandler:
                 return
             if create_message.stream_id not in self._running_tasks:
                 self._queue.remove(create_message)
-                self._running_tasks[create_message.stream_id] = asyncio.create_task(self._respond(create_message))
+                self._running_tasks[create_message.stream_id] = asyncio.create_task(
+                    self._respond_in_own_trace(create_message)
+                )
+
+    async def _respond_in_own_trace(self, create_message: _CreateMessage) -> None:
+        links, attributes = [self._trace], {"http.route": _PATHS[0]}
+        with telemetry().open_span(SpanType.WEBSOCKET_CREATE, "", attributes, parent=NO_TRACE, links=links):
+            await self._respond(create_message)
 
     async def _respond(self, create_message: _CreateMessage) -> None:
         started = False
@@ -214,6 +223,7 @@ class _SocketHandler:
             if isinstance(before, str):
                 self._session.forget(before, stream_id=create_message.stream_id)
             error = exc if isinstance(exc, StackError) else self._log_bug(exc)
+            current_span().fail(error_type_of(error))
             record.record_error(error)
             if started:
                 # the stream has already sent its own error event

@@ -15,7 +15,7 @@ from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
 from apis.inference import CALL_ATTEMPTS, Modality, Model
-from apis.telemetry import TRACE_HEADERS
+from apis.telemetry import TRACE_HEADERS, current_span
 from providers.inference.chat_completions.answer_stream import (
     AnswerStream,
     ChunkReader,
@@ -116,7 +116,9 @@ class ChatCompletions:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._http = http
-        proxy = http.find_proxy(parse_url(base_url)[0])
+        origin = parse_url(base_url)[0]
+        self._server_attributes = {"server.address": origin.host, "server.port": origin.port}
+        proxy = http.find_proxy(origin)
         self._server = "inference server" if proxy is None else f"inference server through the proxy {proxy.name}"
         self._dialect = dialect or ChatDialect()
         self._template = template or ServerPromptTemplate(self._dialect)
@@ -155,6 +157,7 @@ class ChatCompletions:
         self, model: str, build_request: RequestBuilder, unsupported_feature: str = ""
     ) -> AsyncGenerator[DeltaBatch]:
         """Yield the deltas of one streamed answer. `unsupported_feature` as in `_request_json`."""
+        current_span().set(self._server_attributes)
         await self._check_model(model)
         path, request_body, reader = await build_request()
         body = [request_body]
@@ -229,6 +232,7 @@ class ChatCompletions:
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """See `Inference.embed`; one attempt. A large request must be split by the caller: see `split_request`."""
+        current_span().set(self._server_attributes)
         await self._check_model(request.model)
         body, unsupported = request_to_embedding_body(request), "makes no embeddings"
         response_body = await self._request_json("POST", "/embeddings", body, request.model, unsupported)

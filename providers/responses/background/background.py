@@ -23,8 +23,9 @@ from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
 from apis.storage.records import reading_stored
 from providers.responses.background.event_log import EventLog, LogWakeups, encode_event_line
-from providers.responses.background.execution import RunExecutor, build_stored_response
+from providers.responses.background.execution import RunExecutor
 from providers.responses.background.runs import ResponseRef, Runs, StoredRequest
+from providers.responses.background.stored_run import build_stored_response
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.webhooks import Webhook
 from providers.responses.background.workers import BackgroundConfig, BackgroundWorkers, WorkerRegistry

@@ -7,15 +7,10 @@ the lease are one write, so none is visible without the others.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import orjson
-from openai.types.responses import Response, ResponseError
-
-from apis.deltas import Usage
 from apis.errors import (
     InvalidRequest,
     RateLimited,
@@ -24,22 +19,23 @@ from apis.errors import (
     StoreUnavailable,
     UpstreamTimeout,
 )
-from apis.responses import CreateResponse
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import LeaseLost
-from apis.storage.records import reading_stored
 from providers.responses.background.event_log import EventLog, encode_event_line
 from providers.responses.background.journal import Journal
-from providers.responses.background.runs import ClaimedRun, ResponseRef, StoredRequest
+from providers.responses.background.runs import ClaimedRun, ResponseRef
+from providers.responses.background.stored_run import (
+    build_final_response,
+    build_stored_response,
+    encode_event_lines,
+    parse_stored_request,
+)
 from providers.responses.background.webhook_queue import WebhookQueue
 from providers.responses.background.workers import BackgroundConfig
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.response_object import (
     ResponseStatus,
-    begin_response,
-    end_response,
     error_to_failure,
-    response_from_json,
 )
 from providers.responses.run.checkpoint import (
     Checkpoint,
@@ -51,10 +47,17 @@ from providers.responses.run.checkpoint import (
     usage_from_log,
 )
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse, bug_to_error
+from providers.responses.run.response_span import (
+    ResponseSpan,
+    background_run,
+    background_span,
+    count_resumed_run,
+    store_span,
+)
 from providers.responses.run.response_stream import assign_sequence_numbers, in_progress_event, terminal_event
 from providers.responses.run.unfinished_log import ClosedLog, close_log
 from providers.responses.store.conversation_lock import release_lock
-from providers.responses.store.history import FinishedResponse, History, sdk_model_to_json
+from providers.responses.store.history import FinishedResponse, History
 from providers.responses.store.history_cache import LoadedHistory
 
 _log = logging.getLogger(__name__)
@@ -111,6 +114,15 @@ class RunExecutor:
     async def execute(self, claimed_run: ClaimedRun) -> None:
         """Bring a run to its end, or release it for another worker: when cancelled, and when the store is
         unavailable, which is raised."""
+        with background_run(claimed_run.stored_request.trace, self._find_queue_time(claimed_run)):
+            await self._execute(claimed_run)
+
+    def _find_queue_time(self, claimed_run: ClaimedRun) -> float | None:
+        """Return since when a run waited; None for one that began at once, or that another worker began."""
+        is_first = claimed_run.run.attempts == 1 and claimed_run.ref not in self._local_responses
+        return claimed_run.queued_at_s if is_first else None
+
+    async def _execute(self, claimed_run: ClaimedRun) -> None:
         try:
             error = await self._attempt(claimed_run)
             if error is not None:
@@ -148,12 +160,12 @@ class RunExecutor:
             closed = close_log(log)
             if isinstance(error, StoredValueTooLarge):
                 closed = ClosedLog((), (), closed.next_sequence_number - len(closed.closing_events))
-            final = _build_final_response(initial, status, closed.items, failure, usage_from_log(log, checkpoints))
+            final = build_final_response(initial, status, closed.items, failure, usage_from_log(log, checkpoints))
         except (ValueError, LookupError) as exc:  # damaged: the response ends without the log
             _log.error("the log of response %s cannot be read", ref.id, exc_info=exc)
             checkpoints, closed = [], ClosedLog((), (), 0)
-            final = _build_final_response(initial, status, (), failure)
-        lines = _encode_event_lines(closed.closing_events)
+            final = build_final_response(initial, status, (), failure)
+        lines = encode_event_lines(closed.closing_events)
         if status == "failed" and closed.next_sequence_number:
             last = terminal_event(final)
             assign_sequence_numbers([last], closed.next_sequence_number)
@@ -200,11 +212,12 @@ class RunExecutor:
         lost_count = run.attempts - run.handover_count
         if (has_output and resume_point is None) or not run.is_portable or lost_count > _MAX_ATTEMPTS:
             return StackError(_WORKER_STOPPED_MESSAGE)
+        count_resumed_run()
         if resume_point is None:
             return await self._generate(claimed_run, len(log), checkpoint_count=len(checkpoints))
         if resume_point.closing_events:
             number = resume_point.next_sequence_number - len(resume_point.closing_events)
-            lines = _encode_event_lines(resume_point.closing_events)
+            lines = encode_event_lines(resume_point.closing_events)
             await claimed_run.lease.write([self._event_log.batch_op(ref.tenant, ref.id, number, lines)])
             self._wakeups.wake(ref.id)
         return await self._generate(claimed_run, resume_point.next_sequence_number, resume_point, len(checkpoints))
@@ -219,6 +232,22 @@ class RunExecutor:
         """Run the response up to its stored end, with events from `next_number` on. Raises the StackError for which it
         cannot begin; returns the error of a lost conversation lock."""
         pending = await self._take_or_prepare(claimed_run, resume_point)
+        with background_span(pending, claimed_run.stored_request.trace, claimed_run.run.attempts) as span:
+            try:
+                return await self._run_pending(claimed_run, pending, next_number, checkpoint_count, span)
+            except asyncio.CancelledError:
+                if self.is_draining:
+                    span.hand_over()
+                raise
+
+    async def _run_pending(
+        self,
+        claimed_run: ClaimedRun,
+        pending: PendingResponse,
+        next_number: int,
+        checkpoint_count: int,
+        span: ResponseSpan,
+    ) -> StackError | None:
         journal = Journal(claimed_run.lease, next_number, self._event_log, checkpoint_count)
         on_checkpoint = None
         if claimed_run.run.is_portable:
@@ -237,7 +266,8 @@ class RunExecutor:
             working.cancel()
             await asyncio.wait({writing, working})
         writing.result()
-        return await self._end(claimed_run, pending, journal, error)
+        span.count_logged_events(journal.next_number - next_number)
+        return await self._end(claimed_run, pending, journal, error, span)
 
     async def _take_or_prepare(self, claimed_run: ClaimedRun, resume_point: ResumePoint | None) -> PendingResponse:
         ref, stored_request = claimed_run.ref, claimed_run.stored_request
@@ -254,13 +284,19 @@ class RunExecutor:
         )
 
     async def _end(
-        self, claimed_run: ClaimedRun, pending: PendingResponse, journal: Journal, error: StackError | None
+        self,
+        claimed_run: ClaimedRun,
+        pending: PendingResponse,
+        journal: Journal,
+        error: StackError | None,
+        span: ResponseSpan,
     ) -> StackError | None:
         """Store the end of a response whose turns have ended, or were ended by `error`."""
         if error is not None:
             await pending.agent_loop.count_unfinished_prompt()
         events = pending.agent_loop.close_open_items() if error is not None else ()
         final = pending.build_final_response() if error is None else pending.build_failed_response(error)
+        span.describe(final)
         input_json = bytes(claimed_run.stored_request.input_items)
         ops = [
             *journal.final_ops([*events, terminal_event(final)]),
@@ -313,7 +349,9 @@ class RunExecutor:
         deadline = time.monotonic() + self._config.lease_s
         while True:
             try:
-                stored = await self._history.save(finished_response, tenant=claimed_run.ref.tenant, history=history)
+                with store_span():
+                    tenant = claimed_run.ref.tenant
+                    stored = await self._history.save(finished_response, tenant=tenant, history=history)
                 break
             except StoreUnavailable:
                 if time.monotonic() > deadline:
@@ -330,34 +368,3 @@ def _retrieve_exception(task: "asyncio.Task[None]") -> None:
     to the process that cancelled it."""
     if not task.cancelled():
         task.exception()
-
-
-def parse_stored_request(stored_request: StoredRequest, response_id: str) -> CreateResponse:
-    """Return the request as the client sent it. Raises StorageCorrupt."""
-    with reading_stored(response_id):
-        return CreateResponse.model_validate_json(bytes(stored_request.request))
-
-
-def build_stored_response(response_id: str, stored_request: StoredRequest, status: ResponseStatus) -> Response:
-    """Return the response of a stored request as it began."""
-    return begin_response(
-        parse_stored_request(stored_request, response_id), response_id, stored_request.created_at, status
-    )
-
-
-def _encode_event_lines(events: Sequence[dict[str, Any]]) -> list[bytes]:
-    return [b"%b %b\n" % (event["type"].encode(), orjson.dumps(event)) for event in events]
-
-
-def _build_final_response(
-    response: Response,
-    status: ResponseStatus,
-    items: Sequence[dict[str, Any]],
-    failure: ResponseError | None,
-    usage: Usage | None = None,
-) -> Response:
-    """Return the final response with output items that are JSON objects of a log."""
-    fields: dict[str, Any] = orjson.loads(
-        sdk_model_to_json(end_response(response, status, (), usage or Usage(), error=failure))
-    )
-    return response_from_json({**fields, "output": items})

@@ -28,6 +28,7 @@ from apis.errors import RateLimited, StackError, StorageCorrupt
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record, scan_all, scan_groups
+from apis.telemetry import TRACE_HEADERS, telemetry
 from providers.responses.events.ids import is_response_id
 from providers.responses.store.run_key import run_key
 
@@ -54,12 +55,14 @@ class RunRecord(
 
 
 class StoredRequest(msgspec.Struct, rename={"input_items": "given", "item_id_count": "ids"}):
-    """The request, its input items as they are listed, and the number of item ids that those use."""
+    """The request, its input items as they are listed, and the number of item ids that those use. `trace` holds the
+    trace headers of the request that created it, with which each worker goes on."""
 
     request: msgspec.Raw
     input_items: msgspec.Raw
     item_id_count: int
     created_at: int
+    trace: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,11 @@ class ClaimedRun:
     def ref(self) -> ResponseRef:
         return self.lease.ref
 
+    @property
+    def queued_at_s(self) -> float:
+        """The time at which the run was added, in seconds since the epoch."""
+        return int(self.run.queue_key.split("/")[-2]) / 1e6
+
 
 class Runs:
     """All runs of a store. At most `max_waiting` runs of a tenant can wait."""
@@ -149,8 +157,10 @@ class Runs:
         is_portable: bool,
         start_now: bool,
     ) -> ClaimedRun | None:
-        """Add a run, written with `extra_ops`: it waits for a worker, or is claimed at once with `start_now`. Raises
+        """Add a run, written with `extra_ops`: it waits for a worker, or is claimed at once with `start_now`; the
+        request's trace is stored with it. Raises
         LeaseLost if a condition in `extra_ops` does not hold, RateLimited if too many runs of the tenant wait."""
+        stored_request.trace = dict(TRACE_HEADERS.get())
         queue_key = f"/queue/{ref.tenant}/{priority}/{time.time_ns() // 1000:017d}/{ref.id}"
         run = RunRecord("in_progress" if start_now else "queued", queue_key, is_portable, int(start_now))
         put_request = Put(ref.request_key, encode_record(stored_request), self._retention_s)
@@ -170,6 +180,7 @@ class Runs:
                 Put(run.slot_key, ref.id.encode(), self._retention_s, ABSENT),
             ]
             if await self._kv.write(ops) is not None:
+                telemetry().add("stack.responses.queued", 1)
                 return None
             if await self._kv.get(run.slot_key) is None:
                 raise LeaseLost

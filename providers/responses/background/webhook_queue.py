@@ -28,6 +28,7 @@ from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record
+from apis.telemetry import SpanType, continued_trace, current_span, open_span
 from providers.responses.background.webhook_log import AttemptRecord, DeliveryRecord, WebhookLog
 from providers.responses.background.webhooks import WEBHOOK_EVENTS, Webhook, build_event_json, build_signed_headers
 
@@ -48,7 +49,7 @@ _HTTP_GONE: Final = 410
 
 
 class WebhookDelivery(msgspec.Struct, rename={"created_at": "at"}):
-    """An event that is to be sent to one webhook."""
+    """An event that is to be sent to one webhook. `trace` holds the trace headers of the response that ended."""
 
     id: str
     body: str
@@ -56,6 +57,7 @@ class WebhookDelivery(msgspec.Struct, rename={"created_at": "at"}):
     attempts: int = 0
     response_id: str = ""
     """Empty in records of earlier versions, whose deliveries are not in the log."""
+    trace: dict[str, str] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -98,11 +100,13 @@ class WebhookQueue:
         response."""
         event, now = f"response.{response.status}", time.time()
         ops: list[Op] = []
+        trace = dict(current_span().headers)
         for queue in self._queues:
             hook = queue.webhook
             if event in WEBHOOK_EVENTS and event in hook.events and tenant == hook.tenant and not queue.is_full:
                 body = build_event_json(event, response.id, int(now)).decode()
-                delivery = WebhookDelivery(f"wh_{secrets.token_hex(16)}", body, now, response_id=response.id)
+                delivery_id = f"wh_{secrets.token_hex(16)}"
+                delivery = WebhookDelivery(delivery_id, body, now, response_id=response.id, trace=trace)
                 record = DeliveryRecord(delivery.id, event, str(hook), now, now + hook.max_age_s, next_attempt_at=now)
                 ops.append(self.log.begin_op(tenant, response.id, record))
                 ops.append(Put(_delivery_key(queue, now, delivery), encode_record(delivery), hook.max_age_s))
@@ -185,7 +189,9 @@ class WebhookQueue:
 
     async def _send(self, claim: _ClaimedDelivery) -> None:
         try:
-            await self._record(claim, await _post(claim, self._fetcher))
+            with continued_trace(claim.delivery.trace):
+                attempt = await _post(claim, self._fetcher)
+            await self._record(claim, attempt)
         except StackError as exc:
             _log.warning("an event for the webhook at %s will be sent again: %s", claim.queue.webhook, exc.message)
         except asyncio.CancelledError:
@@ -233,8 +239,14 @@ async def _post(claim: _ClaimedDelivery, fetcher: Fetcher) -> AttemptRecord:
     )
     code = error = None
     try:
-        async with fetcher.open(outgoing) as incoming:
-            code = incoming.status
+        # the host alone: other parts of the URL may be secret
+        with open_span(SpanType.WEBHOOK, "POST", {"http.request.method": "POST", "server.address": str(hook)}) as span:
+            span.set({"http.request.resend_count": delivery.attempts - 1} if delivery.attempts > 1 else {})
+            async with fetcher.open(outgoing) as incoming:
+                code = incoming.status
+            span.set({"http.response.status_code": code})
+            if code >= 400:
+                span.fail(str(code))
     except FetchFailed as exc:
         error = exc.message
     return AttemptRecord(began_at, round((time.monotonic() - began_s) * 1000), code, error)

@@ -11,7 +11,9 @@ from openai.types.responses import ResponseOutputItemDoneEvent
 
 from apis.errors import StackError, ToolFailed
 from apis.events import EventBatch
+from apis.telemetry import Span, error_type_of
 from providers.responses.events.output import ResponseOutput
+from providers.responses.run.tool_span import tool_span
 from providers.responses.tools.call import HostedCall
 
 _log = logging.getLogger(__name__)
@@ -48,7 +50,8 @@ class HostedCallRunner:
 
         async def run_in_slot(call: HostedCall) -> None:
             async with slots:
-                await self._run_call(call, queue.put_nowait)
+                with tool_span(call) as span:
+                    await self._run_call(call, queue.put_nowait, span)
 
         tasks = [asyncio.create_task(run_in_slot(call)) for call in calls]
         for task in tasks:
@@ -69,7 +72,7 @@ class HostedCallRunner:
             if tasks:
                 await asyncio.wait(tasks, timeout=_CANCEL_TIMEOUT_S)
 
-    async def _run_call(self, call: HostedCall, emit: Callable[[EventBatch], None]) -> None:
+    async def _run_call(self, call: HostedCall, emit: Callable[[EventBatch], None], span: Span) -> None:
         """Run one call to its end. A failed tool raises nothing: its error is the result that the model reads."""
         limit_s = call.timeout_s or self._limits.tool_timeout_s
         done = False
@@ -80,15 +83,19 @@ class HostedCallRunner:
                         done = True
                         self._record_result(call)
                     emit(events)
-            failure = ToolFailed("The tool ended without a result.")
+            failure, error_type = ToolFailed("The tool ended without a result."), "no_result"
         except StackError as exc:
+            error_type = error_type_of(exc)
             failure = exc if isinstance(exc, ToolFailed) else ToolFailed(exc.message)
         except TimeoutError:
+            error_type = "timeout"
             failure = ToolFailed(f"The tool took longer than {limit_s:g} s and was stopped.")
-        except Exception:  # noqa: BLE001 - around a tool call: the model reads that it failed, not the bug's own text
+        except Exception as exc:  # noqa: BLE001 - around a tool call: the model reads that it failed, not the bug's own text
+            error_type = error_type_of(exc)
             _log.exception("the tool %s failed on a bug", call.name)
             failure = ToolFailed("The tool failed on an error of its own.")
         if not done:
+            span.fail(error_type)
             events = call.fail(failure)
             self._record_result(call)
             emit(events)

@@ -25,6 +25,7 @@ from providers.responses.events.response_object import (
 )
 from providers.responses.run.agent_loop import AgentLoop
 from providers.responses.run.checkpoint import ResumePoint
+from providers.responses.run.response_span import store_span
 from providers.responses.store.conversation_lock import ConversationLock
 from providers.responses.store.history import FinishedResponse, History
 from providers.responses.store.history_cache import LoadedHistory
@@ -101,7 +102,8 @@ class PendingResponse:
             self.agent_loop.state.tool_results,
             await self.build_conversation_ops(response, input_json),
         )
-        stored = await history.save(finished, tenant=self.tenant, history=self.previous_history)
+        with store_span():
+            stored = await history.save(finished, tenant=self.tenant, history=self.previous_history)
         if not stored and self.lock is not None:
             raise await self.lock.lost_error()
         return stored

@@ -24,6 +24,7 @@ from providers.responses.events.unvalidated import unvalidated
 from providers.responses.run.deadline import ResponseDeadline
 from providers.responses.run.first_batches import FirstBatches
 from providers.responses.run.pending_response import PendingResponse, bug_to_error
+from providers.responses.run.response_span import ResponseSpan
 from providers.responses.store.conversation_lock import stream_with_lock
 from providers.responses.store.history import History
 
@@ -76,7 +77,7 @@ class ResponseStreams:
 
     async def _stream_events(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
         run = pending.agent_loop.run(stream_deltas=pending.request.stream is True)
-        begun = False
+        begun, span = False, ResponseSpan(pending)
         try:
             requires_tool_lists = pending.agent_loop.requires_tool_lists
             with ResponseDeadline(self._timeout_s) as deadline:
@@ -100,8 +101,10 @@ class ResponseStreams:
                         deadline.begin_wait()
             final = pending.build_final_response()
             await pending.store(final, self._history)
+            span.describe(final)
             yield [terminal_event(final)]
         except (GeneratorExit, asyncio.CancelledError) as exc:
+            span.fail(exc)
             if begun and self._is_ending and isinstance(exc, asyncio.CancelledError):
                 error = shutdown_error()
                 yield await self._end_with_failure(pending, error)
@@ -113,12 +116,15 @@ class ResponseStreams:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as exc:  # the stream's outer edge; a native panic is no Exception
+            span.fail(exc)
             if not begun:
                 raise
             error = exc if isinstance(exc, StackError) else bug_to_error(exc, pending.ids.response_id)
             error.repeats_work = bool(pending.output.items)
             yield await self._end_with_failure(pending, error)
             raise error from exc
+        finally:
+            span.end()
 
     def _build_interrupted(self, pending: PendingResponse) -> Response:
         """Return the response as a client that left, or the end of the process, ended it."""

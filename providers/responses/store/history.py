@@ -24,6 +24,7 @@ from apis.responses import ResponseListParams
 from apis.storage.kv_store import ABSENT, MAX_VALUE_BYTES, STORED_OVERHEAD_BYTES, Delete, Entry, KVStore, Op, Put
 from apis.storage.pages import Page
 from apis.storage.records import decode_record, encode_record, reading_stored
+from apis.telemetry import agent_traceparent
 from apis.wire.base import sdk_model_to_json
 from apis.wire.items import ITEM_LIST_ADAPTER, items_to_json
 from providers.responses.events.ids import is_response_id, response_id_of
@@ -38,6 +39,7 @@ from providers.responses.store.history_cache import (
     LoadedHistory,
     StoredTurn,
     TurnPosition,
+    extend_history,
 )
 from providers.responses.store.history_keys import branch_key, record_key, turn_key
 from providers.responses.store.listing import Listing
@@ -116,6 +118,7 @@ class History:
             msgspec.Raw(finished_response.input_json),
             msgspec.Raw(items_to_json(response.output)),
             finished_response.tool_results,
+            traceparent=agent_traceparent() or msgspec.UNSET,
         )
         size = len(turn.input_items) + len(turn.output_items)
         if size > MAX_VALUE_BYTES:
@@ -325,18 +328,6 @@ class History:
         if await self._kv.get(following) is not None:
             return True
         return bool(await self._kv.scan(branch_key(tenant, position, ""), limit=1))
-
-
-def extend_history(history: LoadedHistory, turns: Sequence[StoredTurn], position: TurnPosition) -> LoadedHistory:
-    """Return the history with more turns, the last of them at `position`."""
-    items, tool_results, size_bytes = [*history.items], {**history.tool_results}, history.size_bytes
-    for turn in turns:
-        input_json, output_json = bytes(turn.input_items), bytes(turn.output_items)
-        items += ITEM_LIST_ADAPTER.validate_json(input_json)
-        items += ITEM_LIST_ADAPTER.validate_json(output_json)
-        tool_results.update(turn.tool_results)
-        size_bytes += len(input_json) + len(output_json)
-    return LoadedHistory(items, tool_results, position, history.turn_count + len(turns), size_bytes, history.read_at)
 
 
 def _reject_conversation_turn(response_id: str, response: bytes) -> None:

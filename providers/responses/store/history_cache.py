@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from apis.wire.items import Item
+from apis.wire.items import ITEM_LIST_ADAPTER, Item
 from providers.responses.events.tool_result import ToolResultRecord
 
 ItemWithToolResult = tuple[Item, ToolResultRecord | None]
@@ -39,12 +39,14 @@ class StoredTurn(
     output_items: msgspec.Raw
     tool_results: dict[str, ToolResultRecord] = {}
     fork_point: tuple[str, int] | None = None
+    traceparent: str | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedHistory:
     """The history of a request: items in order, results of hosted tool calls, and the position of the last turn.
-    `size_bytes` is the size of all turns as stored; `read_at` the monotonic time of the last load from the store."""
+    `size_bytes` is the size of all turns as stored; `read_at` the monotonic time of the last load from the store;
+    `traceparent` that of the last turn's span, if it had one."""
 
     items: Sequence[Item] = ()
     tool_results: Mapping[str, ToolResultRecord] = field(default_factory=dict[str, ToolResultRecord])
@@ -52,6 +54,7 @@ class LoadedHistory:
     turn_count: int = 0
     size_bytes: int = 0
     read_at: float = field(default_factory=time.monotonic)
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +113,17 @@ class HistoryCache:
 class _TenantTurns:
     by_key: dict[str, CachedTurn] = field(default_factory=dict[str, CachedTurn])
     size_bytes: int = 0
+
+
+def extend_history(history: LoadedHistory, turns: Sequence[StoredTurn], position: TurnPosition) -> LoadedHistory:
+    """Return the history with more turns, the last of them at `position`."""
+    items, tool_results, size_bytes = [*history.items], {**history.tool_results}, history.size_bytes
+    for turn in turns:
+        input_json, output_json = bytes(turn.input_items), bytes(turn.output_items)
+        items += ITEM_LIST_ADAPTER.validate_json(input_json)
+        items += ITEM_LIST_ADAPTER.validate_json(output_json)
+        tool_results.update(turn.tool_results)
+        size_bytes += len(input_json) + len(output_json)
+    trace = (turns[-1].traceparent or "") if turns else history.traceparent
+    count = history.turn_count + len(turns)
+    return LoadedHistory(items, tool_results, position, count, size_bytes, history.read_at, trace)

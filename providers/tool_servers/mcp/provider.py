@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT, CallToolResult
 from pydantic import BeforeValidator, ConfigDict, Field
@@ -12,6 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from apis.documents.fetcher import Fetcher
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.provider import Provider
+from apis.telemetry import AttributeValue, Span, SpanType, open_span
 from apis.tool_servers import (
     ServerPolicy,
     ServerTool,
@@ -102,12 +104,13 @@ class MCP(ToolServers):
 
     async def list_tools(self, declaration: McpTool, *, tenant: str) -> Sequence[ServerTool]:
         server = self._catalog.find_server(declaration, tenant)
-        tools = await self._use_session(
-            self._config.list_timeout_s,
-            (tenant, server.identity),
-            server,
-            lambda session: _list_tools(session, declaration.server_label, server),
-        )
+        with _request_span("tools/list", server):
+            tools = await self._use_session(
+                self._config.list_timeout_s,
+                (tenant, server.identity),
+                server,
+                lambda session: _list_tools(session, declaration.server_label, server),
+            )
         allowed = allowed_tool_filter(declaration)
         policy = self._catalog.find_policy(declaration)
         return [tool for tool in tools if matches_filter(allowed, tool) and policy.allows(tool.name)]
@@ -136,7 +139,10 @@ class MCP(ToolServers):
                 _check_tool(tools, name, allowed, listed_tool)
             return await session.call_tool(name, dict(arguments))
 
-        result = await self._use_session(self._config.call_timeout_s, (tenant, server.identity), server, call)
+        with _request_span("tools/call", server, name) as span:
+            result = await self._use_session(self._config.call_timeout_s, (tenant, server.identity), server, call)
+            if result.is_error:
+                span.fail("tool_error")
         if result.is_error:
             raise execution_error(name, result, server.secrets)
         return result_to_text(result, server.secrets)
@@ -179,6 +185,25 @@ class MCP(ToolServers):
             secrets=server.secrets,
             is_expiring=lambda: wire.is_expiring,
         )
+
+
+def _request_span(method: str, server: McpServerTarget, tool: str = "") -> Span:
+    """Return the span of one MCP request, which covers the opening of the session and repeated attempts."""
+    attributes: dict[str, AttributeValue] = {"mcp.method.name": method}
+    if tool:
+        attributes |= {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
+    if isinstance(server, LocalServer):
+        attributes["network.transport"] = "pipe"
+    else:
+        origin = urlsplit(server.url)
+        port = origin.port or (443 if origin.scheme == "https" else 80)
+        attributes |= {
+            "network.transport": "tcp",
+            "network.protocol.name": "http",
+            "server.address": origin.hostname or "",
+            "server.port": port,
+        }
+    return open_span(SpanType.MCP_REQUEST, f"{method} {tool}".strip(), attributes)
 
 
 async def _list_tools(session: McpSession, server_label: str, server: McpServerTarget) -> Sequence[ServerTool]:

@@ -28,12 +28,14 @@ from openai.types.responses.mcp_tool_call_error import McpProtocolError
 from pydantic import TypeAdapter, ValidationError
 
 from apis.fair_share import FairShare, Place
+from apis.telemetry import current_span
 from apis.tool_servers import ServerTool, ToolServerFailed
 from providers.tool_servers.mcp.texts import http_error, protocol_error, redact_secrets
 from providers.tool_servers.mcp.wire import (
     CURRENT_EXCHANGE,
     FilteredStream,
     HttpExchange,
+    NumberedStream,
     SessionStreams,
     UnsolicitedFilter,
 )
@@ -159,7 +161,7 @@ class McpSession:
     @asynccontextmanager
     async def _open_streams(self) -> AsyncGenerator[SessionStreams]:
         async with self._connector.open_streams(self._end_event.set) as (received, sent):
-            yield FilteredStream(received, self._unsolicited_filter), sent
+            yield FilteredStream(received, self._unsolicited_filter), NumberedStream(sent)
 
     async def _send_request(self, send: Callable[[ClientSession], Awaitable[_Result]]) -> _Result:
         await self._ready_event.wait()
@@ -183,6 +185,7 @@ class McpSession:
             raise self._closed_error(exchange) from None
         finally:
             CURRENT_EXCHANGE.reset(token)
+            current_span().set({"jsonrpc.request.id": exchange.request_id})
         self.completed_calls += 1
         return result
 

@@ -37,13 +37,14 @@ class HttpExchange:
     """Outcome of the HTTP requests of one call or one connect, which the SDK does not report.
 
     `status` is the HTTP status of a response without an MCP message; `is_session_lost` means that the server does not
-    know the session any more.
+    know the session any more; `request_id` is the JSON-RPC id of the newest request that was sent.
     """
 
     status: int = 0
     failure: str = ""
     is_session_lost: bool = False
     resume_count: int = 0
+    request_id: str = ""
 
 
 CURRENT_EXCHANGE: Final[ContextVar[HttpExchange]] = ContextVar("mcp_exchange")
@@ -104,6 +105,29 @@ class FilteredStream:
         except anyio.EndOfStream:
             self._unsolicited_filter.on_end()
             raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class NumberedStream:
+    """A stream of the SDK that notes the id of each request that is written to it, which the SDK does not report."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def send(self, item: SessionMessage) -> None:
+        if isinstance(item.message, JSONRPCRequest):
+            CURRENT_EXCHANGE.get().request_id = str(item.message.id)
+        await self._stream.send(item)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,0 +1,174 @@
+"""The way of spans, metrics and events out of the process: bounded queues, threads of the SDK, and a count of the lost.
+
+The event loop only appends to a queue. While it is full, and when the receiver refuses or does not answer in time, the
+records are dropped and counted.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, cast
+
+from opentelemetry.sdk._logs import LoggerProvider, ReadWriteLogRecord
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor, ConsoleLogRecordExporter
+from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
+from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+from apis.errors import ConfigError
+from apis.imports import ImportFromStringError, import_from_string
+from stack.telemetry.switches import SignalSwitch, TelemetrySwitches
+
+CountDropped = Callable[[str, int], None]
+"""Counts records that were dropped: the name of the signal, and their number. Called from any thread."""
+
+_POLL_S: Final = 0.005
+_DEFAULT_QUEUE_SIZE: Final = 2048
+"""Records that wait for their export, by OpenTelemetry's default."""
+_OTLP_MODULES: Final = {
+    "http/protobuf": "opentelemetry.exporter.otlp.proto.http",
+    "grpc": "opentelemetry.exporter.otlp.proto.grpc",
+}
+_OTLP_CLASSES: Final = {
+    "traces": "trace_exporter:OTLPSpanExporter",
+    "metrics": "metric_exporter:OTLPMetricExporter",
+    "logs": "_log_exporter:OTLPLogExporter",
+}
+_CONSOLE_EXPORTERS: Final[dict[str, Callable[[], Any]]] = {
+    "traces": ConsoleSpanExporter,
+    "metrics": ConsoleMetricExporter,
+    "logs": ConsoleLogRecordExporter,
+}
+
+
+class SdkProviders:
+    """The SDK's providers of one process."""
+
+    def __init__(self, switches: TelemetrySwitches, attributes: dict[str, str], count_dropped: CountDropped) -> None:
+        """`attributes` describe this process, next to those that the environment sets."""
+        resource = Resource.create({**attributes})
+        self.tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+        if switches.traces.exporter:
+            self.tracers.add_span_processor(
+                _BoundedSpanProcessor(_build_exporter("traces", switches.traces, count_dropped), count_dropped)
+            )
+        readers = (
+            [PeriodicExportingMetricReader(_build_exporter("metrics", switches.metrics, count_dropped))]
+            if switches.metrics.exporter
+            else []
+        )
+        # exemplars would take three quarters of the time of each measurement: they are for those who name a filter
+        exemplars = None if os.environ.get("OTEL_METRICS_EXEMPLAR_FILTER") else AlwaysOffExemplarFilter()
+        self.meters = MeterProvider(readers, resource=resource, shutdown_on_exit=False, exemplar_filter=exemplars)
+        self.loggers = LoggerProvider(resource=resource, shutdown_on_exit=False)
+        if switches.logs.exporter:
+            self.loggers.add_log_record_processor(
+                _BoundedLogProcessor(_build_exporter("logs", switches.logs, count_dropped), count_dropped)
+            )
+
+    async def shut_down(self, timeout_s: float) -> None:
+        """Send the waiting records and end the SDK's threads, for `timeout_s` at most: then the process ends without
+        them."""
+        threads = [
+            threading.Thread(target=_shut_down, args=(shut_down,), name="telemetry-shutdown", daemon=True)
+            for shut_down in (self.tracers.shutdown, self.loggers.shutdown, self.meters.shutdown)
+        ]
+        for thread in threads:
+            thread.start()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while any(thread.is_alive() for thread in threads) and loop.time() < deadline:  # noqa: ASYNC110 - threads set no event of the loop's
+            await asyncio.sleep(_POLL_S)
+
+
+def _shut_down(shut_down: Callable[[], object]) -> None:
+    with suppress(Exception):  # the receiver may be gone: the loss is counted
+        shut_down()
+
+
+def _build_exporter(signal: str, switch: SignalSwitch, count_dropped: CountDropped) -> Any:
+    """Return the exporter that the environment names. Raises ConfigError if its package is not installed."""
+    if switch.exporter == "console":
+        exporter = _CONSOLE_EXPORTERS[signal]()
+    else:
+        try:
+            exporter = import_from_string(f"{_OTLP_MODULES[switch.protocol]}.{_OTLP_CLASSES[signal]}")()
+        except (ImportError, ImportFromStringError) as exc:
+            package = f"opentelemetry-exporter-otlp-proto-{switch.protocol.partition('/')[0]}"
+            raise ConfigError(
+                f"OTEL_EXPORTER_OTLP_PROTOCOL is {switch.protocol}, and {package} is not installed. "
+                f"Run: pip install {package}"
+            ) from exc
+    return _CountingExporter(exporter, signal, count_dropped)
+
+
+def _read_queue_size(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else _DEFAULT_QUEUE_SIZE
+
+
+class _CountingExporter:
+    """Forwards batches to an exporter of the SDK, and counts those that it could not deliver."""
+
+    def __init__(self, exporter: Any, signal: str, count_dropped: CountDropped) -> None:
+        self._exporter = exporter
+        self._signal = signal
+        self._count_dropped = count_dropped
+        self.taken = 0
+        """Records that left the queue so far."""
+
+    def export(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        size = len(cast("Sequence[object]", batch)) if isinstance(batch, Sequence) else 1
+        self.taken += size
+        result: Any = None
+        try:
+            result = self._exporter.export(batch, *args, **kwargs)
+        finally:
+            if getattr(result, "name", "") != "SUCCESS":
+                self._count_dropped(self._signal, size)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._exporter, name)
+
+
+class _BoundedSpanProcessor(BatchSpanProcessor):
+    """Drops and counts spans that the queue has no room for."""
+
+    def __init__(self, exporter: _CountingExporter, count_dropped: CountDropped) -> None:
+        super().__init__(exporter)  # pyright: ignore[reportArgumentType]  # forwards all of a SpanExporter
+        self._counting_exporter = exporter
+        self._count_dropped = count_dropped
+        self._accepted = 0
+        self._max_queued = _read_queue_size("OTEL_BSP_MAX_QUEUE_SIZE")
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if not (span.context and span.context.trace_flags.sampled):
+            return
+        if self._accepted - self._counting_exporter.taken >= self._max_queued:
+            self._count_dropped("traces", 1)
+            return
+        self._accepted += 1
+        super().on_end(span)
+
+
+class _BoundedLogProcessor(BatchLogRecordProcessor):
+    """Drops and counts events that the queue has no room for."""
+
+    def __init__(self, exporter: _CountingExporter, count_dropped: CountDropped) -> None:
+        super().__init__(exporter)  # pyright: ignore[reportArgumentType]  # forwards all of a LogRecordExporter
+        self._counting_exporter = exporter
+        self._count_dropped = count_dropped
+        self._accepted = 0
+        self._max_queued = _read_queue_size("OTEL_BLRP_MAX_QUEUE_SIZE")
+
+    def on_emit(self, log_record: ReadWriteLogRecord) -> None:
+        if self._accepted - self._counting_exporter.taken >= self._max_queued:
+            self._count_dropped("logs", 1)
+            return
+        self._accepted += 1
+        super().on_emit(log_record)

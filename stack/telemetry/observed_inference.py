@@ -1,0 +1,197 @@
+"""ObservedInference: the stack's inference with a span, metrics and an event for each model call and each embedding.
+
+Telemetry wraps the one Inference of the stack instead of each provider: turns, compactions, summaries and the chat
+completions of clients all pass here, and without telemetry nothing is wrapped.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from apis.chat import ChatRequest
+from apis.completions.completion import CompletionBatch, CompletionRequest
+from apis.deltas import DeltaBatch, Finish, Usage
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
+from apis.inference import Inference, Model, ModelHost
+from apis.live_batch import convert_batch
+from apis.observation.background import UpstreamHealth
+from apis.provider import ProviderMetrics
+from apis.telemetry import Attributes, AttributeValue, Span, SpanType, current_agent, error_type_of
+from apis.wire.base import Effort
+from stack.telemetry import messages
+from stack.telemetry.recorder import SpanRecorder
+
+
+class ObservedInference(Inference):
+    """Forwards every call to `inference`. The span of a call is current while the provider sends its request."""
+
+    def __init__(self, inference: Inference, recorder: SpanRecorder) -> None:
+        self._inference = inference
+        self._recorder = recorder
+
+    async def models(self) -> Sequence[Model]:
+        return await self._inference.models()
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        return await self._inference.count_tokens(request)
+
+    async def used_effort(self, request: ChatRequest) -> Effort | None:
+        return await self._inference.used_effort(request)
+
+    async def model_host(self, model: str) -> ModelHost:
+        return await self._inference.model_host(model)
+
+    def metrics(self) -> ProviderMetrics | None:
+        return self._inference.metrics()
+
+    async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+        host = await self._inference.model_host(request.model)
+        call = _ModelCall(self._recorder, host, request)
+        call.span.make_current()
+        batch: DeltaBatch = ()
+        try:
+            async with aclosing(self._inference.chat(request)) as batches:
+                async for batch in batches:
+                    yield convert_batch(batch, call.observe)
+        except BaseException as exc:
+            if not (batch and isinstance(batch[-1], Finish)):
+                call.span.fail(error_type_of(exc))
+            raise
+        finally:
+            call.end(batch[-1] if batch and isinstance(batch[-1], Finish) else None)
+
+    def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
+        return self._inference.complete(request)
+
+    def upstreams(self) -> Sequence[UpstreamHealth]:
+        return self._inference.upstreams()
+
+    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
+        host = await self._inference.model_host(request.model)
+        attributes: dict[str, AttributeValue] = {
+            "gen_ai.operation.name": "embeddings",
+            "gen_ai.provider.name": host.provider_name,
+            "gen_ai.request.model": request.model,
+        }
+        if request.encoding_format is not None:
+            attributes["gen_ai.request.encoding_formats"] = [request.encoding_format]
+        span_type = SpanType.EMBEDDINGS if host.is_remote else SpanType.LOCAL_EMBEDDINGS
+        with self._recorder.open_span(span_type, request.model, attributes) as span:
+            embeddings = await self._inference.embed(request, tenant=tenant)
+            span.set(
+                {
+                    "gen_ai.usage.input_tokens": embeddings.input_tokens,
+                    "gen_ai.embeddings.dimension.count": len(embeddings.vectors[0]),
+                }
+            )
+            span.record({"gen_ai.client.embeddings.operation.input_tokens": embeddings.input_tokens})
+        return embeddings
+
+
+class _ModelCall:
+    """One call of a chat model. `batches` collects the deltas where content is captured, and is None otherwise."""
+
+    def __init__(self, recorder: SpanRecorder, host: ModelHost, request: ChatRequest) -> None:
+        self._recorder = recorder
+        self._host = host
+        self._request = request
+        self._attributes: dict[str, AttributeValue] = _request_attributes(request, host)
+        if (agent := current_agent()) is not None:
+            agent.inference_calls += 1
+            self._attributes |= agent.call_attributes
+        span_type = SpanType.CHAT if host.is_remote else SpanType.LOCAL_CHAT
+        self.span: Span = recorder.open_span(span_type, request.model, self._attributes)
+        self.batches: list[DeltaBatch] | None = [] if recorder.captures_content else None
+        self.batch_count = 0
+        self.first_batch_at = self._started_at = time.perf_counter()
+
+    def observe(self, batch: DeltaBatch) -> DeltaBatch:
+        """Count a batch, collect it where content is captured, and return it."""
+        if not self.batch_count:
+            self.first_batch_at = time.perf_counter()
+        self.batch_count += 1
+        if self.batches is not None:
+            self.batches.append(batch)
+        return batch
+
+    def end(self, finish: Finish | None) -> None:
+        """Record the result and end the span."""
+        now = time.perf_counter()
+        result: dict[str, AttributeValue] = {}
+        if self.batch_count:
+            result["gen_ai.response.time_to_first_chunk"] = self.first_batch_at - self._started_at
+        if finish is not None:
+            result |= {"gen_ai.response.finish_reasons": [finish.reason], **_usage_attributes(finish.usage)}
+        self.span.set(result)
+        self.span.record(self._measure(finish, now))
+        if self.batches is not None:
+            content = messages.input_content(self._request) | messages.output_content(self.batches)
+            if self._recorder.switches.content_in_spans:
+                self.span.set(messages.to_json(content))
+            self._recorder.emit_details({**self._attributes, **result}, content)
+        self.span.end()
+
+    def _measure(self, finish: Finish | None, now: float) -> dict[str, float]:
+        """Return the values of the call's metrics but its duration."""
+        values: dict[str, float] = {}
+        first_s, rest_s = self.first_batch_at - self._started_at, now - self.first_batch_at
+        if self.batch_count:
+            values["gen_ai.client.inference.time_to_first_chunk"] = first_s
+        if self.batch_count > 1:
+            # the mean of the call instead of each chunk: nothing is measured for a token
+            values["gen_ai.client.inference.time_per_output_chunk"] = rest_s / (self.batch_count - 1)
+        if not self._host.is_remote:
+            values["gen_ai.server.request.duration"] = now - self._started_at
+            if self.batch_count and finish is not None:
+                values["gen_ai.server.time_to_first_token"] = first_s
+            if finish is not None and finish.usage.output_tokens > 1:
+                values["gen_ai.server.time_per_output_token"] = rest_s / (finish.usage.output_tokens - 1)
+        if finish is not None:
+            usage = finish.usage
+            values["gen_ai.client.inference.operation.input_tokens"] = usage.input_tokens
+            values["gen_ai.client.inference.operation.output_tokens"] = usage.output_tokens
+            counts = {
+                "input_tokens": usage.input_tokens,
+                "output_tokens": usage.output_tokens,
+                "cache_read.input_tokens": usage.cached_tokens,
+                "reasoning.output_tokens": usage.reasoning_tokens,
+            }
+            values |= {f"gen_ai.client.inference.usage.{name}": count for name, count in counts.items() if count}
+        return values
+
+
+def _request_attributes(request: ChatRequest, host: ModelHost) -> dict[str, AttributeValue]:
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop
+    values: dict[str, Any] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": host.provider_name,
+        "gen_ai.request.model": request.model,
+        "gen_ai.request.stream": True,
+        "gen_ai.request.temperature": request.temperature,
+        "gen_ai.request.top_p": request.top_p,
+        "gen_ai.request.top_k": request.top_k,
+        "gen_ai.request.max_tokens": request.max_completion_tokens,
+        "gen_ai.request.frequency_penalty": request.frequency_penalty,
+        "gen_ai.request.presence_penalty": request.presence_penalty,
+        "gen_ai.request.seed": request.seed,
+        "gen_ai.request.stop_sequences": stop or None,
+        "gen_ai.request.reasoning.level": request.reasoning_effort,
+    }
+    if request.response_format is not None:
+        values["gen_ai.output.type"] = "text" if request.response_format.type == "text" else "json"
+    if host.provider_name == "openai":
+        values["openai.api.type"] = "chat_completions"
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _usage_attributes(usage: Usage) -> Attributes:
+    counts = {
+        "gen_ai.usage.input_tokens": usage.input_tokens,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+    }
+    if usage.cached_tokens:
+        counts["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+    if usage.reasoning_tokens:
+        counts["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
+    return counts
