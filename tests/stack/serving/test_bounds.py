@@ -128,6 +128,9 @@ class Silent:
     def is_closing(self) -> bool:
         return self.is_closing_now
 
+    def write_body(self, body: bytes) -> bool:
+        raise AssertionError("nothing is sent on a silent connection")
+
     def abort(self) -> None:
         self.is_closing_now = True
         if self.peer is not None:
