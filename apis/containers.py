@@ -1,6 +1,8 @@
 """Containers, in which the variables and files of a model's programs live from call to call."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from openai.types import ContainerRetrieveResponse as Container
@@ -48,6 +50,37 @@ class ContainerListParams(Wire):
     name: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ShellCommand:
+    """Command for the shell. The container has limits of its own, which apply where these are greater or None."""
+
+    command: str
+    timeout_s: float | None = None
+    max_output_chars: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEvent:
+    """Text that the command `index` of a call wrote, or its end with the text that was not sent before. The exit code
+    of a command that was stopped at its time limit is None."""
+
+    index: int
+    stdout: str = ""
+    stderr: str = ""
+    has_ended: bool = False
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommandsResult:
+    """Result of the commands of one call: the ids of the files that they wrote, by path. `loss_reason` says why the
+    files of earlier calls are gone, and `end_reason` why those of this call are; both are empty where they are not."""
+
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    loss_reason: str = ""
+    end_reason: str = ""
+
+
 class Containers(ABC):
     """Containers of a ToolRuntime by id, which is also the `session` of its calls. A tenant's id is unknown to others.
 
@@ -87,6 +120,19 @@ class Containers(ABC):
     @abstractmethod
     async def delete(self, container_id: str, *, tenant: str) -> None:
         """End the container and all that runs in it. Raise NotFound."""
+
+    @abstractmethod
+    async def run_commands(
+        self,
+        container_id: str,
+        commands: Sequence[ShellCommand],
+        on_event: Callable[[CommandEvent], None],
+        *,
+        tenant: str,
+    ) -> CommandsResult:
+        """Run shell commands at the same time, in the work folder. `on_event` is called with what they write, bounded
+        to the beginning and the end, and once with the end of each. Cancelling the call ends all that runs in the
+        container. Raise NotFound."""
 
     @abstractmethod
     async def add_file(self, container_id: str, filename: str, data: bytes, *, tenant: str) -> ContainerFile:

@@ -282,11 +282,31 @@ class LocalEnvironment(Wire):
     skills: list[Skill] | None = Field(None, max_length=200)
 
 
+class ContainerAutoEnvironment(Wire):
+    """A container that the server chooses, the same one along a chain of responses."""
+
+    type: Literal["container_auto"]
+    file_ids: list[Id] | None = Field(default=None, max_length=50)
+    memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
+    network_policy: NetworkPolicy | None = None
+    skills: list[JsonValue] | None = Field(None, max_length=200)
+
+
+class ContainerReferenceEnvironment(Wire):
+    type: Literal["container_reference"]
+    container_id: Id
+
+
 class ShellTool(Wire):
-    """Shell commands that the client runs, several at a time."""
+    """Shell commands, several at a time: in a container of this server, or, by default, where the client is."""
 
     type: Literal["shell"]
-    environment: Annotated[LocalEnvironment, Field(discriminator="type")] | None = None
+    environment: (
+        Annotated[
+            LocalEnvironment | ContainerAutoEnvironment | ContainerReferenceEnvironment, Field(discriminator="type")
+        ]
+        | None
+    ) = None
 
 
 class ApplyPatchTool(Wire):

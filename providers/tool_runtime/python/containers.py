@@ -3,7 +3,7 @@
 import hashlib
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -13,12 +13,15 @@ from openai.types import FileObject
 from openai.types.container_retrieve_response import ExpiresAfter, NetworkPolicy
 
 from apis.containers import (
+    CommandEvent,
+    CommandsResult,
     Container,
     ContainerFile,
     ContainerListParams,
     Containers,
     CreateContainer,
     MemoryLimit,
+    ShellCommand,
 )
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.files import Files
@@ -109,6 +112,18 @@ class PythonContainers(Containers):
 
     async def delete(self, container_id: str, *, tenant: str) -> None:
         await self._sessions.end(tenant, container_id)
+
+    async def run_commands(
+        self,
+        container_id: str,
+        commands: Sequence[ShellCommand],
+        on_event: Callable[[CommandEvent], None],
+        *,
+        tenant: str,
+    ) -> CommandsResult:
+        outcome = await self._sessions.run_commands(tenant, container_id, [*commands], on_event)
+        files = {name_to_path(name): name_to_file_id(container_id, name) for name in outcome.filenames}
+        return CommandsResult(files, outcome.loss_reason, outcome.reason)
 
     async def add_file(self, container_id: str, filename: str, data: bytes, *, tenant: str) -> ContainerFile:
         name = PurePosixPath(filename.replace("\\", "/")).name

@@ -2,15 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from apis.containers import CommandEvent, ShellCommand
 from apis.fair_share import FairShare
 from providers.tool_runtime.python.cgroup import prepare_groups
 from providers.tool_runtime.python.check import find_isolation_faults
+from providers.tool_runtime.python.commands import bind_command
 from providers.tool_runtime.python.messages import SessionFailure
+from providers.tool_runtime.python.outcomes import CommandsOutcome, FileRefused, RunOutcome, SessionEnded
 from providers.tool_runtime.python.sandbox import (
     REMEDY,
     Bubblewrap,
@@ -19,7 +22,7 @@ from providers.tool_runtime.python.sandbox import (
     SandboxLimits,
     SandboxUnavailable,
 )
-from providers.tool_runtime.python.session import FileRefused, PythonSession, RunOutcome, SessionEnded
+from providers.tool_runtime.python.session import PythonSession
 from providers.tool_runtime.python.sessions import PythonSessionPool, SessionEntry, SessionKey, SessionSettings
 
 _log = logging.getLogger(__name__)
@@ -107,6 +110,18 @@ class SessionOperations:
         """Run code in a session."""
         due_record_idle_s = self._get_entry(tenant, name).claim_record_renewal()
         return replace(await self._run((tenant, name, 0), code), due_record_idle_s=due_record_idle_s)
+
+    async def run_commands(
+        self, tenant: str, name: str, commands: list[ShellCommand], on_event: Callable[[CommandEvent], None]
+    ) -> CommandsOutcome:
+        """Run shell commands in a session at the same time, within its limits."""
+        due_record_idle_s = self._get_entry(tenant, name).claim_record_renewal()
+        limits = self._config.limits
+        bound_commands = [bind_command(each, limits.wall_s, limits.output_bytes) for each in commands]
+        async with self._pool.use_session((tenant, name, 0)) as (session, loss_reason):
+            _log.debug("a command begins to run")
+            outcome = await session.run_commands(bound_commands, on_event)
+            return replace(outcome, loss_reason=loss_reason, due_record_idle_s=due_record_idle_s)
 
     async def run_once(self, tenant: str, settings: SessionSettings, code: str) -> RunOutcome:
         """Run code in a session of its own, which ends with it."""

@@ -22,8 +22,8 @@ from providers.tool_runtime.python.containers import (
 from providers.tool_runtime.python.files import guess_media_type
 from providers.tool_runtime.python.machine_sessions import MachineSessions
 from providers.tool_runtime.python.operations import SessionServerConfig
+from providers.tool_runtime.python.outcomes import RunOutcome
 from providers.tool_runtime.python.sandbox import MIB, SandboxLimits
-from providers.tool_runtime.python.session import RunOutcome
 from providers.tool_runtime.python.session_client import SessionClient
 from providers.tool_runtime.python.sessions import SessionSettings
 

@@ -87,7 +87,8 @@ async def test_a_call_comes_out_in_its_own_item(name: str) -> None:
     assert [known(each) for each in response.output] == [item]
     assert (response.output[0].call_id, response.output[0].status) == ("c1", "completed")
     assert response.status == "completed"
-    assert [event.type for event in events[2:-1]] == ["response.output_item.added", "response.output_item.done"]
+    types = [event.type for event in events[2:-1] if "shell_call_command" not in event.type]
+    assert types == ["response.output_item.added", "response.output_item.done"]
 
 
 @pytest.mark.parametrize("how", ["chained", "sent back", "referred to"])
