@@ -131,6 +131,7 @@ FIELD_ROWS: Final = (
         FieldRow(f"input[].{name}", ("ImageGenerationCallItem",), "echoed", "A model reads that there was an image.")
         for name in ("action", "background", "error", "output_format", "quality", "size", "svg_usage")
     ),
+    FieldRow("input[].environment.skills", ("ShellCallEnvironment",), "echoed", "The call has ended."),
     *(
         FieldRow(f"input[].content[].{name}", ("OutputText",), "echoed", "A model reads the text only.")
         for name in ("annotations", "logprobs")

@@ -157,7 +157,10 @@ class PythonSession:
             request = {"do": "shell", "commands": [asdict(each) for each in commands]}
             reply, _ = await self._exchange_messages(request, b"", wall_s, parts.feed)
         except SessionEnded as exc:
-            parts.end_all(f"the container's programs were ended: {exc}. Its files are gone", is_timed_out=exc.exit_status == "timed_out")
+            parts.end_all(
+                f"the container's programs were ended: {exc}. Its files are gone",
+                is_timed_out=exc.exit_status == "timed_out",
+            )
             return CommandsOutcome(reason=str(exc))
         parts.end_all("the command did not report its end", is_timed_out=False)
         return CommandsOutcome(parse_written_files(reply))

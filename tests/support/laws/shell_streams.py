@@ -25,7 +25,9 @@ class ShellTexts:
             )
         texts = self.streamed.setdefault(index, {})
         if step == "delta":
-            pieces: dict[str, str] = event["delta"] if "item_id" in event else {"command": event["delta"]}
+            pieces: dict[str, str] = (
+                event["delta"] if event["type"].endswith("content.delta") else {"command": event["delta"]}
+            )
             for name, text in pieces.items():
                 texts[name] = texts.get(name, "") + text
             return "" if any(pieces.values()) else "the delta is empty"
