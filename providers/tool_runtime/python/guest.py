@@ -174,10 +174,10 @@ class Notebook:
         print(text, end="", file=sys.__stderr__, flush=True)
 
 
-class CommandOutput:
+class StreamOutput:
     """Output of one stream of a command: a head that is sent while the command runs, and the last characters."""
 
-    def __init__(self, command: "ShellCommand", pipe: int) -> None:
+    def __init__(self, command: "CommandProcess", pipe: int) -> None:
         self.pipe = pipe
         self.is_open = True
         self.tail = ""
@@ -228,7 +228,7 @@ class CommandOutput:
             self.dropped_count += surplus
 
 
-class ShellCommand:
+class CommandProcess:
     """Running command, in a session of its own, so that its processes can be ended together."""
 
     def __init__(self, command: str, timeout_s: float, max_chars: int) -> None:
@@ -241,7 +241,7 @@ class ShellCommand:
         self._deadline = time.monotonic() + timeout_s
         self._ended_at = 0.0
         pipes = [os.pipe(), os.pipe()]
-        self.outputs = [CommandOutput(self, reading) for reading, _ in pipes]
+        self.outputs = [StreamOutput(self, reading) for reading, _ in pipes]
         shell = next((path for path in ("/bin/bash", "/usr/bin/bash") if os.access(path, os.X_OK)), "/bin/sh")
         try:
             self._process = subprocess.Popen(  # noqa: S603 - to run commands is what the sandbox around this is for
@@ -291,12 +291,12 @@ class ShellRun:
     def __init__(self, stream: io.BufferedRWPair, token: str) -> None:
         self._stream = stream
         self._token = token
-        self._running: dict[int, ShellCommand] = {}
+        self._running: dict[int, CommandProcess] = {}
 
     def run(self, commands: "list[GuestMessage]") -> None:
         for index, command in enumerate(commands):
             try:
-                self._running[index] = ShellCommand(command["command"], command["timeout_s"], command["max_chars"])
+                self._running[index] = CommandProcess(command["command"], command["timeout_s"], command["max_chars"])
             except (OSError, ValueError) as exc:
                 self._send_part(index, ["", f"The command could not be started: {exc}\n"], exit_code=126)
         while self._running:
@@ -311,7 +311,7 @@ class ShellRun:
 
     def _read_outputs(self) -> None:
         """Read what is there, and wait a moment where there is nothing."""
-        import select  # noqa: PLC0415 - see ShellCommand
+        import select  # noqa: PLC0415 - see CommandProcess
 
         outputs = {output.pipe: output for command in self._running.values() for output in command.outputs}
         poll = select.poll()
