@@ -7,12 +7,12 @@ from typing import Literal
 
 from openai.types import ContainerRetrieveResponse as Container
 from openai.types.containers import FileRetrieveResponse as ContainerFile
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from apis.files import Order
 from apis.storage.pages import Page
 from apis.wire.base import Wire
-from apis.wire.tools import Id, NetworkPolicy
+from apis.wire.tools import Id, NetworkPolicy, SkillSource
 
 MemoryLimit = Literal["1g", "4g", "16g", "64g"]
 
@@ -32,7 +32,7 @@ class CreateContainer(Wire):
     file_ids: list[Id] | None = Field(default=None, max_length=50)
     memory_limit: MemoryLimit | None = None
     network_policy: NetworkPolicy | None = None
-    skills: list[JsonValue] | None = Field(default=None, max_length=200)
+    skills: list[SkillSource] | None = Field(default=None, max_length=32)
 
 
 class CopyFile(Wire):
@@ -72,6 +72,15 @@ class CommandEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class MountedSkill:
+    """Skill in a container: the folder `path` holds its files, SKILL.md among them, which programs cannot change."""
+
+    name: str
+    description: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class CommandsResult:
     """Result of the commands of one call: the ids of the files that they wrote, by path. `loss_reason` says why the
     files of earlier calls are gone, and `end_reason` why those of this call are; both are empty where they are not."""
@@ -100,6 +109,10 @@ class Containers(ABC):
     async def check(self, request: CreateContainer, *, tenant: str) -> None:
         """Raise Unsupported, naming the field, for a setting that no container here can have, NotFound for a file that
         does not exist, and InvalidRequest for one that is too large."""
+
+    @abstractmethod
+    async def list_skills(self, skills: Sequence[SkillSource], *, tenant: str) -> Sequence[MountedSkill]:
+        """Return the skills of a request as its container has them. Raise as `Skills.load` does."""
 
     @abstractmethod
     async def create(self, request: CreateContainer, *, tenant: str, container_id: str | None = None) -> Container:

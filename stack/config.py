@@ -150,6 +150,7 @@ class StackConfig(BaseModel):
     fetcher: ProviderSection | None = None
     files: ProviderSection | None = None
     reader: ProviderSection | None = None
+    skills: ProviderSection | None = None
     vector_index: ProviderSection | None = None
     vector_stores: ProviderSection | None = None
 

@@ -22,6 +22,7 @@ from apis.inference import Inference
 from apis.provider import Provider
 from apis.reader import Reader
 from apis.responses import Responses
+from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
@@ -40,10 +41,17 @@ APIS: Final[dict[str, type[Provider]]] = {
     "fetcher": Fetcher,
     "files": Files,
     "reader": Reader,
+    "skills": Skills,
     "vector_index": VectorIndex,
     "vector_stores": VectorStores,
 }
-DEFAULT_PROVIDERS: Final = {"fetcher": "safe", "files": "kv", "reader": "child", "vector_index": "sqlite_vec"}
+DEFAULT_PROVIDERS: Final = {
+    "fetcher": "safe",
+    "files": "kv",
+    "reader": "child",
+    "skills": "inline",
+    "vector_index": "sqlite_vec",
+}
 """Providers of the APIs that another provider needs and the run config does not name."""
 PACKAGE_EXTRAS: Final = {
     "apsw": "files",

@@ -282,6 +282,34 @@ class LocalEnvironment(Wire):
     skills: list[Skill] | None = Field(None, max_length=200)
 
 
+class InlineSkillSource(Wire):
+    """ZIP archive of a skill's folder, in base64."""
+
+    type: Literal["base64"]
+    media_type: Literal["application/zip"]
+    data: str = Field(max_length=16 * 1024 * 1024, repr=False)
+
+
+class InlineSkill(Wire):
+    """A skill that the request brings with it."""
+
+    type: Literal["inline"]
+    name: str = Field(min_length=1, max_length=64)
+    description: str = Field(min_length=1, max_length=1024)
+    source: InlineSkillSource
+
+
+class SkillReference(Wire):
+    """A stored skill, in its default version unless it names another: a number, or `latest`."""
+
+    type: Literal["skill_reference"]
+    skill_id: Id
+    version: str | None = Field(None, max_length=20)
+
+
+SkillSource = Annotated[InlineSkill | SkillReference, Field(discriminator="type")]
+
+
 class ContainerAutoEnvironment(Wire):
     """A container that the server chooses, the same one along a chain of responses."""
 
@@ -289,7 +317,7 @@ class ContainerAutoEnvironment(Wire):
     file_ids: list[Id] | None = Field(default=None, max_length=50)
     memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
     network_policy: NetworkPolicy | None = None
-    skills: list[JsonValue] | None = Field(None, max_length=200)
+    skills: list[SkillSource] | None = Field(None, max_length=32)
 
 
 class ContainerReferenceEnvironment(Wire):

@@ -12,7 +12,7 @@ import hashlib
 import os
 import platform
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Concatenate, Final, Literal
@@ -21,6 +21,7 @@ import msgspec
 
 from apis.containers import CommandEvent, ShellCommand
 from apis.errors import StackError, StoreUnavailable, Unsupported
+from apis.skills.bundle import SkillFile
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Put
 from providers.tool_runtime.python.operations import SessionInfo, SessionOperations, ended_message
 from providers.tool_runtime.python.outcomes import CommandsOutcome, RunOutcome
@@ -69,7 +70,15 @@ class MachineSessions:
         """True when a control group holds the memory and the processes of each session."""
         return self._client.has_cgroup
 
-    async def create(self, tenant: str, name: str, settings: SessionSettings, *, is_new_name: bool = False) -> bool:
+    async def create(
+        self,
+        tenant: str,
+        name: str,
+        settings: SessionSettings,
+        skill_files: Sequence[SkillFile] = (),
+        *,
+        is_new_name: bool = False,
+    ) -> bool:
         """Create a session; return False when there is one already. `is_new_name` when no other can have had it.
 
         Raise Overloaded when there is no room, Unsupported when another machine has the session, and StoreUnavailable
@@ -79,7 +88,7 @@ class MachineSessions:
         if machine == "other":
             raise _elsewhere(name)
         loss_reason = _SERVER_ENDED if machine == "this" else ""
-        if not await self._client.call(SessionOperations.create, tenant, name, settings, loss_reason):
+        if not await self._client.call(SessionOperations.create, tenant, name, settings, loss_reason, [*skill_files]):
             return False
         try:
             await self._write_record(tenant, name, settings.idle_s)

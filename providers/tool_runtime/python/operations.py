@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from apis.containers import CommandEvent, ShellCommand
 from apis.fair_share import FairShare
+from apis.skills.bundle import SkillFile
 from providers.tool_runtime.python.cgroup import prepare_groups
 from providers.tool_runtime.python.check import find_isolation_faults
 from providers.tool_runtime.python.commands import bind_command
@@ -98,12 +99,14 @@ class SessionOperations:
         except SandboxUnavailable as exc:
             raise SessionFailure("config", str(exc)) from exc
 
-    async def create(self, tenant: str, name: str, settings: SessionSettings, loss_reason: str) -> bool:
+    async def create(
+        self, tenant: str, name: str, settings: SessionSettings, loss_reason: str, skill_files: list[SkillFile]
+    ) -> bool:
         """Reserve a place for a session; return False when there is one already. `loss_reason` says why an earlier
         one is gone, where the server itself does not know better."""
         if self._pool.get_entry(tenant, name) is not None:
             return False
-        self._pool.create_session(tenant, name, settings, loss_reason)
+        self._pool.create_session(tenant, name, settings, loss_reason, skill_files)
         return True
 
     async def run(self, tenant: str, name: str, code: str) -> RunOutcome:
@@ -196,10 +199,10 @@ class SessionOperations:
             _log.debug("a program begins to run")
             return replace(await session.run(code), loss_reason=loss_reason)
 
-    async def _start_session(self, settings: SessionSettings) -> PythonSession:
+    async def _start_session(self, settings: SessionSettings, skill_files: Sequence[SkillFile]) -> PythonSession:
         limits = replace(self._config.limits, memory_bytes=settings.memory_bytes)
         try:
-            return await PythonSession.start((await asyncio.shield(self._sandbox)).sandbox, limits)
+            return await PythonSession.start((await asyncio.shield(self._sandbox)).sandbox, limits, skill_files)
         except (SessionEnded, OSError) as exc:
             _log.warning("a Python session could not start: %s", exc)
             message = "The Python sandbox could not be started; try again later."

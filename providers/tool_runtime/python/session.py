@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from apis.containers import CommandEvent
+from apis.skills.bundle import SkillFile
 from providers.tool_runtime.python.cgroup import Cgroup
 from providers.tool_runtime.python.commands import (
     BoundCommand,
@@ -80,12 +81,14 @@ class PythonSession:
         self._end_task = asyncio.ensure_future(self._wait_for_end())
 
     @classmethod
-    async def start(cls, sandbox: Sandbox, limits: SandboxLimits) -> "PythonSession":
+    async def start(
+        cls, sandbox: Sandbox, limits: SandboxLimits, skill_files: Sequence[SkillFile] = ()
+    ) -> "PythonSession":
         """Start a guest. Raise SessionEnded, with the sandbox's output, when none answers within 10 s."""
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
         try:
-            with sandbox.launch(theirs.fileno(), limits) as launch:
+            with sandbox.launch(theirs.fileno(), limits, skill_files) as launch:
                 process = await asyncio.create_subprocess_exec(
                     *launch.argv,
                     stdin=asyncio.subprocess.DEVNULL,

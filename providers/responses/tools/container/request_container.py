@@ -1,12 +1,13 @@
 """RequestContainer: the container in which the calls of one request run, the same one along a conversation."""
 
 import asyncio
+import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from apis.containers import Containers, CreateContainer
 from apis.errors import InvalidRequest, NotFound, Unsupported
@@ -68,6 +69,7 @@ class RequestContainer:
         self._field = field
         self._tenant = context.tenant
         self._copied_keys: set[str] = set()
+        self._skills_digest = "" if isinstance(declared, str) else _digest_skills(declared)
         self._creation_lock = asyncio.Lock()
         self._message_files: Sequence[MessageFile] | None = None
 
@@ -79,16 +81,15 @@ class RequestContainer:
     @property
     def state(self) -> dict[str, Any]:
         """The JSON value to record with a call's result: which files have been copied into the container."""
-        return {"container_id": self.id, "file_ids": sorted(self._copied_keys)}
+        state: dict[str, Any] = {"container_id": self.id, "file_ids": sorted(self._copied_keys)}
+        return {**state, "skills": self._skills_digest} if self._skills_digest else state
 
     async def check(self) -> None:
         """Choose the container. Raises NotFound, Unsupported or InvalidRequest, with the field's name, for one that
         cannot be used or created."""
         self._choice = chosen = await self._choose()
-        for tool_result in self._context.tool_results.values():
-            state: Any = tool_result.state
-            if isinstance(state, dict) and state.get("container_id") == chosen.id:  # pyright: ignore[reportUnknownMemberType] - any JSON
-                self._copied_keys |= {*state["file_ids"]}
+        for state in self._recorded_states(chosen.id):
+            self._copied_keys |= {*state["file_ids"]}
         if chosen.new_container is None:
             return
         try:
@@ -121,7 +122,8 @@ class RequestContainer:
             return _ContainerChoice(declared)
         earlier = [call for item in reversed(self._context.items) if (call := self._read_call(item)) is not None]
         container_ids = dict.fromkeys(call.container_id for call in earlier if call.container_id)
-        for container_id in islice(container_ids, _MAX_CONTAINER_LOOKUPS):
+        fitting_ids = (container_id for container_id in container_ids if self._has_same_skills(container_id))
+        for container_id in islice(fitting_ids, _MAX_CONTAINER_LOOKUPS):
             # an unreachable container counts as deleted
             with suppress(NotFound, Unsupported):
                 await self._containers.get(container_id, tenant=self._tenant)
@@ -132,6 +134,18 @@ class RequestContainer:
             was_never_created=True,
             is_state_lost=any(call.has_run for call in earlier),
         )
+
+    def _has_same_skills(self, container_id: str) -> bool:
+        """Return whether a container was created with the skills of this request: none can be added later."""
+        digests = (state.get("skills", "") for state in self._recorded_states(container_id))
+        return next(digests, "") == self._skills_digest
+
+    def _recorded_states(self, container_id: str) -> Iterator[dict[str, Any]]:
+        """Yield the `state` that earlier calls in a container recorded."""
+        for tool_result in self._context.tool_results.values():
+            state: Any = tool_result.state
+            if isinstance(state, dict) and "container_id" in state and state["container_id"] == container_id:
+                yield cast(dict[str, Any], state)
 
     async def _ensure_exists(self) -> None:
         """Create the container if necessary, and copy the files that the request names into it."""
@@ -167,3 +181,11 @@ class RequestContainer:
                 raise
             return False
         return True
+
+
+def _digest_skills(request: CreateContainer) -> str:
+    """Return a text that is equal for equal skills; "" for none."""
+    if not request.skills:
+        return ""
+    declared = [skill.model_dump_json() for skill in request.skills]
+    return hashlib.sha256("\n".join(declared).encode(errors="surrogatepass")).hexdigest()[:32]

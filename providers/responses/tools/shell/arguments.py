@@ -8,7 +8,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from apis.chat import FunctionDefinition
+from apis.containers import MountedSkill
 from apis.errors import ToolFailed
+from apis.wire.tools import Skill
 from providers.responses.tools.client import Arguments, build_function
 from providers.responses.tools.json_strings import decode_string_piece
 
@@ -36,6 +38,12 @@ class ShellArguments(Arguments):
 def build_shell_function(description: str) -> FunctionDefinition:
     """Return the function as a model is offered it."""
     return build_function(SHELL_NAME, description, _PROPERTIES, ["commands"])
+
+
+def describe_skills(skills: Sequence[Skill | MountedSkill]) -> str:
+    """Return the end of the function's description that names the skills; "" for none."""
+    listed = "".join(f"\n- {skill.name} ({skill.path}): {skill.description}" for skill in skills)
+    return f"\nSkills, each explained in the SKILL.md of its folder:{listed}" if listed else ""
 
 
 def build_action(arguments: ShellArguments | None, commands: Sequence[str] = ()) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from openai.types.responses import ResponseFunctionShellToolCall, ResponseFuncti
 from pydantic import ValidationError
 
 from apis.chat import ChatFunctionTool
-from apis.containers import CommandEvent, CommandsResult, Containers, ShellCommand
+from apis.containers import CommandEvent, CommandsResult, Containers, MountedSkill, ShellCommand
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.events import EventList
 from apis.wire.items import Item
 from apis.wire.tool_items import ShellCallItem
+from apis.wire.tools import SkillSource
 from providers.responses.events.open_items import item_added_event, item_done_event
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile
@@ -31,6 +32,7 @@ from providers.responses.tools.shell.arguments import (
     ShellArguments,
     build_action,
     build_shell_function,
+    describe_skills,
 )
 from providers.responses.tools.shell.command_events import CommandEvents
 from providers.responses.tools.shell.command_outputs import CommandOutputs
@@ -57,18 +59,27 @@ def read_shell_call(item: Item) -> EarlierCall | None:
 class ContainerShell(TypedTool):
     """The shell as one request declares it."""
 
-    def __init__(self, context: ToolContext, containers: Containers, container: RequestContainer) -> None:
+    def __init__(
+        self,
+        context: ToolContext,
+        containers: Containers,
+        container: RequestContainer,
+        skills: Sequence[SkillSource] = (),
+    ) -> None:
         self.container = container
+        self._skill_sources = skills
+        self._skills: Sequence[MountedSkill] = ()
         self._context = context
         self._containers = containers
 
     async def check_declaration(self) -> None:
         await self.container.check()
+        self._skills = await self._containers.list_skills(self._skill_sources, tenant=self._context.tenant)
 
     @property
     def offered_tools(self) -> Sequence[ChatFunctionTool]:
         notice = MESSAGE_FILES_NOTICE if has_message_files(self._context.items) else ""
-        return [ChatFunctionTool(function=build_shell_function(_DESCRIPTION + notice))]
+        return [ChatFunctionTool(function=build_shell_function(_DESCRIPTION + notice + describe_skills(self._skills)))]
 
     def create_call(self, start: ToolCallStart) -> HostedCall:
         return _ContainerShellCall(self, start)

@@ -11,7 +11,7 @@ from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.tools.call import ToolType, TypedTool
 from providers.responses.tools.client import build_call_record
 from providers.responses.tools.container.request_container import RequestContainer
-from providers.responses.tools.shell.arguments import SHELL_NAME
+from providers.responses.tools.shell.arguments import SHELL_NAME, describe_skills
 from providers.responses.tools.shell.client_shell import ClientShell
 from providers.responses.tools.shell.command_outputs import render_output
 from providers.responses.tools.shell.container_shell import ContainerShell, read_shell_call
@@ -47,14 +47,13 @@ def _create_tool(declaration: ShellTool, context: ToolContext) -> TypedTool:
             skills=environment.skills,
         )
         container = RequestContainer(new_container, read_shell_call, context, containers, field)
-    return ContainerShell(context, containers, container)
+    skills = () if isinstance(environment, ContainerReferenceEnvironment) else environment.skills or ()
+    return ContainerShell(context, containers, container, skills)
 
 
 def _create_client_shell(environment: LocalEnvironment | None) -> TypedTool:
     skills = (environment.skills if environment else None) or ()
-    listed = "".join(f"\n- {skill.name} ({skill.path}): {skill.description}" for skill in skills)
-    heading = "\nSkills, each explained in the SKILL.md of its folder:" if listed else ""
-    return ClientShell(f"{_CLIENT_DESCRIPTION}{heading}{listed}")
+    return ClientShell(_CLIENT_DESCRIPTION + describe_skills(skills))
 
 
 def _call_from_item(item: ShellCallItem, native_tools: frozenset[NativeToolName]) -> ToolResultRecord | None:
