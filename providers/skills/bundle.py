@@ -127,7 +127,7 @@ def _parse_front_matter(data: bytes) -> Mapping[str, Any]:
         raise InvalidBundle(f"{_INSTRUCTIONS} does not begin with front matter, YAML between two lines of `---`.")
     try:
         # without references, whose values can be far larger than their text
-        events: Iterator[Any] = yaml.parse(match[1], Loader=yaml.SafeLoader)  # pyright: ignore[reportUnknownMemberType] - untyped
+        events = cast(Iterator[object], yaml.parse(match[1], Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType] - untyped
         if any(isinstance(event, yaml.AliasEvent) for event in events):
             raise InvalidBundle(f"The front matter of {_INSTRUCTIONS} has references, which are not allowed.")
         fields: Any = yaml.safe_load(match[1])
