@@ -1,14 +1,15 @@
 """Containers, in which the variables and files of a model's programs live from call to call."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from openai.types import ContainerRetrieveResponse as Container
 from openai.types.containers import FileRetrieveResponse as ContainerFile
 from pydantic import Field
 
+from apis.confinement.commands import CommandEvent, CommandsResult, ShellCommand
 from apis.files import Order
 from apis.storage.pages import Page
 from apis.wire.base import Wire
@@ -51,43 +52,12 @@ class ContainerListParams(Wire):
 
 
 @dataclass(frozen=True, slots=True)
-class ShellCommand:
-    """Command for the shell. The container has limits of its own, which apply where these are greater or None."""
-
-    command: str
-    timeout_s: float | None = None
-    max_output_chars: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CommandEvent:
-    """Text that the command `index` of a call wrote, or its end with the text that was not sent before. The exit code
-    of a command that was stopped at its time limit is None."""
-
-    index: int
-    stdout: str = ""
-    stderr: str = ""
-    has_ended: bool = False
-    exit_code: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class MountedSkill:
     """Skill in a container: the folder `path` holds its files, SKILL.md among them, which programs cannot change."""
 
     name: str
     description: str
     path: str
-
-
-@dataclass(frozen=True, slots=True)
-class CommandsResult:
-    """Result of the commands of one call: the ids of the files that they wrote, by path. `loss_reason` says why the
-    files of earlier calls are gone, and `end_reason` why those of this call are; both are empty where they are not."""
-
-    files: Mapping[str, str] = field(default_factory=dict[str, str])
-    loss_reason: str = ""
-    end_reason: str = ""
 
 
 class Containers(ABC):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from apis.containers import CommandEvent, ShellCommand
+from apis.confinement.commands import CommandEvent, ShellCommand
 from providers.tool_runtime.python.files import is_file_name, parse_file_list
 from providers.tool_runtime.python.output import render_terminal_text
 

@@ -12,9 +12,8 @@ from typing import Final, TypeVar
 from openai.types import FileObject
 from openai.types.container_retrieve_response import ExpiresAfter, NetworkPolicy
 
+from apis.confinement.commands import CommandEvent, CommandsResult, ShellCommand
 from apis.containers import (
-    CommandEvent,
-    CommandsResult,
     Container,
     ContainerFile,
     ContainerListParams,
@@ -22,7 +21,6 @@ from apis.containers import (
     CreateContainer,
     MemoryLimit,
     MountedSkill,
-    ShellCommand,
 )
 from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.files import Files

@@ -19,7 +19,7 @@ from typing import Concatenate, Final, Literal
 
 import msgspec
 
-from apis.containers import CommandEvent, ShellCommand
+from apis.confinement.commands import CommandEvent, ShellCommand
 from apis.errors import StackError, StoreUnavailable, Unsupported
 from apis.skills.bundle import SkillFile
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Put

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from apis.containers import CommandEvent
+from apis.confinement.commands import CommandEvent
 
 EVENTS_PARAMETER: Final = "on_event"
 """Last parameter of an operation that reports events while it runs. It is a function, which the server fills in."""

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from apis.containers import CommandEvent, ShellCommand
+from apis.confinement.commands import CommandEvent, ShellCommand
 from apis.fair_share import FairShare
 from apis.skills.bundle import SkillFile
 from providers.tool_runtime.python.cgroup import prepare_groups

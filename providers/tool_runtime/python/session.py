@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from apis.containers import CommandEvent
+from apis.confinement.commands import CommandEvent
 from apis.skills.bundle import SkillFile
 from providers.tool_runtime.python.cgroup import Cgroup
 from providers.tool_runtime.python.commands import (

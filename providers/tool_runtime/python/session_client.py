@@ -14,7 +14,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
-from apis.containers import CommandEvent
+from apis.confinement.commands import CommandEvent
 from apis.errors import ConfigError, InvalidRequest, NotFound, Overloaded, ToolFailed
 from providers.tool_runtime.python.messages import (
     FailureKind,

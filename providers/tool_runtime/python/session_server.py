@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from apis.containers import CommandEvent
+from apis.confinement.commands import CommandEvent
 from providers.tool_runtime.python.messages import (
     EVENTS_PARAMETER,
     OperationReply,

@@ -203,11 +203,6 @@ async def test_skills_are_told_to_the_model(served: Served) -> None:
     assert "pdf (/skills/pdf): Reads PDF." in (asked(served)[-1].tools or [])[0].model_dump()["function"]["description"]
 
 
-async def test_a_shell_in_a_container_is_refused(served: Served) -> None:
-    error = await refusal(served, tools=[{"type": "shell", "environment": {"type": "container_auto"}}])
-    assert error["param"] == "tools[0].environment.type"
-
-
 @pytest.mark.parametrize("kind", ["shell", "apply_patch"])
 async def test_a_tool_can_be_chosen(kind: str) -> None:
     arguments = {"shell": '{"commands": ["ls"]}', "apply_patch": '{"type": "delete_file", "path": "a"}'}[kind]

@@ -29,9 +29,7 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
 from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolType, TypedTool
 from providers.responses.tools.code_interpreter.code_text import CodeParser
-from providers.responses.tools.container.message_files import has_message_files
 from providers.responses.tools.container.request_container import (
-    MESSAGE_FILES_NOTICE,
     EarlierCall,
     RequestContainer,
 )
@@ -93,8 +91,8 @@ class CodeInterpreter(TypedTool):
             return [NativeTool(type=PYTHON_NAME)]
         spec = next(tool for tool in self._runtime.tools() if tool.name == PYTHON_NAME)
         parameters = cast(dict[str, Any], spec.parameters)
-        notice = MESSAGE_FILES_NOTICE if has_message_files(self._context.items) else ""
-        function = FunctionDefinition(name=PYTHON_NAME, description=spec.description + notice, parameters=parameters)
+        description = spec.description + self.container.description
+        function = FunctionDefinition(name=PYTHON_NAME, description=description, parameters=parameters)
         return [ChatFunctionTool(function=function)]
 
     def create_call(self, start: ToolCallStart) -> HostedCall:

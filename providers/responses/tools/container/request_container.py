@@ -16,10 +16,11 @@ from providers.responses.tools.container.message_files import (
     MessageFile,
     copy_message_files,
     find_message_files,
+    has_message_files,
 )
 from providers.responses.tools.tool_context import ToolContext
 
-MESSAGE_FILES_NOTICE: Final = " Files of the user's messages are in the current folder, /mnt/data, under their names."
+_MESSAGE_FILES_NOTICE: Final = " Files of the user's messages are in the current folder, /mnt/data, under their names."
 _MAX_CONTAINER_LOOKUPS: Final = 10
 """Maximum containers of a conversation that are looked up, newest first; each look-up may ask another process."""
 
@@ -77,6 +78,11 @@ class RequestContainer:
     def id(self) -> str:
         """The container's id, which it has before it is created."""
         return self._choice.id
+
+    @property
+    def description(self) -> str:
+        """Text for the tool's description that says where the files of messages are; "" where there are none."""
+        return _MESSAGE_FILES_NOTICE if has_message_files(self._context.items) else ""
 
     @property
     def state(self) -> dict[str, Any]:

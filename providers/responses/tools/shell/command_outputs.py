@@ -11,7 +11,7 @@ from openai.types.responses import (
 from openai.types.responses.response_shell_call_output_content_delta_event import Delta
 from openai.types.responses.response_shell_call_output_content_done_event import Output
 
-from apis.containers import CommandEvent
+from apis.confinement.commands import CommandEvent
 from apis.events import EventList
 
 _KILLED_EXIT_CODE: Final = 137

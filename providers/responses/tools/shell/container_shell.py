@@ -8,7 +8,8 @@ from openai.types.responses import ResponseFunctionShellToolCall, ResponseFuncti
 from pydantic import ValidationError
 
 from apis.chat import ChatFunctionTool
-from apis.containers import CommandEvent, CommandsResult, Containers, MountedSkill, ShellCommand
+from apis.confinement.commands import CommandEvent, CommandsResult, ShellCommand
+from apis.containers import Containers, MountedSkill
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.events import EventList
@@ -20,9 +21,7 @@ from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile
 from providers.responses.tools.call import HostedCall, TypedTool
 from providers.responses.tools.client import build_argument_error
-from providers.responses.tools.container.message_files import has_message_files
 from providers.responses.tools.container.request_container import (
-    MESSAGE_FILES_NOTICE,
     EarlierCall,
     RequestContainer,
 )
@@ -78,7 +77,7 @@ class ContainerShell(TypedTool):
 
     @property
     def offered_tools(self) -> Sequence[ChatFunctionTool]:
-        notice = MESSAGE_FILES_NOTICE if has_message_files(self._context.items) else ""
+        notice = self.container.description
         return [ChatFunctionTool(function=build_shell_function(_DESCRIPTION + notice + describe_skills(self._skills)))]
 
     def create_call(self, start: ToolCallStart) -> HostedCall:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from apis.containers import CommandEvent, ShellCommand
+from apis.confinement.commands import CommandEvent, ShellCommand
 from providers.tool_runtime.python.commands import CommandParts, bind_command, parse_written_files
 
 Json = dict[str, Any]
