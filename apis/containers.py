@@ -1,16 +1,19 @@
 """Containers, in which the variables and files of a model's programs live from call to call."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from openai.types import ContainerRetrieveResponse as Container
 from openai.types.containers import FileRetrieveResponse as ContainerFile
-from pydantic import Field, JsonValue
+from pydantic import Field
 
+from apis.confinement.commands import CommandEvent, CommandsResult, ShellCommand
 from apis.documents.files import Order
 from apis.storage.pages import Page
 from apis.wire.base import Wire
-from apis.wire.tools import Id, NetworkPolicy
+from apis.wire.tools import Id, NetworkPolicy, SkillSource
 
 MemoryLimit = Literal["1g", "4g", "16g", "64g"]
 
@@ -30,7 +33,7 @@ class CreateContainer(Wire):
     file_ids: list[Id] | None = Field(default=None, max_length=50)
     memory_limit: MemoryLimit | None = None
     network_policy: NetworkPolicy | None = None
-    skills: list[JsonValue] | None = Field(default=None, max_length=200)
+    skills: list[SkillSource] | None = Field(default=None, max_length=32)
 
 
 class CopyFile(Wire):
@@ -46,6 +49,15 @@ class ContainerListParams(Wire):
     limit: int = Field(default=20, ge=1, le=100)
     order: Order = "desc"
     name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MountedSkill:
+    """Skill in a container: the folder `path` holds its files, SKILL.md among them, which programs cannot change."""
+
+    name: str
+    description: str
+    path: str
 
 
 class Containers(ABC):
@@ -69,6 +81,10 @@ class Containers(ABC):
         does not exist, and InvalidRequest for one that is too large."""
 
     @abstractmethod
+    async def list_skills(self, skills: Sequence[SkillSource], *, tenant: str) -> Sequence[MountedSkill]:
+        """Return the skills of a request as its container has them. Raise as `Skills.load` does."""
+
+    @abstractmethod
     async def create(self, request: CreateContainer, *, tenant: str, container_id: str | None = None) -> Container:
         """Create a container with this id or a new one; one that exists already is returned.
 
@@ -87,6 +103,19 @@ class Containers(ABC):
     @abstractmethod
     async def delete(self, container_id: str, *, tenant: str) -> None:
         """End the container and all that runs in it. Raise NotFound."""
+
+    @abstractmethod
+    async def run_commands(
+        self,
+        container_id: str,
+        commands: Sequence[ShellCommand],
+        on_event: Callable[[CommandEvent], None],
+        *,
+        tenant: str,
+    ) -> CommandsResult:
+        """Run shell commands at the same time, in the work folder. `on_event` is called with what they write, bounded
+        to the beginning and the end, and once with the end of each. Cancelling the call ends all that runs in the
+        container. Raise NotFound."""
 
     @abstractmethod
     async def add_file(self, container_id: str, filename: str, data: bytes, *, tenant: str) -> ContainerFile:

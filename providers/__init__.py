@@ -33,6 +33,9 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     "responses": {
         "loop": "providers.responses.loop:Loop",
     },
+    "skills": {
+        "inline": "providers.skills.inline:Inline",
+    },
     "tool_runtime": {
         "brave": "providers.tool_runtime.brave:Brave",
         "browser": "providers.tool_runtime.browser.provider:Browser",

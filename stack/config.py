@@ -159,6 +159,7 @@ class StackConfig(BaseModel):
     files: ProviderSection | None = None
     reader: ProviderSection | None = None
     traces: ProviderSection | None = ProviderSection(provider="kv")
+    skills: ProviderSection | None = None
     vector_index: ProviderSection | None = None
     vector_stores: ProviderSection | None = None
     image_generator: ProviderSection | None = None

@@ -26,6 +26,7 @@ from apis.media.image_generator import ImageGenerator
 from apis.observation.traces import Traces
 from apis.provider import Provider
 from apis.responses import Responses
+from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
@@ -44,10 +45,17 @@ APIS: Final[dict[str, type[Provider]]] = {
     "image_generator": ImageGenerator,
     "reader": Reader,
     "traces": Traces,
+    "skills": Skills,
     "vector_index": VectorIndex,
     "vector_stores": VectorStores,
 }
-DEFAULT_PROVIDERS: Final = {"fetcher": "safe", "files": "kv", "reader": "child", "vector_index": "sqlite_vec"}
+DEFAULT_PROVIDERS: Final = {
+    "fetcher": "safe",
+    "files": "kv",
+    "reader": "child",
+    "skills": "inline",
+    "vector_index": "sqlite_vec",
+}
 """Providers of the APIs that another provider needs and the run config does not name."""
 PACKAGE_EXTRAS: Final = {
     "apsw": "files",

@@ -140,7 +140,7 @@ FIELD_ROWS: Final = (
         )
         for name in ("action", "background", "error", "output_format", "quality", "size", "svg_usage")
     ),
-    FieldRow("input[].environment", ("ShellCallItem",), "echoed", "The client ran the call."),
+    FieldRow("input[].environment.skills", ("ShellCallEnvironment",), "echoed", "The call has ended."),
     *(
         FieldRow(f"input[].content[].{name}", ("OutputText",), "echoed", "A model reads the text only.")
         for name in ("annotations", "logprobs")
@@ -208,14 +208,11 @@ FIELD_ROWS: Final = (
     FieldRow("user", ("EmbeddingRequest", "CreateCompletion"), "ignored", "No request is checked by user."),
 )
 
-_NO_SHELL: Final = "A shell runs where the client is: use the environment 'local'."
 _NO_PROGRAMS: Final = "Programs cannot call tools here."
 UNSUPPORTED_TYPES: Final[Mapping[str, str]] = {
     "programmatic_tool_calling": _NO_PROGRAMS,
     "program": _NO_PROGRAMS,
     "program_output": _NO_PROGRAMS,
-    "container_auto": _NO_SHELL,
-    "container_reference": _NO_SHELL,
     "input_audio": "The models here read text and images.",
 }
 """Types of tools, tool choices, items, parts and environments that are refused by name, each with the reason."""

@@ -153,12 +153,20 @@ class ShellAction(ItemWire):
     max_output_length: int | None = None
 
 
+class ShellCallEnvironment(ItemWire):
+    """Where the commands ran: on the client's machine, or in a container of this server."""
+
+    type: Literal["local", "container_reference"]
+    container_id: str | None = None
+
+
 class ShellCallItem(ItemWire):
     type: Literal["shell_call"]
     id: ItemId | None = None
     call_id: CallId
     status: ItemStatus | None = None
     action: ShellAction
+    environment: ShellCallEnvironment | None = None
 
 
 class ShellOutcome(ItemWire):

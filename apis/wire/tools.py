@@ -284,11 +284,59 @@ class LocalEnvironment(Wire):
     skills: list[Skill] | None = Field(None, max_length=200)
 
 
+class InlineSkillSource(Wire):
+    """ZIP archive of a skill's folder, in base64."""
+
+    type: Literal["base64"]
+    media_type: Literal["application/zip"]
+    data: str = Field(max_length=16 * 1024 * 1024, repr=False)
+
+
+class InlineSkill(Wire):
+    """A skill that the request brings with it."""
+
+    type: Literal["inline"]
+    name: str = Field(min_length=1, max_length=64)
+    description: str = Field(min_length=1, max_length=1024)
+    source: InlineSkillSource
+
+
+class SkillReference(Wire):
+    """A stored skill, in its default version unless it names another: a number, or `latest`."""
+
+    type: Literal["skill_reference"]
+    skill_id: Id
+    version: str | None = Field(None, max_length=20)
+
+
+SkillSource = Annotated[InlineSkill | SkillReference, Field(discriminator="type")]
+
+
+class ContainerAutoEnvironment(Wire):
+    """A container that the server chooses, the same one along a chain of responses."""
+
+    type: Literal["container_auto"]
+    file_ids: list[Id] | None = Field(default=None, max_length=50)
+    memory_limit: Literal["1g", "4g", "16g", "64g"] | None = None
+    network_policy: NetworkPolicy | None = None
+    skills: list[SkillSource] | None = Field(None, max_length=32)
+
+
+class ContainerReferenceEnvironment(Wire):
+    type: Literal["container_reference"]
+    container_id: Id
+
+
 class ShellTool(Wire):
-    """Shell commands that the client runs, several at a time."""
+    """Shell commands, several at a time: in a container of this server, or, by default, where the client is."""
 
     type: Literal["shell"]
-    environment: Annotated[LocalEnvironment, Field(discriminator="type")] | None = None
+    environment: (
+        Annotated[
+            LocalEnvironment | ContainerAutoEnvironment | ContainerReferenceEnvironment, Field(discriminator="type")
+        ]
+        | None
+    ) = None
 
 
 class ApplyPatchTool(Wire):

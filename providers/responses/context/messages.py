@@ -161,6 +161,7 @@ class _TypedItemReader:
         self._tool_results = tool_results
         self._supports_namespaces = supports_namespaces
         self._call_ids: dict[str, str] = {}
+        self._answered_call_ids: set[str] = set()
         self._approval_requests: dict[str, McpApprovalRequest] = {}
 
     def read_item(self, item: Item) -> None:
@@ -173,10 +174,15 @@ class _TypedItemReader:
         elif (call := item_to_client_call(item)) is not None:
             self._call_ids[item.id or ""] = call.id
             result = self._tool_results.get(item.id or "")
+            if result is not None and result.output:  # this server ran it: the text is known word for word
+                self._builder.add_tool_result(result)
+                self._answered_call_ids.add(call.id)
+                return
             function = CalledFunction(name=result.name, arguments=result.arguments) if result else call.function
             self._builder.add_call(FunctionCall(id=call.id, function=function))
         elif (output := item_to_client_output(item, self._call_ids)) is not None:
-            self._builder.add_call_output(*output)
+            if output[0] not in self._answered_call_ids:
+                self._builder.add_call_output(*output)
         else:
             self._builder.add_tool_result(
                 self._tool_results.get(item.id or "")

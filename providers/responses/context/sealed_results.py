@@ -16,12 +16,13 @@ import msgspec
 
 from apis.responses import CreateResponse
 from apis.wire.items import Item
+from apis.wire.tool_items import ShellCallItem, ShellCallOutput
 from providers.responses.context.conversation import Conversation
 from providers.responses.context.replay import rewrite_for_model
 from providers.responses.context.sealed_reasoning import ENCRYPTED_CONTENT_INCLUDE, SealedReasoning
 from providers.responses.context.sealing import Sealer, UnsealError
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.tools.item_types import HOSTED_CALL_TYPES, REPLAYED_TYPES
+from providers.responses.tools.item_types import REPLAYED_TYPES, SEALED_TYPES
 from providers.responses.tools.models import ModelCatalog
 
 SEALED_FIELD: Final = "encrypted_content"
@@ -56,10 +57,13 @@ class SealedToolResults:
         """Return the conversation with the result of every hosted call that is known, under the names that the model
         has for them. A token that cannot be opened is ignored: the item's own text is used then."""
         items, tool_results = conversation.items, conversation.tool_results
+        calls_by_id = {item.call_id: item.id for item in items if isinstance(item, ShellCallItem)}
         tokens = {
-            item.id: token
+            item_id: token
             for item in items
-            if item.id and item.id not in tool_results and (token := _sealed_token(item))
+            if (item_id := calls_by_id.get(item.call_id) if isinstance(item, ShellCallOutput) else item.id)
+            and item_id not in tool_results
+            and (token := _sealed_token(item))
         }
         if tokens:
             sealer = await self._sealed_reasoning.load_sealer()
@@ -82,5 +86,5 @@ def _unseal_result(sealer: Sealer, token: str, tenant: str) -> ToolResultRecord 
 
 
 def _sealed_token(item: Item) -> str | None:
-    token = (item.model_extra or {}).get(SEALED_FIELD) if item.type in HOSTED_CALL_TYPES else None
+    token = (item.model_extra or {}).get(SEALED_FIELD) if item.type in SEALED_TYPES else None
     return token if isinstance(token, str) else None

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from openai.types.responses import ResponseOutputItem
+from openai.types.responses import ResponseOutputItem, ResponseOutputItemDoneEvent
 
+from apis.events import EventBatch
 from apis.tool_runtime import Source
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
@@ -41,6 +42,13 @@ class ResponseOutput:
         """Return the `output_index` of a new item. The one place where it is assigned."""
         self.items.append(None)
         return len(self.items) - 1
+
+    def record_done_items(self, events: EventBatch) -> bool:
+        """Put the items that end with these events into the output; return whether there was one."""
+        done_events = [event for event in events if isinstance(event, ResponseOutputItemDoneEvent)]
+        for event in done_events:
+            self.items[event.output_index] = event.item
+        return bool(done_events)
 
     def finished_items(self) -> list[ResponseOutputItem]:
         return [item for item in self.items if item is not None]

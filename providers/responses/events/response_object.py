@@ -19,7 +19,16 @@ from apis.deltas import Usage
 from apis.errors import StackError
 from apis.responses import CreateResponse
 from apis.wire.tool_choice import ChosenHostedTool
-from apis.wire.tools import CustomTool, FunctionTool, McpTool, NamespaceTool, Tool, WebSearchTool
+from apis.wire.tools import (
+    ContainerAutoEnvironment,
+    CustomTool,
+    FunctionTool,
+    McpTool,
+    NamespaceTool,
+    ShellTool,
+    Tool,
+    WebSearchTool,
+)
 from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import unvalidated
 
@@ -218,11 +227,19 @@ def _echo_tool(tool: Tool) -> dict[str, Any]:
             return {**fields, "type": "web_search"}
         case NamespaceTool(tools=tools):
             return {**fields, "tools": [_echo_tool(inner) for inner in tools]}
+        case ShellTool(environment=ContainerAutoEnvironment(skills=list() as skills)):
+            echoed = [_echo_skill(skill.model_dump(exclude_none=True)) for skill in skills]
+            return {**fields, "environment": {**fields["environment"], "skills": echoed}}
         case McpTool(connector_id=str() as connector) if connector not in _CONNECTORS:
             del fields["connector_id"]  # a connector of this server's own is not in the SDK's types
             return fields
         case _:
             return fields
+
+
+def _echo_skill(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a skill without its archive, which would come with every event that holds the response."""
+    return {**fields, "source": {**fields["source"], "data": ""}} if "source" in fields else fields
 
 
 def error_to_failure(error: StackError) -> ResponseError:

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final
 
 import msgspec
-from openai.types.responses import ResponseOutputItemDoneEvent, ResponseStreamEvent
+from openai.types.responses import ResponseStreamEvent
 from openai.types.responses.response_output_item import McpListTools
 
 from apis.chat import ChatRequest, Message
@@ -239,7 +239,7 @@ class AgentLoop:
         for call, reason in zip(calls, reasons, strict=True):
             if reason:
                 events = call.fail(ToolFailed(f"Not run: {reason}"))
-                self._record_done_items(events)
+                self._output.record_done_items(events)
                 self._record_tool_result(call)
                 yield events
         self._running_calls = ()
@@ -265,7 +265,7 @@ class AgentLoop:
         runner = HostedCallRunner(self._output, self._plan.limits, self._record_tool_result)
         async with aclosing(runner.run(calls)) as batches:
             async for events in batches:
-                is_done = self._record_done_items(events)
+                is_done = self._output.record_done_items(events)
                 yield events
                 if is_done and self._running_calls:
                     self._emit_checkpoint(self.state.turn + 1)
@@ -275,25 +275,22 @@ class AgentLoop:
             text = self._output.truncate_text(call.tool_result.output)
             self.state.tool_results[call.id] = replace(call.tool_result, output=text, turn=self.state.turn)
 
-    def _record_done_items(self, events: EventBatch) -> bool:
-        """Put the items that ended into the output; return whether there was one."""
-        done_events = [event for event in events if isinstance(event, ResponseOutputItemDoneEvent)]
-        for event in done_events:
-            self._output.items[event.output_index] = event.item
-        return bool(done_events)
-
     def _emit_checkpoint(self, turn: int) -> None:
         """Hand out the state to resume from with this turn, and with the results since the checkpoint before it."""
         if self._on_checkpoint is None:
             return
         state = self.state
-        running_calls = [call for call in self._running_calls if self._output.items[call.index] is None]
+        items = self._output.items
+        running_calls = [call for call in self._running_calls if call.last_index < 0 or items[call.last_index] is None]
         results = dict(islice(state.tool_results.items(), self._checkpointed_result_count, None))
         results |= {call.id: lost_call_result(call, state.turn) for call in running_calls}
         self._checkpointed_result_count = len(state.tool_results)
         self._on_checkpoint(
             msgspec.structs.replace(
-                state, turn=turn, tool_results=results, running_indexes=[call.index for call in running_calls]
+                state,
+                turn=turn,
+                tool_results=results,
+                running_indexes=[max(call.index, call.last_index) for call in running_calls],
             )
         )
 

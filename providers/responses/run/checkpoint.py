@@ -126,6 +126,9 @@ def find_resume_point(log: Sequence[LoggedEvent], checkpoints: Sequence[Checkpoi
         return None
     last = checkpoints[-1]
     later_indexes = {orjson.loads(event.data).get("output_index") for event in log[last.event_count :]}
+    if last.running_indexes:  # the next turn has a checkpoint before it: items added since are of the running calls
+        item_count = sum(event.type == "response.output_item.added" for event in log[: last.event_count])
+        later_indexes = {index for index in later_indexes if index is None or index < item_count}
     if not later_indexes <= {*last.running_indexes}:
         return None
     closed = close_log(log, "failed", LOST_CALL_MESSAGE)

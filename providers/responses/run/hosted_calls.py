@@ -79,7 +79,7 @@ class HostedCallRunner:
         try:
             async with asyncio.timeout(limit_s), aclosing(call.run(self._output)) as batches:
                 async for events in batches:
-                    if not done and any(isinstance(event, ResponseOutputItemDoneEvent) for event in events):
+                    if not done and _ends_call(events, call):
                         done = True
                         self._record_result(call)
                     emit(events)
@@ -99,3 +99,9 @@ class HostedCallRunner:
             events = call.fail(failure)
             self._record_result(call)
             emit(events)
+
+
+def _ends_call(events: EventBatch, call: HostedCall) -> bool:
+    return any(
+        isinstance(event, ResponseOutputItemDoneEvent) and event.output_index == call.last_index for event in events
+    )

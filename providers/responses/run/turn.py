@@ -134,6 +134,10 @@ class TurnStream:
         for call in (*self.function_calls.values(), *self.hosted_calls.values()):
             if self._output.items[call.index] is None:
                 self._finish_item(call, "incomplete", events)
+            elif isinstance(call, HostedCall) and call.last_index >= 0 and self._output.items[call.last_index] is None:
+                closing_events = call.close_result("incomplete")
+                events += closing_events
+                self._output.record_done_items(closing_events)
         return events
 
     def _end_turn(self, finish: Finish, events: EventList) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import orjson
 
 from apis.events import LoggedEvent
+from providers.responses.run.unfinished_shell import OpenCommands
 from providers.responses.tools.item_types import ITEM_TYPES
 
 JsonObject = dict[str, Any]
@@ -44,6 +45,7 @@ class _LoggedItem:
     text: str | None = None
     chunks: list[str] = field(default_factory=list[str])
     logprobs: list[Any] = field(default_factory=list[Any])
+    commands: OpenCommands = field(default_factory=OpenCommands)
     last_event_suffix: str = ""
     is_done: bool = False
 
@@ -103,6 +105,8 @@ def _apply_event(item: _LoggedItem, event_type: str, event: JsonObject) -> None:
         item.text = event[_TEXT_FIELDS[stem]]
         if stem not in _PART_TEXT_EVENTS.values():
             item.item[_TEXT_FIELDS[stem]], item.chunks = item.text, []
+    else:
+        item.commands.apply(item.item, event_type, event)
 
 
 def _close_item(open_item: _LoggedItem, closing_events: list[JsonObject], status: str) -> None:
@@ -120,6 +124,7 @@ def _close_item(open_item: _LoggedItem, closing_events: list[JsonObject], status
         named = {"name": item["name"]} if item["type"] == "function_call" else {}
         text = {row.streamed_field: item[row.streamed_field]}
         closing_events.append({"type": f"{row.text_event}.done", **place, **named, **text})
+    closing_events += open_item.commands.close(item, index)
     if item["type"] == "mcp_list_tools" and last not in ("in_progress", "completed", "failed"):
         closing_events.append({"type": "response.mcp_list_tools.in_progress", **place})
     if row.has_failed_event and last not in ("completed", "failed") and (status == "failed" or not row.has_status):

@@ -124,6 +124,19 @@ class HostedCall(TypedCall):
     """Seconds that the call may take; None for the `tool_timeout_s` of the deployment."""
     opens_when_complete: bool = False
     """True if the item opens when the model has written all arguments, so that it shows them from its beginning."""
+    has_result_item: ClassVar[bool] = False
+    """True if the result is an item of its own, which is added in the same batch of events that ends the call's."""
+    result_index: int = -1
+    """Index of the item with the result; -1 until it is added."""
+
+    @property
+    def last_index(self) -> int:
+        """Index of the item with which the call ends; -1 until it is added."""
+        return self.result_index if self.has_result_item else self.index
+
+    def close_result(self, status: str) -> EventList:
+        """Return the events that end the item with the result."""
+        return []
 
     @abstractmethod
     def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:

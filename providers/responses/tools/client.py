@@ -63,16 +63,19 @@ class ClientFunctionCall(ClientCall, Generic[ArgumentsType]):
         try:
             self._validated_arguments = self._arguments_type.model_validate(arguments)
         except ValidationError as exc:
-            error = exc.errors(include_url=False, include_context=False)[0]
-            place = ".".join(map(str, error["loc"]))
-            raise ToolFailed(
-                f"The arguments of `{self.name}` are wrong{f' at `{place}`' if place else ''}: {error['msg']}."
-            ) from None
+            raise build_argument_error(self.name, exc) from None
         self.record_result("")  # later turns show the model the very text of its arguments
 
     def item(self, status: str) -> ResponseOutputItem:
         assert self._validated_arguments is not None  # only validated calls are placed
         return self._build_item(self, self._validated_arguments, status)
+
+
+def build_argument_error(name: str, exc: ValidationError) -> ToolFailed:
+    """Return the error that says to the model what is wrong with the arguments of its call."""
+    error = exc.errors(include_url=False, include_context=False)[0]
+    place = ".".join(map(str, error["loc"]))
+    return ToolFailed(f"The arguments of `{name}` are wrong{f' at `{place}`' if place else ''}: {error['msg']}.")
 
 
 def build_function(

@@ -46,8 +46,8 @@ _ROWS: Final = (
     ItemType("mcp_approval_response", "mcpa", has_status=False),
     ItemType("local_shell_call", "lsh", call="client"),
     ItemType("local_shell_call_output", "lsho"),
-    ItemType("shell_call", "sh", call="client"),
-    ItemType("shell_call_output", "sho"),
+    ItemType("shell_call", "sh", call="client", interrupted_status="incomplete"),
+    ItemType("shell_call_output", "sho", interrupted_status="incomplete"),
     ItemType("apply_patch_call", "apc", call="client"),
     ItemType("apply_patch_call_output", "apco"),
     ItemType("computer_call", "cuc", call="client"),
@@ -63,6 +63,8 @@ _ROWS: Final = (
 ITEM_TYPES: Final[Mapping[str, ItemType]] = {row.name: row for row in _ROWS}
 HOSTED_CALL_TYPES: Final = frozenset(row.name for row in _ROWS if row.call == "hosted")
 """Types of the calls that this server runs. The store may know their output where the item itself does not show it."""
+SEALED_TYPES: Final = HOSTED_CALL_TYPES | {"shell_call_output"}
+"""Types of the items that hold the sealed result of a call that this server ran, where the client stores it."""
 REPLAYED_TYPES: Final = frozenset(row.name for row in _ROWS if row.call in ("hosted", "approval"))
 """Types of the calls that each model names in its own way: they are rewritten for the model of every request."""
 

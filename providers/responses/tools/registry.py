@@ -15,9 +15,9 @@ from providers.responses.tools.code_interpreter.tool import CODE_INTERPRETER
 from providers.responses.tools.computer.tool import COMPUTER, COMPUTER_USE_PREVIEW
 from providers.responses.tools.file_search import FILE_SEARCH
 from providers.responses.tools.image_generation.tool import IMAGE_GENERATION
-from providers.responses.tools.local_shell import LOCAL_SHELL
 from providers.responses.tools.mcp.tool import MCP
-from providers.responses.tools.shell import SHELL
+from providers.responses.tools.shell.local_shell import LOCAL_SHELL
+from providers.responses.tools.shell.tool import SHELL
 from providers.responses.tools.tool_context import ToolContext
 from providers.responses.tools.tool_search import TOOL_SEARCH
 from providers.responses.tools.web_search.tool import WEB_SEARCH

@@ -3,15 +3,16 @@
 import hashlib
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final, TypeVar
 
 from openai.types import FileObject
 from openai.types.container_retrieve_response import ExpiresAfter, NetworkPolicy
 
+from apis.confinement.commands import CommandEvent, CommandsResult, ShellCommand
 from apis.containers import (
     Container,
     ContainerFile,
@@ -19,16 +20,19 @@ from apis.containers import (
     Containers,
     CreateContainer,
     MemoryLimit,
+    MountedSkill,
 )
 from apis.documents.files import Files
 from apis.errors import InvalidRequest, NotFound, Unsupported
+from apis.skills.skills import Skills
 from apis.storage.pages import Page
-from apis.wire.tools import NetworkAllowlist
+from apis.wire.tools import NetworkAllowlist, SkillSource
 from providers.tool_runtime.python.files import MAX_FILES_BYTES, is_file_name
 from providers.tool_runtime.python.machine_sessions import MachineSessions
 from providers.tool_runtime.python.operations import SessionFile, SessionInfo, SessionOperations
 from providers.tool_runtime.python.sandbox import WORK_FOLDER
 from providers.tool_runtime.python.sessions import SessionSettings
+from providers.tool_runtime.python.skill_files import SKILLS_FOLDER
 
 ContainerItemT = TypeVar("ContainerItemT", Container, ContainerFile)
 
@@ -47,11 +51,12 @@ class ContainerPolicy:
 class PythonContainers(Containers):
     """Containers, each of which is a session; `files` are the uploads that may be copied into them."""
 
-    def __init__(self, sessions: MachineSessions, policy: ContainerPolicy, files: Files | None) -> None:
+    def __init__(self, sessions: MachineSessions, policy: ContainerPolicy, files: Files | None, skills: Skills) -> None:
         self.max_file_bytes = MAX_FILES_BYTES
         self._sessions = sessions
         self._policy = policy
         self._files = files
+        self._skills = skills
 
     async def check(self, request: CreateContainer, *, tenant: str) -> None:
         max_bytes = self._policy.max_memory_bytes
@@ -67,8 +72,9 @@ class PythonContainers(Containers):
         if request.network_policy is not None and not self._policy.is_isolated:
             message = "The network of a container cannot be turned off here: its backend is not a sandbox."
             raise Unsupported(message, param="network_policy", code="unsupported_value")
-        if request.skills:
-            raise Unsupported("Skills are not offered by this server.", param="skills")
+        if request.skills and not self._policy.is_isolated:
+            raise Unsupported("Skills cannot be read-only here: the backend is not a sandbox.", param="skills")
+        await self._skills.load(request.skills or (), tenant=tenant)
         if request.file_ids:
             self._require_files("file_ids")
         for index, file_id in enumerate(request.file_ids or ()):
@@ -77,6 +83,10 @@ class PythonContainers(Containers):
             except (InvalidRequest, NotFound) as exc:
                 exc.param = f"file_ids[{index}]"
                 raise
+
+    async def list_skills(self, skills: Sequence[SkillSource], *, tenant: str) -> Sequence[MountedSkill]:
+        bundles = await self._skills.load(skills, tenant=tenant)
+        return [MountedSkill(each.name, each.description, f"{SKILLS_FOLDER}/{each.name}") for each in bundles]
 
     async def create(self, request: CreateContainer, *, tenant: str, container_id: str | None = None) -> Container:
         await self.check(request, tenant=tenant)
@@ -87,7 +97,9 @@ class PythonContainers(Containers):
             request.name,
         )
         name = container_id or f"cntr_{secrets.token_hex(16)}"
-        is_created = await self._sessions.create(tenant, name, settings, is_new_name=container_id is None)
+        bundles = await self._skills.load(request.skills or (), tenant=tenant)
+        skill_files = [replace(file, path=f"{each.name}/{file.path}") for each in bundles for file in each.files]
+        is_created = await self._sessions.create(tenant, name, settings, skill_files, is_new_name=container_id is None)
         try:
             for file_id in request.file_ids or ():
                 await self.copy_file(name, file_id, tenant=tenant)
@@ -109,6 +121,18 @@ class PythonContainers(Containers):
 
     async def delete(self, container_id: str, *, tenant: str) -> None:
         await self._sessions.end(tenant, container_id)
+
+    async def run_commands(
+        self,
+        container_id: str,
+        commands: Sequence[ShellCommand],
+        on_event: Callable[[CommandEvent], None],
+        *,
+        tenant: str,
+    ) -> CommandsResult:
+        outcome = await self._sessions.run_commands(tenant, container_id, [*commands], on_event)
+        files = {name_to_path(name): name_to_file_id(container_id, name) for name in outcome.filenames}
+        return CommandsResult(files, outcome.loss_reason, outcome.reason)
 
     async def add_file(self, container_id: str, filename: str, data: bytes, *, tenant: str) -> ContainerFile:
         name = PurePosixPath(filename.replace("\\", "/")).name

@@ -12,16 +12,19 @@ import hashlib
 import os
 import platform
 import secrets
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Concatenate, Final, Literal
 
 import msgspec
 
+from apis.confinement.commands import CommandEvent, ShellCommand
 from apis.errors import StackError, StoreUnavailable, Unsupported
+from apis.skills.bundle import SkillFile
 from apis.storage.kv_store import ABSENT, Delete, KVStore, Put
 from providers.tool_runtime.python.operations import SessionInfo, SessionOperations, ended_message
-from providers.tool_runtime.python.session import RunOutcome
+from providers.tool_runtime.python.outcomes import CommandsOutcome, RunOutcome
 from providers.tool_runtime.python.session_client import (
     Operation,
     P,
@@ -67,7 +70,15 @@ class MachineSessions:
         """True when a control group holds the memory and the processes of each session."""
         return self._client.has_cgroup
 
-    async def create(self, tenant: str, name: str, settings: SessionSettings, *, is_new_name: bool = False) -> bool:
+    async def create(
+        self,
+        tenant: str,
+        name: str,
+        settings: SessionSettings,
+        skill_files: Sequence[SkillFile] = (),
+        *,
+        is_new_name: bool = False,
+    ) -> bool:
         """Create a session; return False when there is one already. `is_new_name` when no other can have had it.
 
         Raise Overloaded when there is no room, Unsupported when another machine has the session, and StoreUnavailable
@@ -77,7 +88,7 @@ class MachineSessions:
         if machine == "other":
             raise _elsewhere(name)
         loss_reason = _SERVER_ENDED if machine == "this" else ""
-        if not await self._client.call(SessionOperations.create, tenant, name, settings, loss_reason):
+        if not await self._client.call(SessionOperations.create, tenant, name, settings, loss_reason, [*skill_files]):
             return False
         try:
             await self._write_record(tenant, name, settings.idle_s)
@@ -94,9 +105,22 @@ class MachineSessions:
         except SessionNotFound:
             await self.create(tenant, name, settings)
             outcome = await self.call(SessionOperations.run, tenant, name, code)
-        if outcome.due_record_idle_s:
-            with suppress(StoreUnavailable):  # a record that is too old does no harm
-                await self._write_record(tenant, name, outcome.due_record_idle_s)
+        await self._renew_record(tenant, name, outcome.due_record_idle_s)
+        return outcome
+
+    async def run_commands(
+        self, tenant: str, name: str, commands: list[ShellCommand], on_event: Callable[[CommandEvent], None]
+    ) -> CommandsOutcome:
+        """Run shell commands in a session. Raise as `call` does."""
+        try:
+            outcome = await self._client.call_with_events(
+                SessionOperations.run_commands, (tenant, name), commands, on_event
+            )
+        except SessionExpired:
+            raise
+        except SessionNotFound as exc:
+            raise (await self._explain_missing(tenant, name) or exc) from None
+        await self._renew_record(tenant, name, outcome.due_record_idle_s)
         return outcome
 
     async def run_once(self, tenant: str, code: str, settings: SessionSettings) -> RunOutcome:
@@ -131,13 +155,15 @@ class MachineSessions:
             return await self._client.call(operation, tenant, name, *args, **kwargs)
         except SessionExpired:
             raise
-        except SessionNotFound:
-            machine = await self._find_machine(tenant, name)
-            if machine == "other":
-                raise _elsewhere(name) from None
-            if machine == "this":
-                raise SessionExpired(ended_message(name, _SERVER_ENDED)) from None
-            raise
+        except SessionNotFound as exc:
+            raise (await self._explain_missing(tenant, name) or exc) from None
+
+    async def _explain_missing(self, tenant: str, name: str) -> StackError | None:
+        """Return the error that says why this machine has no such session; None where that is not known."""
+        machine = await self._find_machine(tenant, name)
+        if machine == "other":
+            return _elsewhere(name)
+        return SessionExpired(ended_message(name, _SERVER_ENDED)) if machine == "this" else None
 
     async def _load_deployment_id(self) -> str:
         deployment_id = secrets.token_hex(16).encode()
@@ -152,6 +178,12 @@ class MachineSessions:
             return None
         machine = await asyncio.to_thread(_machine)
         return "this" if msgspec.json.decode(entry.value, type=SessionRecord).machine == machine else "other"
+
+    async def _renew_record(self, tenant: str, name: str, due_record_idle_s: float) -> None:
+        """Write the record of a session again if it is due."""
+        if due_record_idle_s:
+            with suppress(StoreUnavailable):  # a record that is too old does no harm
+                await self._write_record(tenant, name, due_record_idle_s)
 
     async def _write_record(self, tenant: str, name: str, idle_s: float) -> None:
         record = msgspec.json.encode(SessionRecord(await asyncio.to_thread(_machine)))

@@ -12,6 +12,10 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from apis.confinement.commands import CommandEvent
+
+EVENTS_PARAMETER: Final = "on_event"
+"""Last parameter of an operation that reports events while it runs. It is a function, which the server fills in."""
 _MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 
 FailureKind = Literal["no_session", "session_ended", "no_file", "file_refused", "unavailable", "config", "bug"]
@@ -33,10 +37,11 @@ class OperationRequest(msgspec.Struct, array_like=True):
 
 
 class OperationReply(msgspec.Struct, array_like=True):
-    """Result of an operation (nil for None), or its failure."""
+    """Result of an operation (nil for None), or its failure; before it any number with an `event` of a running one."""
 
     result: msgspec.Raw = msgspec.Raw(b"\xc0")
     failure: tuple[FailureKind, str] | None = None
+    event: CommandEvent | None = None
 
 
 MessageT = TypeVar("MessageT", OperationRequest, OperationReply)
@@ -44,9 +49,10 @@ MessageT = TypeVar("MessageT", OperationRequest, OperationReply)
 
 @cache
 def operation_types(operation: Callable[..., Any]) -> tuple[Any, Any]:
-    """Return the type of an operation's arguments, as a tuple without `self`, and that of its result."""
+    """Return the type of an operation's arguments, as a tuple without `self` and EVENTS_PARAMETER, and that of its
+    result."""
     hints = typing.get_type_hints(operation)
-    names = [name for name in inspect.signature(operation).parameters if name != "self"]
+    names = [name for name in inspect.signature(operation).parameters if name not in ("self", EVENTS_PARAMETER)]
     return tuple.__class_getitem__(tuple(hints[name] for name in names)), hints["return"]
 
 

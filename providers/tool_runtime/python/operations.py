@@ -2,15 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from apis.confinement.commands import CommandEvent, ShellCommand
 from apis.fair_share import FairShare
+from apis.skills.bundle import SkillFile
 from providers.tool_runtime.python.cgroup import prepare_groups
 from providers.tool_runtime.python.check import find_isolation_faults
+from providers.tool_runtime.python.commands import bind_command
 from providers.tool_runtime.python.messages import SessionFailure
+from providers.tool_runtime.python.outcomes import CommandsOutcome, FileRefused, RunOutcome, SessionEnded
 from providers.tool_runtime.python.sandbox import (
     REMEDY,
     Bubblewrap,
@@ -19,7 +23,7 @@ from providers.tool_runtime.python.sandbox import (
     SandboxLimits,
     SandboxUnavailable,
 )
-from providers.tool_runtime.python.session import FileRefused, PythonSession, RunOutcome, SessionEnded
+from providers.tool_runtime.python.session import PythonSession
 from providers.tool_runtime.python.sessions import PythonSessionPool, SessionEntry, SessionKey, SessionSettings
 
 _log = logging.getLogger(__name__)
@@ -95,18 +99,32 @@ class SessionOperations:
         except SandboxUnavailable as exc:
             raise SessionFailure("config", str(exc)) from exc
 
-    async def create(self, tenant: str, name: str, settings: SessionSettings, loss_reason: str) -> bool:
+    async def create(
+        self, tenant: str, name: str, settings: SessionSettings, loss_reason: str, skill_files: list[SkillFile]
+    ) -> bool:
         """Reserve a place for a session; return False when there is one already. `loss_reason` says why an earlier
         one is gone, where the server itself does not know better."""
         if self._pool.get_entry(tenant, name) is not None:
             return False
-        self._pool.create_session(tenant, name, settings, loss_reason)
+        self._pool.create_session(tenant, name, settings, loss_reason, skill_files)
         return True
 
     async def run(self, tenant: str, name: str, code: str) -> RunOutcome:
         """Run code in a session."""
         due_record_idle_s = self._get_entry(tenant, name).claim_record_renewal()
         return replace(await self._run((tenant, name, 0), code), due_record_idle_s=due_record_idle_s)
+
+    async def run_commands(
+        self, tenant: str, name: str, commands: list[ShellCommand], on_event: Callable[[CommandEvent], None]
+    ) -> CommandsOutcome:
+        """Run shell commands in a session at the same time, within its limits."""
+        due_record_idle_s = self._get_entry(tenant, name).claim_record_renewal()
+        limits = self._config.limits
+        bound_commands = [bind_command(each, limits.wall_s, limits.output_bytes) for each in commands]
+        async with self._pool.use_session((tenant, name, 0)) as (session, loss_reason):
+            _log.debug("a command begins to run")
+            outcome = await session.run_commands(bound_commands, on_event)
+            return replace(outcome, loss_reason=loss_reason, due_record_idle_s=due_record_idle_s)
 
     async def run_once(self, tenant: str, settings: SessionSettings, code: str) -> RunOutcome:
         """Run code in a session of its own, which ends with it."""
@@ -181,10 +199,10 @@ class SessionOperations:
             _log.debug("a program begins to run")
             return replace(await session.run(code), loss_reason=loss_reason)
 
-    async def _start_session(self, settings: SessionSettings) -> PythonSession:
+    async def _start_session(self, settings: SessionSettings, skill_files: Sequence[SkillFile]) -> PythonSession:
         limits = replace(self._config.limits, memory_bytes=settings.memory_bytes)
         try:
-            return await PythonSession.start((await asyncio.shield(self._sandbox)).sandbox, limits)
+            return await PythonSession.start((await asyncio.shield(self._sandbox)).sandbox, limits, skill_files)
         except (SessionEnded, OSError) as exc:
             _log.warning("a Python session could not start: %s", exc)
             message = "The Python sandbox could not be started; try again later."

@@ -1,5 +1,6 @@
 """Processes of a sandbox, measured, stopped and resumed from outside through /proc."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -90,6 +91,18 @@ def send_signal(pid: int, root: int, signal_number: signal.Signals) -> None:
                 signal.pidfd_send_signal(pidfd, signal_number)
     finally:
         os.close(pidfd)
+
+
+async def wait_for_exit(pidfd: int, timeout_s: float) -> None:
+    """Wait until a process has ended, or for the time."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
 
 
 def _is_descendant(pid: int, root: int) -> bool:

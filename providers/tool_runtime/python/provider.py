@@ -11,6 +11,7 @@ from apis.documents.files import Files
 from apis.errors import StackError, ToolFailed
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.provider import Provider, UserPath
+from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolCall, ToolFile, ToolResult, ToolRuntime, ToolSpec
 from providers.tool_runtime.python.containers import (
@@ -22,8 +23,8 @@ from providers.tool_runtime.python.containers import (
 from providers.tool_runtime.python.files import guess_media_type
 from providers.tool_runtime.python.machine_sessions import MachineSessions
 from providers.tool_runtime.python.operations import SessionServerConfig
+from providers.tool_runtime.python.outcomes import RunOutcome
 from providers.tool_runtime.python.sandbox import MIB, SandboxLimits
-from providers.tool_runtime.python.session import RunOutcome
 from providers.tool_runtime.python.session_client import SessionClient
 from providers.tool_runtime.python.sessions import SessionSettings
 
@@ -97,7 +98,14 @@ class Python(ToolRuntime):
         allow_loopback: bool = False
         dangerously_share_without_bounds: bool = False
 
-    def __init__(self, config: Config, files: Files | None, kv_store: KVStore, tenants: Tenants = ONE_TENANT) -> None:
+    def __init__(
+        self,
+        config: Config,
+        files: Files | None,
+        kv_store: KVStore,
+        skills: Skills,
+        tenants: Tenants = ONE_TENANT,
+    ) -> None:
         limits = SandboxLimits(
             wall_s=config.timeout_s,
             cpu_s=config.cpu_s,
@@ -120,7 +128,7 @@ class Python(ToolRuntime):
         self._sessions = MachineSessions(SessionClient(server, max_use_s), kv_store, max_use_s)
         max_memory_bytes = max(config.memory_mib, config.max_memory_mib) * MIB
         policy = ContainerPolicy(self._default_settings, max_memory_bytes, self._is_isolated)
-        self._containers = PythonContainers(self._sessions, policy, files)
+        self._containers = PythonContainers(self._sessions, policy, files, skills)
 
     async def start(self) -> None:
         if not self._is_isolated:

@@ -22,6 +22,8 @@ from apis.confinement.bubblewrap import (
     open_data_pipe,
 )
 from apis.confinement.seccomp import sandbox_filter
+from apis.skills.bundle import SkillFile
+from providers.tool_runtime.python.skill_files import open_skill_files
 
 REMEDY: Final = f"{INSTALL_HINT}, or choose another tool runtime"
 MIB: Final = 1024 * 1024
@@ -98,8 +100,11 @@ class Sandbox(Protocol):
 
     is_isolated: bool
 
-    def launch(self, channel_fd: int, limits: SandboxLimits) -> AbstractContextManager[GuestLaunch]:
-        """Open what a guest needs that communicates on the descriptor `channel_fd`, and close it on exit."""
+    def launch(
+        self, channel_fd: int, limits: SandboxLimits, skill_files: Sequence[SkillFile] = ()
+    ) -> AbstractContextManager[GuestLaunch]:
+        """Open what a guest needs that communicates on the descriptor `channel_fd`, and close it on exit. The skills'
+        files are below SKILLS_FOLDER where the guest is isolated."""
         ...
 
 
@@ -128,17 +133,24 @@ class Bubblewrap:
             raise SandboxUnavailable(f"tool_runtime: {exc}, or choose another tool runtime") from None
 
     @contextmanager
-    def launch(self, channel_fd: int, limits: SandboxLimits) -> Generator[GuestLaunch]:
+    def launch(
+        self, channel_fd: int, limits: SandboxLimits, skill_files: Sequence[SkillFile] = ()
+    ) -> Generator[GuestLaunch]:
         """See Sandbox."""
-        with open_data_pipe(self._seccomp_filter) as seccomp, open_data_pipe(_GUEST_PROGRAM) as guest:
+        with (
+            open_data_pipe(self._seccomp_filter) as seccomp,
+            open_data_pipe(_GUEST_PROGRAM) as guest,
+            open_skill_files(skill_files) as skills,
+        ):
             argv = [
                 *self._command_prefix,
                 *_build_scratch_options(limits),
+                *skills.options,
                 *("--seccomp", str(seccomp), "--ro-bind-data", str(guest), "/guest.py"),
                 *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORK_FOLDER),
                 *("--", self._python, "-I", "/guest.py", str(channel_fd)),
             ]
-            yield GuestLaunch(argv, (channel_fd, seccomp, guest), WORK_FOLDER, limits.rlimits())
+            yield GuestLaunch(argv, (channel_fd, seccomp, guest, *skills.descriptors), WORK_FOLDER, limits.rlimits())
 
 
 class DangerouslyUnsandboxed:
@@ -150,8 +162,11 @@ class DangerouslyUnsandboxed:
         self._python = str(python or sys.executable)
 
     @contextmanager
-    def launch(self, channel_fd: int, limits: SandboxLimits) -> Generator[GuestLaunch]:
+    def launch(
+        self, channel_fd: int, limits: SandboxLimits, skill_files: Sequence[SkillFile] = ()
+    ) -> Generator[GuestLaunch]:
         """See Sandbox."""
+        assert not skill_files, "refused when the container is created"
         # NPROC counts all processes of the user, the server's own threads among them.
         rlimits = {name: value for name, value in limits.rlimits().items() if name != "RLIMIT_NPROC"}
         folder = tempfile.mkdtemp(prefix="python-tool-")

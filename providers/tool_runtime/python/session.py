@@ -8,17 +8,32 @@ import secrets
 import shutil
 import signal
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final
 
+from apis.confinement.commands import CommandEvent
+from apis.skills.bundle import SkillFile
 from providers.tool_runtime.python.cgroup import Cgroup
+from providers.tool_runtime.python.commands import (
+    BoundCommand,
+    CommandParts,
+    GuestMessage,
+    parse_written_files,
+)
 from providers.tool_runtime.python.files import (
     MAX_FILES,
     MAX_FILES_BYTES,
     is_file_name,
     parse_file_list,
     parse_returned_files,
+)
+from providers.tool_runtime.python.outcomes import (
+    CommandsOutcome,
+    ExitStatus,
+    FileRefused,
+    RunOutcome,
+    SessionEnded,
 )
 from providers.tool_runtime.python.output import ProgramOutput, render_terminal_text
 from providers.tool_runtime.python.processes import (
@@ -28,13 +43,14 @@ from providers.tool_runtime.python.processes import (
     process_tree,
     resume_descendants,
     stop_descendants,
+    wait_for_exit,
 )
 from providers.tool_runtime.python.sandbox import MAX_INODES, MIB, Sandbox, SandboxLimits
 
-ExitStatus = Literal["ok", "exception", "timed_out", "cpu_limit", "memory_limit", "files_limit", "crashed"]
-
 _START_TIMEOUT_S: Final = 10.0
 _FILES_TIMEOUT_S: Final = 10.0
+_COMMANDS_GRACE_S: Final = 5.0
+"""Seconds after the time limit of commands in which the guest itself ends them, so that the session goes on."""
 _WATCH_INTERVAL_S: Final = 0.1
 _CLOSE_WATCH_INTERVAL_S: Final = 0.02
 """Seconds between measurements where no control group holds the memory and half of it is used."""
@@ -44,40 +60,6 @@ _PIPE_BYTES: Final = 64 * 1024
 _MAX_DRAIN_READS: Final = 64
 # The first process inside is bubblewrap's own.
 _SANDBOX_PROCESSES: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
-    """Outcome of running code. Unless `exit_status` is `ok` or `exception` the session has ended, and `reason` says
-    why.
-
-    The server adds why an earlier session of this name is gone, or "", and the time that this one may be idle when its
-    record in the KVStore is due to be written again, else 0.
-    """
-
-    output: str
-    exit_status: ExitStatus
-    reason: str = ""
-    files: Sequence[tuple[str, bytes]] = ()
-    skipped_names: Sequence[str] = ()
-    loss_reason: str = ""
-    due_record_idle_s: float = 0.0
-
-
-class SessionEnded(Exception):
-    """The process has ended by itself or because it exceeded a limit. The text is a clause that says how."""
-
-    def __init__(self, reason: str, exit_status: ExitStatus = "crashed") -> None:
-        super().__init__(reason)
-        self.exit_status: ExitStatus = exit_status
-
-
-class FileRefused(Exception):
-    """The sandbox did not read, write or delete a file; `is_missing` when there is no such file."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.is_missing = reason == "missing"
 
 
 class PythonSession:
@@ -99,12 +81,14 @@ class PythonSession:
         self._end_task = asyncio.ensure_future(self._wait_for_end())
 
     @classmethod
-    async def start(cls, sandbox: Sandbox, limits: SandboxLimits) -> "PythonSession":
+    async def start(
+        cls, sandbox: Sandbox, limits: SandboxLimits, skill_files: Sequence[SkillFile] = ()
+    ) -> "PythonSession":
         """Start a guest. Raise SessionEnded, with the sandbox's output, when none answers within 10 s."""
         ours, theirs = socket.socketpair()
         reading, writing = os.pipe()
         try:
-            with sandbox.launch(theirs.fileno(), limits) as launch:
+            with sandbox.launch(theirs.fileno(), limits, skill_files) as launch:
                 process = await asyncio.create_subprocess_exec(
                     *launch.argv,
                     stdin=asyncio.subprocess.DEVNULL,
@@ -165,6 +149,25 @@ class PythonSession:
             return RunOutcome(self._output.text(), exc.exit_status, str(exc))
         return RunOutcome(self._output.text(), exit_status, files=files, skipped_names=skipped)
 
+    async def run_commands(
+        self, commands: Sequence[BoundCommand], on_event: Callable[[CommandEvent], None]
+    ) -> CommandsOutcome:
+        """Run shell commands at the same time; `on_event` is called with what they write, and with the end of each."""
+        self._output = ProgramOutput(self._limits.output_bytes)
+        parts = CommandParts(commands, on_event)
+        wall_s = max(each.timeout_s for each in commands) + _COMMANDS_GRACE_S
+        try:
+            request = {"do": "shell", "commands": [asdict(each) for each in commands]}
+            reply, _ = await self._exchange_messages(request, b"", wall_s, parts.feed)
+        except SessionEnded as exc:
+            parts.end_all(
+                f"the container's programs were ended: {exc}. Its files are gone",
+                is_timed_out=exc.exit_status == "timed_out",
+            )
+            return CommandsOutcome(reason=str(exc))
+        parts.end_all("the command did not report its end", is_timed_out=False)
+        return CommandsOutcome(parse_written_files(reply))
+
     async def files(self) -> list[tuple[str, int, int]]:
         """Return the files in the work folder, at most 2,000: name, bytes, last write in seconds since 1970."""
         reply, _ = await self._request_files({"do": "list"})
@@ -191,19 +194,24 @@ class PythonSession:
             self._process.kill()
             await asyncio.wait([self._end_task], timeout=_KILL_TIMEOUT_S)
 
-    async def _request_files(self, request: Mapping[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
+    async def _request_files(self, request: GuestMessage, payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
         reply, data = await self._exchange_messages(request, payload, _FILES_TIMEOUT_S)
         if reply.get("error"):
             raise FileRefused(render_terminal_text(str(reply["error"]).encode(errors="replace"))[:200])
         return reply, data
 
     async def _exchange_messages(
-        self, request: Mapping[str, Any], payload: bytes, wall_s: float
+        self,
+        request: GuestMessage,
+        payload: bytes,
+        wall_s: float,
+        on_part: Callable[[GuestMessage, bytes], None] | None = None,
     ) -> tuple[dict[str, Any], bytes]:
-        """Send one request and return its reply; in every other outcome all processes of the session are ended."""
+        """Send one request and return its reply; in every other outcome all processes of the session are ended.
+        `on_part` is called with the parts before the reply, and raises ValueError for a wrong one."""
         try:
             cpu_s = await asyncio.to_thread(self._resume_processes)
-            exchange = asyncio.ensure_future(self._send_and_receive(request, payload))
+            exchange = asyncio.ensure_future(self._send_and_receive(request, payload, on_part))
             watch = asyncio.ensure_future(self._watch_limits(cpu_s, wall_s))
             try:
                 await asyncio.wait([exchange, watch], return_when=asyncio.FIRST_COMPLETED)
@@ -224,7 +232,9 @@ class PythonSession:
             raise
         return reply
 
-    async def _send_and_receive(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    async def _send_and_receive(
+        self, request: GuestMessage, payload: bytes, on_part: Callable[[GuestMessage, bytes], None] | None
+    ) -> tuple[dict[str, Any], bytes]:
         # A reply that a program wrote ahead of time does not have this call's token.
         assert self._channel is not None, "connected before it is used"
         reader, writer = self._channel
@@ -232,19 +242,18 @@ class PythonSession:
         head = json.dumps({**request, "token": token, "size": len(payload)}).encode()
         writer.write(len(head).to_bytes(4, "big") + head + payload)
         await writer.drain()
-        size = int.from_bytes(await reader.readexactly(4), "big")
-        if size > _MAX_HEADER_BYTES:
-            raise SessionEnded("it answered something else than was asked")
-        try:
-            match json.loads(await reader.readexactly(size)):
-                case {"token": str(reply_token), "size": int(length)} as reply if (
-                    reply_token == token and 0 <= length <= MAX_FILES_BYTES
-                ):
-                    return reply, await reader.readexactly(length)
-                case _:
-                    pass
-        except (ValueError, RecursionError):
-            pass
+        with contextlib.suppress(ValueError, RecursionError):
+            while (size := int.from_bytes(await reader.readexactly(4), "big")) <= _MAX_HEADER_BYTES:
+                match json.loads(await reader.readexactly(size)):
+                    case {"token": str(reply_token), "size": int(length)} as reply if (
+                        reply_token == token and 0 <= length <= MAX_FILES_BYTES
+                    ):
+                        data = await reader.readexactly(length)
+                        if on_part is None or "part" not in reply:
+                            return reply, data
+                        on_part(reply, data)
+                    case _:
+                        break
         raise SessionEnded("it answered something else than was asked")
 
     async def _watch_limits(self, initial_cpu_s: float, wall_s: float) -> SessionEnded:
@@ -365,7 +374,7 @@ class PythonSession:
             # It outlives the outermost process for a moment when that one was killed.
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._inner_pidfd, signal.SIGKILL)
-            await _wait_for_exit(self._inner_pidfd)
+            await wait_for_exit(self._inner_pidfd, _KILL_TIMEOUT_S)
             # Its zombie is reparented to this process when that is the first process of its container.
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PIDFD, self._inner_pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - WNOHANG does not wait
@@ -379,15 +388,3 @@ class PythonSession:
             self._cgroup.remove()
         if not self._is_isolated:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-async def _wait_for_exit(pidfd: int) -> None:
-    """Wait, at most 5 s, until a process has ended."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(pidfd, ended.set)
-    try:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_KILL_TIMEOUT_S):
-                await ended.wait()
-    finally:
-        loop.remove_reader(pidfd)

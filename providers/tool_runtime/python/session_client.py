@@ -14,6 +14,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
+from apis.confinement.commands import CommandEvent
 from apis.errors import ConfigError, InvalidRequest, NotFound, Overloaded, ToolFailed
 from providers.tool_runtime.python.messages import (
     FailureKind,
@@ -35,6 +36,7 @@ from providers.tool_runtime.python.socket_folder import (
 
 _log = logging.getLogger(__name__)
 
+A = TypeVar("A")
 P = ParamSpec("P")
 R = TypeVar("R")
 Operation = Callable[Concatenate[SessionOperations, P], Awaitable[R]]
@@ -138,19 +140,37 @@ class SessionClient:
         does not acknowledge the request at once, does not answer in time, or ends before it has.
         """
         assert not kwargs, "arguments are sent by position"
+        return await self._call(operation, args)
+
+    async def call_with_events(
+        self,
+        operation: Callable[[SessionOperations, str, str, A, Callable[[CommandEvent], None]], Awaitable[R]],
+        session: tuple[str, str],
+        argument: A,
+        on_event: Callable[[CommandEvent], None],
+    ) -> R:
+        """Return the result of an operation on a session that reports events while it runs, as `call` does."""
+        return await self._call(operation, (*session, argument), on_event)
+
+    async def _call(
+        self,
+        operation: Callable[..., Awaitable[R]],
+        arguments: tuple[Any, ...],
+        on_event: Callable[[CommandEvent], None] | None = None,
+    ) -> R:
         if self._lease is None:
             raise Overloaded("The Python sandbox is not running; try again later.")
         if self._lease.has_ended():
             await self._rejoin(self._lease)
         lease = self._lease
         try:
-            return await self._exchange(operation, *args)
+            return await self._exchange(operation, arguments, on_event)
         except _ServerDisconnected as exc:
             if exc.was_sent:
                 raise _state_lost() from None
         await self._rejoin(lease)
         try:
-            return await self._exchange(operation, *args)
+            return await self._exchange(operation, arguments, on_event)
         except _ServerDisconnected:
             raise _state_lost() from None
 
@@ -173,7 +193,7 @@ class SessionClient:
                 connection = await asyncio.to_thread(_connect_or_start_server, self._path, self._config)
                 self._lease = _Lease(*await asyncio.open_unix_connection(sock=connection))
                 try:
-                    self.has_cgroup = await self._exchange(SessionOperations.wait_until_ready)
+                    self.has_cgroup = await self._exchange(SessionOperations.wait_until_ready, ())
                     return
                 except _ServerDisconnected:
                     self._lease.abort()
@@ -182,7 +202,12 @@ class SessionClient:
                     raise
         raise Overloaded("The Python session server ends as soon as it starts; the log says why.")
 
-    async def _exchange(self, operation: Callable[..., Awaitable[R]], *arguments: Any) -> R:
+    async def _exchange(
+        self,
+        operation: Callable[..., Awaitable[R]],
+        arguments: tuple[Any, ...],
+        on_event: Callable[[CommandEvent], None] | None = None,
+    ) -> R:
         request = OperationRequest(operation.__name__, _encode_arguments(arguments))
         was_sent = False
         try:
@@ -194,7 +219,9 @@ class SessionClient:
                         writer.write(encode_message(request))
                         await writer.drain()
                         await reader.readexactly(len(ACKNOWLEDGEMENT))
-                    reply = await read_message(reader, OperationReply)
+                    while (reply := await read_message(reader, OperationReply)).event is not None:
+                        if on_event is not None:
+                            on_event(reply.event)
                 finally:
                     writer.transport.abort()
         except TimeoutError:

@@ -7,6 +7,7 @@ the workers still finish their responses.
 """
 
 import asyncio
+import inspect
 import logging
 import os
 import signal
@@ -14,12 +15,15 @@ import socket
 import struct
 import sys
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from apis.confinement.commands import CommandEvent
 from providers.tool_runtime.python.messages import (
+    EVENTS_PARAMETER,
     OperationReply,
     OperationRequest,
     SessionFailure,
@@ -74,18 +78,21 @@ class SessionServer:
                 return
             request = await read_message(reader, OperationRequest)
             writer.write(ACKNOWLEDGEMENT)
-            reply = await _run_until_disconnect(reader, self._handle_request(request))
+            reply = await _run_until_disconnect(reader, self._handle_request(request, writer))
             if reply is not None:
                 writer.write(reply)
                 await writer.drain()
         except (OSError, EOFError, msgspec.MsgspecError) as exc:
             _log.debug("a worker disconnected: %r", exc)
 
-    async def _handle_request(self, request: OperationRequest) -> bytes:
+    async def _handle_request(self, request: OperationRequest, writer: asyncio.StreamWriter) -> bytes:
         operation = getattr(self._operations, request.operation)
         argument_types, _ = operation_types(operation.__func__)
+        arguments = msgspec.msgpack.decode(request.arguments, type=argument_types)
+        if EVENTS_PARAMETER in inspect.signature(operation).parameters:
+            arguments += (partial(_send_event, writer),)
         try:
-            result = await operation(*msgspec.msgpack.decode(request.arguments, type=argument_types))
+            result = await operation(*arguments)
         except SessionFailure as exc:
             return encode_message(OperationReply(failure=(exc.kind, str(exc))))
         return encode_message(OperationReply(msgspec.Raw(msgspec.msgpack.encode(result))))
@@ -109,6 +116,11 @@ async def _run_until_disconnect(reader: asyncio.StreamReader, work: Coroutine[An
         _log.error("an operation on a Python session failed on a bug", exc_info=bug)
         return encode_message(OperationReply(failure=("bug", "The tool failed on an error of its own.")))
     return operation.result()
+
+
+def _send_event(writer: asyncio.StreamWriter, event: CommandEvent) -> None:
+    """Send an event. Their number and size are bounded, so they need not wait for a worker that reads slowly."""
+    writer.write(encode_message(OperationReply(event=event)))
 
 
 def _get_peer_uid(connection: Any) -> int:

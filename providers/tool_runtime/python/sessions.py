@@ -5,13 +5,14 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from apis.fair_share import FairShare, Place
+from apis.skills.bundle import SkillFile
 from providers.tool_runtime.python.messages import SessionFailure
 from providers.tool_runtime.python.session import PythonSession
 
@@ -40,6 +41,7 @@ class SessionEntry:
 
     settings: SessionSettings
     place: Place
+    skill_files: Sequence[SkillFile] = ()
     session: PythonSession | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     user_count: int = 0
@@ -74,7 +76,7 @@ class PythonSessionPool:
 
     def __init__(
         self,
-        start_session: Callable[[SessionSettings], Awaitable[PythonSession]],
+        start_session: Callable[[SessionSettings, Sequence[SkillFile]], Awaitable[PythonSession]],
         places: FairShare,
         lock_timeout_s: float,
     ) -> None:
@@ -101,7 +103,12 @@ class PythonSessionPool:
         return self._loss_reasons.get((tenant, name, 0), "")
 
     def create_session(
-        self, tenant: str, name: str | None, settings: SessionSettings, loss_reason: str = ""
+        self,
+        tenant: str,
+        name: str | None,
+        settings: SessionSettings,
+        loss_reason: str = "",
+        skill_files: Sequence[SkillFile] = (),
     ) -> SessionKey:
         """Reserve a place for a session, whose process starts with its first use.
 
@@ -110,7 +117,7 @@ class PythonSessionPool:
         """
         key = (tenant, name, next(self._numbers) if name is None else 0)
         if key not in self._entries:
-            self._entries[key] = SessionEntry(settings, self._take_place(tenant))
+            self._entries[key] = SessionEntry(settings, self._take_place(tenant), skill_files)
             if loss_reason and key not in self._loss_reasons:
                 self._record_loss(key, loss_reason)
             self._schedule_expiry(key)
@@ -184,7 +191,7 @@ class PythonSessionPool:
 
     async def _ensure_started(self, key: SessionKey, entry: SessionEntry) -> PythonSession:
         if entry.session is None and self._entries.get(key) is entry:
-            entry.session = await self._start_session(entry.settings)
+            entry.session = await self._start_session(entry.settings, entry.skill_files)
         if entry.session is None or self._entries.get(key) is not entry:
             if entry.session is not None:
                 await entry.session.kill()

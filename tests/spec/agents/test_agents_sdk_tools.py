@@ -228,7 +228,7 @@ async def test_all_that_a_web_search_may_be_told_is_taken(run: Run) -> None:
     ("tool", "param"),
     [
         (ImageGenerationTool({"type": "image_generation"}), "tools[0].type"),
-        (ShellTool(environment={"type": "container_auto"}), "tools[0].environment.type"),
+        (ShellTool(environment={"type": "container_auto"}), "tools[0].type"),
     ],
     ids=["images", "a shell of the server's"],
 )
@@ -237,6 +237,20 @@ async def test_a_tool_that_the_server_has_not_is_refused(run: Run, tool: Any, pa
         with pytest.raises(BadRequestError) as caught:
             await run(agent(served, tools=[tool]))
     assert caught.value.param == param
+
+
+@both
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+async def test_a_shell_of_the_servers_is_used_and_the_agent_goes_on_with_what_it_wrote(run: Run) -> None:
+    turns = [call("shell", '{"commands": ["echo 6 > x"]}', id="c1"), call("shell", '{"commands": ["cat x"]}', id="c2")]
+    script = scripted([turns[0]], DONE, [turns[1]], DONE)
+    async with serving(script, tool_runtime={"provider": "python"}) as served:
+        who = agent(served, tools=[ShellTool(environment={"type": "container_auto"})])
+        result = await run(who)
+        again = await run(who, [*result.to_input_list(), {"role": "user", "content": "Again."}])
+        assert tool_outputs(served)["c2"] == "6\n\nexit code 0"
+    assert outputs(again) == ["shell_call", "shell_call_output", "message"]
+    assert again.final_output == "Done."
 
 
 # --- tools that run where the agent is --------------------------------------------------------------------------------

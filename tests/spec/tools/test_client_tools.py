@@ -87,7 +87,8 @@ async def test_a_call_comes_out_in_its_own_item(name: str) -> None:
     assert [known(each) for each in response.output] == [item]
     assert (response.output[0].call_id, response.output[0].status) == ("c1", "completed")
     assert response.status == "completed"
-    assert [event.type for event in events[2:-1]] == ["response.output_item.added", "response.output_item.done"]
+    types = [event.type for event in events[2:-1] if "shell_call_command" not in event.type]
+    assert types == ["response.output_item.added", "response.output_item.done"]
 
 
 @pytest.mark.parametrize("how", ["chained", "sent back", "referred to"])
@@ -200,11 +201,6 @@ async def test_skills_are_told_to_the_model(served: Served) -> None:
     response = await create(served, tools=[{"type": "shell", "environment": {"type": "local", "skills": [skill]}}])
     assert response.tools[0].environment.skills[0].name == "pdf"
     assert "pdf (/skills/pdf): Reads PDF." in (asked(served)[-1].tools or [])[0].model_dump()["function"]["description"]
-
-
-async def test_a_shell_in_a_container_is_refused(served: Served) -> None:
-    error = await refusal(served, tools=[{"type": "shell", "environment": {"type": "container_auto"}}])
-    assert error["param"] == "tools[0].environment.type"
 
 
 @pytest.mark.parametrize("kind", ["shell", "apply_patch"])

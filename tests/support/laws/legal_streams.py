@@ -158,6 +158,31 @@ def interleaved(first: Events, second: Events) -> Events:
     return [one for pair in zip(first, second, strict=True) for one in pair]
 
 
+def shell(index: int, *commands: tuple[str, ...], outputs: Events, steps: list[tuple[int, Json]]) -> Events:
+    """A shell call in a container and its output, whose deltas come as `steps`; a step without one ends a command."""
+    texts = ["".join(pieces) for pieces in commands]
+    action: Json = {"commands": texts, "timeout_ms": None, "max_output_length": None}
+    environment = {"type": "container_reference", "container_id": "c"}
+    added: Json = {"id": f"sh_{index}", "type": "shell_call", "call_id": "call_s", "environment": environment}
+    inner: list[tuple[str, Json]] = []
+    for number, pieces in enumerate(commands):
+        place = {"command_index": number}
+        inner.append(("shell_call_command.added", {**place, "command": ""}))
+        inner += [("shell_call_command.delta", {**place, "delta": piece}) for piece in pieces]
+        inner.append(("shell_call_command.done", {**place, "command": texts[number]}))
+    ends = [
+        ("shell_call_output_content.delta", {"command_index": number, "delta": delta})
+        if delta
+        else ("shell_call_output_content.done", {"command_index": number, "output": [outputs[number]]})
+        for number, delta in steps
+    ]
+    result: Json = {"id": f"sho_{index}", "type": "shell_call_output", "call_id": "call_s", "output": []}
+    call_events = item(index, {**added, "action": {**action, "commands": []}}, *inner, done={"action": action})
+    for one in call_events:
+        one.pop("item_id", None)
+    return [*call_events, *item(index + 1, result, *ends, done={"output": outputs})]
+
+
 TRIO = ("in_progress", "searching", "completed")
 CODE: Json = {"id": "ci_0", "type": "code_interpreter_call", "code": "", "container_id": "c", "outputs": None}
 LISTING: Json = {"id": "mcpl_0", "type": "mcp_list_tools", "server_label": "s", "tools": []}
@@ -215,6 +240,19 @@ LEGAL: dict[str, Events] = {
             done={"arguments": "{}", "output": "o"},
         ),
         item(2, APPROVAL, done={}),
+    ),
+    "shell": stream(
+        shell(
+            0,
+            ("ec", "ho a"),
+            ("ls",),
+            outputs=[
+                {"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},
+                {"stdout": "bc", "stderr": "e", "outcome": {"type": "timeout"}},
+            ],
+            steps=[(1, {"stdout": "b"}), (0, {"stdout": "a\n"}), (1, {"stdout": "c", "stderr": "e"}), (0, {}), (1, {})],
+        ),
+        message(2, part("output_text", "Hi")),
     ),
     "incomplete": stream(reasoning(0, "x"), message(1, part("output_text", "Hel"), status="incomplete"), **CUT),
     "failed": stream(message(0, part("output_text", "Hel"), status="incomplete"), **FAILED),

@@ -60,6 +60,16 @@ ORDER: Final[Mapping[str, Mapping[str, set[str]]]] = {
         "code_interpreter_call", "in_progress _code.delta* _code.done interpreting completed"
     ),
     "image_generation_call": _stages("image_generation_call", "in_progress generating partial_image* completed"),
+    "shell_call": _paths(
+        "output_item.added shell_call_command.added shell_call_command.delta* shell_call_command.done output_item.done",
+        "output_item.added output_item.done",
+        "shell_call_command.done shell_call_command.added",
+    ),
+    "shell_call_output": _paths(
+        "output_item.added shell_call_output_content.delta* shell_call_output_content.done output_item.done",
+        "output_item.added output_item.done",
+        "shell_call_output_content.done shell_call_output_content.delta|shell_call_output_content.done",
+    ),
     "mcp_list_tools": _stages("mcp_list_tools", "in_progress completed|failed"),
     "compaction": _stages("compaction", "compacting"),
     "mcp_call": _stages("mcp_call", "in_progress _arguments.delta* _arguments.done completed|failed"),
@@ -75,11 +85,15 @@ EMPTY: Final[Mapping[str, Json]] = {
     "code_interpreter_call": {"code": ""},
     "mcp_call": {"arguments": ""},
     "mcp_list_tools": {"tools": []},
+    "shell_call_output": {"output": []},
 }
 """Streamable fields of each kind, as they are when the item is added."""
 
 NO_STATUS: Final = {"custom_tool_call", "mcp_list_tools", "mcp_approval_request", "compaction"}
 """Kinds whose items the API defines without a status. They may have one all the same."""
+
+WITHOUT_FAILED: Final = {"shell_call", "shell_call_output"}
+"""Kinds that are incomplete where others are failed: the API has no such status for them."""
 
 LASTING: Final = ("id", "type", "call_id", "name", "role", "server_label")
 """What an item is born with and keeps."""

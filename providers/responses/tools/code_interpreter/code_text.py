@@ -5,13 +5,11 @@ import re
 from typing import Any, Final, Literal, cast
 
 from apis.errors import ToolFailed
+from providers.responses.tools.json_strings import decode_string_piece, replace_surrogates
 
 _OBJECT_PREFIX: Final = re.compile(r'\s*\{\s*"code"\s*:\s*"')
 _COMPACT_PREFIX: Final = '{"code":"'
-_STRING_BODY: Final = re.compile(r'(?:[^"\\]++|\\u[0-9a-fA-F]{4}|\\[^u])*+')
-_LONE_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _MAX_PREFIX_CHARS: Final = 100
-_MAX_ESCAPE_CHARS: Final = len(r"\ud83d\ude00")
 
 
 class CodeParser:
@@ -64,24 +62,19 @@ class CodeParser:
             self._state = "nothing"  # another key precedes `code`: `finish` reads it
 
     def _decode_buffer(self) -> str:
-        """Return the complete part of the buffer: no escape is cut, nor a surrogate pair."""
-        end = _STRING_BODY.match(self._buffer).end()  # pyright: ignore[reportOptionalMemberAccess] - it also matches nothing
-        raw, remainder = self._buffer[:end], self._buffer[end:]
-        closed = remainder.startswith('"')
+        """Return the complete part of the buffer."""
         try:
-            text = cast(str, json.loads(f'"{raw}"', strict=False))
+            piece = decode_string_piece(self._buffer)
         except ValueError:
             self._state = "nothing"
             return ""
-        if not closed and "\ud800" <= text[-1:] <= "\udbff":
-            text, remainder = text[:-1], raw[-6:] + remainder
-        if closed or len(remainder) > _MAX_ESCAPE_CHARS:
+        if piece.is_closed:
             self._state = "nothing"
-        return self._append_code(text, remainder)
+        return self._append_code(piece.text, piece.rest)
 
     def _append_code(self, text: str, remainder: str) -> str:
         self._buffer = remainder
-        code = _LONE_SURROGATE.sub("\ufffd", text)
+        code = replace_surrogates(text)
         if code:
             self._code_chunks.append(code)
         return code
@@ -96,4 +89,4 @@ def _parse_code(arguments: str) -> str:
     code: Any = cast(dict[str, Any], value).get("code") if isinstance(value, dict) else None
     if not isinstance(code, str):
         raise ToolFailed("The arguments of `python` must be an object with the text `code`.")
-    return _LONE_SURROGATE.sub("\ufffd", code)
+    return replace_surrogates(code)

@@ -1,12 +1,8 @@
 """The hosted code interpreter: Python in a container, which the stack's ToolRuntime runs."""
 
-import asyncio
 import base64
-import secrets
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import replace
 from typing import Any, Final, Literal, cast
 
 import orjson
@@ -24,47 +20,28 @@ from openai.types.responses.response_code_interpreter_tool_call import OutputIma
 from apis.chat import ChatFunctionTool, ChatTool, FunctionDefinition, NativeTool, NativeToolName
 from apis.containers import Containers, CreateContainer
 from apis.deltas import ToolCallStart
-from apis.errors import InvalidRequest, NotFound, Unsupported
 from apis.events import EventList
 from apis.tool_runtime import ToolCall, ToolResult, ToolRuntime
+from apis.wire.items import Item
 from apis.wire.tool_items import CodeInterpreterCallItem, CodeLogs
 from apis.wire.tools import CodeInterpreterTool
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.tool_result import ContainerFile, ToolResultRecord
 from providers.responses.tools.call import RESULT_UNAVAILABLE, HostedCall, ToolType, TypedTool
 from providers.responses.tools.code_interpreter.code_text import CodeParser
-from providers.responses.tools.code_interpreter.message_files import (
-    MessageFile,
-    copy_message_files,
-    find_message_files,
-    has_message_files,
+from providers.responses.tools.container.request_container import (
+    EarlierCall,
+    RequestContainer,
 )
 from providers.responses.tools.tool_context import ToolContext
 
 PYTHON_NAME: Final = "python"
 _NEW_SESSION_PREFIX: Final = "[this is a new Python session"
 _STATE_LOST_NOTICE: Final = f"{_NEW_SESSION_PREFIX}: the variables and files of the earlier calls are gone]\n"
-_MESSAGE_FILES_NOTICE: Final = " Files of the user's messages are in the current folder, /mnt/data, under their names."
 _IMAGE_TYPES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _MAX_IMAGE_BYTES: Final = 4 * 1024 * 1024
 """Maximum bytes of images in the item of one call. Further images are only files of the container."""
-_MAX_CONTAINER_LOOKUPS: Final = 10
-"""Maximum containers of a conversation that are looked up, newest first; each look-up may ask another process."""
 CodeStatus = Literal["in_progress", "interpreting", "completed", "failed", "incomplete"]
-
-
-@dataclass(frozen=True, slots=True)
-class _ContainerChoice:
-    """The container of a request's calls.
-
-    `new_container` creates it if it does not exist. `was_never_created` is true before its first call. `is_state_lost`
-    is true if the model still has to learn that the state of its earlier calls is gone.
-    """
-
-    id: str
-    new_container: CreateContainer | None = None
-    was_never_created: bool = False
-    is_state_lost: bool = False
 
 
 def _create_tool(declaration: CodeInterpreterTool, context: ToolContext) -> TypedTool:
@@ -77,73 +54,36 @@ def _create_tool(declaration: CodeInterpreterTool, context: ToolContext) -> Type
     return CodeInterpreter(declaration, context, runtime, containers)
 
 
-async def _choose_container(
-    declaration: CodeInterpreterTool, context: ToolContext, containers: Containers
-) -> _ContainerChoice:
-    """Return the container that the request names, the newest that still exists in its conversation, or a new one.
-    Raises NotFound or Unsupported for a named container, with the field's name."""
-    declared = declaration.container
-    if isinstance(declared, str):
-        try:
-            await containers.get(declared, tenant=context.tenant)
-        except (NotFound, Unsupported) as exc:
-            exc.param = f"{context.param}.container"
-            raise
-        return _ContainerChoice(declared)
-    new = CreateContainer(
-        name="auto",
-        file_ids=declared.file_ids,
-        memory_limit=declared.memory_limit,
-        network_policy=declared.network_policy,
-    )
-    earlier = [item for item in reversed(context.items) if isinstance(item, CodeInterpreterCallItem)]
-    container_ids = dict.fromkeys(item.container_id for item in earlier if item.container_id)
-    for container_id in islice(container_ids, _MAX_CONTAINER_LOOKUPS):
-        # an unreachable container counts as deleted
-        with suppress(NotFound, Unsupported):
-            await containers.get(container_id, tenant=context.tenant)
-            return _ContainerChoice(container_id, new)
-    is_state_lost = any(item.status == "completed" for item in earlier)
-    return _ContainerChoice(f"cntr_{secrets.token_hex(16)}", new, was_never_created=True, is_state_lost=is_state_lost)
+def _read_call(item: Item) -> EarlierCall | None:
+    if not isinstance(item, CodeInterpreterCallItem):
+        return None
+    return EarlierCall(item.container_id, has_run=item.status == "completed")
 
 
 class CodeInterpreter(TypedTool):
     """The interpreter as one request declares it. `check_declaration` chooses its container."""
 
-    _container_choice: _ContainerChoice
-
     def __init__(
         self, declaration: CodeInterpreterTool, context: ToolContext, runtime: ToolRuntime, containers: Containers
     ) -> None:
-        self._declaration = declaration
         self._context = context
         self._runtime = runtime
-        self._containers = containers
-        self.copied_file_ids: set[str] = set()
         self._is_native = PYTHON_NAME in context.native_tools
-        self._tenant = context.tenant
-        self._creation_lock = asyncio.Lock()
-        self._message_files: Sequence[MessageFile] | None = None
-
-    @property
-    def container_id(self) -> str:
-        return self._container_choice.id
+        declared = declaration.container
+        new_or_id = (
+            declared
+            if isinstance(declared, str)
+            else CreateContainer(
+                name="auto",
+                file_ids=declared.file_ids,
+                memory_limit=declared.memory_limit,
+                network_policy=declared.network_policy,
+            )
+        )
+        self.container = RequestContainer(new_or_id, _read_call, context, containers, f"{context.param}.container")
 
     async def check_declaration(self) -> None:
-        chosen = await _choose_container(self._declaration, self._context, self._containers)
-        for tool_result in self._context.tool_results.values():
-            state: Any = tool_result.state
-            is_python = tool_result.name.removeprefix("functions.") == PYTHON_NAME
-            if is_python and state and state["container_id"] == chosen.id:
-                self.copied_file_ids |= {*state["file_ids"]}
-        self._container_choice = chosen
-        if chosen.new_container is None:
-            return
-        try:
-            await self._containers.check(chosen.new_container, tenant=self._tenant)
-        except (Unsupported, NotFound, InvalidRequest) as exc:
-            exc.param = f"{self._context.param}.container.{exc.param}"
-            raise
+        await self.container.check()
 
     @property
     def offered_tools(self) -> Sequence[ChatTool]:
@@ -151,8 +91,8 @@ class CodeInterpreter(TypedTool):
             return [NativeTool(type=PYTHON_NAME)]
         spec = next(tool for tool in self._runtime.tools() if tool.name == PYTHON_NAME)
         parameters = cast(dict[str, Any], spec.parameters)
-        notice = _MESSAGE_FILES_NOTICE if has_message_files(self._context.items) else ""
-        function = FunctionDefinition(name=PYTHON_NAME, description=spec.description + notice, parameters=parameters)
+        description = spec.description + self.container.description
+        function = FunctionDefinition(name=PYTHON_NAME, description=description, parameters=parameters)
         return [ChatFunctionTool(function=function)]
 
     def create_call(self, start: ToolCallStart) -> HostedCall:
@@ -160,51 +100,13 @@ class CodeInterpreter(TypedTool):
 
     async def run(self, call_id: str, code: str) -> ToolResult:
         """Run code in the container, which the first call creates. Raises StackError if it cannot run."""
-        async with self._creation_lock:
-            await self._prepare_container()
-            files_notice = await self._copy_message_files()
-        call = ToolCall(call_id, PYTHON_NAME, {"code": code}, tenant=self._tenant, session=self.container_id)
+        file_notice = await self.container.prepare()
+        call = ToolCall(call_id, PYTHON_NAME, {"code": code}, tenant=self._context.tenant, session=self.container.id)
         result = await self._runtime.call(call)
-        if self._container_choice.is_state_lost:
-            self._container_choice = replace(self._container_choice, is_state_lost=False)
-            if not result.text.startswith(_NEW_SESSION_PREFIX):  # otherwise the text already says so, with the reason
-                result = replace(result, text=_STATE_LOST_NOTICE + result.text)
-        return replace(result, text=files_notice + result.text)
-
-    async def _prepare_container(self) -> None:
-        """Create the container if necessary, and copy the files that the request names into it."""
-        chosen, tenant = self._container_choice, self._tenant
-        file_ids = (chosen.new_container.file_ids if chosen.new_container else None) or []
-        if not chosen.was_never_created and await self._container_exists():
-            for file_id in file_ids:
-                if file_id not in self.copied_file_ids:
-                    await self._containers.copy_file(chosen.id, file_id, tenant=tenant)
-        elif chosen.new_container is not None:
-            await self._containers.create(chosen.new_container, tenant=tenant, container_id=chosen.id)
-            self.copied_file_ids.clear()
-            self._container_choice = replace(
-                chosen, was_never_created=False, is_state_lost=chosen.is_state_lost or not chosen.was_never_created
-            )
-        self.copied_file_ids |= {*file_ids}
-
-    async def _copy_message_files(self) -> str:
-        """Copy the files of the messages that are not there yet, and return a notice for the model, or ""."""
-        if self._message_files is None:
-            self._message_files = await asyncio.to_thread(find_message_files, self._context.items)
-        files = [file for file in self._message_files if file.key not in self.copied_file_ids]
-        notice = await copy_message_files(files, self._containers, self.container_id, tenant=self._tenant)
-        self.copied_file_ids |= {file.key for file in files}
-        return notice
-
-    async def _container_exists(self) -> bool:
-        """Return False for a container that can be replaced. Raises NotFound for one that the request names."""
-        try:
-            await self._containers.get(self._container_choice.id, tenant=self._tenant)
-        except NotFound:
-            if self._container_choice.new_container is None:
-                raise
-            return False
-        return True
+        # otherwise the text already says so, with the reason
+        is_notice_due = self.container.take_state_loss() and not result.text.startswith(_NEW_SESSION_PREFIX)
+        notice = _STATE_LOST_NOTICE if is_notice_due else ""
+        return replace(result, text=file_notice + notice + result.text)
 
 
 class _CodeInterpreterCall(HostedCall):
@@ -224,7 +126,7 @@ class _CodeInterpreterCall(HostedCall):
             type="code_interpreter_call",
             status=cast(CodeStatus, status),
             code=self._code_parser.code,
-            container_id=self._tool.container_id,
+            container_id=self._tool.container.id,
             outputs=self._outputs if has_ended else None,
         )
 
@@ -255,10 +157,9 @@ class _CodeInterpreterCall(HostedCall):
         yield [*last_delta, *self._finish_code(), interpreting]
         result = await self._tool.run(self.call_id, self._code_parser.code)
         self._outputs = _build_outputs(result, output)
-        state = {"container_id": self._tool.container_id, "file_ids": sorted(self._tool.copied_file_ids)}
-        files = _written_files(result, self._tool.container_id)
+        files = _written_files(result, self._tool.container.id)
         output.files.update(files)
-        self.record_result(result.text, state=state, files=files)
+        self.record_result(result.text, state=self._tool.container.state, files=files)
         completed = ResponseCodeInterpreterCallCompletedEvent(
             type="response.code_interpreter_call.completed",
             item_id=self.id,

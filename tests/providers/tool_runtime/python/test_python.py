@@ -22,6 +22,7 @@ from apis.errors import ConfigError, ToolFailed
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolCall, ToolResult
 from providers.kv_store.memory import Memory
+from providers.skills.inline import Inline
 from providers.tool_runtime.python.provider import Python
 from tests.conformance.tool_runtime import LAWS, Subject, an_endless_call_ends_in_words
 
@@ -38,9 +39,13 @@ def memory() -> KVStore:
     return Memory(Memory.Config())
 
 
+def build(kv_store: KVStore, **fields: Any) -> Python:
+    return Python(Python.Config.model_validate(fields), None, kv_store, Inline(Inline.Config()))
+
+
 @asynccontextmanager
 async def started(kv_store: KVStore | None = None, **fields: Any) -> AsyncGenerator[Python]:
-    python = Python(Python.Config.model_validate(fields), None, kv_store or memory())
+    python = build(kv_store or memory(), **fields)
     await python.start()
     try:
         yield python
@@ -332,7 +337,7 @@ asyncio.run(serve())
 async def test_without_bubblewrap_it_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="apt-get install bubblewrap"):
-        await Python(Python.Config.model_validate({}), None, memory()).start()
+        await build(memory()).start()
 
 
 @pytest.mark.parametrize(
@@ -361,7 +366,7 @@ async def test_a_sandbox_that_does_not_hold_is_refused(
         fake.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         with pytest.raises(ConfigError, match=re.escape(fault)):
-            await Python(Python.Config.model_validate({}), None, memory()).start()
+            await build(memory()).start()
     assert [child for child in psutil.Process().children(recursive=True) if child.name() == "bwrap"] == []
 
 
@@ -369,7 +374,7 @@ async def test_another_interpreter_can_be_named(tmp_path: Path) -> None:
     async with started(python="/usr/bin/python3") as python:
         assert await text_of(python, "import sys; sys.executable") == "'/usr/bin/python3'"
     with pytest.raises(ConfigError, match=r"tool_runtime\.python"):
-        await Python(Python.Config.model_validate({"python": tmp_path / "none"}), None, memory()).start()
+        await build(memory(), python=tmp_path / "none").start()
 
 
 async def test_the_unsafe_backend_must_be_named_and_is_the_same_notebook() -> None:

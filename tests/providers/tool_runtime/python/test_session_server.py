@@ -26,6 +26,7 @@ from providers.tool_runtime.python.provider import Python
 from tests.providers.tool_runtime.python.test_python import (
     ENDLESS,
     SessionLog,
+    build,
     memory,
     names,
     program,
@@ -40,8 +41,7 @@ from tests.providers.tool_runtime.python.test_python import (
 __all__ = ["session_log"]
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
-ANY = ContainerListParams()
-TENANT = "tenant"
+ANY, TENANT = ContainerListParams(), "tenant"
 NEW = CreateContainer(name="c")
 Two = tuple[Python, Python]
 
@@ -259,7 +259,7 @@ async def test_where_the_server_was_killed_the_next_call_says_so_and_starts_anot
 
 
 async def test_of_many_that_start_a_server_at_once_one_does(store: KVStore) -> None:
-    pythons = [Python(Python.Config.model_validate({"timeout_s": 5}), None, store) for _ in range(5)]
+    pythons = [build(store, timeout_s=5) for _ in range(5)]
     await asyncio.gather(*(python.start() for python in pythons))
     assert len(server_processes()) == 1
     for is_killed in (False, True):
@@ -334,7 +334,7 @@ async def test_a_folder_that_others_may_use_is_refused(store: KVStore, monkeypat
         folder.mkdir()
         folder.chmod(0o777)
         with pytest.raises(ConfigError, match="others may use it"):
-            await Python(Python.Config.model_validate({}), None, store).start()
+            await build(store).start()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
@@ -396,5 +396,5 @@ async def test_where_there_can_be_no_socket_the_start_says_so(
     (long := tmp_path / ("x" * 100)).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     with pytest.raises(ConfigError, match="TMPDIR"):
-        await Python(Python.Config.model_validate({}), None, store).start()
+        await build(store).start()
     assert [*long.iterdir()] == []

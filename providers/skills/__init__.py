@@ -1,0 +1,1 @@
+"""Skills of tenants, and the ZIP archives that they come in."""

@@ -1,0 +1,43 @@
+"""Files of skills, as bubblewrap puts them into a sandbox before anything runs in it: no program can change them."""
+
+import os
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from apis.skills.bundle import SkillFile
+
+SKILLS_FOLDER: Final = "/mnt/skills"
+"""Folder of the skills' folders, on a file system of its own."""
+_MAX_OVERHEAD_BYTES: Final = 4096 * 1024
+"""Room in that file system in addition to the files: each takes whole pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkillMount:
+    """Options of bubblewrap, and the descriptors that they read from."""
+
+    options: Sequence[str] = ()
+    descriptors: Sequence[int] = ()
+
+
+@contextmanager
+def open_skill_files(files: Sequence[SkillFile]) -> Generator[SkillMount]:
+    """Open the files in memory, and close them on exit; no files need nothing."""
+    if not files:
+        yield SkillMount()
+        return
+    size_bytes = sum(len(file.data) for file in files) + _MAX_OVERHEAD_BYTES
+    options, descriptors = ["--size", str(size_bytes), "--tmpfs", SKILLS_FOLDER], list[int]()
+    with ExitStack() as opened:
+        for file in files:
+            descriptor = os.memfd_create("skill")
+            opened.callback(os.close, descriptor)
+            with open(descriptor, "wb", closefd=False) as stream:
+                stream.write(file.data)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            mode = "0555" if file.is_executable else "0444"
+            options += ["--perms", mode, "--file", str(descriptor), f"{SKILLS_FOLDER}/{file.path}"]
+            descriptors.append(descriptor)
+        yield SkillMount([*options, "--remount-ro", SKILLS_FOLDER], descriptors)
