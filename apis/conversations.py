@@ -66,8 +66,8 @@ class ConversationListParams(Wire):
 
 def contains_text(searched: str | None, texts: Iterable[str]) -> bool:
     """Return True if one of the texts contains `searched` in any case of letters, or if nothing is searched."""
-    wanted = (searched or "").casefold()
-    return not wanted or any(wanted in text.casefold() for text in texts)
+    folded = (searched or "").casefold()
+    return not folded or any(folded in text.casefold() for text in texts)
 
 
 class Conversations(ABC):

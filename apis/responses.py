@@ -22,6 +22,7 @@ from apis.conversations import Conversations, ItemInclude, contains_text
 from apis.errors import Unsupported
 from apis.events import ResponseEventBatch
 from apis.observation.background import Observation
+from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider
 from apis.wire.base import Effort, Includable, Metadata, Wire
 from apis.wire.item_parts import text_or_list
@@ -250,39 +251,6 @@ class ResponseListParams(Wire):
             and self.conversation in (None, conversation.get("id"))
             and contains_text(self.search, (response["id"], preview, *metadata, *metadata.values()))
         )
-
-
-class ResponseTreeParams(Wire):
-    """How many responses of a chain's tree are listed at most."""
-
-    limit: int = Field(200, ge=1, le=1000)
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryAttempt:
-    """One POST of an event: when it began in Unix time, how long it took, and its result: the status code of the
-    answer, or the reason why there was none."""
-
-    created_at: float
-    duration_ms: int
-    status_code: int | None
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class DeliverySummary:
-    """The delivery of an event to one webhook, whose URL is shown by its host alone, because the rest may be secret.
-    `attempts` are the latest of `attempt_count`; a `pending` one is tried again at `next_attempt_at`."""
-
-    id: str
-    object: Literal["webhook_delivery"]
-    event: str
-    host: str
-    status: Literal["pending", "delivered", "failed"]
-    created_at: float
-    next_attempt_at: float | None
-    attempt_count: int
-    attempts: Sequence[DeliveryAttempt]
 
 
 class ItemList(Wire):

@@ -46,8 +46,8 @@ def provider_lines(name: str | None = None) -> Iterator[str]:
                 yield from _provider_lines(api, provider, whole=name == provider)
         yield ""
     if not matches:
-        known = sorted({"server", *PROVIDERS, *(provider for names in PROVIDERS.values() for provider in names)})
-        raise ConfigError(f"There is no '{name}'. Known names: {', '.join(known)}.")
+        known_names = sorted({"server", *PROVIDERS, *(provider for names in PROVIDERS.values() for provider in names)})
+        raise ConfigError(f"There is no '{name}'. Known names: {', '.join(known_names)}.")
 
 
 def _provider_lines(api: str, name: str, *, whole: bool) -> Iterator[str]:

@@ -36,10 +36,9 @@ from apis.responses import (
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
-from providers.responses.background.background import BackgroundDeployment, BackgroundResponses
+from providers.responses.background.background import BackgroundResponses
 from providers.responses.background.observation import BackgroundObservation
 from providers.responses.context.conversations import StoredConversations, page_input_items
-from providers.responses.events.ids import ResponseIds
 from providers.responses.prepare import PrepareOptions, ResponsePreparer
 from providers.responses.run.response_stream import LiveEventView, ResponseStreams
 from providers.responses.session import SessionFactory
@@ -91,8 +90,8 @@ class Loop(Responses):
         self._sessions = SessionFactory(
             self._history, self._prepare_new, self._streams, self._views, cache_bytes=config.session_bytes
         )
-        background = BackgroundDeployment(config.background, config.webhooks, tenants)
-        self._background = BackgroundResponses(kv_store, self._history, self._preparer.prepare, fetcher, background)
+        deployment = config.build_deployment(tenants)
+        self._background = BackgroundResponses(kv_store, self._history, self._preparer.prepare, fetcher, deployment)
         self._observation = BackgroundObservation(
             kv_store, config.background, self._background.registry, self._load, self._views
         )
@@ -119,7 +118,7 @@ class Loop(Responses):
     async def create(
         self, request: CreateResponse, *, tenant: str, response_id: str | None = None
     ) -> AsyncGenerator[ResponseEventBatch]:
-        pending = await self._prepare_new(request, tenant, ResponseIds(response_id))
+        pending = await self._prepare_new(request, tenant, self._preparer.new_ids(response_id))
         view = self._views.of_create(request)
         if request.background:
             async with pending.lock or nullcontext(), aclosing(self._background.create(pending)) as logged_batches:

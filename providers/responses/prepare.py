@@ -84,6 +84,11 @@ class ResponsePreparer:
         self.token_counter = self._inferences.token_counter
         self.compactor = Compactor(inference, self._sealed_reasoning, self.token_counter)
 
+    @staticmethod
+    def new_ids(response_id: str | None) -> ResponseIds:
+        """Return the ids of a new response; without `response_id`, its own is new, too."""
+        return ResponseIds(response_id)
+
     async def prepare(
         self,
         request: CreateResponse,

@@ -5,11 +5,13 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, SecretStr, Tag
 
+from apis.fair_share import Tenants
 from apis.provider import UserPath
 from apis.responses import Responses
 from apis.storage.kv_store import KVStore
-from providers.responses.background.background import BackgroundConfig
+from providers.responses.background.deployment import BackgroundDeployment
 from providers.responses.background.webhooks import Webhook
+from providers.responses.background.workers import BackgroundConfig
 from providers.responses.prompts.library import PromptLibrary
 from providers.responses.prompts.template import PromptId, StoredPrompt
 from providers.responses.store.history import History
@@ -65,6 +67,10 @@ class LoopSettings(Responses.Config):
             cache_bytes=self.cache_bytes,
             max_bytes=self.max_history_bytes,
         )
+
+    def build_deployment(self, tenants: Tenants) -> BackgroundDeployment:
+        """Return the limits and webhooks of the background responses of `tenants`."""
+        return BackgroundDeployment(self.background, self.webhooks, tenants)
 
     def prompt_library(self) -> PromptLibrary:
         """Return the library of `prompts`, which a folder's files are not loaded into yet."""

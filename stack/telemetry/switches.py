@@ -97,5 +97,5 @@ def _read_signal(variables: Mapping[str, str], signal: str) -> SignalSwitch:
     return SignalSwitch(exporter, protocol)
 
 
-def _unknown_value_error(variable: str, known: Sequence[str]) -> ConfigError:
-    return ConfigError(f"{variable} has a value that is not known here. Known ones: {', '.join(known)}.")
+def _unknown_value_error(variable: str, values: Sequence[str]) -> ConfigError:
+    return ConfigError(f"{variable} has a value that is not known here. Known ones: {', '.join(values)}.")

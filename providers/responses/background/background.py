@@ -6,7 +6,6 @@ Creates, follows, reads and cancels them; `workers.py` claims their runs and `ex
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing, suppress
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
@@ -17,24 +16,23 @@ from openai.types.responses import Response, ResponseCreatedEvent, ResponseQueue
 from apis.documents.fetcher import Fetcher
 from apis.errors import RateLimited
 from apis.events import LoggedEvent, ResponseEventBatch
-from apis.fair_share import Tenants
-from apis.responses import CreateResponse, DeliverySummary, ResponseListParams
+from apis.observation.details import DeliverySummary
+from apis.responses import CreateResponse, ResponseListParams
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
 from apis.storage.records import reading_stored
+from providers.responses.background.deployment import BackgroundDeployment
 from providers.responses.background.event_log import EventLog, LogWakeups, encode_event_line
 from providers.responses.background.execution import RunExecutor
 from providers.responses.background.runs import ResponseRef, Runs, StoredRequest
 from providers.responses.background.stored_run import build_stored_response
 from providers.responses.background.webhook_queue import WebhookQueue
-from providers.responses.background.webhooks import Webhook
-from providers.responses.background.workers import BackgroundConfig, BackgroundWorkers, WorkerRegistry
+from providers.responses.background.workers import BackgroundWorkers, WorkerRegistry
 from providers.responses.run.pending_response import PendingResponse, PrepareResponse
 from providers.responses.run.response_stream import assign_sequence_numbers
 from providers.responses.store.conversation_lock import hand_over_lock
 from providers.responses.store.history import History
 from providers.responses.store.response_record import summarize_response
-from providers.responses.store.run_key import run_key
 
 _TIER_PRIORITIES: Final = {"ultrafast": 0, "fast": 1, "priority": 2, "flex": 9}
 _DEFAULT_PRIORITY: Final = 5
@@ -46,13 +44,8 @@ _NO_WORKER_MESSAGE: Final = (
 _MAX_LISTED_RUNS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class BackgroundDeployment:
-    """Limits of background responses, the webhooks that are called at their ends, and the tenants that share both."""
-
-    config: BackgroundConfig
-    webhooks: Sequence[Webhook]
-    tenants: Tenants
+def _run_key(tenant: str, response_id: str) -> str:
+    return ResponseRef(tenant, response_id).run_key
 
 
 class BackgroundResponses:
@@ -71,7 +64,7 @@ class BackgroundResponses:
         self._webhook_queue = WebhookQueue(kv, options.webhooks, fetcher, tenants)
         self._webhook_delivery: asyncio.Task[None] | None = None
         self._wakeups = LogWakeups()
-        self._event_log = EventLog(kv, self._wakeups, run_key, ttl_s=config.event_ttl_s)
+        self._event_log = EventLog(kv, self._wakeups, _run_key, ttl_s=config.event_ttl_s)
         self.registry = WorkerRegistry(kv, config.lease_s, config.max_running)
         self._runs = Runs(
             kv,

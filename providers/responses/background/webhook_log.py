@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from apis.responses import DeliveryAttempt, DeliverySummary
+from apis.observation.details import DeliveryAttempt, DeliverySummary
 from apis.storage.keys import id_to_key_part
 from apis.storage.kv_store import KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record

@@ -45,7 +45,7 @@ async def load_chain_tree(kv: KVStore, response_id: str, *, tenant: str, limit: 
         lines += await _list_branches(kv, tenant, line, limit)
     ids = [*parents][:limit]
     entries = await kv.get_many([record_key(tenant, "response", each) for each in ids])
-    responses = [_describe(each, parents, found) for each, found in zip(ids, entries, strict=True)]
+    responses = [_describe(each, parents, entry) for each, entry in zip(ids, entries, strict=True)]
     return ChainTree(responses, is_complete=len(parents) <= limit and not lines)
 
 

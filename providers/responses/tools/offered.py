@@ -127,8 +127,12 @@ class OfferedTools:
         """Return the model's tools: the client's, then the typed ones, without those that run here if so requested."""
         typed_tools = (tool for tool in self.typed_tools if include_hosted or not tool.is_hosted)
         loaded = {name for tool in self.typed_tools for name in tool.loaded_names}
-        found = (tool for tool in self._deferred_tools if tool.name in loaded)
-        return [*self._client_tools, *found, *(offered for tool in typed_tools for offered in tool.offered_tools)]
+        loaded_tools = (tool for tool in self._deferred_tools if tool.name in loaded)
+        return [
+            *self._client_tools,
+            *loaded_tools,
+            *(offered for tool in typed_tools for offered in tool.offered_tools),
+        ]
 
     def find_tool(self, name: str) -> TypedTool | ClientToolName | None:
         """Return the tool that a called name stands for. gpt-oss sometimes writes `functions.` before a name that is in

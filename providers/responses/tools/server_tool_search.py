@@ -82,9 +82,9 @@ class ServerToolSearch(TypedTool):
         """Return the tools that share most words with the query, best first, and load them."""
         words = _words(query)
         scored = [(2 * len(words & entry.name_words) + len(words & entry.words), entry) for entry in self._deferred]
-        found = [entry for score, entry in sorted(scored, key=lambda pair: -pair[0]) if score][:_MAX_FOUND]
-        self._loaded_names |= {entry.name for entry in found}
-        return found
+        matches = [entry for score, entry in sorted(scored, key=lambda pair: -pair[0]) if score][:_MAX_FOUND]
+        self._loaded_names |= {entry.name for entry in matches}
+        return matches
 
     @property
     def listing(self) -> str:
@@ -108,33 +108,33 @@ class ServerSearchCall(HostedCall):
         except ToolFailed:
             arguments = {}
         # the API knows no failed search: one that failed has found nothing
-        shown: Any = "completed" if status == "failed" else status
+        item_status: Any = "completed" if status == "failed" else status
         return ResponseToolSearchCall(
-            id=self.id, type="tool_search_call", execution="server", arguments=arguments, status=shown
+            id=self.id, type="tool_search_call", execution="server", arguments=arguments, status=item_status
         )
 
     async def run(self, output: ResponseOutput) -> AsyncGenerator[EventList]:
         query: Any = self.parse_arguments().get("query")
         if not isinstance(query, str) or not query.strip():
             raise ToolFailed(f"`{_NAME}` needs a `query`, a text that is not empty.")
-        found = self._tool.search(query)
-        lines = [f"{entry.name}: {entry.tool.description or ''}" for entry in found]
+        matches = self._tool.search(query)
+        lines = [f"{entry.name}: {entry.tool.description or ''}" for entry in matches]
         nothing = f"No tool was found. There are: {self._tool.listing}."
-        self.record_result("\n".join(["These tools can be called now:", *lines]) if found else nothing)
+        self.record_result("\n".join(["These tools can be called now:", *lines]) if matches else nothing)
         item_id, index = output.ids.new_item_id(id_prefix("tool_search_output")), output.reserve_index()
         yield [
             *self.close("completed"),
-            item_added_event(index, _build_output(item_id, found, "in_progress")),
-            item_done_event(index, _build_output(item_id, found, "completed")),
+            item_added_event(index, _build_output(item_id, matches, "in_progress")),
+            item_done_event(index, _build_output(item_id, matches, "completed")),
         ]
 
 
 def _build_output(
-    item_id: str, found: Sequence[_DeferredTool], status: Literal["in_progress", "completed"]
+    item_id: str, matches: Sequence[_DeferredTool], status: Literal["in_progress", "completed"]
 ) -> ResponseToolSearchOutputItem:
     tools: list[dict[str, Any]] = []
     groups: dict[str, dict[str, Any]] = {}
-    for entry in found:
+    for entry in matches:
         fields = entry.tool.model_dump(exclude_none=True)
         if isinstance(entry.tool, FunctionTool):
             fields = {"parameters": None, **fields, "strict": bool(entry.tool.strict)}

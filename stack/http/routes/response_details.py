@@ -7,7 +7,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.responses import ResponseTreeParams
+from apis.observation.details import ResponseTreeParams
 from stack.http.answers import list_response, value_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.uploads import read_query

@@ -92,10 +92,10 @@ class CommandsParser:
     def finish(self, commands: Sequence[str]) -> Sequence[CommandChange]:
         """Return the changes that lead from the commands read so far to the complete ones. Raises ToolFailed where they
         contradict each other."""
-        known = self.commands
-        if known != [*commands[: len(known)]]:
+        earlier = self.commands
+        if earlier != [*commands[: len(earlier)]]:
             raise ToolFailed(f"The arguments of `{SHELL_NAME}` hold `commands` twice.")
-        new = enumerate(commands[len(known) :], len(known))
+        new = enumerate(commands[len(earlier) :], len(earlier))
         changes = [CommandChange(index, command, is_new=True, is_last=True) for index, command in new]
         self._texts, self._state = [[command] for command in commands], "nothing"
         return changes
