@@ -13,7 +13,6 @@ import threading
 import time
 from typing import Any
 
-PROMPT_CACHE_MIB = 256
 HTTP_THREADS = 64
 LOG_FLUSH_S = 0.2
 
@@ -61,7 +60,7 @@ def start_server(settings: dict[str, Any]) -> Any:
     params.port = 0
     params.api_keys = [settings["api_key"]]
     params.n_threads_http = HTTP_THREADS
-    params.cache_ram_mib = PROMPT_CACHE_MIB
+    params.cache_ram_mib = settings["prompt_cache_mib"]
     params.ui = False
     params.endpoint_slots = False
     params.verbosity = 1

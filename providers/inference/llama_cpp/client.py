@@ -16,7 +16,12 @@ from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
 from apis.errors import InvalidRequest, UpstreamError
 from providers.inference.chat_completions.body import ChatDialect, request_to_body
-from providers.inference.chat_completions.endpoint import MAX_BODY_BYTES, ChatCompletions, EndpointLimits
+from providers.inference.chat_completions.endpoint import (
+    MAX_BODY_BYTES,
+    ChatCompletions,
+    EndpointLimits,
+    PromptTemplate,
+)
 from providers.inference.chat_completions.errors import response_to_error
 from providers.inference.http.client import HttpClient, headers_to_bytes
 from providers.inference.llama_cpp.engine import EngineAddress
@@ -102,16 +107,25 @@ class EngineClient:
             engine_fields["repeat_penalty"] = request.repetition_penalty
         if request.seed is not None:
             engine_fields["seed"] = request.seed % SEED_RANGE
-        wire = ChatCompletions(
-            f"{self._address.url}/v1",
+        wire = self._open_wire("/v1", dialect=_build_dialect(engine_fields))
+        return wire.chat(request.model_copy(update=UNSENT_FIELDS))
+
+    def complete(self, request: ChatRequest, template: PromptTemplate) -> AsyncGenerator[DeltaBatch]:
+        """Generate from a prompt of the template, whose path is below the engine's root."""
+        return self._open_wire("", template=template).chat(request)
+
+    def _open_wire(
+        self, path: str, *, dialect: ChatDialect | None = None, template: PromptTemplate | None = None
+    ) -> ChatCompletions:
+        timeout_s = self._timeout_s
+        return ChatCompletions(
+            self._address.url + path,
             self._http,
             api_key=SecretStr(self._address.api_key),
-            dialect=_build_dialect(engine_fields),
-            limits=EndpointLimits(
-                headers_s=self._timeout_s, first_token_s=self._timeout_s, token_gap_s=self._timeout_s
-            ),
+            dialect=dialect,
+            template=template,
+            limits=EndpointLimits(headers_s=timeout_s, first_token_s=timeout_s, token_gap_s=timeout_s),
         )
-        return wire.chat(request.model_copy(update=UNSENT_FIELDS))
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the prompt, with the model's own template around the messages."""

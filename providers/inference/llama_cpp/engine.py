@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class LlamaCppSettings:
     """Settings of the child process. `sampling` holds defaults for requests without values, in the engine's own
-    names."""
+    names; `prompt_cache_mib` is memory for the caches of prompts that are in no slot."""
 
     model: str
     model_path: str
@@ -39,6 +39,7 @@ class LlamaCppSettings:
     parallel: int
     threads: int
     sampling: Mapping[str, float]
+    prompt_cache_mib: int = 256
 
 
 @dataclass(frozen=True, slots=True)

