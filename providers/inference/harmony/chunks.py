@@ -216,6 +216,7 @@ class HarmonyChunkReader:
 
     def _handle_tokens(self, chunk: TokenChunk) -> list[Delta]:
         ids, logprobs = chunk.ids, chunk.logprobs
+        token_count = len(ids) + chunk.unread_tokens
         if ids:
             self.saw_activity = self._has_tokens = True
         self._finish_reason = chunk.finish_reason
@@ -223,7 +224,7 @@ class HarmonyChunkReader:
             read = self._enforced_grammar.read_ids(ids)
             ids, logprobs = read, logprobs if len(read) == len(ids) else ()
         deltas = self._token_reader.feed(ids, logprobs)
-        self._token_reader.output_tokens += chunk.unread_tokens
+        self._token_reader.output_tokens += token_count - len(ids)
         return deltas
 
     def _explain_failure(self, failure: StackError) -> StackError:

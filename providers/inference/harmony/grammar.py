@@ -77,6 +77,13 @@ class TurnGrammar:
     text: str
     parts: Sequence[GrammarPart]
 
+    @property
+    def unforced_text(self) -> str:
+        """The grammar for an engine whose tokenizer reads the names of control tokens in a text as these tokens: with
+        forcing, such a text would have to be written with them."""
+        _, _, rules = self.text.partition("\n")
+        return f'%llguidance {{"no_forcing": true}}\n{rules}'
+
 
 def request_to_grammar(request: ChatRequest) -> TurnGrammar | None:
     """Return the grammar; None if every turn is valid. Raises InvalidRequest naming the field that cannot be

@@ -38,7 +38,7 @@ class _Chunk(msgspec.Struct, gc=False):
     tokens_predicted: int = 0
     stop_type: str | None = None
     tokens_evaluated: Any = None
-    cache_n: Any = None
+    cache_n: Any = msgspec.field(default=None, name="timings/cache_n")
     completion_probabilities: list[_TokenLogprob] | None = None
     error: Any = None
 

@@ -153,7 +153,7 @@ class HarmonyGeneration:
         if request.logit_bias:
             body["logit_bias"] = request.logit_bias
         if prompt.grammar is not None:
-            body["grammar"] = prompt.grammar.text
+            body["grammar"] = prompt.grammar.unforced_text
         return body_to_json(body)
 
 
