@@ -4,13 +4,13 @@ llama.cpp's own template for these models loses the difference between text and 
 model wrote in earlier turns. Its grammars are llguidance's, as those of the other engines are.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final, Self
 
 from apis.chat import ChatRequest, refuse_engine_options
-from apis.deltas import DeltaBatch
+from apis.deltas import DeltaBatch, Finish
 from apis.errors import ContextLengthExceeded, Unsupported
 from apis.inference import ALL_CONSTRAINTS, Model
 from apis.wire.base import Effort
@@ -22,7 +22,7 @@ from providers.inference.harmony.grammar import TurnGrammar
 from providers.inference.harmony.harmony import Harmony, HarmonyPrompt
 from providers.inference.harmony.logit_bias import parse_logit_bias
 from providers.inference.harmony.partial_tokens import PartialTokens
-from providers.inference.harmony.vocabulary import CHANNEL, CONSTRAIN, MESSAGE, NATIVE_TOOLS, START
+from providers.inference.harmony.vocabulary import CHANNEL, CONSTRAIN, END, MESSAGE, NATIVE_TOOLS, START
 from providers.inference.llama_cpp.client import SEED_RANGE, EngineClient
 from providers.inference.llama_cpp.completion_chunks import FINAL_FIELDS, LlamaChunkDecoder
 from providers.inference.llama_cpp.generation import GenerationSettings
@@ -52,6 +52,7 @@ class HarmonyGeneration:
         self._partial_tokens = partial_tokens
         self._settings = settings
         self._slots = SlotTable(settings.slots, shares_cache=settings.shares_cache)
+        (self._user_id,) = harmony.encode_text("user")
         self._texts = {token: harmony.encode_text(text) for token, text in RENDERED_TOKENS.items()}
 
     @classmethod
@@ -89,16 +90,28 @@ class HarmonyGeneration:
                 f" {self._settings.context_tokens}."
             )
         enforced = None if prompt.grammar is None else await self._build_enforced_grammar(request, prompt.grammar)
-        lease = self._slots.lease(prompt.token_ids, request.cache_salt)
+        lease = self._slots.lease(prompt.token_ids, self._count_turn_tokens(prompt.token_ids), request.cache_salt)
+        output_tokens = self._settings.context_tokens
         try:
             template = _CompletionTemplate(
                 self._build_body(request, prompt, lease), self._build_reader(prompt, enforced)
             )
             async with aclosing(client.complete(request, template)) as batches:
                 async for batch in batches:
+                    if isinstance(finish := batch[-1], Finish):
+                        output_tokens = finish.usage.output_tokens
                     yield batch
         finally:
-            self._slots.release(lease)
+            self._slots.release(lease, output_tokens)
+
+    def _count_turn_tokens(self, ids: Sequence[int]) -> int:
+        """Return the number of tokens up to the last user message and with its text: later turns have them too,
+        whereas reasoning after it may be dropped."""
+        starts = (at for at in range(len(ids) - 2, -1, -1) if ids[at] == START and ids[at + 1] == self._user_id)
+        start = next(starts, None)
+        if start is None:
+            return len(ids)
+        return next((at for at in range(start, len(ids)) if ids[at] == END), len(ids))
 
     def _build_reader(
         self, prompt: HarmonyPrompt, enforced: EnforcedGrammar | None
