@@ -203,6 +203,7 @@ class HarmonyChunkReader:
         if chunk.error is not None:
             raise self._explain_failure(failure_to_error(chunk.error, self._model))
         if chunk.usage is not None:
+            self.saw_activity = True
             self._input_tokens = chunk.usage.input_tokens or self._input_tokens
             self._cached_tokens = min(chunk.usage.cached_tokens, self._input_tokens)
         deltas = self._handle_tokens(chunk) if self._finish_reason is None else []

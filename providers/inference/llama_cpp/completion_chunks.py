@@ -18,7 +18,7 @@ from providers.inference.harmony.harmony import Harmony
 from providers.inference.harmony.partial_tokens import PartialTokens
 
 FINISH_REASONS: Final = {"eos": "stop", "word": "stop", "limit": "length"}
-FINAL_FIELDS: Final = ("stop", "stop_type", "tokens_predicted", "tokens_evaluated", "timings/cache_n")
+FINAL_FIELDS: Final = ("stop", "stop_type", "tokens_predicted")
 """Fields of the last event that are read. Without this list it repeats the prompt, the grammar and all settings."""
 
 
@@ -31,14 +31,18 @@ class _TokenLogprob(_TopLogprob, gc=False):
     top_logprobs: list[_TopLogprob] = []
 
 
+class _Progress(msgspec.Struct, gc=False):
+    total: Any = None
+    cache: Any = None
+
+
 class _Chunk(msgspec.Struct, gc=False):
     tokens: list[int] = []
     content: str = ""
     stop: bool = False
     tokens_predicted: int = 0
     stop_type: str | None = None
-    tokens_evaluated: Any = None
-    cache_n: Any = msgspec.field(default=None, name="timings/cache_n")
+    prompt_progress: _Progress | None = None
     completion_probabilities: list[_TokenLogprob] | None = None
     error: Any = None
 
@@ -65,12 +69,15 @@ class LlamaChunkDecoder:
             raise UpstreamError("The local engine sent a chunk that is not valid.") from exc
         if chunk.error is not None:
             return TokenChunk(error=chunk.error)
+        if chunk.prompt_progress is not None:
+            # Sent while the prompt is read, so the cached tokens are known for an answer that is cut, too.
+            progress = chunk.prompt_progress
+            return TokenChunk(usage=Usage(parse_count(progress.total), 0, parse_count(progress.cache)))
         unread_tokens = chunk.tokens_predicted - self._token_count - len(chunk.tokens)
         self._token_count = chunk.tokens_predicted
         if chunk.stop:
-            usage = Usage(parse_count(chunk.tokens_evaluated), 0, parse_count(chunk.cache_n))
             reason = FINISH_REASONS.get(chunk.stop_type or "", "unknown")
-            return TokenChunk(finish_reason=reason, usage=usage, unread_tokens=max(unread_tokens, 0))
+            return TokenChunk(finish_reason=reason, unread_tokens=max(unread_tokens, 0))
         ids, logprobs = chunk.tokens, self._build_logprobs(chunk.completion_probabilities or ())
         if unread_tokens > 0 and ids:
             ids = self._partial_tokens.find_ids(chunk.content, unread_tokens, ids[-1])

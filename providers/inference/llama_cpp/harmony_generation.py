@@ -146,6 +146,7 @@ class HarmonyGeneration:
             "prompt": prompt.token_ids,
             "stream": True,
             "return_tokens": True,
+            "return_progress": True,
             "response_fields": FINAL_FIELDS,
             "n_predict": self._limit_tokens(request),
             "id_slot": lease.number,

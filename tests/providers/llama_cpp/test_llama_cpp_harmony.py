@@ -170,6 +170,15 @@ async def test_a_salt_keeps_caches_apart(gpt_oss: LlamaCpp) -> None:
     assert again > 60
 
 
+async def test_an_answer_that_is_cut_at_a_stop_text_has_its_usage(gpt_oss: LlamaCpp) -> None:
+    whole = finish_of(await ask(gpt_oss)).usage
+    deltas = await ask(gpt_oss, stop=["Paris"])
+    assert text_of(deltas) == known.FRANCE_ANSWER.partition("Paris")[0]
+    usage = finish_of(deltas).usage
+    assert (usage.input_tokens, usage.cached_tokens > 60) == (whole.input_tokens, True)
+    assert usage.output_tokens < whole.output_tokens
+
+
 async def test_sampling_fields_have_their_effect(gpt_oss: LlamaCpp) -> None:
     (paris,) = load_vocabulary().encode(" Paris")
     assert "Paris" not in text_of(await ask(gpt_oss, logit_bias={str(paris): -100.0}))
