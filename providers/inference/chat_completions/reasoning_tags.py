@@ -4,7 +4,6 @@ For servers that do not separate it themselves. Only a block at the beginning of
 are text that the model writes about. Each delta is read once, so the time is linear however the tags are split.
 """
 
-import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from apis.chat import ChatRequest, Message, TextPart
 from apis.deltas import Delta, DeltaBatch, Finish, ReasoningDelta, TextDelta, TokenLogprob
-from apis.errors import ConfigError
 
 TagText = Annotated[str, Field(min_length=1, max_length=64)]
 
@@ -40,14 +38,15 @@ TAGS_PRESETS: Final[Mapping[TagsPreset, ReasoningTags]] = {
     "magistral": ReasoningTags(open="[THINK]", close="[/THINK]"),
     "seed-oss": ReasoningTags(open="<seed:think>", close="</seed:think>"),
 }
-_MODEL_PRESETS: Final[Sequence[tuple[re.Pattern[str], TagsPreset]]] = [
-    (re.compile(r"deepseek-?r1"), "deepseek-r1"),
-    (re.compile(r"qwen3[^/]*thinking|qwq|nemotron[^/]*reason"), "think-open"),
-    (re.compile(r"magistral"), "magistral"),
-    (re.compile(r"seed-?oss"), "seed-oss"),
-    (re.compile(r"qwen3|smollm3|glm-?4\.[5-9]|minimax-m|ernie|hunyuan|granite-3\.[23]"), "think"),
+_MODEL_PRESETS: Final[Sequence[tuple[Sequence[str], TagsPreset]]] = [
+    (("deepseek", "r1"), "deepseek-r1"),
+    (("qwen3", "thinking"), "think-open"),
+    (("qwq",), "think-open"),
+    (("magistral",), "magistral"),
+    (("seed-oss",), "seed-oss"),
+    *(((family,), "think") for family in ("qwen3", "smollm3", "glm-4", "minimax-m", "ernie", "hunyuan")),
 ]
-"""Presets by the model's name, in lower case; the first pattern that is found in it counts."""
+"""Presets by words that are all in the model's name, in lower case; the first that fits counts."""
 TagsOption = ReasoningTags | TagsPreset | Literal["auto"]
 """The option `reasoning_tags` of a provider; `auto` chooses the preset by the model's name."""
 
@@ -59,13 +58,7 @@ def find_tags(option: TagsOption | None, model: str) -> ReasoningTags | None:
     if option != "auto":
         return TAGS_PRESETS[option]
     name = model.lower()
-    return next((TAGS_PRESETS[preset] for pattern, preset in _MODEL_PRESETS if pattern.search(name)), None)
-
-
-def require_chat_template(option: TagsOption | None, template: str) -> None:
-    """Raise ConfigError for tags with Harmony, whose reasoning has a channel of its own."""
-    if option is not None and template == "harmony":
-        raise ConfigError("reasoning_tags: gpt-oss writes no tags; leave it out with template: harmony.")
+    return next((TAGS_PRESETS[preset] for words, preset in _MODEL_PRESETS if all(word in name for word in words)), None)
 
 
 def replay_reasoning(request: ChatRequest, tags: ReasoningTags) -> ChatRequest:
@@ -91,17 +84,21 @@ def _write_reasoning(message: Message, tags: ReasoningTags | None) -> Message:
     return message.model_copy(update={"reasoning": None, "content": content})
 
 
-def thinks_from_the_start(request: ChatRequest, tags: ReasoningTags) -> bool:
+def _thinks_from_the_start(request: ChatRequest, tags: ReasoningTags) -> bool:
     """Return true if the output begins within the reasoning: not when the request turned it off."""
     options = request.chat_template_kwargs or {}
     return tags.starts_open and options.get("enable_thinking") is not False and options.get("thinking") is not False
+
+
+def _demands_json(request: ChatRequest) -> bool:
+    return request.response_format is not None and request.response_format.type != "text"
 
 
 async def split_reasoning(
     batches: AsyncGenerator[DeltaBatch], request: ChatRequest, tags: ReasoningTags
 ) -> AsyncGenerator[DeltaBatch]:
     """Yield the batches of a chat with its tagged text as reasoning."""
-    splitter = TagSplitter(tags, starts_open=thinks_from_the_start(request, tags))
+    splitter = TagSplitter(tags, starts_open=_thinks_from_the_start(request, tags), json_answer=_demands_json(request))
     async with aclosing(batches):
         async for batch in batches:
             if splitter.is_done:
@@ -111,12 +108,17 @@ async def split_reasoning(
 
 
 class TagSplitter:
-    """Splits the text of one answer. After `is_done` every further delta is as it was."""
+    """Splits the text of one answer. After `is_done` every further delta is as it was.
 
-    def __init__(self, tags: ReasoningTags, *, starts_open: bool) -> None:
+    `starts_open`: text without an opening tag is reasoning. With `json_answer`, text that begins as JSON does is the
+    answer all the same: a server that enforces a schema does so from the first token.
+    """
+
+    def __init__(self, tags: ReasoningTags, *, starts_open: bool, json_answer: bool = False) -> None:
         self.is_done = False
         self._tags = tags
         self._starts_open = starts_open
+        self._json_answer = json_answer
         self._is_open = False
         self._is_closed = False
         # Text that may be the beginning of a tag, and blanks before it, of which there may be any number.
@@ -147,9 +149,13 @@ class TagSplitter:
             text = self._read_start(text, delta, out)
         if self._is_open and text:
             text = self._read_reasoning(text, out)
-        if self._is_closed and (text := text.lstrip("\n")):
-            self.is_done = True
-            self._add_text(text, delta, out)
+        if self._is_closed:
+            text = text.lstrip("\n")
+            if text:
+                self.is_done = True
+                self._add_text(text, delta, out)
+            else:
+                self._logprobs.clear()
 
     def _read_start(self, text: str, delta: TextDelta, out: list[Delta]) -> str:
         """Look for the opening tag; return the text after it. What is no tag is reasoning or text, as it is."""
@@ -169,9 +175,10 @@ class TagSplitter:
             self._blanks.clear()
             self._logprobs.clear()
             return data[len(tag) :]
+        is_json = self._json_answer and data[0] in "{["
         data = "".join(self._blanks) + data
         self._blanks.clear()
-        if self._starts_open:
+        if self._starts_open and not is_json:
             self._is_open = True
             return data
         self.is_done = True
@@ -181,9 +188,9 @@ class TagSplitter:
     def _read_reasoning(self, text: str, out: list[Delta]) -> str:
         """Add reasoning up to the closing tag; return the text after it."""
         tag, data = self._tags.close, self._held + text
-        self._logprobs.clear()
         end = data.find(tag)
         if end < 0:
+            self._logprobs.clear()
             held = _count_tag_start(data, tag)
             self._held = data[len(data) - held :]
             self._add_reasoning(data[: len(data) - held], out)
@@ -206,7 +213,7 @@ class TagSplitter:
             self._newline_count += len(text) - len(body)
 
     def _add_text(self, text: str, delta: TextDelta, out: list[Delta]) -> None:
-        out.append(replace(delta, text=text, logprobs=tuple(self._logprobs)))
+        out.append(replace(delta, text=text, logprobs=_logprobs_of_end(self._logprobs, len(text))))
         self._logprobs.clear()
 
     def _flush(self, out: list[Delta]) -> None:
@@ -226,6 +233,15 @@ class TagSplitter:
         else:
             self.is_done = True
             self._add_text(text, TextDelta(""), out)
+
+
+def _logprobs_of_end(logprobs: Sequence[TokenLogprob], length: int) -> Sequence[TokenLogprob]:
+    """Return those of the last tokens, of which the last `length` characters are."""
+    start = len(logprobs)
+    while start and length > 0:
+        start -= 1
+        length -= len(logprobs[start].token)
+    return tuple(logprobs[start:])
 
 
 def _count_tag_start(data: str, tag: str) -> int:

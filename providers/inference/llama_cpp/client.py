@@ -23,6 +23,7 @@ from providers.inference.chat_completions.endpoint import (
     PromptTemplate,
 )
 from providers.inference.chat_completions.errors import response_to_error
+from providers.inference.chat_completions.reasoning_tags import ReasoningTags, split_reasoning
 from providers.inference.http.client import HttpClient, headers_to_bytes
 from providers.inference.llama_cpp.engine import EngineAddress
 
@@ -88,12 +89,18 @@ class EngineClient:
     """Client of one started engine. `http` belongs to the caller."""
 
     def __init__(
-        self, address: EngineAddress, http: HttpClient, timeout_s: float, verdicts: OrderedDict[bytes, bool]
+        self,
+        address: EngineAddress,
+        http: HttpClient,
+        timeout_s: float,
+        verdicts: OrderedDict[bytes, bool],
+        tags: ReasoningTags | None = None,
     ) -> None:
         self._address = address
         self._http = http
         self._timeout_s = timeout_s
         self._verdicts = verdicts
+        self._tags = tags
 
     def chat(
         self, request: ChatRequest, constraint: Constraint | None = None, **engine_fields: Any
@@ -107,8 +114,13 @@ class EngineClient:
             engine_fields["repeat_penalty"] = request.repetition_penalty
         if request.seed is not None:
             engine_fields["seed"] = request.seed % SEED_RANGE
+        if self._tags is not None:
+            engine_fields["reasoning_format"] = "none"
         wire = self._open_wire("/v1", dialect=_build_dialect(engine_fields))
-        return wire.chat(request.model_copy(update=UNSENT_FIELDS))
+        batches = wire.chat(request.model_copy(update=UNSENT_FIELDS))
+        return (
+            batches if self._tags is None or constraint is not None else split_reasoning(batches, request, self._tags)
+        )
 
     def complete(self, request: ChatRequest, template: PromptTemplate) -> AsyncGenerator[DeltaBatch]:
         """Generate from a prompt of the template, whose path is below the engine's root."""

@@ -22,6 +22,7 @@ from apis.imports import install_command
 from apis.inference import ALL_CONSTRAINTS, Inference, Model
 from apis.provider import Provider, UserPath
 from apis.wire.base import Effort
+from providers.inference.chat_completions.reasoning_tags import TagsOption, find_tags
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.http.client import HttpClient
 from providers.inference.llama_cpp.client import EngineClient
@@ -41,7 +42,8 @@ class LlamaCpp(Inference):
         own, and others wait, in turn by tenant; memory grows with both. `threads` defaults to all cores but one.
         `max_output_tokens` applies to requests without a limit, `token_timeout_s` to the wait for each token.
         `prompt_cache_mib` is memory for the caches of conversations that are in no slot; several tenants have none.
-        `harmony` is for gpt-oss, which is used in its own format."""
+        `harmony` is for gpt-oss, which is used in its own format. The engine finds a model's reasoning by its template;
+        where it does not, `reasoning_tags` names the tags: see VLLM."""
 
         model: str = Field("smollm2-135m-instruct", min_length=1, max_length=256)
         model_path: UserPath | None = None
@@ -54,6 +56,7 @@ class LlamaCpp(Inference):
         token_timeout_s: float = Field(600, gt=0)
         prompt_cache_mib: int = Field(256, ge=0, le=2**20)
         harmony: HarmonyOptions = HarmonyOptions()
+        reasoning_tags: TagsOption | None = None
 
     def __init__(self, config: Config, tenants: Tenants = ONE_TENANT) -> None:
         self._config = config
@@ -173,7 +176,8 @@ class LlamaCpp(Inference):
     def _get_client(self) -> EngineClient:
         if self._engine is None or self._http is None:
             raise RuntimeError("LlamaCpp is used before start or after close")
-        return EngineClient(self._engine.address(), self._http, self._config.token_timeout_s, self._verdicts)
+        tags = find_tags(self._config.reasoning_tags, self._model.id)
+        return EngineClient(self._engine.address(), self._http, self._config.token_timeout_s, self._verdicts, tags)
 
 
 def _model_id(config: LlamaCpp.Config) -> str:
