@@ -61,6 +61,12 @@ def start_server(settings: dict[str, Any]) -> Any:
     params.api_keys = [settings["api_key"]]
     params.n_threads_http = HTTP_THREADS
     params.cache_ram_mib = settings["prompt_cache_mib"]
+    if settings["projector_path"]:
+        params.mmproj.path = settings["projector_path"]
+    if settings["embedding"]:
+        params.embedding = True
+        # A text is read in one batch, because every token of it reads all the others.
+        params.n_batch = params.n_ubatch = settings["context_tokens"]
     params.ui = False
     params.endpoint_slots = False
     params.verbosity = 1

@@ -14,8 +14,9 @@ from pydantic import SecretStr
 
 from apis.chat import ChatRequest
 from apis.deltas import DeltaBatch
+from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import InvalidRequest, UpstreamError
-from providers.inference.chat_completions.body import ChatDialect, request_to_body
+from providers.inference.chat_completions.body import ChatDialect, body_to_json, request_to_body
 from providers.inference.chat_completions.endpoint import (
     MAX_BODY_BYTES,
     ChatCompletions,
@@ -126,6 +127,10 @@ class EngineClient:
         """Generate from a prompt of the template, whose path is below the engine's root."""
         return self._open_wire("", template=template).chat(request)
 
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Return one vector per input."""
+        return await self._open_wire("/v1").embed(request)
+
     def _open_wire(
         self, path: str, *, dialect: ChatDialect | None = None, template: PromptTemplate | None = None
     ) -> ChatCompletions:
@@ -143,6 +148,11 @@ class EngineClient:
         """Return the length of the prompt, with the model's own template around the messages."""
         body = request_to_body(request.model_copy(update=UNSENT_FIELDS), _build_dialect({}))
         return int((await self._post("/v1/chat/completions/input_tokens", body, request.model))["input_tokens"])
+
+    async def count_text_tokens(self, text: str) -> int:
+        """Return the length of a text with the tokens that the model has around every text."""
+        body = body_to_json({"content": text, "add_special": True})
+        return len((await self._post("/tokenize", body, ""))["tokens"])
 
     async def context_tokens(self) -> int:
         """Return the context length of one slot: the configured one, or the model's own if that is smaller."""

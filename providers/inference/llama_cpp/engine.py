@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class LlamaCppSettings:
     """Settings of the child process. `sampling` holds defaults for requests without values, in the engine's own
-    names; `prompt_cache_mib` is memory for the caches of prompts that are in no slot."""
+    names; `prompt_cache_mib` is memory for the caches of prompts that are in no slot; `projector_path` is the file
+    through which the model sees images; an `embedding` model makes vectors and no text."""
 
     model: str
     model_path: str
@@ -40,6 +41,8 @@ class LlamaCppSettings:
     threads: int
     sampling: Mapping[str, float]
     prompt_cache_mib: int = 256
+    projector_path: str | None = None
+    embedding: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options
 from apis.deltas import DeltaBatch
 from apis.errors import ConfigError, Unsupported
 from apis.imports import import_from_string, install_command
-from apis.inference import ALL_CONSTRAINTS, Model
+from apis.inference import ALL_CONSTRAINTS, Modality, Model
 from apis.wire.base import Effort
 from apis.wire.text_format import JsonObjectFormat
 from providers.inference.harmony.options import HarmonyOptions
@@ -22,7 +22,7 @@ from providers.inference.llama_cpp.prompts import (
     add_verbosity,
     build_answer_messages,
     build_decision_messages,
-    check_text_only,
+    check_input_parts,
 )
 from providers.inference.llama_cpp.tools import ToolTurn, request_to_choices, tool_to_constraint
 
@@ -36,12 +36,13 @@ MAX_LIMIT: Final = 2**31 - 1
 class GenerationSettings:
     """Settings of a loaded model. `slots` requests run at once, each in `context_tokens`; `max_output_tokens` limits
     requests without a limit. `shares_cache`: the engine stores caches that leave their slots, and moves them between
-    slots. `harmony` is for gpt-oss."""
+    slots. `takes_images`: a projector is loaded. `harmony` is for gpt-oss."""
 
     slots: int
     context_tokens: int
     max_output_tokens: int
     shares_cache: bool
+    takes_images: bool
     harmony: HarmonyOptions
 
 
@@ -73,7 +74,7 @@ async def load_generation(architecture: str, settings: GenerationSettings) -> Ge
     """Return the way to use a model of this architecture (`general.architecture` of its file). Raises ConfigError for
     gpt-oss without the packages that it needs."""
     if architecture != HARMONY_ARCHITECTURE:
-        return TemplateGeneration(settings.max_output_tokens)
+        return TemplateGeneration(settings)
     try:
         generation: Any = await asyncio.to_thread(
             import_from_string, "providers.inference.llama_cpp.harmony_generation:HarmonyGeneration"
@@ -89,19 +90,20 @@ class TemplateGeneration:
     """Chat with the model's own template. Tools work with any model: it first decides, then fills in the input that
     the tool's schema allows."""
 
-    def __init__(self, max_output_tokens: int) -> None:
-        self._max_output_tokens = max_output_tokens
+    def __init__(self, settings: GenerationSettings) -> None:
+        self._settings = settings
 
     def describe(self, model: Model) -> Model:
         """See `Generation.describe`."""
-        return replace(model, enforces=ALL_CONSTRAINTS)
+        modalities = frozenset[Modality]({"image"} if self._settings.takes_images else ())
+        return replace(model, modalities=modalities, enforces=ALL_CONSTRAINTS)
 
     def check(self, request: ChatRequest) -> None:
         """See `Generation.check`."""
         if request.stop_token_ids:
             raise Unsupported("'stop_token_ids' is not supported by the local engine.", param="stop_token_ids")
         refuse_engine_options(request, ("chat_template_kwargs",))
-        check_text_only(request.messages)
+        check_input_parts(request.messages, takes_images=self._settings.takes_images)
 
     def used_effort(self, request: ChatRequest) -> Effort | None:
         """Return None: the model's template decides."""
@@ -116,7 +118,7 @@ class TemplateGeneration:
         constraints = {tool.name: tool_to_constraint(tool, named[tool.name]) for tool in choices.tools}
         answer_constraint = _build_answer_constraint(request)
         await client.check_constraints([one for one in (*constraints.values(), answer_constraint) if one is not None])
-        bound = min(request.max_completion_tokens or self._max_output_tokens, MAX_LIMIT)
+        bound = min(request.max_completion_tokens or self._settings.max_output_tokens, MAX_LIMIT)
         request = request.model_copy(update={"max_completion_tokens": bound})
         if choices.tools:
             batches = ToolTurn(client, request, choices, constraints).generate(answer_constraint)

@@ -40,8 +40,6 @@ NOT_ENFORCED_MESSAGE: Final = "The local engine (llama.cpp) could not enforce wh
 DEFAULT_TEMPERATURE: Final = 1.0
 DEFAULT_TOP_P: Final = 1.0
 """Sampling of requests without their own, as gpt-oss's authors recommend."""
-SAMPLERS: Final = ("penalties", "temperature", "top_k", "top_p", "min_p")
-"""Order of the samplers: that of the other engines here, in which the temperature comes before the cuts."""
 
 
 class HarmonyGeneration:
@@ -141,7 +139,7 @@ class HarmonyGeneration:
     def _build_body(self, request: ChatRequest, prompt: HarmonyPrompt, lease: SlotLease) -> bytes:
         """Build the body of /completion. Every sampling field is sent, because the engine's defaults are not those of
         gpt-oss's authors."""
-        settings, temperature, top_p = self._settings, request.temperature, request.top_p
+        settings = self._settings
         body: dict[str, Any] = {
             "prompt": prompt.token_ids,
             "stream": True,
@@ -151,17 +149,9 @@ class HarmonyGeneration:
             "n_predict": self._limit_tokens(request),
             "id_slot": lease.number,
             "cache_prompt": lease.may_reuse,
-            "samplers": SAMPLERS,
-            "temperature": DEFAULT_TEMPERATURE if temperature is None else temperature,
-            "top_p": DEFAULT_TOP_P if top_p is None else top_p,
-            "top_k": max(request.top_k or 0, 0),
-            "min_p": request.min_p or 0.0,
-            "presence_penalty": request.presence_penalty or 0.0,
-            "frequency_penalty": request.frequency_penalty or 0.0,
-            "repeat_penalty": request.repetition_penalty or 1.0,
-            "repeat_last_n": settings.context_tokens,
             "n_probs": max(request.top_logprobs or 0, 1) if request.logprobs else 0,
         }
+        body |= _build_sampling(request, settings.context_tokens)
         if request.seed is not None:
             body["seed"] = request.seed % SEED_RANGE
         if request.logit_bias:
@@ -169,6 +159,23 @@ class HarmonyGeneration:
         if prompt.grammar is not None:
             body["grammar"] = prompt.grammar.unforced_text
         return body_to_json(body)
+
+
+def _build_sampling(request: ChatRequest, context_tokens: int) -> dict[str, Any]:
+    """Build the sampling fields, with the samplers that have something to do. Their order is that of the other engines
+    here, in which the temperature comes before the cuts; without one, no cut can change the likeliest token."""
+    temperature = DEFAULT_TEMPERATURE if request.temperature is None else request.temperature
+    top_p = DEFAULT_TOP_P if request.top_p is None else request.top_p
+    sampling: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "min_p": request.min_p or 0.0}
+    sampling |= {"top_k": max(request.top_k or 0, 0), "repeat_last_n": context_tokens}
+    sampling["presence_penalty"] = request.presence_penalty or 0.0
+    sampling["frequency_penalty"] = request.frequency_penalty or 0.0
+    sampling["repeat_penalty"] = request.repetition_penalty or 1.0
+    penalties = (sampling["presence_penalty"], sampling["frequency_penalty"], sampling["repeat_penalty"] - 1)
+    active = {"penalties": any(penalties), "temperature": True}
+    if temperature > 0:
+        active |= {"top_k": sampling["top_k"] > 0, "top_p": top_p < 1, "min_p": sampling["min_p"] > 0}
+    return {**sampling, "samplers": [name for name, is_active in active.items() if is_active]}
 
 
 class _CompletionTemplate:

