@@ -122,7 +122,7 @@ class TagSplitter:
         self._is_open = False
         self._is_closed = False
         # Text that may be the beginning of a tag, and blanks before it, of which there may be any number.
-        self._held = ""
+        self._tag_start = ""
         self._blanks: list[str] = []
         self._newline_count = 0
         self._has_reasoning = False
@@ -159,17 +159,17 @@ class TagSplitter:
 
     def _read_start(self, text: str, delta: TextDelta, out: list[Delta]) -> str:
         """Look for the opening tag; return the text after it. What is no tag is reasoning or text, as it is."""
-        data = self._held + text
-        if not self._held and not (data := data.lstrip()):
+        data = self._tag_start + text
+        if not self._tag_start and not (data := data.lstrip()):
             self._blanks.append(text)
             return ""
-        if not self._held:
+        if not self._tag_start:
             self._blanks.append(text[: len(text) - len(data)])
         tag = self._tags.open
         if len(data) < len(tag) and tag.startswith(data):
-            self._held = data
+            self._tag_start = data
             return ""
-        self._held = ""
+        self._tag_start = ""
         if data.startswith(tag):
             self._is_open = True
             self._blanks.clear()
@@ -187,15 +187,15 @@ class TagSplitter:
 
     def _read_reasoning(self, text: str, out: list[Delta]) -> str:
         """Add reasoning up to the closing tag; return the text after it."""
-        tag, data = self._tags.close, self._held + text
+        tag, data = self._tags.close, self._tag_start + text
         end = data.find(tag)
         if end < 0:
             self._logprobs.clear()
-            held = _count_tag_start(data, tag)
-            self._held = data[len(data) - held :]
-            self._add_reasoning(data[: len(data) - held], out)
+            pending = _count_tag_start(data, tag)
+            self._tag_start = data[len(data) - pending :]
+            self._add_reasoning(data[: len(data) - pending], out)
             return ""
-        self._held = ""
+        self._tag_start = ""
         self._add_reasoning(data[:end], out)
         self._is_open, self._is_closed = False, True
         return data[end + len(tag) :]
@@ -217,13 +217,13 @@ class TagSplitter:
         self._logprobs.clear()
 
     def _flush(self, out: list[Delta]) -> None:
-        """Add what was held, when no more text can complete a tag."""
-        held, self._held = self._held, ""
+        """Add what was pending, when no more text can complete a tag."""
+        pending, self._tag_start = self._tag_start, ""
         if self._is_open:
-            if held:
-                self._add_reasoning(held, out)
+            if pending:
+                self._add_reasoning(pending, out)
             return
-        text = "".join(self._blanks) + held
+        text = "".join(self._blanks) + pending
         self._blanks.clear()
         if not text or self._is_closed:
             return
