@@ -92,7 +92,9 @@ class Served:
 async def measure(subject: Direct | Served, round_number: int) -> Figures:
     """Return tokens/s and time to the first token at 1 and 4 streams, and prompt tokens/s of a long prompt."""
     figures: Figures = {}
-    async with aiohttp.ClientSession(headers=subject.headers) as http:
+    # The engine closes idle connections at any time.
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(headers=subject.headers, connector=connector) as http:
         for streams in (1, 4):
             began = time.perf_counter()
             texts = [f"Stream {number} of round {round_number}." for number in range(streams)]

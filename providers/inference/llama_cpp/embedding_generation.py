@@ -33,7 +33,7 @@ class EmbeddingGeneration:
     @classmethod
     async def load(cls, client: EngineClient, model: str, context_tokens: int) -> Self:
         """Embed one text to learn the vectors' length. A text may have `context_tokens`."""
-        embeddings = await client.embed(EmbeddingRequest(model=model, input="a"))
+        embeddings = await client.embed(EmbeddingRequest(model=model, input="a", dimensions=None))
         return cls(len(embeddings.vectors[0]), context_tokens)
 
     def describe(self, model: Model) -> Model:

@@ -54,6 +54,10 @@ def show(colour: tuple[int, int, int], before: str = "The colour of the car is",
     return ChatRequest.model_validate({**request, "max_completion_tokens": 20, **fields})
 
 
+def embedding_request(texts: str | list[str], **fields: Any) -> EmbeddingRequest:
+    return EmbeddingRequest.model_validate({"model": "bert", "input": texts, **fields})
+
+
 async def test_a_vision_model_sees_the_pixels(model_is_there: None, tmp_path: Path) -> None:
     path = models_dir() / PACKAGED_MODELS[MODEL].filename
     projector = write_projector(path, tmp_path / "mmproj.gguf")
@@ -91,25 +95,25 @@ async def test_an_embedding_model_makes_the_vectors_of_its_weights(tmp_path: Pat
     folder = write_tiny_bert(tmp_path / "bert")
     file = write_bert_gguf(folder, tmp_path / "bert.gguf")
     texts = ["the cat", "a kitten on the stock market.", "cats"]
-    reference = MiniLM(MiniLM.Config(model_path=folder, threads=1))
+    reference = MiniLM(MiniLM.Config.model_validate({"model_path": folder, "threads": 1}))
     await reference.start()
     try:
-        expected = await reference.embed(EmbeddingRequest(model="all-minilm-l6-v2", input=texts))
+        expected = await reference.embed(embedding_request(texts, model="all-minilm-l6-v2"))
     finally:
         await reference.close()
     async with started(small_config(model_path=file, context_tokens=512)) as llama:
         (model,) = await llama.models()
         assert (model.id, model.embedding_dimensions) == ("bert", 64)
-        found = await llama.embed(EmbeddingRequest(model="bert", input=texts))
+        found = await llama.embed(embedding_request(texts))
         for one, two in zip(expected.vectors, found.vectors, strict=True):
             assert float(np.dot(np.asarray(one), np.asarray(two))) > 0.9999
-        many = await llama.embed(EmbeddingRequest(model="bert", input=[*texts] * 20))
+        many = await llama.embed(embedding_request(texts * 20))
         assert len(many.vectors) == 60
         with pytest.raises(Unsupported) as caught:
-            await llama.embed(EmbeddingRequest(model="bert", input="a", dimensions=3))
+            await llama.embed(embedding_request("a", dimensions=3))
         assert caught.value.param == "dimensions"
         with pytest.raises(ContextLengthExceeded):
-            await llama.embed(EmbeddingRequest(model="bert", input="cat " * 1000))
+            await llama.embed(embedding_request("cat " * 1000))
         with pytest.raises(Unsupported, match="cannot chat"):
             await drain(
                 llama, ChatRequest.model_validate({"model": "bert", "messages": [{"role": "user", "content": "hi"}]})

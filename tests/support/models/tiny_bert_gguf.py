@@ -41,7 +41,8 @@ def write_bert_gguf(folder: Path, path: Path) -> Path:
     writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType.MEAN)
     _write_vocabulary(writer, json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"])
-    tensors: dict[str, Any] = safetensors.load_file(folder / "model.safetensors")
+    files: Any = safetensors
+    tensors: dict[str, Any] = files.load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
         if (own := _convert_name(name)) is not None:
             writer.add_tensor(own, np.ascontiguousarray(tensor, np.float32))

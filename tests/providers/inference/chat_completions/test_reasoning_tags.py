@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apis.chat import ChatRequest
-from apis.deltas import Delta, Finish, ReasoningDelta, TextDelta, TokenLogprob, ToolCallStart, Usage
+from apis.deltas import Delta, DeltaBatch, Finish, ReasoningDelta, TextDelta, TokenLogprob, ToolCallStart, Usage
 from providers.inference.chat_completions.reasoning_tags import (
     TAGS_PRESETS,
     ReasoningTags,
@@ -131,7 +131,7 @@ def test_log_probabilities_are_those_of_the_text() -> None:
 
 
 async def test_a_batch_in_which_nothing_is_certain_is_not_yielded() -> None:
-    async def batches() -> Any:
+    async def batches() -> AsyncGenerator[DeltaBatch]:
         for text in ("<thi", "nk>", "a", "</think>", "b"):
             yield [TextDelta(text)]
         yield [FINISH]
