@@ -18,7 +18,7 @@ from providers.inference.llama_cpp.model import PACKAGED_MODELS, models_dir
 from providers.inference.llama_cpp.provider import LlamaCpp
 from providers.inference.minilm.provider import MiniLM
 from tests.conformance.inference import drain
-from tests.providers.llama_cpp.asking import EMAIL, MODEL, WEATHER, call_of, small_config, text_of
+from tests.providers.llama_cpp.asking import MODEL, small_config, text_of
 from tests.support.models.tiny_bert import write_tiny_bert
 from tests.support.models.tiny_bert_gguf import write_bert_gguf
 from tests.support.models.tiny_projector import write_projector
@@ -74,10 +74,6 @@ async def test_a_vision_model_sees_the_pixels(model_is_there: None, tmp_path: Pa
         schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
         assert "blue" in text_of(await drain(llama, show(BLUE, response_format=form)))
-        chosen = call_of(
-            await drain(llama, show(RED, "Send an e-mail about", tools=[WEATHER, EMAIL], tool_choice="required"))
-        )
-        assert chosen is not None
         remote = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
         with pytest.raises(Unsupported) as caught:
             await drain(llama, show(RED, messages=[{"role": "user", "content": [remote]}]))

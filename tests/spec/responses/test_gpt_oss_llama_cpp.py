@@ -18,7 +18,6 @@ from tests.support.models.harmony_conversations import (
     OPTIONS,
     TOOL,
     Conversation,
-    a_call_is_made_where_it_must_be,
     a_function_is_called_and_its_result_is_used,
     the_answers_tokens_have_probabilities,
 )
@@ -32,7 +31,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400,
 SHORT = (
     a_function_is_called_and_its_result_is_used,
     the_answers_tokens_have_probabilities,
-    a_call_is_made_where_it_must_be,
 )
 """Conversations of the default suite; the others are marked long."""
 
@@ -86,6 +84,7 @@ async def test_an_agent_of_the_agents_sdk_calls_its_function(run: Run, served: S
     assert outputs(result) == ["reasoning", "function_call", "reasoning", "message"]
 
 
+@pytest.mark.long
 async def test_items_equal_those_of_the_own_engine(served: Served) -> None:
     """One turn that calls after a preamble: the same items, with the same fields, but for ids."""
     async with serving(await asyncio.to_thread(own_section)) as own:
