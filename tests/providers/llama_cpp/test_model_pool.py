@@ -47,7 +47,7 @@ def section(folder: Path, names: str, **fields: Any) -> dict[str, Any]:
         path = folder / f"{name}.gguf"
         path.symlink_to(weights())
         paths.append(str(path))
-    few = {"threads": 1, "context_tokens": 512, "parallel": 1, "min_loaded_s": 0}
+    few = {"threads": 1, "context_tokens": 512, "parallel": 1, "prompt_cache_mib": 0, "min_loaded_s": 0}
     return {"model": paths[0], "models": paths[1:], **few, **fields}
 
 

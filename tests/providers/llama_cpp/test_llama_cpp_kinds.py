@@ -1,0 +1,116 @@
+"""Models that are not only for text chats: images through a projector, and embeddings."""
+
+import base64
+import struct
+import zlib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from apis.chat import ChatRequest
+from apis.documents.embeddings import EmbeddingRequest
+from apis.errors import ConfigError, ContextLengthExceeded, Unsupported
+from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, models_dir
+from providers.inference.llama_cpp.provider import LlamaCpp
+from providers.inference.minilm.provider import MiniLM
+from tests.conformance.inference import drain
+from tests.providers.llama_cpp.asking import MODEL, small_config, text_of
+from tests.support.models.tiny_bert import write_tiny_bert
+from tests.support.models.tiny_bert_gguf import write_bert_gguf
+from tests.support.models.tiny_projector import write_projector
+
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+@asynccontextmanager
+async def started(config: LlamaCpp.Config) -> AsyncGenerator[LlamaCpp]:
+    inference = LlamaCpp(config)
+    try:
+        await inference.start()
+        yield inference
+    finally:
+        await inference.close()
+
+
+def png(colour: tuple[int, int, int], size: int = 32) -> dict[str, Any]:
+    """Return a part with an image of one colour."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = (b"\0" + bytes(colour) * size) * size
+    header = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(data).decode()}"}}
+
+
+def show(colour: tuple[int, int, int], before: str = "The colour of the car is", after: str = "", **fields: Any) -> Any:
+    content = [{"type": "text", "text": before}, png(colour), {"type": "text", "text": after}]
+    request = {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 0}
+    return ChatRequest.model_validate({**request, "max_completion_tokens": 20, **fields})
+
+
+def embedding_request(texts: str | list[str], **fields: Any) -> EmbeddingRequest:
+    return EmbeddingRequest.model_validate({"model": "bert", "input": texts, **fields})
+
+
+async def test_a_vision_model_sees_the_pixels(model_is_there: None, tmp_path: Path) -> None:
+    path = models_dir() / PACKAGED_MODELS[MODEL].filename
+    projector = write_projector(path, tmp_path / "mmproj.gguf")
+    async with started(small_config(projector_path=projector)) as llama:
+        (model,) = await llama.models()
+        assert model.modalities == {"image"}
+        for colour, word in ((RED, "red"), (BLUE, "blue")):
+            question = show(colour, after=". Which colour is the car?")
+            assert word in text_of(await drain(llama, question))
+            # the count has the image's tokens, and each of several images counts
+            assert await llama.count_tokens(question) > await llama.count_tokens(
+                question.model_copy(update={"messages": [question.messages[0].model_copy(update={"content": "x"})]})
+            )
+        schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        assert "blue" in text_of(await drain(llama, show(BLUE, response_format=form)))
+        remote = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+        with pytest.raises(Unsupported) as caught:
+            await drain(llama, show(RED, messages=[{"role": "user", "content": [remote]}]))
+        assert caught.value.param == "messages[0].content[0]"
+
+
+async def test_a_projector_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="projector_path"):
+        async with started(small_config(projector_path=tmp_path / "none.gguf", model_path=__file__)):
+            pass
+
+
+async def test_an_embedding_model_makes_the_vectors_of_its_weights(tmp_path: Path) -> None:
+    """The numpy implementation is the reference, with the same weights and vocabulary."""
+    folder = write_tiny_bert(tmp_path / "bert")
+    file = write_bert_gguf(folder, tmp_path / "bert.gguf")
+    texts = ["the cat", "a kitten on the stock market.", "cats"]
+    reference = MiniLM(MiniLM.Config.model_validate({"model_path": folder, "threads": 1}))
+    await reference.start()
+    try:
+        expected = await reference.embed(embedding_request(texts, model="all-minilm-l6-v2"))
+    finally:
+        await reference.close()
+    async with started(small_config(model_path=file, context_tokens=512)) as llama:
+        (model,) = await llama.models()
+        assert (model.id, model.embedding_dimensions) == ("bert", 64)
+        found = await llama.embed(embedding_request(texts))
+        for one, two in zip(expected.vectors, found.vectors, strict=True):
+            assert float(np.dot(np.asarray(one), np.asarray(two))) > 0.9999
+        many = await llama.embed(embedding_request(texts * 20))
+        assert len(many.vectors) == 60
+        with pytest.raises(Unsupported) as caught:
+            await llama.embed(embedding_request("a", dimensions=3))
+        assert caught.value.param == "dimensions"
+        with pytest.raises(ContextLengthExceeded):
+            await llama.embed(embedding_request("cat " * 1000))
+        with pytest.raises(Unsupported, match="cannot chat"):
+            await drain(
+                llama, ChatRequest.model_validate({"model": "bert", "messages": [{"role": "user", "content": "hi"}]})
+            )
