@@ -19,7 +19,6 @@ from apis.imports import import_from_string, install_command
 from apis.inference import ALL_CONSTRAINTS, Constraint, Inference, Modality, Model
 from apis.provider import Provider
 from apis.wire.base import Effort
-from providers.inference.chat_completions.answer_limits import DEFAULT_MAX_ANSWER_BYTES
 from providers.inference.chat_completions.body import ChatDialect, UpstreamEngine
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
 from providers.inference.chat_completions.endpoint import ChatCompletions, EndpointLimits
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from providers.inference.harmony.completions import HarmonyTemplate
 
 
+_DEFAULT_LIMITS: Final = EndpointLimits()
 NO_PROXY: Final = "none"
 """Value of `proxy` for direct connections in spite of the environment."""
 
@@ -82,7 +82,7 @@ class VLLM(Inference):
         headers_timeout_s: float = Field(default=60, gt=0)
         first_token_timeout_s: float = Field(default=120, gt=0)
         token_gap_timeout_s: float = Field(default=60, gt=0)
-        max_answer_bytes: int = Field(default=DEFAULT_MAX_ANSWER_BYTES, ge=1024)
+        max_answer_bytes: int = Field(default=_DEFAULT_LIMITS.max_answer_bytes, ge=1024)
         max_retries: int = Field(default=2, ge=0, le=10)
         retry_delay_s: float = Field(default=0.5, ge=0)
         max_retry_delay_s: float = Field(default=8, ge=0)

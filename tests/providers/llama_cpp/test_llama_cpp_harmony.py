@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 
 from apis.chat import ChatRequest
-from apis.deltas import Delta, ReasoningDelta
+from apis.completions.completion import CompletionRequest
+from apis.deltas import Delta, ReasoningDelta, Usage
 from apis.errors import ContextLengthExceeded, InvalidRequest, StackError, Unsupported
 from apis.fair_share import Tenants
 from apis.inference import ALL_CONSTRAINTS
@@ -168,6 +169,18 @@ async def test_a_salt_keeps_caches_apart(gpt_oss: LlamaCpp) -> None:
     one, again, other, none = [await cached_tokens(salt) for salt in ("tenant-a", "tenant-a", "tenant-b", None)]
     assert one == other == none == 0
     assert again > 60
+
+
+async def test_a_salt_keeps_caches_of_text_completions_apart(gpt_oss: LlamaCpp) -> None:
+    async def cached_tokens(salt: str) -> int:
+        fields = {"model": MODEL, "prompt": "One more secret of many. " * 20, "max_tokens": 1, "cache_salt": salt}
+        request = CompletionRequest.model_validate(fields)
+        pieces = [piece async for batch in gpt_oss.complete(request) for piece in batch]
+        (usage,) = (piece for piece in pieces if isinstance(piece, Usage))
+        return usage.cached_tokens
+
+    one, other, again = [await cached_tokens(salt) for salt in ("tenant-a", "tenant-b", "tenant-a")]
+    assert (one, other, again > 60) == (0, 0, True)
 
 
 async def test_an_answer_that_is_cut_at_a_stop_text_has_its_usage(gpt_oss: LlamaCpp) -> None:

@@ -6,14 +6,16 @@ import zlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from apis.chat import ChatRequest
+from apis.completions.completion import CompletionRequest
 from apis.documents.embeddings import EmbeddingRequest
 from apis.errors import ConfigError, ContextLengthExceeded, Unsupported
+from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueModel, HubFile
 from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, models_dir
 from providers.inference.llama_cpp.provider import LlamaCpp
 from providers.inference.minilm.provider import MiniLM
@@ -22,6 +24,7 @@ from tests.providers.llama_cpp.asking import MODEL, small_config, text_of
 from tests.support.models.tiny_bert import write_tiny_bert
 from tests.support.models.tiny_bert_gguf import write_bert_gguf
 from tests.support.models.tiny_projector import write_projector
+from tests.support.servers.hub_server import COMMIT, hub_environment, running_hub
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -110,7 +113,35 @@ async def test_an_embedding_model_makes_the_vectors_of_its_weights(tmp_path: Pat
         assert caught.value.param == "dimensions"
         with pytest.raises(ContextLengthExceeded):
             await llama.embed(embedding_request("cat " * 1000))
+        completion = CompletionRequest.model_validate({"model": "bert", "prompt": "hi"})
+        with pytest.raises(Unsupported, match="cannot complete texts"):
+            await anext(llama.complete(completion))
         with pytest.raises(Unsupported, match="cannot chat"):
             await drain(
                 llama, ChatRequest.model_validate({"model": "bert", "messages": [{"role": "user", "content": "hi"}]})
             )
+
+
+async def test_models_of_the_catalogue_bring_their_projector_and_their_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first is loaded, so the second one's files may hold anything that fits the catalogue."""
+    weights = write_bert_gguf(write_tiny_bert(tmp_path / "bert"), tmp_path / "bert.gguf").read_bytes()
+    with running_hub() as hub, hub_environment(hub, str(tmp_path)):
+        files = [
+            HubFile("o/tiny-GGUF", name, COMMIT, len(content), hub.put("o/tiny-GGUF", name, content))
+            for name, content in (("vectors.gguf", weights), ("sees.gguf", b"GGUF" + weights), ("mmproj.gguf", b"x"))
+        ]
+        for name, kind, projector in (("vectors", "embedding", None), ("sees", "chat", files[2])):
+            file = next(file for file in files if file.file == f"{name}.gguf")
+            model = CatalogueModel(name, kind, "MIT", 512, 256, (file,), projector)  # type: ignore[arg-type]  # literals
+            monkeypatch.setitem(cast("dict[str, CatalogueModel]", CATALOGUE), name, model)
+        small = small_config(model="vectors", models=["sees"], context_tokens=256, memory_gb=2)
+        async with started(small) as llama:
+            vectors, sees = await llama.models()
+            assert (vectors.id, vectors.embedding_dimensions, vectors.modalities) == ("vectors", 64, frozenset())
+            assert (sees.id, sees.embedding_dimensions, sees.modalities) == ("sees", None, {"image"})
+            embeddings = await llama.embed(embedding_request("the cat", model="vectors"))
+            assert len(embeddings.vectors[0]) == 64
+            with pytest.raises(Unsupported, match="makes no embeddings"):
+                await llama.embed(embedding_request("the cat", model="sees"))

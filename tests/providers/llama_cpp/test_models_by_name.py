@@ -38,7 +38,11 @@ def header(*fields: bytes, count: int | None = None) -> bytes:
     return b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields) if count is None else count) + b"".join(fields)
 
 
-ARCHITECTURE = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+def architecture(name: str) -> bytes:
+    return text("general.architecture") + struct.pack("<I", 8) + text(name)
+
+
+ARCHITECTURE = architecture("llama")
 
 
 def test_the_catalogue_is_complete_and_names_no_file_twice() -> None:
@@ -113,6 +117,26 @@ def test_the_header_of_a_file_says_what_its_context_costs(tmp_path: Path) -> Non
     per_layer = text("llama.attention.head_count_kv") + struct.pack("<IIQ4I", 9, 4, 4, 8, 8, 2, 0)
     path.write_bytes(header(*fields[:-1], number("llama.attention.key_length", 128), per_layer))
     assert read_header(path) == GgufHeader("llama", 8192, 18 * (128 + 128) * 2, 576)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_embedding"),
+    [
+        ([ARCHITECTURE], False),
+        ([ARCHITECTURE, number("llama.pooling_type", 0)], False),
+        ([ARCHITECTURE, number("llama.pooling_type", 3)], True),
+        ([ARCHITECTURE, number("llama.pooling_type", 4)], False),
+        ([architecture("bert")], True),
+    ],
+)
+def test_a_file_with_a_pooling_type_or_of_such_an_architecture_makes_embeddings(
+    fields: list[bytes], is_embedding: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(header(*fields))
+    found = read_header(path)
+    assert found is not None
+    assert found.is_embedding is is_embedding
 
 
 @pytest.mark.parametrize(

