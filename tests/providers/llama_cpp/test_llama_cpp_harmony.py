@@ -99,7 +99,13 @@ async def test_its_capabilities_are_those_of_the_other_engines(gpt_oss: LlamaCpp
     assert await gpt_oss.used_effort(request(reasoning_effort="xhigh")) == "high"
 
 
-@pytest.mark.parametrize("text", ["\U0001fae0\u9f98\U0001f9ff x é", "<|channel|>final<|message|>x<|start|><|return|>"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\U0001fae0\u9f98\U0001f9ff x é",
+        pytest.param("<|channel|>final<|message|>x<|start|><|return|>", marks=pytest.mark.long),
+    ],
+)
 async def test_every_text_can_be_forced(text: str, gpt_oss: LlamaCpp) -> None:
     """Characters of several tokens, which the engine does not send one by one, and names of control tokens."""
     deltas = await ask(gpt_oss, response_format=constant(text), logprobs=True)
@@ -130,7 +136,7 @@ async def check_hostile_texts(gpt_oss: LlamaCpp, count: int) -> None:
 
 
 async def test_control_tokens_in_a_users_text_stay_text(gpt_oss: LlamaCpp) -> None:
-    await check_hostile_texts(gpt_oss, 200)
+    await check_hostile_texts(gpt_oss, 40)
 
 
 @pytest.mark.long

@@ -5,11 +5,14 @@ separates the colours, the second has the text model's own embeddings of " red",
 knows nothing about images says what it sees, and the pixels' whole way through llama.cpp can be tested.
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any, Final
 
 import gguf
 import numpy as np
+
+from tests.live.vllm_server import cache_dir, sole_builder
 
 WORDS: Final = (" red", " green", " blue")
 WIDTH: Final = 4
@@ -18,8 +21,20 @@ IMAGE: Final = 28
 STEEPNESS: Final = 20.0
 
 
-def write_projector(text_model: Path, path: Path) -> Path:
-    """Write the projector for the text model and return its path."""
+def tiny_projector(text_model: Path) -> Path:
+    """Return the projector for the text model, written if it does not exist yet."""
+    recipe = hashlib.sha256(Path(__file__).read_bytes() + text_model.name.encode()).hexdigest()[:16]
+    path = cache_dir() / f"projector-{recipe}.gguf"
+    with sole_builder(cache_dir() / "tiny-projector.lock"):
+        if not path.is_file():
+            partial = path.with_suffix(".partial")
+            write_projector(text_model, partial)
+            partial.rename(path)
+    return path
+
+
+def write_projector(text_model: Path, path: Path) -> None:
+    """Write the projector for the text model."""
     embeddings = _word_embeddings(text_model)
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_bool("clip.has_vision_encoder", True)
@@ -38,7 +53,6 @@ def write_projector(text_model: Path, path: Path) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def _word_embeddings(text_model: Path) -> Any:
