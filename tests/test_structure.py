@@ -28,7 +28,7 @@ ROOT_FILES: Final = {
 }
 BROAD_EXCEPTS: Final = {
     "providers/inference/gpt_oss/engine/engine.py",  # the engine thread's outer edge
-    "providers/inference/chat_completions/answer_stream.py",  # in a transport's callback, and raised by the reader
+    "providers/inference/chat_completions/answer_stream.py",  # in a transport's callback: raised where it is read
     "providers/tool_runtime/python/guest.py",  # around the model's program: its exceptions are its output
     "providers/responses/background/execution.py",  # the same for responses that run without a stream
     "providers/responses/run/response_stream.py",  # the stream's outer edge

@@ -20,12 +20,17 @@ from apis.inference import ALL_CONSTRAINTS, Constraint, Inference, Modality, Mod
 from apis.observation.background import UpstreamHealth
 from apis.provider import Provider
 from apis.wire.base import Effort
-from providers.inference.chat_completions.answer_limits import DEFAULT_MAX_ANSWER_BYTES
 from providers.inference.chat_completions.body import ChatDialect, UpstreamEngine
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
 from providers.inference.chat_completions.endpoint import ChatCompletions, EndpointLimits
 from providers.inference.chat_completions.formatted_answers import chat_in_two_passes, needs_two_passes
 from providers.inference.chat_completions.health import HealthWatch
+from providers.inference.chat_completions.reasoning_tags import (
+    TagsOption,
+    find_tags,
+    replay_reasoning,
+    split_reasoning,
+)
 from providers.inference.chat_completions.replicas import ReplicaPolicy, Upstreams
 from providers.inference.harmony.options import HarmonyOptions
 from providers.inference.http.client import HttpClient, headers_to_bytes
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from providers.inference.harmony.completions import HarmonyTemplate
 
 
+_DEFAULT_LIMITS: Final = EndpointLimits()
 NO_PROXY: Final = "none"
 """Value of `proxy` for direct connections in spite of the environment."""
 
@@ -54,8 +60,9 @@ class VLLM(Inference):
         tokens. `grammars` then says that vLLM enforces them, as it does when started with --structured-outputs-config
         '{"backend": "guidance", "enable_in_reasoning": true}'. `proxy` is the URL of an HTTP proxy for all base
         URLs, such as http://user:password@host:port, or `none` for direct connections; without it HTTPS_PROXY,
-        HTTP_PROXY, ALL_PROXY and NO_PROXY apply. For the other fields see ChatDialect, EndpointLimits and
-        ReplicaPolicy."""
+        HTTP_PROXY, ALL_PROXY and NO_PROXY apply. `reasoning_tags` is for a server without a reasoning parser:
+        its model's tags as a preset, `auto` for that of the model's name, or as ReasoningTags. For the other fields
+        see ChatDialect, EndpointLimits and ReplicaPolicy."""
 
         base_url: str | list[str] = "http://127.0.0.1:8000/v1"
         api_key: SecretStr | None = None
@@ -66,6 +73,7 @@ class VLLM(Inference):
         grammars: bool = True
         developer_role: Literal["system", "developer"] = "system"
         reasoning_field: Literal["reasoning", "reasoning_content", "none"] | None = None
+        reasoning_tags: TagsOption | None = None
         neutralize_control_tokens: bool | None = None
         extra_body: dict[str, Any] = Field(default_factory=dict)
         lists_all_models: bool = True
@@ -75,7 +83,7 @@ class VLLM(Inference):
         headers_timeout_s: float = Field(default=60, gt=0)
         first_token_timeout_s: float = Field(default=120, gt=0)
         token_gap_timeout_s: float = Field(default=60, gt=0)
-        max_answer_bytes: int = Field(default=DEFAULT_MAX_ANSWER_BYTES, ge=1024)
+        max_answer_bytes: int = Field(default=_DEFAULT_LIMITS.max_answer_bytes, ge=1024)
         max_retries: int = Field(default=2, ge=0, le=10)
         retry_delay_s: float = Field(default=0.5, ge=0)
         max_retry_delay_s: float = Field(default=8, ge=0)
@@ -116,6 +124,8 @@ class VLLM(Inference):
         def _check_template(self) -> Self:
             if self.template == "harmony" and self.engine != "vllm":
                 raise ValueError("template: harmony needs engine: vllm")
+            if self.template == "harmony" and self.reasoning_tags is not None:
+                raise ValueError("template: harmony has no reasoning_tags: gpt-oss writes none")
             return self
 
     def __init__(self, config: Config) -> None:
@@ -172,10 +182,14 @@ class VLLM(Inference):
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`."""
-        chat = self._get_upstreams().chat
+        chat, tags = self._get_upstreams().chat, find_tags(self._config.reasoning_tags, request.model)
+        if tags is not None:
+            request = replay_reasoning(request, tags)
         if self._config.engine == "vllm" and self._harmony_template is None and needs_two_passes(request):
-            return chat_in_two_passes(chat, request)
-        return chat(request)
+            batches = chat_in_two_passes(chat, request)
+        else:
+            batches = chat(request)
+        return batches if tags is None else split_reasoning(batches, request, tags)
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """Forward to the server's /completions. The prompt reaches the model as it is, also with a template here."""
@@ -201,6 +215,8 @@ class VLLM(Inference):
         engines raise CountingUnsupported."""
         if self._harmony_template is not None:
             return await self._harmony_template.count_tokens(request)
+        if (tags := find_tags(self._config.reasoning_tags, request.model)) is not None:
+            request = replay_reasoning(request, tags)
         return await self._get_upstreams().query_any(lambda endpoint: endpoint.count_tokens(request))
 
     def upstreams(self) -> Sequence[UpstreamHealth]:

@@ -1,5 +1,4 @@
-"""The promises of apis/documents/vector_index.py as tests: an index's test class inherits them and has a fixture
-`opening`."""
+"""The promises of VectorIndex as tests: an index's test class inherits them and has a fixture `opening`."""
 
 import asyncio
 import math

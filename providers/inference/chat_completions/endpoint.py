@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final, Protocol, TypeVar
 
@@ -141,12 +141,14 @@ class ChatCompletions:
             lambda: self._template.build_request(request, lambda: self._find_context_tokens(request.model)),
         )
 
-    async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
-        """See `Inference.complete`; one attempt, and errors as in `chat`."""
+    async def complete(
+        self, request: CompletionRequest, extra_body: Mapping[str, Any] | None = None
+    ) -> AsyncGenerator[CompletionBatch]:
+        """See `Inference.complete`; one attempt, and errors as in `chat`. `extra_body` is merged over the body."""
         reader = CompletionReader(request)
 
         async def build_request() -> tuple[str, bytes, ChunkReader]:
-            return *write_completion(request, self._dialect.engine), reader
+            return *write_completion(request, self._dialect.engine, extra_body), reader
 
         async with aclosing(self._generate(request.model, build_request, NO_COMPLETIONS)) as batches:
             async for _ in batches:

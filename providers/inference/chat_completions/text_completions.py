@@ -1,6 +1,7 @@
 """POST /completions of an OpenAI-compatible server: the body of a request, and the reader of its stream."""
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -51,7 +52,9 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
-def write_completion(request: CompletionRequest, engine: UpstreamEngine) -> tuple[str, bytes]:
+def write_completion(
+    request: CompletionRequest, engine: UpstreamEngine, extra_body: Mapping[str, Any] | None = None
+) -> tuple[str, bytes]:
     """Return the path and the body of a streamed request. Raises Unsupported for a field that the server has
     not."""
     if engine == "openai":
@@ -69,7 +72,7 @@ def write_completion(request: CompletionRequest, engine: UpstreamEngine) -> tupl
                 continue
             raise Unsupported(f"'{name}' is not supported by this model's server.", param=name)
         body[name] = value
-    return "/completions", body_to_json(body)
+    return "/completions", body_to_json({**body, **(extra_body or {})})
 
 
 class CompletionReader:

@@ -3,15 +3,14 @@ tokens."""
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Final
 
 from pydantic import Field
 
 from apis.chat import ChatRequest, refuse_engine_options, share_of_salt
 from apis.deltas import DeltaBatch, TokenLogprob
-from apis.errors import InvalidRequest, ModelNotFound
+from apis.errors import ModelNotFound
 from apis.inference import ALL_CONSTRAINTS, Inference, Model
 from apis.provider import Provider, UserPath
 from apis.wire.base import Effort
@@ -22,10 +21,9 @@ from providers.inference.gpt_oss.engine.sampling import RowSampling, SampledToke
 from providers.inference.gpt_oss.settings import Backend, BackendSettings
 from providers.inference.gpt_oss.torch_backend.runner import DtypeName, TorchSettings
 from providers.inference.harmony.harmony import Harmony
+from providers.inference.harmony.logit_bias import parse_logit_bias
 from providers.inference.harmony.options import HarmonyOptions
-from providers.inference.harmony.vocabulary import NATIVE_TOOLS, STOP_IDS, VOCABULARY_SIZE
-
-MAX_LOGIT_BIAS: Final = 100.0
+from providers.inference.harmony.vocabulary import NATIVE_TOOLS, STOP_IDS
 
 
 class GptOss(Inference):
@@ -177,24 +175,9 @@ def request_to_sampling(request: ChatRequest, config: GptOss.Config) -> RowSampl
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=request.repetition_penalty or 1.0,
-        logit_bias=_parse_logit_bias(request.logit_bias or {}),
+        logit_bias=parse_logit_bias(request.logit_bias or {}),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
-
-
-def _parse_logit_bias(logit_bias: Mapping[str, float]) -> dict[int, float]:
-    biases: dict[int, float] = {}
-    for token, bias in logit_bias.items():
-        if not (token.isascii() and token.isdecimal() and int(token) < VOCABULARY_SIZE):
-            raise InvalidRequest(f"'{token}' is no token of this model.", param="logit_bias", code="invalid_value")
-        if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
-            raise InvalidRequest(
-                f"A bias lies between {-MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}.",
-                param="logit_bias",
-                code="invalid_value",
-            )
-        biases[int(token)] = bias
-    return biases
 
 
 def _render_token_logprobs(harmony: Harmony, sampled_tokens: Sequence[SampledToken]) -> list[TokenLogprob | None]:

@@ -1,13 +1,16 @@
-"""Parse a stream of /completions with token ids: bytes in, deltas out, by Harmony's own rules. Synchronous, no I/O."""
+"""Parse a stream of completions in token ids: bytes in, deltas out, by Harmony's own rules. Synchronous, no I/O.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+A server's own chunks are read by a ChunkDecoder, of which there is one per server: vLLM's is here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
 from apis.chat import ChatRequest
-from apis.deltas import Delta, TokenLogprob
+from apis.deltas import Delta, TokenLogprob, Usage
 from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError
 from providers.inference.chat_completions.answer_limits import deltas_bytes, tokens_with_slack
 from providers.inference.chat_completions.chunks import DECODE_ERRORS, DONE_PAYLOAD, MIN_LOGPROB
@@ -27,11 +30,50 @@ HARMONY_FINISH_REASONS: Final[dict[str, Literal["stop", "length"]]] = {"stop": "
 
 @dataclass(frozen=True, slots=True)
 class EnforcedGrammar:
-    """Grammar that the server must enforce: the request field that demands it, and a function that checks each
-    token."""
+    """Grammar that the server must enforce: the request field that demands it, and a function that checks each token.
+
+    `texts` are the ids of control tokens that the server takes for their text where the grammar allows that text, with
+    the ids of the text: there they are read as text, as the server did. `message` explains output that violates it."""
 
     param: str
     accept_token: Callable[[int], bool]
+    texts: Mapping[int, Sequence[int]] = field(default_factory=dict[int, Sequence[int]])
+    message: str = NOT_ENFORCED_MESSAGE
+
+    def read_ids(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids as the server's grammar took them. Raises Unsupported for output that violates it."""
+        read: list[int] = []
+        for token in ids:
+            if self.accept_token(token):
+                read.append(token)
+            elif (text := self.texts.get(token)) and all(map(self.accept_token, text)):
+                read += text
+            else:
+                raise Unsupported(self.message, param=self.param)
+        return read
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Tokens of one event of a server. `logprobs` are those of the ids, or empty; `unread_tokens` were generated but
+    not sent; `usage` counts the whole prompt; `error` is the server's report of a failure, in any shape."""
+
+    ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprob | None] = ()
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    error: Any = None
+    unread_tokens: int = 0
+
+
+class ChunkDecoder(Protocol):
+    """Decoder of one server's events. `reason_is_last` says that nothing follows the event with the finish reason."""
+
+    reason_is_last: bool
+
+    def decode(self, payload: bytes) -> TokenChunk:
+        """Return the content of an event. Raises UpstreamError for one that cannot be read."""
+        ...
 
 
 class _Logprobs(msgspec.Struct, gc=False):
@@ -56,6 +98,45 @@ class _Chunk(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
+class VLLMChunkDecoder:
+    """Decoder of vLLM's /completions with `return_token_ids`."""
+
+    reason_is_last = False
+
+    def __init__(self, harmony: Harmony, top_logprobs: int) -> None:
+        self._harmony = harmony
+        self._top_logprobs = top_logprobs
+
+    def decode(self, payload: bytes) -> TokenChunk:
+        """See `ChunkDecoder.decode`."""
+        try:
+            chunk = _decode(payload)
+        except DECODE_ERRORS as exc:
+            raise UpstreamError("The inference server sent a chunk that is not valid.") from exc
+        usage = None if chunk.usage is None else parse_usage(chunk.usage)
+        choice = next((choice for choice in chunk.choices or () if choice.index == 0), None)
+        if chunk.error is not None or choice is None:
+            return TokenChunk(usage=usage, error=chunk.error)
+        if choice.token_ids is None:
+            raise UpstreamError("The inference server sends no token ids: template harmony needs a vLLM that does.")
+        logprobs = self._build_logprobs(choice.logprobs) if choice.logprobs is not None else ()
+        return TokenChunk(choice.token_ids, logprobs, choice.finish_reason, usage)
+
+    def _build_logprobs(self, logprobs: _Logprobs) -> Sequence[TokenLogprob]:
+        alternatives = logprobs.top_logprobs or [None] * len(logprobs.tokens)
+        if not len(logprobs.tokens) == len(logprobs.token_logprobs) == len(alternatives):
+            raise UpstreamError("The inference server sent logprobs that do not fit its tokens.")
+        rows = zip(logprobs.tokens, logprobs.token_logprobs, alternatives, strict=True)
+        return [self._build_logprob(token, logprob, others or {}) for token, logprob, others in rows]
+
+    def _build_logprob(self, token: str, logprob: float | None, alternatives: dict[str, float | None]) -> TokenLogprob:
+        likeliest = sorted(
+            ((clamp_logprob(value), _parse_token_id(name)) for name, value in alternatives.items()), reverse=True
+        )
+        top = [(token_id, value) for value, token_id in likeliest[: self._top_logprobs]]
+        return self._harmony.build_token_logprob(_parse_token_id(token), clamp_logprob(logprob), top)
+
+
 class HarmonyChunkReader:
     """Reader with the fields of ChatChunkReader. An answer that goes on after `max_tokens` is cut. Every token is
     checked against the grammar: output that violates it is Unsupported and is never returned as valid."""
@@ -64,6 +145,7 @@ class HarmonyChunkReader:
         self,
         harmony: Harmony,
         request: ChatRequest,
+        decoder: ChunkDecoder,
         *,
         prompt_tokens: int,
         max_tokens: int,
@@ -76,10 +158,9 @@ class HarmonyChunkReader:
         self.answer_bytes = 0
         self.delta_count = 0
         self._max_tokens = tokens_with_slack(max_tokens)
-        self._harmony = harmony
         self._token_reader = harmony.build_reader(request)
+        self._decoder = decoder
         self._model = request.model
-        self._top_logprobs = request.top_logprobs or 0
         self._input_tokens = prompt_tokens
         self._cached_tokens = 0
         self._enforced_grammar = enforced_grammar
@@ -118,37 +199,34 @@ class HarmonyChunkReader:
             return []
 
     def _handle_payload(self, payload: bytes) -> list[Delta]:
-        try:
-            chunk = _decode(payload)
-        except DECODE_ERRORS as exc:
-            raise UpstreamError("The inference server sent a chunk that is not valid.") from exc
+        chunk = self._decoder.decode(payload)
         if chunk.error is not None:
             raise self._explain_failure(failure_to_error(chunk.error, self._model))
         if chunk.usage is not None:
-            usage = parse_usage(chunk.usage)
-            self._input_tokens = usage.input_tokens or self._input_tokens
-            self._cached_tokens = min(usage.cached_tokens, self._input_tokens)
-        deltas: list[Delta] = []
-        for choice in chunk.choices or ():
-            if choice.index == 0 and self._finish_reason is None:
-                deltas += self._handle_choice(choice)
-        if self._token_reader.is_stopped and not self.is_finished:
-            self._finish_reason = "stop"
+            self.saw_activity = True
+            self._input_tokens = chunk.usage.input_tokens or self._input_tokens
+            self._cached_tokens = min(chunk.usage.cached_tokens, self._input_tokens)
+        deltas = self._handle_tokens(chunk) if self._finish_reason is None else []
+        if self._token_reader.is_stopped and self._finish_reason is None:
+            self._finish_reason, self.was_cut = "stop", self._decoder.reason_is_last
+        if not self.is_finished and (
+            self._token_reader.is_stopped or (self._decoder.reason_is_last and self._finish_reason is not None)
+        ):
             deltas += self._finish()
         return deltas
 
-    def _handle_choice(self, choice: _Choice) -> list[Delta]:
-        ids = choice.token_ids
-        if ids is None:
-            raise UpstreamError("The inference server sends no token ids: template harmony needs a vLLM that does.")
+    def _handle_tokens(self, chunk: TokenChunk) -> list[Delta]:
+        ids, logprobs = chunk.ids, chunk.logprobs
+        token_count = len(ids) + chunk.unread_tokens
         if ids:
             self.saw_activity = self._has_tokens = True
-        self._finish_reason = choice.finish_reason
-        if self._enforced_grammar is not None and not all(map(self._enforced_grammar.accept_token, ids)):
-            raise Unsupported(NOT_ENFORCED_MESSAGE, param=self._enforced_grammar.param)
-        return self._token_reader.feed(
-            ids, self._build_logprobs(choice.logprobs) if choice.logprobs is not None else ()
-        )
+        self._finish_reason = chunk.finish_reason
+        if self._enforced_grammar is not None:
+            read = self._enforced_grammar.read_ids(ids)
+            ids, logprobs = read, logprobs if len(read) == len(ids) else ()
+        deltas = self._token_reader.feed(ids, logprobs)
+        self._token_reader.output_tokens += token_count - len(ids)
+        return deltas
 
     def _explain_failure(self, failure: StackError) -> StackError:
         """Return the failure as its probable cause: vLLM fails in several ways when it cannot enforce a grammar that
@@ -157,7 +235,9 @@ class HarmonyChunkReader:
             return failure
         refused = isinstance(failure, InvalidRequest) and "grammar" in failure.message.lower()
         if refused or type(failure) is UpstreamError:
-            return Unsupported(f"{failure.message} {NOT_ENFORCED_MESSAGE}", param=self._enforced_grammar.param)
+            return Unsupported(
+                f"{failure.message} {self._enforced_grammar.message}", param=self._enforced_grammar.param
+            )
         return failure
 
     def _finish(self) -> list[Delta]:
@@ -169,20 +249,6 @@ class HarmonyChunkReader:
         self.is_finished = True
         return self._token_reader.finish(reason, input_tokens=self._input_tokens, cached_tokens=self._cached_tokens)
 
-    def _build_logprobs(self, logprobs: _Logprobs) -> Sequence[TokenLogprob]:
-        alternatives = logprobs.top_logprobs or [None] * len(logprobs.tokens)
-        if not len(logprobs.tokens) == len(logprobs.token_logprobs) == len(alternatives):
-            raise UpstreamError("The inference server sent logprobs that do not fit its tokens.")
-        rows = zip(logprobs.tokens, logprobs.token_logprobs, alternatives, strict=True)
-        return [self._build_logprob(token, logprob, others or {}) for token, logprob, others in rows]
-
-    def _build_logprob(self, token: str, logprob: float | None, alternatives: dict[str, float | None]) -> TokenLogprob:
-        likeliest = sorted(
-            ((_clamp_logprob(value), _parse_token_id(name)) for name, value in alternatives.items()), reverse=True
-        )
-        top = [(token_id, value) for value, token_id in likeliest[: self._top_logprobs]]
-        return self._harmony.build_token_logprob(_parse_token_id(token), _clamp_logprob(logprob), top)
-
 
 def _parse_token_id(name: str) -> int:
     """Return the id of a token that the server wrote as an id."""
@@ -192,5 +258,6 @@ def _parse_token_id(name: str) -> int:
     return int(number)
 
 
-def _clamp_logprob(logprob: float | None) -> float:
+def clamp_logprob(logprob: float | None) -> float:
+    """Return a log probability that JSON can hold and that every client accepts."""
     return MIN_LOGPROB if logprob is None else max(logprob, MIN_LOGPROB)

@@ -8,7 +8,7 @@ from apis.chat import ChatRequest, refuse_engine_options
 from apis.errors import Unsupported
 from providers.inference.chat_completions.body import body_to_json
 from providers.inference.chat_completions.endpoint import ChunkReader
-from providers.inference.harmony.chunks import EnforcedGrammar, HarmonyChunkReader
+from providers.inference.harmony.chunks import EnforcedGrammar, HarmonyChunkReader, VLLMChunkDecoder
 from providers.inference.harmony.grammar import TurnGrammar
 from providers.inference.harmony.harmony import Harmony, HarmonyPrompt
 from providers.inference.harmony.options import HarmonyOptions
@@ -52,12 +52,13 @@ class HarmonyTemplate:
             # detected.
             await self._harmony.prepare_grammar_compiler()
             matcher = await self._harmony.build_matcher(prompt.grammar)
-            enforced = EnforcedGrammar(_grammar_param(request, prompt.grammar), matcher.accept)
+            enforced = EnforcedGrammar(grammar_param(request, prompt.grammar), matcher.accept)
         context = await context_tokens() or DEFAULT_CONTEXT_TOKENS
         body = {**_build_body(request, prompt, context), **self._extra_body}
         chunks = HarmonyChunkReader(
             self._harmony,
             request,
+            VLLMChunkDecoder(self._harmony, request.top_logprobs or 0),
             prompt_tokens=len(prompt.token_ids),
             max_tokens=min(request.max_completion_tokens or context, context),
             enforced_grammar=enforced,
@@ -76,13 +77,13 @@ class HarmonyTemplate:
             request = request.model_copy(update={"tools": None, "tool_choice": None})
         prompt = await self._harmony.render_prompt(request)
         if prompt.grammar is not None:
-            param = _grammar_param(request, prompt.grammar)
+            param = grammar_param(request, prompt.grammar)
             message = f"'{param}' is not supported by this model's server, which was not started to enforce grammars."
             raise Unsupported(message, param=param)
         return prompt
 
 
-def _grammar_param(request: ChatRequest, grammar: TurnGrammar) -> str:
+def grammar_param(request: ChatRequest, grammar: TurnGrammar) -> str:
     """Return the request field that requires the grammar."""
     if grammar.parts:
         return grammar.parts[0].param

@@ -1,7 +1,8 @@
 """A request's constraints on a whole Harmony turn, as one llguidance Lark grammar.
 
 It covers the tokens after `<|start|>assistant`: reasoning and preambles are free, then comes the answer or a call.
-Schemas and grammars from clients are separate rules with their own names. Equal requests have equal text.
+Schemas and grammars from clients are separate rules with their own names. Equal requests have equal text. Control
+tokens are written as ids, because llama.cpp counts some of them as text and knows no such names.
 """
 
 import json
@@ -30,6 +31,7 @@ from apis.errors import InvalidRequest
 from apis.wire.text_format import JsonObjectFormat
 from providers.inference.harmony.header import BROWSER_CALLS
 from providers.inference.harmony.token_cache import name_to_recipient
+from providers.inference.harmony.vocabulary import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
 
 MAX_SOURCE_BYTES: Final = 256 * 1024
 MAX_SCHEMA_DEPTH: Final = 128
@@ -48,9 +50,9 @@ _REPEATING_KEYWORDS: Final = frozenset(
 )
 _LARK_TOKEN: Final = re.compile(r'"(?:\\.|[^"\\])*"|/(?!/)(?:\\.|[^/\\])+/|(?:\#|//)[^\n]*|(?P<foreign><[^<>\s]+>|@)')
 _COMMON_RULES: Final = f"""\
-before: <|channel|> ("analysis" | "commentary") <|message|> TEXT <|end|> <|start|> "assistant"
-as_json: (" "? <|constrain|> "json" | " json")?
-as_code: (" code" | " "? <|constrain|> "json" | " json")?
+before: <[{CHANNEL}]> ("analysis" | "commentary") <[{MESSAGE}]> TEXT <[{END}]> <[{START}]> "assistant"
+as_json: (" "? <[{CONSTRAIN}]> "json" | " json")?
+as_code: (" code" | " "? <[{CONSTRAIN}]> "json" | " json")?
 TEXT: /(.|\\n)*/
 start: before{{0,{MAX_MESSAGES_BEFORE}}} last
 """
@@ -75,6 +77,13 @@ class TurnGrammar:
     text: str
     parts: Sequence[GrammarPart]
 
+    @property
+    def unforced_text(self) -> str:
+        """The grammar for an engine whose tokenizer reads the names of control tokens in a text as these tokens: with
+        forcing, such a text would have to be written with them."""
+        _, _, rules = self.text.partition("\n")
+        return f'%llguidance {{"no_forcing": true}}\n{rules}'
+
 
 def request_to_grammar(request: ChatRequest) -> TurnGrammar | None:
     """Return the grammar; None if every turn is valid. Raises InvalidRequest naming the field that cannot be
@@ -90,7 +99,7 @@ def request_to_grammar(request: ChatRequest) -> TurnGrammar | None:
     if may_answer:
         lasts.append("answer")
         mark = "" if answer == FREE_TEXT else " as_json"
-        rules.append(f'answer: <|channel|> "final"{mark} <|message|> answer_body <|return|>')
+        rules.append(f'answer: <[{CHANNEL}]> "final"{mark} <[{MESSAGE}]> answer_body <[{RETURN}]>')
         rules.append(f"answer_body: {_rule_text(answer)}")
     for at, tool in tools.items():
         lasts.append(f"call_{at}")
@@ -166,9 +175,9 @@ def _build_call_rules(rule: str, tool: ChatTool, body: str) -> list[str]:
         case ChatCustomTool():
             names, channel, mark = [name_to_recipient(tool.name, frozenset())], '"commentary"', ""
     to = " | ".join(json.dumps(f" to={name}") for name in names)
-    header = f"({rule}_to <|channel|> {channel} | <|channel|> {channel} {rule}_to){mark}"
+    header = f"({rule}_to <[{CHANNEL}]> {channel} | <[{CHANNEL}]> {channel} {rule}_to){mark}"
     return [
-        f"{rule}: {header} <|message|> {rule}_body <|call|>",
+        f"{rule}: {header} <[{MESSAGE}]> {rule}_body <[{CALL}]>",
         f"{rule}_to: {to}",
         f"{rule}_body: {body}",
     ]

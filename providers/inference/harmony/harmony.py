@@ -10,6 +10,7 @@ from apis.deltas import TokenLogprob, TopLogprob
 from providers.inference.harmony.grammar import TurnGrammar, request_to_grammar
 from providers.inference.harmony.matcher import GrammarCompiler, GrammarMatcher
 from providers.inference.harmony.options import HarmonyOptions
+from providers.inference.harmony.partial_tokens import PartialTokens
 from providers.inference.harmony.read import HarmonyReader
 from providers.inference.harmony.render import Renderer
 from providers.inference.harmony.token_cache import TokenCache
@@ -47,6 +48,14 @@ class Harmony:
         """Load the compiler that `build_matcher` needs; takes about a second, once."""
         if self._grammar_compiler is None:
             self._grammar_compiler = await asyncio.to_thread(GrammarCompiler, self._vocabulary)
+
+    async def load_partial_tokens(self) -> PartialTokens:
+        """Return the index of the tokens that are parts of a character; takes a third of a second."""
+        return await asyncio.to_thread(PartialTokens, self._vocabulary)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the ids of ordinary text, in which control tokens stay text."""
+        return self._vocabulary.encode(text)
 
     async def render_prompt(self, request: ChatRequest) -> HarmonyPrompt:
         """Render the prompt. Raises InvalidRequest or Unsupported naming the field that cannot be rendered or

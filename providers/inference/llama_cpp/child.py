@@ -13,7 +13,6 @@ import threading
 import time
 from typing import Any
 
-PROMPT_CACHE_MIB = 256
 HTTP_THREADS = 64
 LOG_FLUSH_S = 0.2
 
@@ -63,7 +62,11 @@ def start_server(settings: dict[str, Any]) -> Any:
     params.port = 0
     params.api_keys = [settings["api_key"]]
     params.n_threads_http = HTTP_THREADS
-    params.cache_ram_mib = PROMPT_CACHE_MIB
+    params.cache_ram_mib = settings["prompt_cache_mib"]
+    if settings["is_embedding"]:
+        params.embedding = True
+        # A text is read in one batch, because every token of it reads all the others.
+        params.n_batch = params.n_ubatch = settings["context_tokens"]
     params.ui = False
     params.endpoint_slots = False
     params.verbosity = 1

@@ -15,10 +15,17 @@ from pydantic import SecretStr
 from apis.chat import ChatRequest
 from apis.completions.completion import CompletionBatch, CompletionRequest
 from apis.deltas import DeltaBatch
+from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import InvalidRequest, UpstreamError
-from providers.inference.chat_completions.body import ChatDialect, request_to_body
-from providers.inference.chat_completions.endpoint import MAX_BODY_BYTES, ChatCompletions, EndpointLimits
+from providers.inference.chat_completions.body import ChatDialect, body_to_json, request_to_body
+from providers.inference.chat_completions.endpoint import (
+    MAX_BODY_BYTES,
+    ChatCompletions,
+    EndpointLimits,
+    PromptTemplate,
+)
 from providers.inference.chat_completions.errors import response_to_error
+from providers.inference.chat_completions.reasoning_tags import ReasoningTags, split_reasoning
 from providers.inference.http.client import HttpClient, headers_to_bytes
 from providers.inference.llama_cpp.engine import EngineAddress
 
@@ -81,15 +88,22 @@ def lark_to_constraint(grammar: str, param: str) -> Constraint:
 
 
 class EngineClient:
-    """Client of one started engine. `http` belongs to the caller."""
+    """Client of one started engine. `http` belongs to the caller; `tags` are those that the model's template does not
+    declare."""
 
     def __init__(
-        self, address: EngineAddress, http: HttpClient, timeout_s: float, verdicts: OrderedDict[bytes, bool]
+        self,
+        address: EngineAddress,
+        http: HttpClient,
+        timeout_s: float,
+        verdicts: OrderedDict[bytes, bool],
+        tags: ReasoningTags | None = None,
     ) -> None:
         self._address = address
         self._http = http
         self._timeout_s = timeout_s
         self._verdicts = verdicts
+        self._tags = tags
 
     def chat(
         self, request: ChatRequest, constraint: Constraint | None = None, **engine_fields: Any
@@ -103,29 +117,50 @@ class EngineClient:
             engine_fields["repeat_penalty"] = request.repetition_penalty
         if request.seed is not None:
             engine_fields["seed"] = request.seed % SEED_RANGE
-        return self._build_endpoint(engine_fields).chat(request.model_copy(update=UNSENT_FIELDS))
+        if self._tags is not None:
+            engine_fields["reasoning_format"] = "none"
+        wire = self._open_wire("/v1", dialect=_build_dialect(engine_fields))
+        batches = wire.chat(request.model_copy(update=UNSENT_FIELDS))
+        return (
+            batches if self._tags is None or constraint is not None else split_reasoning(batches, request, self._tags)
+        )
 
-    def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
+    def chat_with_template(self, request: ChatRequest, template: PromptTemplate) -> AsyncGenerator[DeltaBatch]:
+        """Generate from a prompt of the template, whose path is below the engine's root."""
+        return self._open_wire("", template=template).chat(request)
+
+    def complete(self, request: CompletionRequest, **engine_fields: Any) -> AsyncGenerator[CompletionBatch]:
         """Continue the prompt as it is."""
         seed = None if request.seed is None else request.seed % SEED_RANGE
         update = {"seed": seed, "cache_salt": None, "priority": None}
-        return self._build_endpoint({}).complete(request.model_copy(update=update))
+        return self._open_wire("/v1").complete(request.model_copy(update=update), engine_fields)
 
-    def _build_endpoint(self, engine_fields: Mapping[str, Any]) -> ChatCompletions:
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Return one vector per input."""
+        return await self._open_wire("/v1").embed(request)
+
+    def _open_wire(
+        self, path: str, *, dialect: ChatDialect | None = None, template: PromptTemplate | None = None
+    ) -> ChatCompletions:
+        timeout_s = self._timeout_s
         return ChatCompletions(
-            f"{self._address.url}/v1",
+            self._address.url + path,
             self._http,
             api_key=SecretStr(self._address.api_key),
-            dialect=_build_dialect(engine_fields),
-            limits=EndpointLimits(
-                headers_s=self._timeout_s, first_token_s=self._timeout_s, token_gap_s=self._timeout_s
-            ),
+            dialect=dialect,
+            template=template,
+            limits=EndpointLimits(headers_s=timeout_s, first_token_s=timeout_s, token_gap_s=timeout_s),
         )
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Return the length of the prompt, with the model's own template around the messages."""
         body = request_to_body(request.model_copy(update=UNSENT_FIELDS), _build_dialect({}))
         return int((await self._post("/v1/chat/completions/input_tokens", body, request.model))["input_tokens"])
+
+    async def count_text_tokens(self, text: str) -> int:
+        """Return the length of a text with the tokens that the model has around every text."""
+        body = body_to_json({"content": text, "add_special": True})
+        return len((await self._post("/tokenize", body, ""))["tokens"])
 
     async def context_tokens(self) -> int:
         """Return the context length of one slot: the configured one, or the model's own if that is smaller."""

@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class LlamaCppSettings:
     """Settings of the child process. `sampling` holds defaults for requests without values, in the engine's own
-    names. `projector_path` is empty for a model that reads no images."""
+    names; `prompt_cache_mib` is memory for the caches of prompts that are in no slot; `projector_path` is the file
+    through which the model sees images; an `is_embedding` model makes vectors and no text."""
 
     model: str
     model_path: str
@@ -39,7 +40,9 @@ class LlamaCppSettings:
     parallel: int
     threads: int
     sampling: Mapping[str, float]
-    projector_path: str = ""
+    prompt_cache_mib: int = 0
+    projector_path: str | None = None
+    is_embedding: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import Final
 from apis.errors import ConfigError, ModelNotFound, UpstreamError
 from apis.fair_share import FairShare, Place
 from apis.inference import Model
+from providers.inference.chat_completions.reasoning_tags import ReasoningTags
 from providers.inference.http.client import HttpClient
 from providers.inference.llama_cpp.client import EngineClient
 from providers.inference.llama_cpp.engine import LlamaCppEngine, LlamaCppSettings
@@ -40,12 +41,14 @@ class PoolLimits:
 
 @dataclass(slots=True, eq=False)
 class PooledModel:
-    """One model of the pool: how it is loaded, the memory it takes, and the places for its requests."""
+    """One model of the pool: how it is loaded, the memory it takes, and the places for its requests.
+    `reasoning_tags` are those that the engine does not know by the model's template."""
 
     settings: LlamaCppSettings
     needed_bytes: int
     model: Model
     places: FairShare
+    reasoning_tags: ReasoningTags | None = None
     engine: LlamaCppEngine | None = None
     users: int = 0
     is_draining: bool = False
@@ -232,5 +235,5 @@ class ModelPool:
     def _client(self, pooled: PooledModel) -> EngineClient:
         if pooled.engine is None or self._http is None:
             raise RuntimeError("LlamaCpp is used before start or after close")
-        address = pooled.engine.address()
-        return EngineClient(address, self._http, self._limits.token_timeout_s, pooled.verdicts)
+        timeout_s = self._limits.token_timeout_s
+        return EngineClient(pooled.engine.address(), self._http, timeout_s, pooled.verdicts, pooled.reasoning_tags)

@@ -8,6 +8,7 @@ from apis.chat import (
     ChatCustomTool,
     ChatRequest,
     ChatToolCall,
+    ContentPart,
     FilePart,
     FunctionCall,
     ImagePart,
@@ -39,15 +40,19 @@ def render_choice(name: str) -> str:
     return f'{{"name": {json.dumps(name)}'
 
 
-def check_text_only(messages: Sequence[Message]) -> None:
-    """Raise Unsupported naming the first part that is not text."""
+def check_input_parts(messages: Sequence[Message], *, takes_images: bool) -> None:
+    """Raise Unsupported naming the first part that the model cannot read. An image is a data URL: the engine would
+    fetch any other address by itself, past the rules for addresses."""
     for index, message in enumerate(messages):
         for at, part in enumerate(message.content if isinstance(message.content, list) else ()):
-            if isinstance(part, ImagePart | FilePart):
-                kind = "Images" if isinstance(part, ImagePart) else "Files"
+            param = f"messages[{index}].content[{at}]"
+            if isinstance(part, FilePart):
+                raise Unsupported("Files are not supported by this model, which reads text only.", param=param)
+            if isinstance(part, ImagePart) and not takes_images:
+                raise Unsupported("Images are not supported by this model, which reads text only.", param=param)
+            if isinstance(part, ImagePart) and not part.image_url.url.startswith("data:"):
                 raise Unsupported(
-                    f"{kind} are not supported by this model, which reads text only.",
-                    param=f"messages[{index}].content[{at}]",
+                    "This model's server takes an image only as a data URL with its content.", param=param
                 )
 
 
@@ -132,8 +137,8 @@ def _build_transcript(messages: Sequence[Message], *, show_calls: bool) -> list[
         if message.role == "tool":
             transcript.append(Message(role="user", content=_render_result(calls.get(message.tool_call_id or ""), text)))
             continue
-        if text:
-            transcript.append(Message(role="system" if message.role == "developer" else message.role, content=text))
+        if content := _content_with_images(message, text):
+            transcript.append(Message(role="system" if message.role == "developer" else message.role, content=content))
         for call in message.tool_calls or ():
             calls[call.id] = call
             if show_calls:
@@ -149,6 +154,14 @@ def message_text(message: Message) -> str:
     texts = [part.text for part in parts if isinstance(part, TextPart)]
     texts += [part.refusal for part in parts if isinstance(part, RefusalPart)]
     return "\n".join(texts) or message.refusal or ""
+
+
+def _content_with_images(message: Message, text: str) -> str | list[ContentPart]:
+    """Return the message's text, or its text and images in order."""
+    parts = message.content if isinstance(message.content, list) else []
+    if not any(isinstance(part, ImagePart) for part in parts):
+        return text
+    return [part for part in parts if isinstance(part, TextPart | ImagePart)]
 
 
 def _call_name_and_input(call: ChatToolCall) -> tuple[str, str]:
@@ -167,11 +180,20 @@ def _merge_neighbours(messages: Sequence[Message]) -> list[Message]:
     merged: list[Message] = []
     for message in messages:
         if merged and merged[-1].role == message.role:
-            joined = f"{message_text(merged[-1])}\n\n{message_text(message)}"
-            merged[-1] = Message(role=message.role, content=joined)
+            merged[-1] = Message(role=message.role, content=_join_contents(merged[-1], message))
         else:
             merged.append(message)
     return merged or [Message(role="user", content="")]
+
+
+def _join_contents(one: Message, two: Message) -> str | list[ContentPart]:
+    if isinstance(one.content, str) and isinstance(two.content, str):
+        return f"{one.content}\n\n{two.content}"
+    parts = [
+        [TextPart(text=message.content)] if isinstance(message.content, str) else message.content or []
+        for message in (one, two)
+    ]
+    return [*parts[0], TextPart(text="\n\n"), *parts[1]]
 
 
 def calls_since_user(messages: Sequence[Message]) -> list[tuple[str, str]]:

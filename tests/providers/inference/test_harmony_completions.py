@@ -249,7 +249,7 @@ async def test_constraints_are_sent_as_a_grammar() -> None:
     async with serving(stream(chunks(CALL))) as (vllm, upstream):
         for demand in demands:
             await drain(vllm, chat_request(**demand))
-            assert "<|channel|>" in body(upstream)["structured_outputs"]["grammar"]
+            assert "<[200005]>" in body(upstream)["structured_outputs"]["grammar"]
 
 
 REFUSALS = [

@@ -202,6 +202,7 @@ async def test_a_disk_that_is_too_small_is_found_before_the_download(
     assert hub.ranges() == []
 
 
+@pytest.mark.long
 async def test_a_disk_that_fills_up_ends_the_download_and_keeps_its_bytes(hub: HubServer, cache: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, limits[1]))
@@ -226,6 +227,7 @@ async def test_a_download_that_takes_too_long_ends_with_its_process(hub: HubServ
         await fetch_hub_file(TINY, 0.05)
 
 
+@pytest.mark.long
 async def test_a_file_is_listed_and_removed(hub: HubServer, cache: Path) -> None:
     path = await fetch()
     (row,) = (await list_hub_cache()).files

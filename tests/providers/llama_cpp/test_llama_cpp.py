@@ -16,7 +16,17 @@ from tests.providers.llama_cpp.asking import WEATHER, ask, chat_request, finish_
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+COSTLY_LAWS = {"chats_may_run_at_once", "a_call_is_made"}
+"""Laws that the default suite checks with the tiny gpt-oss, which takes a tenth of the time."""
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        pytest.param(law, marks=[pytest.mark.long] if law.__name__ in COSTLY_LAWS else [], id=law.__name__)
+        for law in LAWS
+    ],
+)
 async def test_llama_cpp_conforms(law: Law, llama: LlamaCpp) -> None:
     long = chat_request("Write a very long story.", max_completion_tokens=1500, logit_bias={"2": -100.0})
     call = chat_request("What is the weather in Paris?", tools=[WEATHER], tool_choice="required")
@@ -53,6 +63,7 @@ async def test_a_prompt_is_continued_without_a_template(llama: LlamaCpp) -> None
         assert caught.value.param == next(iter(field))
 
 
+@pytest.mark.long
 async def test_the_same_seed_gives_the_same_text(llama: LlamaCpp) -> None:
     one, two, other = [
         text_of(await ask(llama, "Invent a name.", seed=seed, temperature=1.5)) for seed in (2**62, 2**62, -5)
@@ -149,6 +160,7 @@ async def test_markup_in_a_text_is_text(llama: LlamaCpp) -> None:
     assert split > real + 4
 
 
+@pytest.mark.long
 async def test_earlier_calls_and_results_reach_the_model(llama: LlamaCpp) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Paris"}'}}
     messages: list[dict[str, Any]] = [

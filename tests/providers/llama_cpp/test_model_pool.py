@@ -47,7 +47,7 @@ def section(folder: Path, names: str, **fields: Any) -> dict[str, Any]:
         path = folder / f"{name}.gguf"
         path.symlink_to(weights())
         paths.append(str(path))
-    few = {"threads": 1, "context_tokens": 512, "parallel": 1, "min_loaded_s": 0}
+    few = {"threads": 1, "context_tokens": 512, "parallel": 1, "prompt_cache_mib": 0, "min_loaded_s": 0}
     return {"model": paths[0], "models": paths[1:], **few, **fields}
 
 
@@ -71,6 +71,7 @@ def unloaded(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line.split()[2] for line in caplog.messages if "was unloaded" in line]
 
 
+@pytest.mark.long
 async def test_models_take_turns_where_there_is_memory_for_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,6 +153,7 @@ async def test_a_stack_that_ends_while_a_model_loads_leaves_no_process(tmp_path:
     assert engines() == others
 
 
+@pytest.mark.long
 async def test_a_client_finds_all_models_and_uses_the_one_it_names(tmp_path: Path) -> None:
     inference = {"provider": "llama_cpp", **section(tmp_path, "ab", memory_gb=ONE_GB)}
     async with serving(inference) as served:
@@ -161,6 +163,7 @@ async def test_a_client_finds_all_models_and_uses_the_one_it_names(tmp_path: Pat
             assert (response.model, bool(response.output_text)) == (name, True)
 
 
+@pytest.mark.long
 async def test_a_model_of_the_hub_is_fetched_and_served(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     content = weights().read_bytes()
     with running_hub() as hub, hub_environment(hub, str(tmp_path)):

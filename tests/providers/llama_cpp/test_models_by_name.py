@@ -10,7 +10,12 @@ from apis.errors import ConfigError
 from providers.inference.llama_cpp.models import machine as machine_module
 from providers.inference.llama_cpp.models.catalogue import CATALOGUE, DEFAULT_MODEL
 from providers.inference.llama_cpp.models.choice import ModelNeeds, choose_models
-from providers.inference.llama_cpp.models.fit import catalogue_needed_bytes, largest_fitting_model, suggestion_lines
+from providers.inference.llama_cpp.models.fit import (
+    ContextMemory,
+    catalogue_needed_bytes,
+    largest_fitting_model,
+    suggestion_lines,
+)
 from providers.inference.llama_cpp.models.gguf_header import GgufHeader, read_header
 from providers.inference.llama_cpp.models.machine import Accelerator, LocalMachine, inspect_machine, read_memory
 from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, models_dir
@@ -33,7 +38,11 @@ def header(*fields: bytes, count: int | None = None) -> bytes:
     return b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields) if count is None else count) + b"".join(fields)
 
 
-ARCHITECTURE = text("general.architecture") + struct.pack("<I", 8) + text("llama")
+def architecture(name: str) -> bytes:
+    return text("general.architecture") + struct.pack("<I", 8) + text(name)
+
+
+ARCHITECTURE = architecture("llama")
 
 
 def test_the_catalogue_is_complete_and_names_no_file_twice() -> None:
@@ -104,10 +113,30 @@ def test_the_header_of_a_file_says_what_its_context_costs(tmp_path: Path) -> Non
         number("llama.attention.head_count_kv", 3),
     ]
     path.write_bytes(header(*fields, text("tokenizer.ggml.tokens") + b"never read"))
-    assert read_header(path) == GgufHeader("llama", 8192, 30 * 3 * (64 + 64) * 2)
+    assert read_header(path) == GgufHeader("llama", 8192, 30 * 3 * (64 + 64) * 2, 576)
     per_layer = text("llama.attention.head_count_kv") + struct.pack("<IIQ4I", 9, 4, 4, 8, 8, 2, 0)
     path.write_bytes(header(*fields[:-1], number("llama.attention.key_length", 128), per_layer))
-    assert read_header(path) == GgufHeader("llama", 8192, 18 * (128 + 128) * 2)
+    assert read_header(path) == GgufHeader("llama", 8192, 18 * (128 + 128) * 2, 576)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_embedding"),
+    [
+        ([ARCHITECTURE], False),
+        ([ARCHITECTURE, number("llama.pooling_type", 0)], False),
+        ([ARCHITECTURE, number("llama.pooling_type", 3)], True),
+        ([ARCHITECTURE, number("llama.pooling_type", 4)], False),
+        ([architecture("bert")], True),
+    ],
+)
+def test_a_file_with_a_pooling_type_or_of_such_an_architecture_makes_embeddings(
+    fields: list[bytes], is_embedding: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(header(*fields))
+    found = read_header(path)
+    assert found is not None
+    assert found.is_embedding is is_embedding
 
 
 @pytest.mark.parametrize(
@@ -127,40 +156,40 @@ def test_a_header_that_lies_is_none_and_takes_no_memory(content: bytes, tmp_path
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
     assert read_header(path) is None
-    assert describe_file("m", path).kv_bytes_per_token == 0
+    assert describe_file("m", path).size.kv_bytes_per_token == 0
 
 
 @pytest.mark.usefixtures("model_is_there")
 def test_the_catalogue_agrees_with_the_file_of_the_default_model() -> None:
     model = CATALOGUE[DEFAULT_MODEL]
     found = read_header(models_dir() / model.files[0].file)
-    assert found == GgufHeader("llama", model.context_tokens, model.kv_bytes_per_token)
+    assert found == GgufHeader("llama", model.context_tokens, model.kv_bytes_per_token, 576)
 
 
 def test_the_largest_model_that_runs_well_is_suggested() -> None:
     assert suggested(LAPTOP) == "gpt-oss-20b"
-    assert suggested(LocalMachine(4, 7 * GB, 8 * GB)) == "qwen3.5-4b"
+    assert suggested(LocalMachine(4, 15 * GB // 2, 8 * GB)) == "qwen3.5-4b"
     assert suggested(LocalMachine(64, 200 * GB, 256 * GB)) == "gpt-oss-120b"
     assert suggested(LocalMachine(2, 10**8, GB)) is None
 
 
 def suggested(machine: LocalMachine) -> str | None:
-    model = largest_fitting_model(machine, 8192, 2)
+    model = largest_fitting_model(machine, ContextMemory())
     return None if model is None else model.name
 
 
 def test_a_cpu_is_not_offered_what_it_would_only_crawl_through() -> None:
-    memory = 11 * GB
+    memory = 23 * GB // 2
     slow, fast = LocalMachine(8, memory, memory), LocalMachine(8, memory, memory, (Accelerator("CUDA0", GB, GB),))
     assert suggested(slow) == "qwen3.5-4b"
     assert suggested(fast) == "gemma-4-12b-it"
 
 
 def test_the_suggestion_names_the_command_unless_that_model_is_served() -> None:
-    lines = suggestion_lines(LAPTOP, DEFAULT_MODEL, 8192, 2)
+    lines = suggestion_lines(LAPTOP, DEFAULT_MODEL, ContextMemory())
     assert lines[0] == "This machine: 8 cores, 15.0 of 16.0 GB of memory free, CPU only."
     assert "stack run local --model gpt-oss-20b" in lines[1]
-    assert len(suggestion_lines(LAPTOP, "gpt-oss-20b", 8192, 2)) == 1
+    assert len(suggestion_lines(LAPTOP, "gpt-oss-20b", ContextMemory())) == 1
 
 
 def test_memory_of_a_device_counts_where_it_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +219,8 @@ async def test_this_machine_is_described() -> None:
 
 
 async def test_a_model_that_does_not_fit_is_refused_before_anything_is_fetched() -> None:
-    needs = ModelNeeds(context_tokens=8192, parallel=2, memory_gb=4)
-    with pytest.raises(ConfigError, match=r"'gpt-oss-20b' needs about 13\.0 GB .* may take 4\.0 GB .* run_anyway"):
+    needs = ModelNeeds(ContextMemory(), memory_gb=4)
+    with pytest.raises(ConfigError, match=r"'gpt-oss-20b' needs about 13\.3 GB .* may take 4\.0 GB .* run_anyway"):
         await choose_models([parse_reference("gpt-oss-20b")], needs, 1)
 
 
@@ -199,11 +228,12 @@ async def test_two_models_cannot_have_one_name(tmp_path: Path) -> None:
     (tmp_path / "gpt-oss-20b.gguf").write_bytes(b"")
     references = [parse_reference("gpt-oss-20b"), parse_reference(f"{tmp_path}/gpt-oss-20b.gguf")]
     with pytest.raises(ConfigError, match="both be served as 'gpt-oss-20b'"):
-        await choose_models(references, ModelNeeds(8192, 2), 1)
+        await choose_models(references, ModelNeeds(ContextMemory()), 1)
 
 
 def test_memory_grows_with_the_contexts_up_to_the_models_own_length() -> None:
     model = CATALOGUE["smollm2-1.7b-instruct"]
-    one, two = (catalogue_needed_bytes(model, 8192, parallel) for parallel in (1, 2))
+    one, two = (catalogue_needed_bytes(model, ContextMemory(8192, parallel)) for parallel in (1, 2))
     assert two - one == 8192 * model.kv_bytes_per_token
-    assert catalogue_needed_bytes(model, 100_000, 1) == one
+    assert catalogue_needed_bytes(model, ContextMemory(100_000, 1)) == one
+    assert one - catalogue_needed_bytes(model, ContextMemory(8192, 1, prompt_cache_mib=0)) == 256 * 2**20

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from providers.fetcher.safe import Safe
 from tests.spec.responses.test_gpt_oss import section
+from tests.spec.responses.test_gpt_oss_llama_cpp import section as llama_section
 from tests.support.models import tiny_lessons as known
 from tests.support.models.harmony_conversations import MODEL, PATIENCE_S
 from tests.support.sdk.agents_sdk import outputs, streamed, whole
@@ -104,10 +105,15 @@ def atlas() -> RealServer:
     return real
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tools]:
+@pytest_asyncio.fixture(
+    loop_scope="module",
+    scope="module",
+    params=[section, pytest.param(llama_section, marks=pytest.mark.long)],
+    ids=["gpt_oss", "llama_cpp"],
+)
+async def tools(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tools]:
     folder = tmp_path_factory.mktemp("files")
-    inference = await asyncio.to_thread(section)
+    inference = await asyncio.to_thread(request.param)
     fetched: list[str] = []
     async with AsyncExitStack() as stack:
         real = await stack.enter_async_context(atlas().serving())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.fit import catalogue_needed_bytes, check_fit, suggestion_lines
+from providers.inference.llama_cpp.models.fit import ContextMemory, catalogue_needed_bytes, check_fit, suggestion_lines
 from providers.inference.llama_cpp.models.machine import LocalMachine, inspect_machine, read_memory
 from providers.inference.llama_cpp.models.references import ModelReference
 from providers.inference.llama_cpp.models.resolve import LocalModel, resolve_model
@@ -27,8 +27,7 @@ class ChosenModels:
 class ModelNeeds:
     """Settings that decide how much memory a model takes, and may take."""
 
-    context_tokens: int
-    parallel: int
+    memory: ContextMemory
     memory_gb: float | None = None
     run_anyway: bool = False
 
@@ -51,17 +50,17 @@ async def choose_models(
     models: list[LocalModel] = []
     for reference in references:
         if reference.model is not None and allowed_bytes is not None:
-            needed = catalogue_needed_bytes(reference.model, needs.context_tokens, needs.parallel)
+            needed = catalogue_needed_bytes(reference.model, needs.memory)
             machine = await _check(reference.id, needed, machine, allowed_bytes)
         local = await resolve_model(reference, fetch_timeout_s, allowed_bytes)
         if allowed_bytes is not None:
-            needed = local.needed_bytes(needs.context_tokens, needs.parallel)
+            needed = local.size.needed_bytes(needs.memory)
             machine = await _check(reference.id, needed, machine, allowed_bytes)
         models.append(local)
     lines: list[str] = []
     if any(model.downloaded for model in models):
         machine = machine or await inspect_machine()
-        lines = suggestion_lines(machine, models[0].id, needs.context_tokens, needs.parallel)
+        lines = suggestion_lines(machine, models[0].id, needs.memory)
     return ChosenModels(models, limit_bytes if limit_bytes is not None else _UNLIMITED, lines)
 
 
@@ -70,7 +69,7 @@ async def _fits_memory_alone(reference: ModelReference, needs: ModelNeeds) -> bo
     if reference.model is None:
         return False
     free_bytes, _ = await asyncio.to_thread(read_memory)
-    return catalogue_needed_bytes(reference.model, needs.context_tokens, needs.parallel) <= free_bytes // 2
+    return catalogue_needed_bytes(reference.model, needs.memory) <= free_bytes // 2
 
 
 async def _check(name: str, needed: int, machine: LocalMachine | None, limit_bytes: int) -> LocalMachine | None:

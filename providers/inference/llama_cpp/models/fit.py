@@ -1,5 +1,6 @@
 """Decides by arithmetic which models a machine can run: files, memory of the contexts, and working memory."""
 
+from dataclasses import dataclass
 from typing import Final
 
 from apis.errors import ConfigError
@@ -13,26 +14,55 @@ _CPU_READ_BYTES_PER_TOKEN: Final = 5_000_000_000
 """Weights that a CPU should read for a token, at most: memory of 30 GB/s then makes six tokens in a second."""
 
 
-def needed_bytes(size_bytes: int, kv_bytes_per_token: int, tokens: int) -> int:
-    """Return the memory that a model of that size takes with `tokens` of context in all its slots: an estimate."""
-    work_bytes = min(_MAX_WORK_BYTES, _MIN_WORK_BYTES + size_bytes // 20)
-    return size_bytes + kv_bytes_per_token * tokens + work_bytes
+@dataclass(frozen=True, slots=True)
+class ContextMemory:
+    """Settings of the memory that a model takes in addition to its files: `parallel` contexts of `context_tokens`, and
+    `prompt_cache_mib` for the caches of prompts that are in no slot. The defaults are those of the run config."""
+
+    context_tokens: int = 8192
+    parallel: int = 2
+    prompt_cache_mib: int = 256
 
 
-def catalogue_needed_bytes(model: CatalogueModel, context_tokens: int, parallel: int) -> int:
-    """Return the memory that a model of the catalogue takes with `parallel` contexts."""
-    tokens = min(context_tokens, model.context_tokens) * parallel
-    return needed_bytes(model.size_bytes, model.kv_bytes_per_token, tokens)
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Sizes of a model. `trained_tokens` is the context that it was trained for, 0 if that is unknown; an embedding
+    model has no prompt cache."""
+
+    file_bytes: int
+    kv_bytes_per_token: int
+    trained_tokens: int
+    is_embedding: bool = False
+
+    def needed_bytes(self, memory: ContextMemory) -> int:
+        """Return the memory that the model takes: an estimate."""
+        tokens = min(memory.context_tokens, self.trained_tokens or memory.context_tokens) * memory.parallel
+        work_bytes = min(_MAX_WORK_BYTES, _MIN_WORK_BYTES + self.file_bytes // 20)
+        cache_bytes = 0 if self.is_embedding else memory.prompt_cache_mib * _MIB
+        return self.file_bytes + self.kv_bytes_per_token * tokens + work_bytes + cache_bytes
 
 
-def largest_fitting_model(machine: LocalMachine, context_tokens: int, parallel: int) -> CatalogueModel | None:
+_LEAST_MEMORY: Final = ContextMemory(context_tokens=4096, parallel=1, prompt_cache_mib=0)
+
+
+def catalogue_size(model: CatalogueModel) -> ModelSize:
+    """Return the sizes of a model of the catalogue."""
+    return ModelSize(model.size_bytes, model.kv_bytes_per_token, model.context_tokens, model.kind == "embedding")
+
+
+def catalogue_needed_bytes(model: CatalogueModel, memory: ContextMemory) -> int:
+    """Return the memory that a model of the catalogue takes."""
+    return catalogue_size(model).needed_bytes(memory)
+
+
+def largest_fitting_model(machine: LocalMachine, memory: ContextMemory) -> CatalogueModel | None:
     """Return the largest chat model of the catalogue that fits the machine, and that a machine without an accelerator
     runs at a useful speed."""
     fitting = [
         model
         for model in CATALOGUE.values()
         if model.kind == "chat"
-        and catalogue_needed_bytes(model, context_tokens, parallel) <= machine.model_bytes
+        and catalogue_needed_bytes(model, memory) <= machine.model_bytes
         and not (machine.is_cpu_only and _read_bytes(model) > _CPU_READ_BYTES_PER_TOKEN)
     ]
     return max(fitting, key=lambda model: model.size_bytes, default=None)
@@ -42,19 +72,19 @@ def check_fit(name: str, needed: int, machine: LocalMachine, limit_bytes: int) -
     """Raise ConfigError with the remedies if a model needs more memory than models may take."""
     if needed <= limit_bytes:
         return
-    smaller = largest_fitting_model(machine, 4096, 1)
+    smaller = largest_fitting_model(machine, _LEAST_MEMORY)
     instead = f"take a smaller model (`--model {smaller.name}` fits), " if smaller and smaller.name != name else ""
     raise ConfigError(
         f"The model '{name}' needs about {needed / 1e9:.1f} GB of memory, and models may take "
-        f"{limit_bytes / 1e9:.1f} GB here ({machine}). To run it, {instead}lower context_tokens or parallel, end other "
-        "programs, or raise memory_gb. To try all the same, set run_anyway: true."
+        f"{limit_bytes / 1e9:.1f} GB here ({machine}). To run it, {instead}lower context_tokens, parallel or "
+        "prompt_cache_mib, end other programs, or raise memory_gb. To try all the same, set run_anyway: true."
     )
 
 
-def suggestion_lines(machine: LocalMachine, served: str, context_tokens: int, parallel: int) -> list[str]:
+def suggestion_lines(machine: LocalMachine, served: str, memory: ContextMemory) -> list[str]:
     """Return lines for the operator: what the machine is, and the largest model of the catalogue that it runs."""
     lines = [f"This machine: {machine}."]
-    largest = largest_fitting_model(machine, context_tokens, parallel)
+    largest = largest_fitting_model(machine, memory)
     if largest is not None and largest.name != served:
         lines.append(
             f"The largest model of the catalogue that runs well here is {largest.name} "

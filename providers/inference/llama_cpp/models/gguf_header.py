@@ -1,4 +1,4 @@
-"""The header of a GGUF file: which architecture it is, and the numbers that say how much memory its context takes.
+"""The header of a GGUF file: which kind of model it is, and the numbers that say how much memory its context takes.
 
 Only the fields before the tokenizer are read, which writers put last. Source: ggml's docs/gguf.md.
 """
@@ -15,16 +15,27 @@ _MAX_FIELDS: Final = 4096
 _MAX_TEXT_BYTES: Final = 1024 * 1024
 _MAX_ITEMS: Final = 65_536
 _KV_ITEM_BYTES: Final = 2
+_EMBEDDING_ARCHITECTURES: Final = frozenset(
+    (
+        *("bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3"),
+        *("modern-bert", "eurobert", "gemma-embedding"),
+    )
+)
+_VECTOR_POOLING_TYPES: Final = frozenset((1, 2, 3))
+"""Mean, first and last token: by these a model of any architecture makes one vector of a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
     """`context_tokens` is the length that the model was trained for; `kv_bytes_per_token` is an upper bound, since a
-    layer with a sliding window counts as if it had none. Both are 0 where the file does not say."""
+    layer with a sliding window counts as if it had none; `vector_dimensions` is the length of its vectors, which an
+    `is_embedding` model returns. All three are 0 where the file does not say."""
 
     architecture: str
     context_tokens: int
     kv_bytes_per_token: int
+    vector_dimensions: int = 0
+    is_embedding: bool = False
 
 
 def read_header(path: Path) -> GgufHeader | None:
@@ -49,7 +60,9 @@ def _fields_to_header(fields: dict[str, Any]) -> GgufHeader:
     kv_heads = fields.get(f"{architecture}.attention.head_count_kv", heads)
     total_kv_heads = sum(map(int, kv_heads)) if isinstance(kv_heads, list) else int(kv_heads) * layers  # type: ignore[arg-type]  # items of a file
     kv_bytes = total_kv_heads * (key_length + value_length) * _KV_ITEM_BYTES
-    return GgufHeader(architecture, number("context_length"), kv_bytes)
+    dimensions = number("embedding_length_out") or number("embedding_length")
+    is_embedding = architecture in _EMBEDDING_ARCHITECTURES or number("pooling_type") in _VECTOR_POOLING_TYPES
+    return GgufHeader(architecture, number("context_length"), kv_bytes, dimensions, is_embedding)
 
 
 def _read_fields(source: IO[bytes]) -> dict[str, Any]:

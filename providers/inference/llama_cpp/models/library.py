@@ -9,7 +9,12 @@ from typing import Final
 from apis.errors import ConfigError
 from apis.models.library import LibraryListing, LibraryModel, ModelLibrary
 from providers.inference.llama_cpp.models.catalogue import CATALOGUE, CatalogueModel, HubFile
-from providers.inference.llama_cpp.models.fit import catalogue_needed_bytes, largest_fitting_model, needed_bytes
+from providers.inference.llama_cpp.models.fit import (
+    ContextMemory,
+    ModelSize,
+    catalogue_needed_bytes,
+    largest_fitting_model,
+)
 from providers.inference.llama_cpp.models.gguf_header import read_header
 from providers.inference.llama_cpp.models.hub import (
     CachedFile,
@@ -21,8 +26,7 @@ from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, is_fe
 from providers.inference.llama_cpp.models.references import HUB_PREFIX, ModelReference, parse_reference
 from providers.inference.llama_cpp.models.resolve import resolve_model
 
-DEFAULT_CONTEXT_TOKENS: Final = 8192
-DEFAULT_PARALLEL: Final = 2
+_DEFAULT_MEMORY: Final = ContextMemory()
 _FETCH_TIMEOUT_S: Final = 7 * 24 * 3600.0
 
 
@@ -32,7 +36,7 @@ class GgufLibrary(ModelLibrary):
     async def list_models(self) -> LibraryListing:
         """See `ModelLibrary.list_models`."""
         machine, cache = await asyncio.gather(inspect_machine(), list_hub_cache())
-        largest = largest_fitting_model(machine, DEFAULT_CONTEXT_TOKENS, DEFAULT_PARALLEL)
+        largest = largest_fitting_model(machine, _DEFAULT_MEMORY)
         rows = await asyncio.to_thread(_build_rows, machine, largest, cache.files)
         folders = [models_dir(), cache.folder]
         free_bytes = await asyncio.to_thread(_free_bytes, cache.folder)
@@ -80,7 +84,7 @@ def _row_of_catalogue(
     else:
         on_disk = [(row.size_bytes, row.path) for file in model.all_files for row in cached if _is_file(row, file)]
         source = _source(model.files[0])
-    memory_bytes = catalogue_needed_bytes(model, DEFAULT_CONTEXT_TOKENS, DEFAULT_PARALLEL)
+    memory_bytes = catalogue_needed_bytes(model, _DEFAULT_MEMORY)
     return LibraryModel(
         name=model.name,
         kind=model.kind if model.projector is None else f"{model.kind}, vision",
@@ -105,8 +109,8 @@ def _rows_of_others(cached: Iterable[CachedFile], machine: LocalMachine) -> Iter
         memory_bytes = context_tokens = None
         if header is not None and header.context_tokens:
             context_tokens = header.context_tokens
-            tokens = min(DEFAULT_CONTEXT_TOKENS, context_tokens) * DEFAULT_PARALLEL
-            memory_bytes = needed_bytes(row.size_bytes, header.kv_bytes_per_token, tokens)
+            size = ModelSize(row.size_bytes, header.kv_bytes_per_token, context_tokens, header.is_embedding)
+            memory_bytes = size.needed_bytes(_DEFAULT_MEMORY)
         yield LibraryModel(
             name=f"{HUB_PREFIX}{row.repository}/{row.file}",
             kind="",

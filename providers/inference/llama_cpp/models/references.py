@@ -23,13 +23,14 @@ _MAX_PARTS: Final = 99
 @dataclass(frozen=True, slots=True)
 class ModelReference:
     """Model that a text names: a `model` of the catalogue, `files` of the hub, or a `path` on this machine. `id` is the
-    name under which it is served."""
+    name under which it is served. `projector_path` is the user's own file through which the model sees images."""
 
     text: str
     id: str
     model: CatalogueModel | None = None
     files: tuple[HubFile, ...] = ()
     path: Path | None = None
+    projector_path: Path | None = None
 
 
 def parse_reference(text: str) -> ModelReference:

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from apis.errors import ConfigError
-from providers.inference.llama_cpp.models.catalogue import CatalogueModel, Kind
-from providers.inference.llama_cpp.models.fit import needed_bytes
+from providers.inference.llama_cpp.models.catalogue import CatalogueModel
+from providers.inference.llama_cpp.models.fit import ModelSize, catalogue_size
 from providers.inference.llama_cpp.models.gguf_header import read_header
 from providers.inference.llama_cpp.models.hub import fetch_hub_file
 from providers.inference.llama_cpp.models.packages import PACKAGED_MODELS, fetch_model, is_fetched, models_dir
@@ -16,24 +16,18 @@ from providers.inference.llama_cpp.models.references import ModelReference, part
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """Model whose files are on this machine. `path` is the first part of the weights; `kind` is None where only the
-    file knows. `context_tokens` is the length that the model was trained for, 0 if that is unknown; `downloaded` says
-    that it was fetched just now."""
+    """Model whose files are on this machine. `path` is the first part of the weights, `architecture` is empty where the
+    file does not say; `vector_dimensions` is the length of an embedding model's vectors. `projector_path` is the file
+    through which it sees images; `downloaded` says that it was fetched just now."""
 
     id: str
     path: Path
-    size_bytes: int
-    kv_bytes_per_token: int
-    context_tokens: int
+    size: ModelSize
+    architecture: str = ""
+    vector_dimensions: int = 0
     projector_path: Path | None = None
-    kind: Kind | None = None
     sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     downloaded: bool = False
-
-    def needed_bytes(self, context_tokens: int, parallel: int) -> int:
-        """Return the memory that the model takes with `parallel` contexts: an estimate."""
-        tokens = min(context_tokens, self.context_tokens or context_tokens) * parallel
-        return needed_bytes(self.size_bytes, self.kv_bytes_per_token, tokens)
 
 
 async def resolve_model(
@@ -41,6 +35,16 @@ async def resolve_model(
 ) -> LocalModel:
     """Return the model that the reference names, after fetching and verifying what is missing; a file of more than
     `limit_bytes` is not fetched. Raises ConfigError."""
+    projector_path = reference.projector_path
+    if projector_path is not None and not await asyncio.to_thread(projector_path.is_file):
+        raise ConfigError(f"projector_path: there is no file {projector_path}.")
+    local = await _resolve_weights(reference, fetch_timeout_s, limit_bytes)
+    if projector_path is None:
+        return local
+    return await asyncio.to_thread(_add_projector, local, projector_path)
+
+
+async def _resolve_weights(reference: ModelReference, fetch_timeout_s: float, limit_bytes: int | None) -> LocalModel:
     model = reference.model
     if reference.path is not None:
         return await asyncio.to_thread(describe_file, reference.id, reference.path)
@@ -52,27 +56,25 @@ async def resolve_model(
     if model is None:
         return await asyncio.to_thread(describe_file, reference.id, paths[0], downloaded=downloaded)
     projector_path = paths[-1] if model.projector is not None else None
-    return _describe_catalogue_model(model, paths[0], projector_path, downloaded=downloaded)
+    local = await asyncio.to_thread(_describe_catalogue_model, model, paths[0], downloaded=downloaded)
+    return replace(local, projector_path=projector_path)
 
 
 async def _resolve_package(model: CatalogueModel, fetch_timeout_s: float) -> LocalModel:
     packaged = PACKAGED_MODELS[model.package]
     downloaded = not await asyncio.to_thread(is_fetched, models_dir() / packaged.filename, packaged)
     path = await fetch_model(packaged, models_dir(), fetch_timeout_s)
-    return _describe_catalogue_model(model, path, None, downloaded=downloaded)
+    return await asyncio.to_thread(_describe_catalogue_model, model, path, downloaded=downloaded)
 
 
-def _describe_catalogue_model(
-    model: CatalogueModel, path: Path, projector_path: Path | None, *, downloaded: bool
-) -> LocalModel:
+def _describe_catalogue_model(model: CatalogueModel, path: Path, *, downloaded: bool) -> LocalModel:
+    header = read_header(path)
     return LocalModel(
         id=model.name,
         path=path,
-        size_bytes=model.size_bytes,
-        kv_bytes_per_token=model.kv_bytes_per_token,
-        context_tokens=model.context_tokens,
-        projector_path=projector_path,
-        kind=model.kind,
+        size=catalogue_size(model),
+        architecture=header.architecture if header else "",
+        vector_dimensions=header.vector_dimensions if header else 0,
         sampling=model.sampling,
         downloaded=downloaded,
     )
@@ -84,12 +86,19 @@ def describe_file(model_id: str, path: Path, *, downloaded: bool = False) -> Loc
     for part in parts:
         if not part.is_file():
             raise ConfigError(f"The model '{model_id}' is not there: there is no file {part}.")
-    header = read_header(path)
+    file_bytes, header = sum(part.stat().st_size for part in parts), read_header(path)
+    if header is None:
+        return LocalModel(model_id, path, ModelSize(file_bytes, 0, 0), downloaded=downloaded)
     return LocalModel(
         id=model_id,
         path=path,
-        size_bytes=sum(part.stat().st_size for part in parts),
-        kv_bytes_per_token=header.kv_bytes_per_token if header else 0,
-        context_tokens=header.context_tokens if header else 0,
+        size=ModelSize(file_bytes, header.kv_bytes_per_token, header.context_tokens, header.is_embedding),
+        architecture=header.architecture,
+        vector_dimensions=header.vector_dimensions,
         downloaded=downloaded,
     )
+
+
+def _add_projector(local: LocalModel, projector_path: Path) -> LocalModel:
+    file_bytes = local.size.file_bytes + projector_path.stat().st_size
+    return replace(local, size=replace(local.size, file_bytes=file_bytes), projector_path=projector_path)

@@ -1,0 +1,253 @@
+"""Reasoning that a model writes into its text between tags such as `<think>`, as reasoning deltas.
+
+For servers that do not separate it themselves. Only a block at the beginning of an answer is reasoning: tags further on
+are text that the model writes about. Each delta is read once, so the time is linear however the tags are split.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from apis.chat import ChatRequest, Message, TextPart
+from apis.deltas import Delta, DeltaBatch, Finish, ReasoningDelta, TextDelta, TokenLogprob
+from apis.live_batch import convert_batch
+
+TagText = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class ReasoningTags(BaseModel):
+    """Tags around a model's reasoning. `starts_open`: the template ends with the opening tag, so the output begins
+    within the reasoning. `replay` says how the model's template takes earlier reasoning: `content`, within the tags and
+    only since the last user message; `field`, in the message field that the server has for it; `none`, not at all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    open: TagText = "<think>"
+    close: TagText = "</think>"
+    starts_open: bool = False
+    replay: Literal["content", "field", "none"] = "content"
+
+
+TagsPreset = Literal["think", "think-open", "deepseek-r1", "magistral", "seed-oss"]
+TAGS_PRESETS: Final[Mapping[TagsPreset, ReasoningTags]] = {
+    "think": ReasoningTags(),
+    "think-open": ReasoningTags(starts_open=True),
+    "deepseek-r1": ReasoningTags(starts_open=True, replay="none"),
+    "magistral": ReasoningTags(open="[THINK]", close="[/THINK]"),
+    "seed-oss": ReasoningTags(open="<seed:think>", close="</seed:think>"),
+}
+_MODEL_PRESETS: Final[Sequence[tuple[Sequence[str], TagsPreset]]] = [
+    (("deepseek", "r1"), "deepseek-r1"),
+    (("qwen3", "thinking"), "think-open"),
+    (("qwq",), "think-open"),
+    (("magistral",), "magistral"),
+    (("seed-oss",), "seed-oss"),
+    *(((family,), "think") for family in ("qwen3", "smollm3", "glm-4", "minimax-m", "ernie", "hunyuan")),
+]
+"""Presets by words that are all in the model's name, in lower case; the first that fits counts."""
+TagsOption = ReasoningTags | TagsPreset | Literal["auto"]
+"""The option `reasoning_tags` of a provider; `auto` chooses the preset by the model's name."""
+
+
+def find_tags(option: TagsOption | None, model: str) -> ReasoningTags | None:
+    """Return the tags of a model; None if its text has none."""
+    if option is None or isinstance(option, ReasoningTags):
+        return option
+    if option != "auto":
+        return TAGS_PRESETS[option]
+    name = model.lower()
+    return next((TAGS_PRESETS[preset] for words, preset in _MODEL_PRESETS if all(word in name for word in words)), None)
+
+
+def replay_reasoning(request: ChatRequest, tags: ReasoningTags) -> ChatRequest:
+    """Return the request with earlier reasoning as the model's template takes it."""
+    if tags.replay == "field" or not any(message.reasoning for message in request.messages):
+        return request
+    messages = request.messages
+    last_user = max((at for at, message in enumerate(messages) if message.role == "user"), default=-1)
+    replayed = [
+        _write_reasoning(message, tags if at > last_user and tags.replay == "content" else None)
+        for at, message in enumerate(messages)
+    ]
+    return request.model_copy(update={"messages": replayed})
+
+
+def _write_reasoning(message: Message, tags: ReasoningTags | None) -> Message:
+    if not message.reasoning:
+        return message
+    content = message.content
+    if tags is not None:
+        text = f"{tags.open}\n{message.reasoning}\n{tags.close}\n\n"
+        content = [TextPart(text=text), *content] if isinstance(content, list) else text + (content or "")
+    return message.model_copy(update={"reasoning": None, "content": content})
+
+
+def _thinks_from_the_start(request: ChatRequest, tags: ReasoningTags) -> bool:
+    """Return true if the output begins within the reasoning: not when the request turned it off."""
+    options = request.chat_template_kwargs or {}
+    return tags.starts_open and options.get("enable_thinking") is not False and options.get("thinking") is not False
+
+
+def _demands_json(request: ChatRequest) -> bool:
+    return request.response_format is not None and request.response_format.type != "text"
+
+
+async def split_reasoning(
+    batches: AsyncGenerator[DeltaBatch], request: ChatRequest, tags: ReasoningTags
+) -> AsyncGenerator[DeltaBatch]:
+    """Yield the batches of a chat with its tagged text as reasoning."""
+    splitter = TagSplitter(tags, starts_open=_thinks_from_the_start(request, tags), json_answer=_demands_json(request))
+    async with aclosing(batches):
+        async for batch in batches:
+            if split := convert_batch(batch, splitter.feed):
+                yield split
+
+
+class TagSplitter:
+    """Splits the text of one answer. After `is_done` every further delta is as it was.
+
+    `starts_open`: text without an opening tag is reasoning. With `json_answer`, text that begins as JSON does is the
+    answer all the same: a server that enforces a schema does so from the first token.
+    """
+
+    def __init__(self, tags: ReasoningTags, *, starts_open: bool, json_answer: bool = False) -> None:
+        self.is_done = False
+        self._tags = tags
+        self._starts_open = starts_open
+        self._json_answer = json_answer
+        self._is_open = False
+        self._is_closed = False
+        # Text that may be the beginning of a tag, and blanks before it, of which there may be any number.
+        self._tag_start = ""
+        self._blanks: list[str] = []
+        self._newline_count = 0
+        self._has_reasoning = False
+        self._logprobs: list[TokenLogprob] = []
+
+    def feed(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
+        """Return the deltas that these make certain."""
+        if self.is_done:
+            return deltas
+        out: list[Delta] = []
+        for delta in deltas:
+            if self.is_done:
+                out.append(delta)
+            elif isinstance(delta, TextDelta):
+                self._logprobs += delta.logprobs
+                self._feed_text(delta.text, delta, out)
+            else:
+                # Anything else ends the text before it; a server that sends reasoning separates it itself.
+                self._flush(out)
+                self.is_done = self.is_done or isinstance(delta, Finish | ReasoningDelta)
+                out.append(delta)
+        return out
+
+    def _feed_text(self, text: str, delta: TextDelta, out: list[Delta]) -> None:
+        if not self._is_open and not self._is_closed:
+            text = self._read_start(text, delta, out)
+        if self._is_open and text:
+            text = self._read_reasoning(text, out)
+        if self._is_closed:
+            text = text.lstrip("\n")
+            if text:
+                self.is_done = True
+                self._add_text(text, delta, out)
+            else:
+                self._logprobs.clear()
+
+    def _read_start(self, text: str, delta: TextDelta, out: list[Delta]) -> str:
+        """Look for the opening tag; return the text after it. What is no tag is reasoning or text, as it is."""
+        data = self._tag_start + text
+        if not self._tag_start and not (data := data.lstrip()):
+            self._blanks.append(text)
+            return ""
+        if not self._tag_start:
+            self._blanks.append(text[: len(text) - len(data)])
+        tag = self._tags.open
+        if len(data) < len(tag) and tag.startswith(data):
+            self._tag_start = data
+            return ""
+        self._tag_start = ""
+        if data.startswith(tag):
+            self._is_open = True
+            self._blanks.clear()
+            self._logprobs.clear()
+            return data[len(tag) :]
+        is_json = self._json_answer and data[0] in "{["
+        data = "".join(self._blanks) + data
+        self._blanks.clear()
+        if self._starts_open and not is_json:
+            self._is_open = True
+            return data
+        self.is_done = True
+        self._add_text(data, delta, out)
+        return ""
+
+    def _read_reasoning(self, text: str, out: list[Delta]) -> str:
+        """Add reasoning up to the closing tag; return the text after it."""
+        tag, data = self._tags.close, self._tag_start + text
+        end = data.find(tag)
+        if end < 0:
+            self._logprobs.clear()
+            pending = _count_tag_start(data, tag)
+            self._tag_start = data[len(data) - pending :]
+            self._add_reasoning(data[: len(data) - pending], out)
+            return ""
+        self._tag_start = ""
+        self._add_reasoning(data[:end], out)
+        self._is_open, self._is_closed = False, True
+        return data[end + len(tag) :]
+
+    def _add_reasoning(self, text: str, out: list[Delta]) -> None:
+        """Add reasoning without the newlines around it, which belong to the tags."""
+        if not self._has_reasoning:
+            text = text.lstrip("\n")
+        body = text.rstrip("\n")
+        if body:
+            self._has_reasoning = True
+            out.append(ReasoningDelta("\n" * self._newline_count + body))
+            self._newline_count = 0
+        if self._has_reasoning:
+            self._newline_count += len(text) - len(body)
+
+    def _add_text(self, text: str, delta: TextDelta, out: list[Delta]) -> None:
+        out.append(replace(delta, text=text, logprobs=_logprobs_of_end(self._logprobs, len(text))))
+        self._logprobs.clear()
+
+    def _flush(self, out: list[Delta]) -> None:
+        """Add what was pending, when no more text can complete a tag."""
+        pending, self._tag_start = self._tag_start, ""
+        if self._is_open:
+            if pending:
+                self._add_reasoning(pending, out)
+            return
+        text = "".join(self._blanks) + pending
+        self._blanks.clear()
+        if not text or self._is_closed:
+            return
+        if self._starts_open:
+            self._is_open = True
+            self._add_reasoning(text, out)
+        else:
+            self.is_done = True
+            self._add_text(text, TextDelta(""), out)
+
+
+def _logprobs_of_end(logprobs: Sequence[TokenLogprob], length: int) -> Sequence[TokenLogprob]:
+    """Return those of the last tokens, of which the last `length` characters are."""
+    start = len(logprobs)
+    while start and length > 0:
+        start -= 1
+        length -= len(logprobs[start].token)
+    return tuple(logprobs[start:])
+
+
+def _count_tag_start(data: str, tag: str) -> int:
+    """Return the length of the longest end of `data` with which the tag begins."""
+    longest = min(len(data), len(tag) - 1)
+    if tag[0] not in data[len(data) - longest :]:
+        return 0
+    return next((length for length in range(longest, 0, -1) if tag.startswith(data[len(data) - length :])), 0)

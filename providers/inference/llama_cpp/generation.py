@@ -1,0 +1,155 @@
+"""How a model is used: the prompts that it is sent and the reading of its output.
+
+There is one for gpt-oss (Harmony, in tokens), one for embedding models, and one for every other model (its own chat
+template).
+"""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from apis.chat import ChatJsonSchemaFormat, ChatRequest, refuse_engine_options
+from apis.completions.completion import CompletionBatch, CompletionRequest
+from apis.deltas import DeltaBatch
+from apis.errors import Unsupported
+from apis.inference import ALL_CONSTRAINTS, Modality, Model
+from apis.wire.base import Effort
+from apis.wire.text_format import JsonObjectFormat
+from providers.inference.harmony.options import HarmonyOptions
+from providers.inference.llama_cpp.client import Constraint, EngineClient, schema_to_constraint
+from providers.inference.llama_cpp.prompts import (
+    add_verbosity,
+    build_answer_messages,
+    build_decision_messages,
+    check_input_parts,
+)
+from providers.inference.llama_cpp.text_completions import check_completion, limit_completion
+from providers.inference.llama_cpp.tools import ToolTurn, request_to_choices, tool_to_constraint
+
+MAX_LIMIT: Final = 2**31 - 1
+"""The largest number of tokens that the engine reads as a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSettings:
+    """Settings of a model. `slots` requests run at once, each in `context_tokens`; `max_output_tokens` limits
+    requests without a limit. `shares_cache`: the engine stores caches that leave their slots, and moves them between
+    slots. `takes_images`: a projector is loaded. `harmony` is for gpt-oss."""
+
+    slots: int
+    context_tokens: int
+    max_output_tokens: int
+    shares_cache: bool
+    takes_images: bool
+    harmony: HarmonyOptions
+
+
+ClientLender = Callable[[], AbstractAsyncContextManager[EngineClient]]
+"""Loads the model if need be, and lends a client of its engine."""
+
+
+class Generation(Protocol):
+    """Use of one model, loaded or not. `client` is that of the engine as it runs now."""
+
+    def describe(self, model: Model) -> Model:
+        """Return the model with what this use of it can do."""
+        ...
+
+    def check(self, request: ChatRequest) -> None:
+        """Raise Unsupported or InvalidRequest naming a field that the model cannot honour."""
+        ...
+
+    def generate(self, client: EngineClient, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+        """See `Inference.chat`; `check` has passed."""
+        ...
+
+    def check_completion(self, request: CompletionRequest) -> None:
+        """Raise Unsupported naming a field of a text completion that the model cannot honour."""
+        ...
+
+    def complete(self, client: EngineClient, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
+        """See `Inference.complete`; `check_completion` has passed."""
+        ...
+
+    async def count_tokens(self, lend_client: ClientLender, request: ChatRequest) -> int:
+        """See `Inference.count_tokens`; `check` has passed. The model is loaded only if the engine must count."""
+        ...
+
+    def used_effort(self, request: ChatRequest) -> Effort | None:
+        """See `Inference.used_effort`."""
+        ...
+
+
+class TemplateGeneration:
+    """Chat with the model's own template. Tools work with any model: it first decides, then fills in the input that
+    the tool's schema allows."""
+
+    def __init__(self, settings: GenerationSettings) -> None:
+        self._settings = settings
+
+    def describe(self, model: Model) -> Model:
+        """See `Generation.describe`."""
+        modalities = frozenset[Modality]({"image"} if self._settings.takes_images else ())
+        return replace(model, modalities=modalities, enforces=ALL_CONSTRAINTS)
+
+    def check(self, request: ChatRequest) -> None:
+        """See `Generation.check`."""
+        if request.stop_token_ids:
+            raise Unsupported("'stop_token_ids' is not supported by the local engine.", param="stop_token_ids")
+        refuse_engine_options(request, ("chat_template_kwargs",))
+        check_input_parts(request.messages, takes_images=self._settings.takes_images)
+
+    def used_effort(self, request: ChatRequest) -> Effort | None:
+        """Return None: the model's template decides."""
+        return None
+
+    async def generate(self, client: EngineClient, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
+        """See `Generation.generate`. With tools there is at most one call per turn, and the usage includes the
+        decision."""
+        request = add_verbosity(request)
+        choices = request_to_choices(request)
+        named = {tool: f"tools[{index}]" for index, tool in enumerate(tool.name for tool in request.tools or ())}
+        constraints = {tool.name: tool_to_constraint(tool, named[tool.name]) for tool in choices.tools}
+        answer_constraint = _build_answer_constraint(request)
+        await client.check_constraints([one for one in (*constraints.values(), answer_constraint) if one is not None])
+        bound = min(request.max_completion_tokens or self._settings.max_output_tokens, MAX_LIMIT)
+        request = request.model_copy(update={"max_completion_tokens": bound})
+        if choices.tools:
+            batches = ToolTurn(client, request, choices, constraints).generate(answer_constraint)
+        else:
+            batches = client.chat(
+                request.model_copy(update={"messages": build_answer_messages(request.messages)}), answer_constraint
+            )
+        async with aclosing(batches):
+            async for batch in batches:
+                yield batch
+
+    def check_completion(self, request: CompletionRequest) -> None:
+        """See `Generation.check_completion`."""
+        check_completion(request)
+
+    def complete(self, client: EngineClient, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
+        """See `Generation.complete`."""
+        return client.complete(limit_completion(request, self._settings.max_output_tokens))
+
+    async def count_tokens(self, lend_client: ClientLender, request: ChatRequest) -> int:
+        """Return the length of the first prompt that the model reads; with tools, the one for the decision."""
+        request = add_verbosity(request)
+        choices = request_to_choices(request)
+        if choices.tools:
+            messages = build_decision_messages(request.messages, choices.tools, may_answer=choices.may_answer)
+        else:
+            messages = build_answer_messages(request.messages)
+        async with lend_client() as client:
+            return await client.count_tokens(request.model_copy(update={"messages": messages}))
+
+
+def _build_answer_constraint(request: ChatRequest) -> Constraint | None:
+    match request.response_format:
+        case ChatJsonSchemaFormat(json_schema=schema_format):
+            return schema_to_constraint(schema_format.schema_, "text.format.schema", strict=bool(schema_format.strict))
+        case JsonObjectFormat():
+            return schema_to_constraint({"type": "object"}, "text.format", strict=False)
+        case _:
+            return None
