@@ -19,7 +19,7 @@ from apis.imports import import_from_string, install_command
 from apis.inference import ALL_CONSTRAINTS, Constraint, Inference, Modality, Model
 from apis.provider import Provider
 from apis.wire.base import Effort
-from providers.inference.chat_completions.answer_limits import DEFAULT_MAX_ANSWER_BYTES
+from providers.inference.chat_completions.affinity import check_affinity_headers
 from providers.inference.chat_completions.body import ChatDialect, UpstreamEngine
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
 from providers.inference.chat_completions.endpoint import ChatCompletions, EndpointLimits
@@ -39,8 +39,8 @@ NO_PROXY: Final = "none"
 
 
 class VLLM(Inference):
-    """Provider over one or more base URLs. Several URLs are replicas: requests rotate, and one that produced no output
-    yet is retried on another replica."""
+    """Provider over one or more base URLs. Several URLs are replicas: the chats of one chain go to one of them, other
+    requests rotate, and one that produced no output yet is retried on another replica."""
 
     class Config(Provider.Config):
         """`engine: openai` sends only fields of OpenAI's own API; `reasoning_field` is then `none` by default.
@@ -53,8 +53,9 @@ class VLLM(Inference):
         tokens. `grammars` then says that vLLM enforces them, as it does when started with --structured-outputs-config
         '{"backend": "guidance", "enable_in_reasoning": true}'. `proxy` is the URL of an HTTP proxy for all base
         URLs, such as http://user:password@host:port, or `none` for direct connections; without it HTTPS_PROXY,
-        HTTP_PROXY, ALL_PROXY and NO_PROXY apply. For the other fields see ChatDialect, EndpointLimits and
-        ReplicaPolicy."""
+        HTTP_PROXY, ALL_PROXY and NO_PROXY apply. `affinity_headers` names presets of AFFINITY_PRESETS and headers of
+        any name, by which a router in front of the engines sends the chats of one chain to one of them. For the other
+        fields see ChatDialect, EndpointLimits and ReplicaPolicy."""
 
         base_url: str | list[str] = "http://127.0.0.1:8000/v1"
         api_key: SecretStr | None = None
@@ -68,13 +69,14 @@ class VLLM(Inference):
         neutralize_control_tokens: bool | None = None
         extra_body: dict[str, Any] = Field(default_factory=dict)
         lists_all_models: bool = True
+        affinity_headers: str | list[str] = Field(default_factory=list[str])
         modalities: frozenset[Modality] | None = None
         enforces: frozenset[Constraint] | None = None
         connect_timeout_s: float = Field(default=5, gt=0)
         headers_timeout_s: float = Field(default=60, gt=0)
         first_token_timeout_s: float = Field(default=120, gt=0)
         token_gap_timeout_s: float = Field(default=60, gt=0)
-        max_answer_bytes: int = Field(default=DEFAULT_MAX_ANSWER_BYTES, ge=1024)
+        max_answer_bytes: int = Field(default=EndpointLimits().max_answer_bytes, ge=1024)
         max_retries: int = Field(default=2, ge=0, le=10)
         retry_delay_s: float = Field(default=0.5, ge=0)
         max_retry_delay_s: float = Field(default=8, ge=0)
@@ -103,6 +105,13 @@ class VLLM(Inference):
         def _check_key(cls, value: SecretStr | None) -> SecretStr | None:
             headers_to_bytes({"Authorization": value.get_secret_value() if value else ""})
             return value
+
+        @field_validator("affinity_headers")
+        @classmethod
+        def _check_affinity_headers(cls, value: str | list[str]) -> list[str]:
+            names = [value] if isinstance(value, str) else value
+            check_affinity_headers(names)
+            return names
 
         @field_validator("proxy")
         @classmethod
@@ -225,6 +234,7 @@ def _build_dialect(config: VLLM.Config) -> ChatDialect:
         neutralize_control_tokens=config.neutralize_control_tokens,
         extra_body=config.extra_body,
         lists_all_models=config.lists_all_models,
+        affinity_headers=tuple(config.affinity_headers),
     )
 
 

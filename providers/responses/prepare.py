@@ -8,7 +8,7 @@ Each stage takes the complete result of the one before and returns a complete va
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openai.types.responses.response import InputTransformation
 
@@ -136,7 +136,9 @@ class ResponsePreparer:
             tenant=tenant,
             response_id=origin.ids.response_id,
         )
-        chat = build_chat(request, conversation.messages(supports_namespaces=toolbox.supports_namespaces), toolbox)
+        chat = build_chat(
+            request, conversation.messages(supports_namespaces=toolbox.supports_namespaces), toolbox, conversation.root
+        )
         output = ResponseOutput(
             origin.ids,
             self._options.max_tool_output_chars,
@@ -194,6 +196,10 @@ class ResponsePreparer:
         conversation = await read_conversation(
             request, origin.history_source, origin.ids, tenant=tenant, conversation_history=history
         )
+        is_continuable = request.store is not False or origin.history_source is not self._conversations.history
+        own_id = origin.ids.response_id if is_continuable else None
+        root = self._conversations.roots.choose(request, tenant, conversation.history.root, own_id)
+        conversation = replace(conversation, root=root)
         request = apply_configuration_updates(request, conversation.items)
         conversation = await self._sealed_tool_results.restore_tool_results(conversation, request.model, tenant)
         conversation, unopened = await self.compactor.open_latest_compaction(conversation, output_items, tenant)

@@ -143,6 +143,7 @@ class _SessionHistory(HistorySource):
             msgspec.Raw(pending.conversation.input_items_to_json(pending.ids)),
             msgspec.Raw(items_to_json(response.output)),
             pending.agent_loop.state.tool_results,
+            root=pending.conversation.root,
         )
         self._cache.put(
             self._tenant, self._key_prefix + response.id, CachedTurn(pending.conversation.history, turn, _NO_POSITION)

@@ -25,6 +25,7 @@ from apis.storage.kv_store import ABSENT, STORED_OVERHEAD_BYTES, Delete, Entry, 
 from apis.storage.pages import Page, first_page, page_after
 from apis.storage.records import PAGE_BYTES, decode_record, delete_all, encode_record, reading_stored
 from apis.wire.items import Item
+from providers.responses.context.chain_root import ChainRoots
 from providers.responses.context.conversation import resolve_items, stored_item
 from providers.responses.context.item_views import ItemViews
 from providers.responses.context.messages import check_items
@@ -59,6 +60,7 @@ class StoredConversations(Conversations):
         """`background_s` is longer than a background response can take in seconds, waiting included."""
         self._kv = kv
         self.history = history
+        self.roots = ChainRoots()
         self.views = ItemViews(SealedReasoning(reasoning_keys, kv), history)
         self._background_s = background_s
 

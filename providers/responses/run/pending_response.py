@@ -100,6 +100,7 @@ class PendingResponse:
             input_json,
             self.agent_loop.state.tool_results,
             await self.build_conversation_ops(response, input_json),
+            self.conversation.root,
         )
         stored = await history.save(finished, tenant=self.tenant, history=self.previous_history)
         if not stored and self.lock is not None:

@@ -62,12 +62,13 @@ class ResponseRecord(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class FinishedResponse:
     """A finished response and what is stored with it: `input_json` is the JSON array of its own input items, each with
-    an id; `tool_results` are those of its hosted calls; `extra_ops` are applied in the same atomic write."""
+    an id; `tool_results` are those of its hosted calls; `extra_ops` belong in the same write; `root` is its chain's."""
 
     response: Response
     input_json: bytes
     tool_results: dict[str, ToolResultRecord]
     extra_ops: Sequence[Op] = ()
+    root: str = ""
 
 
 class History:
@@ -130,25 +131,25 @@ class History:
             msgspec.Raw(finished_response.input_json),
             msgspec.Raw(items_to_json(response.output)),
             finished_response.tool_results,
+            root="" if history.root else finished_response.root,
         )
         size = len(turn.input_items) + len(turn.output_items)
         if size > MAX_VALUE_BYTES:
+            limit = f"{MAX_VALUE_BYTES} are the most"
             raise StoredValueTooLarge(
-                f"The response cannot be stored: its input and output have {size} bytes, and {MAX_VALUE_BYTES} are the "
-                "most."
+                f"The response cannot be stored: its input and output have {size} bytes, {limit}."
             )
         position = (
             TurnPosition(history.position.line, history.position.depth + 1)
             if history.position
             else TurnPosition(response.id[5:], 0)
         )
-        is_stored = await self._write_turn(position, turn, response_json, preview, tenant, finished_response.extra_ops)
+        ops = finished_response.extra_ops
+        is_stored = await self._write_turn(position, turn, response_json, preview, tenant, ops)
         if not is_stored and history.position is not None:
             turn.fork_point = (history.position.line, history.position.depth)
             position = TurnPosition(response.id[5:], 0)
-            is_stored = await self._write_turn(
-                position, turn, response_json, preview, tenant, finished_response.extra_ops
-            )
+            is_stored = await self._write_turn(position, turn, response_json, preview, tenant, ops)
         if is_stored:
             self._cache.discard(tenant, response.previous_response_id)
             self._cache.put(tenant, response.id, CachedTurn(history, turn, position))
@@ -353,13 +354,14 @@ def summarize_response(fields: Mapping[str, Any], preview: str) -> dict[str, Any
 def extend_history(history: LoadedHistory, turns: Sequence[StoredTurn], position: TurnPosition) -> LoadedHistory:
     """Return the history with more turns, the last of them at `position`."""
     items, tool_results, size_bytes = [*history.items], {**history.tool_results}, history.size_bytes
+    root = history.root or turns[0].root or turns[0].id
     for turn in turns:
-        input_json, output_json = bytes(turn.input_items), bytes(turn.output_items)
-        items += ITEM_LIST_ADAPTER.validate_json(input_json)
-        items += ITEM_LIST_ADAPTER.validate_json(output_json)
+        for items_json in (bytes(turn.input_items), bytes(turn.output_items)):
+            items += ITEM_LIST_ADAPTER.validate_json(items_json)
+            size_bytes += len(items_json)
         tool_results.update(turn.tool_results)
-        size_bytes += len(input_json) + len(output_json)
-    return LoadedHistory(items, tool_results, position, history.turn_count + len(turns), size_bytes, history.read_at)
+    count = history.turn_count + len(turns)
+    return LoadedHistory(items, tool_results, position, count, size_bytes, history.read_at, root)
 
 
 def _reject_conversation_turn(response_id: str, response: bytes) -> None:

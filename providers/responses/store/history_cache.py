@@ -23,6 +23,7 @@ class TurnPosition:
 
 class StoredTurn(
     msgspec.Struct,
+    omit_defaults=True,
     rename={
         "stored_at": "at",
         "input_items": "given",
@@ -31,7 +32,8 @@ class StoredTurn(
         "fork_point": "base",
     },
 ):
-    """The input and output items of one response, as JSON arrays, and the results of its hosted tool calls."""
+    """The input and output items of one response, as JSON arrays, and the results of its hosted tool calls. The first
+    turn of a chain has the chain's root."""
 
     id: str
     stored_at: float
@@ -39,12 +41,14 @@ class StoredTurn(
     output_items: msgspec.Raw
     tool_results: dict[str, ToolResultRecord] = {}
     fork_point: tuple[str, int] | None = None
+    root: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedHistory:
     """The history of a request: items in order, results of hosted tool calls, and the position of the last turn.
-    `size_bytes` is the size of all turns as stored; `read_at` the monotonic time of the last load from the store."""
+    `size_bytes` is the size of all turns as stored; `read_at` the monotonic time of the last load from the store;
+    `root` the root of the chain."""
 
     items: Sequence[Item] = ()
     tool_results: Mapping[str, ToolResultRecord] = field(default_factory=dict[str, ToolResultRecord])
@@ -52,6 +56,7 @@ class LoadedHistory:
     turn_count: int = 0
     size_bytes: int = 0
     read_at: float = field(default_factory=time.monotonic)
+    root: str = ""
 
 
 @dataclass(frozen=True, slots=True)
