@@ -174,7 +174,8 @@ class VLLM(Inference):
         if self._harmony_template is not None:
             native, text = self._harmony_template.native_tools, frozenset[Modality]()
             models = [replace(model, modalities=text, native_tools=native) for model in models]
-        models = [replace(model, enforces=_enforced_constraints(self._config)) for model in models]
+        enforced, caches = _enforced_constraints(self._config), self._config.engine == "vllm"
+        models = [replace(model, enforces=enforced, caches_prefixes=caches) for model in models]
         self._models_cache = (time.monotonic() + self._config.models_cache_s, models)
         return models
 

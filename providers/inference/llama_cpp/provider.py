@@ -204,6 +204,7 @@ class LlamaCpp(Inference):
             context_tokens=context_tokens,
             modalities=frozenset(),
             enforces=ALL_CONSTRAINTS,
+            caches_prefixes=True,
         )
         needed_bytes = local.needed_bytes(config.context_tokens, config.parallel)
         return PooledModel(settings, needed_bytes, model, places)

@@ -25,10 +25,10 @@ from apis.storage.kv_store import ABSENT, STORED_OVERHEAD_BYTES, Delete, Entry, 
 from apis.storage.pages import Page, first_page, page_after
 from apis.storage.records import PAGE_BYTES, decode_record, delete_all, encode_record, reading_stored
 from apis.wire.items import Item
-from providers.responses.context.chain_root import ChainRoots
 from providers.responses.context.conversation import resolve_items, stored_item
 from providers.responses.context.item_views import ItemViews
 from providers.responses.context.messages import check_items
+from providers.responses.context.prompt_cache.chain_root import ChainRoots
 from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
