@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 
@@ -55,10 +55,11 @@ async def play_chain(served: Served, inputs: Sequence[Any], **fields: Any) -> li
     firsts: list[ChatRequest] = []
     previous: Any = None
     for number, text_or_output in enumerate(inputs):
-        given = text_or_output
-        if isinstance(text_or_output, dict):
-            is_by_id, call_item = text_or_output["type"] == "local_shell_call_output", previous.output[-1]
-            given = [{**text_or_output, **({"id": call_item.id} if is_by_id else {"call_id": call_item.call_id})}]
+        given: Any = text_or_output
+        if not isinstance(text_or_output, str):
+            output, call_item = cast(Json, text_or_output), previous.output[-1]
+            is_by_id = output["type"] == "local_shell_call_output"
+            given = [{**output, **({"id": call_item.id} if is_by_id else {"call_id": call_item.call_id})}]
         before = len(asked(served))
         previous = await create(
             served, input=given, previous_response_id=previous.id if previous is not None else None, **fields
