@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,11 @@ SHARE_OF_ONE_SERVER = 0.95
 Ask = Callable[[str | None, str], Awaitable[Any]]
 
 
+def inference_over(servers: list[PrefixCacheServer], **config: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {"provider": "vllm", "base_url": [server.base_url for server in servers], **config}
+    return {**base, "retry_delay_s": 0.001, "health_interval_s": 0.25, "breaker_window_s": 0.1}
+
+
 @asynccontextmanager
 async def replicas(
     count: int = 2, **config: Any
@@ -26,9 +32,7 @@ async def replicas(
     possible = PrefixCache()
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(PrefixCacheServer(possible)) for _ in range(count)]
-        inference = {"provider": "vllm", "base_url": [server.base_url for server in servers], **config}
-        inference |= {"retry_delay_s": 0.001, "health_interval_s": 0.25, "breaker_window_s": 0.1}
-        served = await stack.enter_async_context(serving(inference))
+        served = await stack.enter_async_context(serving(inference_over(servers, **config)))
         yield served, servers, possible
 
 
@@ -158,6 +162,31 @@ async def test_chains_recover_from_a_replica_that_dies_and_returns() -> None:
         assert dead.chats  # its own chains are back
         assert dead.cache.hit_tokens > 0  # and hit in the second of the two turns
         assert all(server.cache.hit_tokens > before for server, before in zip(servers[1:], caches[1:], strict=True))
+
+
+async def test_a_replica_that_is_added_takes_only_its_own_chains(tmp_path: Path) -> None:
+    """Two machines with one store and one after the other: the second has one replica more."""
+    store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(PrefixCacheServer()) for _ in range(3)]
+        before = await stack.enter_async_context(serving(inference_over(servers[:2]), kv_store=store))
+        after = await stack.enter_async_context(serving(inference_over(servers), kv_store=store))
+
+        async def take_turn(served: Served, chain: int, turn: int, previous: str | None) -> tuple[str, set[int]]:
+            counts = [len(server.chats) for server in servers]
+            response = await create(
+                served, model="fake-model", input=question(chain, turn), previous_response_id=previous
+            )
+            return response.id, {at for at, server in enumerate(servers) if len(server.chats) > counts[at]}
+
+        moves: list[bool] = []
+        while len(moves) < 12 or not any(moves) or all(moves):
+            first_id, first_home = await take_turn(before, len(moves), 0, None)
+            second_id, second_home = await take_turn(after, len(moves), 1, first_id)
+            _, third_home = await take_turn(after, len(moves), 2, second_id)
+            assert third_home == second_home
+            assert second_home in (first_home, {2})
+            moves.append(second_home == {2})
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ MissReason = Literal[
     "context_compacted",
     "input_changed",
 ]
-_UNREAD_FIELDS: Final = ("id", "status", "phase", "encrypted_content", "annotations", "logprobs", "summary")
+_UNREAD_FIELDS: Final = ("id", "status", "encrypted_content", "annotations", "logprobs", "summary")
 """Fields of items and their parts that no prompt holds, or that differ between an item and its repetition."""
 _NO_IDS: Final = ResponseIds("resp_comparison")
 
