@@ -25,7 +25,8 @@ Constraint = Literal["json_schema", "grammar"]
 class Model:
     """Model that a provider serves now. `modalities` are its input kinds other than text, None if unknown;
     `native_tools` are the tools it accepts as a NativeTool. An embedding model has `embedding_dimensions`, if known;
-    `enforces` are the constraints that its engine promises to hold: others are checked when the text is complete."""
+    `enforces` are the constraints that its engine promises to hold: others are checked when the text is complete.
+    With `caches_prefixes`, a chat whose prompt begins as an earlier one's did is cheaper."""
 
     id: str
     owned_by: str
@@ -35,6 +36,7 @@ class Model:
     native_tools: frozenset[NativeToolName] = frozenset()
     embedding_dimensions: int | None = None
     enforces: frozenset[Constraint] = frozenset()
+    caches_prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

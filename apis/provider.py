@@ -51,6 +51,11 @@ class Provider:
         `start`; the answer keeps a server with several tenants from starting."""
         return None
 
+    def machine_bound_state(self) -> str | None:
+        """Return what the provider holds on this machine alone, with the remedy for several machines, or None if it
+        holds nothing. Shown to the operator of a store that several machines share."""
+        return None
+
     def metrics(self) -> ProviderMetrics | None:
         """Return the numbers of the provider for its operator, or None if it has none.
 

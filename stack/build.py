@@ -86,6 +86,14 @@ def confinement_lines(stack: Stack) -> list[str]:
     return [f"{path:<14}{line}" for path, line in holds.items() if line is not None]
 
 
+def machine_lines(stack: Stack) -> list[str]:
+    """Return a line for each provider that holds state on this machine alone, although machines can share the store."""
+    if not stack.kv_store.spans_machines:
+        return []
+    states = {path: provider.machine_bound_state() for path, provider in stack.providers_by_path.items()}
+    return [f"{path:<14}not shared by machines: {state}" for path, state in states.items() if state is not None]
+
+
 @contextmanager
 def locate_errors(config: StackConfig, path: str) -> Generator[None]:
     """Add the file, and the provider's path in it, to the errors of a provider."""

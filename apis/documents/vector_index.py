@@ -56,6 +56,11 @@ class VectorIndex(Provider, ABC):
     - No call waits for ever: StoreUnavailable is raised when the index cannot be reached or is too slow.
     """
 
+    async def identity(self) -> str:
+        """Return the id of the file that holds the chunks, where only the processes of one machine have them; empty
+        for an index that all machines share, which is the default."""
+        return ""
+
     @abstractmethod
     async def upsert(self, store: str, chunks: Sequence[Chunk]) -> None:
         """Put the chunks, all or none; one with the same file and number is replaced."""

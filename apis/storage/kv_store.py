@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from pydantic import Field
 
@@ -84,6 +84,9 @@ class KVStore(Provider, ABC):
     - A cancelled call leaves the connection usable and never returns its result to another call.
     - A value whose stored bytes have changed is never returned: reading it from its entry raises StorageCorrupt.
     """
+
+    spans_machines: ClassVar[bool] = False
+    """Processes on several machines can share the store."""
 
     class Config(Provider.Config):
         """`max_tenant_bytes` bounds the bytes of one tenant's keys and values (None: no bound). Each process counts its

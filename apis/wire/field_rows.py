@@ -68,12 +68,6 @@ FIELD_ROWS: Final = (
     FieldRow("prompt_cache_retention", _RESPONSE, "echoed", "The engine decides how long it caches."),
     FieldRow("prompt_cache_options.mode", ("PromptCacheOptions",), "echoed", "The engine caches every prefix itself."),
     FieldRow("prompt_cache_options.ttl", ("PromptCacheOptions",), "echoed", "The engine decides how long it caches."),
-    FieldRow(
-        "prompt_cache_options.comparison_response_id",
-        ("PromptCacheOptions",),
-        "echoed",
-        "'prompt_cache_diagnostics' says 'unavailable'.",
-    ),
     *(
         FieldRow(
             "access_programs.cyber", ("AccessPrograms",), "refused", "There are no access programs here.", value=value

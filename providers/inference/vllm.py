@@ -5,10 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
-from urllib.parse import urlsplit
-
-from pydantic import Field, SecretStr, field_validator, model_validator
+from typing import TYPE_CHECKING
 
 from apis.chat import ChatRequest
 from apis.completions.completion import CompletionBatch, CompletionRequest
@@ -16,117 +13,32 @@ from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import ConfigError
 from apis.imports import import_from_string, install_command
-from apis.inference import ALL_CONSTRAINTS, Constraint, Inference, Modality, Model, ModelHost
+from apis.inference import Inference, Modality, Model, ModelHost
 from apis.observation.background import UpstreamHealth
-from apis.provider import Provider
 from apis.wire.base import Effort
-from providers.inference.chat_completions.body import ChatDialect, UpstreamEngine
 from providers.inference.chat_completions.embeddings import join_embeddings, split_request
-from providers.inference.chat_completions.endpoint import ChatCompletions, EndpointLimits
+from providers.inference.chat_completions.endpoint import ChatCompletions
 from providers.inference.chat_completions.formatted_answers import chat_in_two_passes, needs_two_passes
 from providers.inference.chat_completions.health import HealthWatch
 from providers.inference.chat_completions.reasoning_tags import (
-    TagsOption,
     find_tags,
     replay_reasoning,
     split_reasoning,
 )
-from providers.inference.chat_completions.replicas import ReplicaPolicy, Upstreams
-from providers.inference.harmony.options import HarmonyOptions
-from providers.inference.http.client import HttpClient, headers_to_bytes
-from providers.inference.http.route import Proxy, ProxyRules
+from providers.inference.chat_completions.replicas import Upstreams
+from providers.inference.chat_completions.settings import RemoteEngineSettings
+from providers.inference.http.client import HttpClient
 
 if TYPE_CHECKING:
     from providers.inference.harmony.completions import HarmonyTemplate
 
 
-_DEFAULT_LIMITS: Final = EndpointLimits()
-NO_PROXY: Final = "none"
-"""Value of `proxy` for direct connections in spite of the environment."""
-
-
 class VLLM(Inference):
-    """Provider over one or more base URLs. Several URLs are replicas: requests rotate, and one that produced no output
-    yet is retried on another replica."""
+    """Provider over one or more base URLs. Several URLs are replicas: the chats of one chain go to one of them, other
+    requests rotate, and one that produced no output yet is retried on another replica."""
 
-    class Config(Provider.Config):
-        """`engine: openai` sends only fields of OpenAI's own API; `reasoning_field` is then `none` by default.
-        `extra_body` is merged over every chat's body. A model that /models does not list does not exist, unless
-        `lists_all_models` is false. Servers are checked every `health_interval_s`, one that does not answer each
-        second; with 0 never. `modalities` lists the models' input kinds other than text, `enforces` the constraints
-        that the server promises to hold (`json_schema`, `grammar`); by default vLLM holds schemas, and both with
-        `template: harmony`, another server none.
-        `template: harmony` is for gpt-oss on vLLM: prompts are rendered here with the options in `harmony` and sent as
-        tokens. `grammars` then says that vLLM enforces them, as it does when started with --structured-outputs-config
-        '{"backend": "guidance", "enable_in_reasoning": true}'. `proxy` is the URL of an HTTP proxy for all base
-        URLs, such as http://user:password@host:port, or `none` for direct connections; without it HTTPS_PROXY,
-        HTTP_PROXY, ALL_PROXY and NO_PROXY apply. `reasoning_tags` is for a server without a reasoning parser:
-        its model's tags as a preset, `auto` for that of the model's name, or as ReasoningTags. For the other fields
-        see ChatDialect, EndpointLimits and ReplicaPolicy."""
-
-        base_url: str | list[str] = "http://127.0.0.1:8000/v1"
-        api_key: SecretStr | None = None
-        proxy: SecretStr | None = None
-        engine: UpstreamEngine = "vllm"
-        template: Literal["chat", "harmony"] = "chat"
-        harmony: HarmonyOptions = HarmonyOptions()
-        grammars: bool = True
-        developer_role: Literal["system", "developer"] = "system"
-        reasoning_field: Literal["reasoning", "reasoning_content", "none"] | None = None
-        reasoning_tags: TagsOption | None = None
-        neutralize_control_tokens: bool | None = None
-        extra_body: dict[str, Any] = Field(default_factory=dict)
-        lists_all_models: bool = True
-        modalities: frozenset[Modality] | None = None
-        enforces: frozenset[Constraint] | None = None
-        connect_timeout_s: float = Field(default=5, gt=0)
-        headers_timeout_s: float = Field(default=60, gt=0)
-        first_token_timeout_s: float = Field(default=120, gt=0)
-        token_gap_timeout_s: float = Field(default=60, gt=0)
-        max_answer_bytes: int = Field(default=_DEFAULT_LIMITS.max_answer_bytes, ge=1024)
-        max_retries: int = Field(default=2, ge=0, le=10)
-        retry_delay_s: float = Field(default=0.5, ge=0)
-        max_retry_delay_s: float = Field(default=8, ge=0)
-        retry_budget: float = Field(default=0.1, ge=0, le=1)
-        breaker_failures: int = Field(default=5, ge=1)
-        breaker_window_s: float = Field(default=10, gt=0)
-        health_interval_s: float = Field(default=15, ge=0)
-        models_cache_s: float = Field(default=3, ge=0)
-
-        @field_validator("base_url")
-        @classmethod
-        def _check_urls(cls, value: str | list[str]) -> str | list[str]:
-            urls = [value] if isinstance(value, str) else value
-            if not urls:
-                raise ValueError("name at least one base_url")
-            for url in urls:
-                parts = urlsplit(url)
-                if parts.scheme not in ("http", "https") or not parts.hostname:
-                    raise ValueError("a base_url looks like http://host:port/v1")
-                if parts.username is not None or parts.query or parts.fragment:
-                    raise ValueError("a base_url holds no user, query or fragment; give the key as api_key")
-            return value
-
-        @field_validator("api_key")
-        @classmethod
-        def _check_key(cls, value: SecretStr | None) -> SecretStr | None:
-            headers_to_bytes({"Authorization": value.get_secret_value() if value else ""})
-            return value
-
-        @field_validator("proxy")
-        @classmethod
-        def _check_proxy(cls, value: SecretStr | None) -> SecretStr | None:
-            if value is not None and value.get_secret_value() not in ("", NO_PROXY):
-                Proxy.parse(value.get_secret_value())
-            return value
-
-        @model_validator(mode="after")
-        def _check_template(self) -> Self:
-            if self.template == "harmony" and self.engine != "vllm":
-                raise ValueError("template: harmony needs engine: vllm")
-            if self.template == "harmony" and self.reasoning_tags is not None:
-                raise ValueError("template: harmony has no reasoning_tags: gpt-oss writes none")
-            return self
+    class Config(RemoteEngineSettings):
+        """The fields of `RemoteEngineSettings`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -142,10 +54,10 @@ class VLLM(Inference):
         config = self._config
         if config.template == "harmony":
             self._harmony_template = await _load_harmony_template(config)
-        self._http = http = HttpClient(proxies=_build_proxy_rules(config))
+        self._http = http = HttpClient(proxies=config.build_proxy_rules())
         urls = [config.base_url] if isinstance(config.base_url, str) else config.base_url
         key = config.api_key if config.api_key and config.api_key.get_secret_value() else None
-        dialect, template, limits = _build_dialect(config), self._harmony_template, _build_limits(config)
+        dialect, template, limits = config.build_dialect(), self._harmony_template, config.build_limits()
         try:
             endpoints = [
                 ChatCompletions(url, http, api_key=key, dialect=dialect, template=template, limits=limits)
@@ -153,7 +65,7 @@ class VLLM(Inference):
             ]
         except ValueError as exc:
             raise ConfigError(f"The proxy that the environment sets for base_url is not valid: {exc}.") from exc
-        self._upstreams = Upstreams(endpoints, _build_policy(config))
+        self._upstreams = Upstreams(endpoints, config.build_policy())
         if config.health_interval_s:
             watch = HealthWatch(self._upstreams.upstreams, config.health_interval_s)
             self._health_task = asyncio.create_task(watch.run())
@@ -176,7 +88,8 @@ class VLLM(Inference):
         if self._harmony_template is not None:
             native, text = self._harmony_template.native_tools, frozenset[Modality]()
             models = [replace(model, modalities=text, native_tools=native) for model in models]
-        models = [replace(model, enforces=_enforced_constraints(self._config)) for model in models]
+        enforced, caches = self._config.enforced_constraints(), self._config.engine == "vllm"
+        models = [replace(model, enforces=enforced, caches_prefixes=caches) for model in models]
         self._models_cache = (time.monotonic() + self._config.models_cache_s, models)
         return models
 
@@ -239,51 +152,3 @@ async def _load_harmony_template(config: VLLM.Config) -> "HarmonyTemplate":
         needed = f"template: harmony needs the package {exc.name}, which is not installed."
         raise ConfigError(f"{needed} Run: {install_command('harmony')}") from exc
     return await template.load(config.harmony, grammars=config.grammars, extra_body=config.extra_body)
-
-
-def _build_dialect(config: VLLM.Config) -> ChatDialect:
-    return ChatDialect(
-        engine=config.engine,
-        developer_role=config.developer_role,
-        reasoning_field=config.reasoning_field or ("reasoning" if config.engine == "vllm" else "none"),
-        neutralize_control_tokens=config.neutralize_control_tokens,
-        extra_body=config.extra_body,
-        lists_all_models=config.lists_all_models,
-    )
-
-
-def _enforced_constraints(config: VLLM.Config) -> frozenset[Constraint]:
-    """Return the constraints that the server holds; the others are checked when its text is complete."""
-    if config.enforces is not None:
-        return config.enforces
-    if config.template == "harmony":
-        return ALL_CONSTRAINTS if config.grammars else frozenset()
-    return frozenset({"json_schema"}) if config.engine == "vllm" else frozenset()
-
-
-def _build_limits(config: VLLM.Config) -> EndpointLimits:
-    return EndpointLimits(
-        connect_s=config.connect_timeout_s,
-        headers_s=config.headers_timeout_s,
-        first_token_s=config.first_token_timeout_s,
-        token_gap_s=config.token_gap_timeout_s,
-        max_answer_bytes=config.max_answer_bytes,
-    )
-
-
-def _build_proxy_rules(config: VLLM.Config) -> ProxyRules:
-    url = config.proxy.get_secret_value() if config.proxy is not None else ""
-    if not url:
-        return ProxyRules.from_environment()
-    return ProxyRules() if url == NO_PROXY else ProxyRules({"all": url})
-
-
-def _build_policy(config: VLLM.Config) -> ReplicaPolicy:
-    return ReplicaPolicy(
-        max_retries=config.max_retries,
-        retry_delay_s=config.retry_delay_s,
-        max_retry_delay_s=config.max_retry_delay_s,
-        budget=config.retry_budget,
-        breaker_failures=config.breaker_failures,
-        breaker_window_s=config.breaker_window_s,
-    )

@@ -36,6 +36,8 @@ class Postgres(KVStore):
     A pooler in between must use session mode. Keys expire by the server's clock.
     """
 
+    spans_machines = True
+
     class Config(KVStore.Config):
         """`url` is postgresql:// and may hold a password. `namespace` is the database schema that holds all
         tables; it is created if it is absent.

@@ -144,6 +144,8 @@ class Redis(KVStore):
     Redis must not evict (`maxmemory-policy noeviction`, its default): eviction would break the promises of the store.
     """
 
+    spans_machines = True
+
     class Config(KVStore.Config):
         """`url` is redis://, rediss:// or unix://, and may hold a password; all keys begin with `prefix`.
 

@@ -8,20 +8,21 @@ Each stage takes the complete result of the one before and returns a complete va
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from openai.types.responses.response import InputTransformation
 
-from apis.chat import ChatRequest
 from apis.documents.reader import Reader
 from apis.inference import Inference
-from apis.responses import CreateResponse, ReasoningOptions
+from apis.responses import CreateResponse
 from apis.storage.kv_store import KVStore
 from providers.responses.context.attachments import Attachments
 from providers.responses.context.chat_request import apply_configuration_updates, build_chat, refuse_unsupported
 from providers.responses.context.compaction import Compactor
 from providers.responses.context.conversation import Conversation, HistorySource, read_conversation
 from providers.responses.context.conversations import StoredConversations
+from providers.responses.context.prompt_cache.comparison import PromptComparer
 from providers.responses.context.request_inference import RequestInferences
 from providers.responses.context.sealed_results import SealedToolResults
 from providers.responses.events.ids import ResponseIds
@@ -73,7 +74,6 @@ class ResponsePreparer:
         conversations: StoredConversations,
     ) -> None:
         self._options = options
-        self._inference = inference
         self._kv = kv_store
         self._inferences = RequestInferences(inference, request_tools.model_catalog, options.summary_model)
         self._request_tools = request_tools
@@ -82,6 +82,7 @@ class ResponsePreparer:
         self._sealed_reasoning = conversations.views.sealed_reasoning
         self._sealed_tool_results = SealedToolResults(self._sealed_reasoning, request_tools.model_catalog)
         self.token_counter = self._inferences.token_counter
+        self._comparer = PromptComparer(conversations.history, self._sealed_reasoning, self.token_counter)
         self.compactor = Compactor(inference, self._sealed_reasoning, self.token_counter)
 
     @staticmethod
@@ -141,7 +142,9 @@ class ResponsePreparer:
             tenant=tenant,
             response_id=origin.ids.response_id,
         )
-        chat = build_chat(request, conversation.messages(supports_namespaces=toolbox.supports_namespaces), toolbox)
+        chat = build_chat(
+            request, conversation.messages(supports_namespaces=toolbox.supports_namespaces), toolbox, conversation.root
+        )
         output = ResponseOutput(
             origin.ids,
             self._options.max_tool_output_chars,
@@ -155,18 +158,15 @@ class ResponsePreparer:
             chat,
             conversation,
             toolbox,
-            ToolCallLimits(
-                request.max_tool_calls or self._options.max_tool_calls,
-                self._options.parallel_tool_calls,
-                self._options.tool_timeout_s,
-            ),
+            self._call_limits(request),
             await self.compactor.create_response_compaction(request, conversation, output, tenant),
             requires_tool_lists=self._options.requires_tool_lists,
             # the usage of a chat that was shortened says nothing of the whole one
             record_usage=None if request.truncation == "auto" else self.token_counter.record_usage,
         )
+        request = await self._inferences.with_used_effort(request, chat)
         return PendingResponse(
-            await self._with_used_effort(request, chat),
+            request,
             tenant,
             conversation,
             origin.ids,
@@ -175,15 +175,14 @@ class ResponsePreparer:
             origin.created_at,
             transformations,
             origin.lock,
+            await self._comparer.compare(request, chat, conversation, tenant=tenant),
+            partial(self._inferences.prefill, chat),
         )
 
-    async def _with_used_effort(self, request: CreateResponse, chat: ChatRequest) -> CreateResponse:
-        """Return the request with the effort that the model is shown, as far as its provider knows; else unchanged."""
-        effort = await self._inference.used_effort(chat)
-        if effort is None:
-            return request
-        reasoning = (request.reasoning or ReasoningOptions()).model_copy(update={"effort": effort})
-        return request.model_copy(update={"reasoning": reasoning})
+    def _call_limits(self, request: CreateResponse) -> ToolCallLimits:
+        options = self._options
+        max_calls = request.max_tool_calls or options.max_tool_calls
+        return ToolCallLimits(max_calls, options.parallel_tool_calls, options.tool_timeout_s)
 
     async def _read_input(
         self, request: CreateResponse, origin: _Origin
@@ -199,6 +198,10 @@ class ResponsePreparer:
         conversation = await read_conversation(
             request, origin.history_source, origin.ids, tenant=tenant, conversation_history=history
         )
+        is_continuable = request.store is not False or origin.history_source is not self._conversations.history
+        own_id = origin.ids.response_id if is_continuable else None
+        root = self._conversations.roots.choose(request, tenant, conversation.history.root, own_id)
+        conversation = replace(conversation, root=root)
         request = apply_configuration_updates(request, conversation.items)
         conversation = await self._sealed_tool_results.restore_tool_results(conversation, request.model, tenant)
         conversation, unopened = await self.compactor.open_latest_compaction(conversation, output_items, tenant)

@@ -145,6 +145,7 @@ class _SessionHistory(HistorySource):
             msgspec.Raw(items_to_json(response.output)),
             pending.agent_loop.state.tool_results,
             traceparent=agent_traceparent() or msgspec.UNSET,
+            root=pending.conversation.root,
         )
         self._cache.put(
             self._tenant, self._key_prefix + response.id, CachedTurn(pending.conversation.history, turn, _NO_POSITION)

@@ -33,6 +33,7 @@ class SQLiteVec(VectorIndex):
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._identity = ""
         # two connections, each with its thread: a long search does not delay writes, nor the reverse
         self._reader = _FileThread(config, is_writer=False)
         self._writer = _FileThread(config, is_writer=True)
@@ -51,6 +52,14 @@ class SQLiteVec(VectorIndex):
     async def close(self) -> None:
         await self._reader.close()
         await self._writer.close()
+
+    def machine_bound_state(self) -> str | None:
+        return f"vectors and words are in {self._config.path!r} on this machine alone; on several, use pgvector"
+
+    async def identity(self) -> str:
+        if not self._identity:
+            self._identity = await self._writer.call(IndexFile.load_identity)
+        return self._identity
 
     async def upsert(self, store: str, chunks: Sequence[Chunk]) -> None:
         if chunks:

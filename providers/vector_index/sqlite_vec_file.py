@@ -5,6 +5,7 @@ keyword table, so that the rarity of a word does not depend on other stores.
 """
 
 import math
+import secrets
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 APPLICATION_ID: Final = 0x52537476
 SCHEMA_VERSION: Final = 1
+_IDENTITY_PREFIX: Final = "~file/"
+"""Begins the name of the row that holds the id of the file; no tenant's name begins with a tilde."""
 _PROGRESS_INSTRUCTIONS: Final = 10_000
 """Instructions of SQLite's virtual machine between two checks of the deadline."""
 _SCHEMA_SQL: Final = f"""
@@ -88,6 +91,15 @@ class IndexFile:
             if self._db.in_transaction:
                 self._deadline = math.inf
                 self._db.execute("ROLLBACK")
+
+    def load_identity(self) -> str:
+        """Return the random id of the file, and create it if it has none yet. Copies of the file have it, too."""
+        find = "SELECT name FROM stores WHERE name GLOB ?"
+        for name in self._db.execute(find, (f"{_IDENTITY_PREFIX}*",)):
+            return str(name[0])
+        identity = f"{_IDENTITY_PREFIX}{secrets.token_hex(16)}"
+        self._db.execute("INSERT INTO stores (name) VALUES (?)", (identity,))
+        return identity
 
     def upsert(self, store: str, chunks: Sequence[Chunk]) -> None:
         store_id = self._find_store_id(store)

@@ -116,6 +116,7 @@ class Hybrid(VectorStores):
             description=request.description,
             metadata=request.metadata,
             expires_days=request.expires_after.days if request.expires_after else None,
+            index_id=await self._index.identity(),
         )
         added = [AddFile(file_id=name, chunking_strategy=request.chunking_strategy) for name in request.file_ids or ()]
         file_records = await self._build_records(store_id, added, tenant, "file_ids[{}]")
@@ -207,6 +208,7 @@ class Hybrid(VectorStores):
         return Page(data, has_more=page.has_more)
 
     async def update_file(self, store_id: str, file_id: str, request: UpdateFile, *, tenant: str) -> VectorStoreFile:
+        await records.require_index(self._index, store_id, await self._load_store(store_id, tenant))
         for _ in range(_MAX_WRITE_ATTEMPTS):
             file_ref, record, version = await self._load_file(store_id, file_id, tenant)
             record = msgspec.structs.replace(record, attributes=request.attributes or {})
@@ -277,6 +279,7 @@ class Hybrid(VectorStores):
         store = await self._load_store(store_id, tenant)
         if self._is_expired(store):
             raise _expired_error(store_id)
+        await records.require_index(self._index, store_id, store)
         return store
 
     def _is_expired(self, store: StoreRecord) -> bool:

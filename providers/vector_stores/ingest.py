@@ -117,7 +117,7 @@ class IngestWorker:
             while rows:
                 key, entry = rows.popleft()
                 name = key.removeprefix(JOB_PREFIX)
-                if name in self._running_tasks:
+                if name in self._running_tasks or not await self._has_index(FileRef(*name.split("/"))):
                     continue
                 job = JobRecord(decode_record(entry, JobRecord).attempts + 1)
                 lease = Lease(self._kv, LEASE_PREFIX + name, self._lease_s)
@@ -130,6 +130,13 @@ class IngestWorker:
             raise
         place.release()
         return False
+
+    async def _has_index(self, file_ref: FileRef) -> bool:
+        """Return whether the chunks of the file's store are to be in this process's index, and not on another
+        machine."""
+        entry = await self._kv.get(records.store_key(file_ref.tenant, file_ref.store_id))
+        index_id = "" if entry is None else decode_record(entry, StoreRecord).index_id
+        return not index_id or index_id == await self._index.identity()
 
     def _start_job(self, name: str, job: JobRecord, lease: Lease, place: Place) -> None:
         task = asyncio.create_task(self._run_job(FileRef(*name.split("/")), job, lease))

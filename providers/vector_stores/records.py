@@ -6,8 +6,9 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from apis.documents.vector_index import VectorIndex
 from apis.documents.vector_stores import AddFile, ChunkSizes, StaticChunking
-from apis.errors import NotFound
+from apis.errors import NotFound, Unsupported
 from apis.storage.keys import is_safe_id
 from apis.storage.kv_store import Delete, KVStore, Op, Put
 from apis.storage.records import decode_record, delete_all, encode_record, scan_all
@@ -31,7 +32,8 @@ class StoreRecord(
     kw_only=True,
     rename={"created_at": "at", "last_active_at": "active_at", "is_emptied": "emptied"},
 ):
-    """A vector store. `model` is the embedding model of all its vectors; times are seconds since the epoch."""
+    """A vector store. `model` is the embedding model of all its vectors; times are seconds since the epoch.
+    `index_id` is the identity of the index that has its chunks; records of earlier versions have none."""
 
     created_at: float
     last_active_at: float
@@ -42,6 +44,7 @@ class StoreRecord(
     metadata: dict[str, str] | None = None
     expires_days: int | None = None
     is_emptied: bool = False
+    index_id: str = ""
 
     @property
     def expires_at(self) -> float | None:
@@ -116,6 +119,16 @@ class FileRef(msgspec.Struct, frozen=True):
     @property
     def text_prefix(self) -> str:
         return f"{self.tenant}/vs_text/{self.store_id}/{self.file_id}/"
+
+
+async def require_index(index: VectorIndex, store_id: str, store: StoreRecord) -> None:
+    """Raise Unsupported for a store whose chunks are in an index that this machine does not have."""
+    if store.index_id and store.index_id != await index.identity():
+        raise Unsupported(
+            f"The vector store '{store_id}' is indexed in a file of another machine of this deployment, or in one that "
+            "was replaced. Send what is for it to that machine, or add its files to a new vector store.",
+            code="vector_store_elsewhere",
+        )
 
 
 def new_id(prefix: str, now: float) -> str:

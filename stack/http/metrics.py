@@ -32,6 +32,7 @@ from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, TokenCoun
 METRICS_PATH: Final = "/metrics"
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 _BUCKET_BOUNDS_S: Final = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+_SHARE_BOUNDS: Final = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
 _MAX_MODELS: Final = 256
 _LIST_MODELS_TIMEOUT_S: Final = 2.0
 _DIRECTORY_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -89,6 +90,8 @@ class Metrics:
         self._dropped_telemetry = cache(counter("stack_telemetry_dropped_total", about, ("signal",)).labels)
         for signal in ("traces", "metrics", "logs"):
             self._dropped_telemetry(signal)  # shown from the start, as zero
+        about = "Share of a response's input that the engine had in its prefix cache, over all its turns."
+        self._cached_share = Histogram("stack_cached_input_share", about, buckets=_SHARE_BOUNDS, registry=add_to)
         self._in_flight_gauge = summed_gauge("stack_requests_in_flight", "Requests that are not over.")
         self._websockets_gauge = summed_gauge("stack_websockets_open", "WebSockets that are open.")
         self._streams_gauge = summed_gauge("stack_streams_open", "Event streams that are open.")
@@ -115,6 +118,8 @@ class Metrics:
             self._responses(request_record.outcome).inc()
         if request_record.tokens is not None:
             self._count_tokens(request_record.model, request_record.tokens)
+            if request_record.tokens.input:
+                self._cached_share.observe(request_record.tokens.cached / request_record.tokens.input)
 
     def count_dropped_telemetry(self, signal: str, count: int) -> None:
         """Count telemetry that was dropped; the only method that may be called from any thread."""

@@ -24,7 +24,7 @@ from uvicorn.supervisors.statreload import StatReload
 
 from apis.errors import ConfigError
 from apis.imports import import_from_string
-from stack.build import confinement_lines
+from stack.build import confinement_lines, machine_lines
 from stack.config import find_config, load_config
 from stack.http.metrics import forget_worker, share_metrics
 from stack.serving.exit_codes import exit_on_error
@@ -112,7 +112,7 @@ def _serve(
         if shared_state is None or not shared_state.listening_event.is_set():
             url = listener_url(listener)
             services = getattr(app.state, "services", None)
-            lines = confinement_lines(services.stack) if services else []
+            lines = [*confinement_lines(services.stack), *machine_lines(services.stack)] if services else []
             _print_lines(*lines, f"listening on {url}", f"try it: stack ask --url {url}/v1 'Say hello.'")
         if shared_state is not None:
             shared_state.listening_event.set()

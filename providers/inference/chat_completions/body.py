@@ -68,7 +68,8 @@ class ChatDialect:
 
     `neutralize_control_tokens` breaks up every `<|` in the prompt's texts, so that no text can forge the model's
     control tokens; None does so for gpt-oss models. `extra_body` is merged over the body. `lists_all_models` says that
-    a model that is not in the server's list does not exist.
+    a model that is not in the server's list does not exist. `affinity_headers` are presets and names of headers that
+    carry the request's affinity key.
     """
 
     engine: UpstreamEngine = "vllm"
@@ -77,6 +78,7 @@ class ChatDialect:
     neutralize_control_tokens: bool | None = None
     extra_body: Mapping[str, Any] = field(default_factory=dict[str, Any])
     lists_all_models: bool = False
+    affinity_headers: tuple[str, ...] = ()
 
 
 def request_to_body(request: ChatRequest, dialect: ChatDialect) -> bytes:

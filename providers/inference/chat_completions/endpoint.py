@@ -16,6 +16,7 @@ from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
 from apis.inference import CALL_ATTEMPTS, Modality, Model
 from apis.telemetry import TRACE_HEADERS, current_span
+from providers.inference.chat_completions.affinity import affinity_headers
 from providers.inference.chat_completions.answer_stream import (
     AnswerStream,
     ChunkReader,
@@ -38,6 +39,7 @@ DRAIN_TIMEOUT_S: Final = 0.1
 LISTING_TIMEOUT_S: Final = 2.0
 """Seconds that a chat waits for the list of models, which it needs for an unknown model only."""
 LISTING_MAX_AGE_S: Final = 3.0
+NO_HEADERS: Final[Mapping[str, str]] = {}
 COUNTING_UNSUPPORTED: Final = "cannot count tokens"
 TOKENIZE_PATH: Final = "/tokenize"
 """Path of vLLM's tokenizer, which is not under `/v1`."""
@@ -139,6 +141,7 @@ class ChatCompletions:
         return self._generate(
             request.model,
             lambda: self._template.build_request(request, lambda: self._find_context_tokens(request.model)),
+            headers=affinity_headers(self._dialect.affinity_headers, request),
         )
 
     async def complete(
@@ -156,7 +159,11 @@ class ChatCompletions:
                     yield batch
 
     async def _generate(
-        self, model: str, build_request: RequestBuilder, unsupported_feature: str = ""
+        self,
+        model: str,
+        build_request: RequestBuilder,
+        unsupported_feature: str = "",
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> AsyncGenerator[DeltaBatch]:
         """Yield the deltas of one streamed answer. `unsupported_feature` as in `_request_json`."""
         current_span().set(self._server_attributes)
@@ -167,7 +174,7 @@ class ChatCompletions:
         limits = self._limits
         deadline = asyncio.get_running_loop().time() + limits.first_token_s
         # Popped, so that the bytes of a long prompt are freed once sent instead of held for the whole response.
-        connection = await self._send("POST", path, body.pop(), deadline)
+        connection = await self._send("POST", path, body.pop(), deadline, headers)
         try:
             await self._check_response(connection, model, unsupported_feature)
             if (attempts := CALL_ATTEMPTS.get()) is not None:
@@ -255,15 +262,20 @@ class ChatCompletions:
             self._http.release(connection)
 
     async def _send(
-        self, method: str, path: str, body: bytes | None, first_token_deadline: float = math.inf
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        first_token_deadline: float = math.inf,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> HttpConnection:
         """Send a request and wait for the headers; the caller must release the connection."""
         now, limits = asyncio.get_running_loop().time, self._limits
-        headers = self._headers + headers_to_bytes(TRACE_HEADERS.get())
+        head = self._headers + headers_to_bytes({**TRACE_HEADERS.get(), **headers})
         url = f"{self.base_url.removesuffix('/v1') if path == TOKENIZE_PATH else self.base_url}{path}"
         try:
             async with asyncio.timeout_at(min(now() + limits.headers_s, first_token_deadline)):
-                return await self._http.send(method, url, headers, body, limits.connect_s)
+                return await self._http.send(method, url, head, body, limits.connect_s)
         except HttpConnectTimeout as exc:
             limit = f"connect_timeout_s ({limits.connect_s:g} s)"
             raise ConnectTimeout(f"The {self._server} could not be reached within {limit}.") from exc

@@ -1,4 +1,4 @@
-"""Several equal servers as one: load balancing, retries and circuit breakers."""
+"""Several equal servers as one: affinity, load balancing, retries and circuit breakers."""
 
 import asyncio
 import itertools
@@ -19,6 +19,7 @@ from apis.errors import RateLimited, StackError, UpstreamError, UpstreamTimeout
 from apis.inference import CALL_ATTEMPTS
 from apis.observation.background import UpstreamHealth
 from apis.telemetry import REQUEST_ID
+from providers.inference.chat_completions.affinity import affinity_key, in_flight_bound, rank_servers
 from providers.inference.chat_completions.answer_limits import AnswerTooLarge
 from providers.inference.chat_completions.endpoint import ChatCompletions, ConnectTimeout
 from providers.inference.chat_completions.errors import UpstreamUnavailable
@@ -122,14 +123,15 @@ class CircuitBreaker:
 
 
 class Upstream:
-    """One server and its health. `wakeup` is set by each failure, so that the server is checked at once.
-    `has_recovered` says that it answered a check after its newest failure."""
+    """One server, its health and its requests in flight. `wakeup` is set by each failure, so that the server is checked
+    at once. `has_recovered` says that it answered a check after its newest failure."""
 
     def __init__(self, endpoint: ChatCompletions, policy: ReplicaPolicy) -> None:
         self.endpoint = endpoint
         self.breaker = CircuitBreaker(policy.breaker_failures, policy.breaker_window_s)
         self.is_healthy = True
         self.has_recovered = False
+        self.in_flight = 0
         self.wakeup = asyncio.Event()
 
     def record_failure(self) -> None:
@@ -149,17 +151,21 @@ class Upstream:
 
 
 class Upstreams:
-    """Round robin over the healthy servers. A request is retried only before its first output."""
+    """Requests on the healthy servers. A chat with an affinity key goes to the first server of the key's order that is
+    not busy beyond the others, and every other request to the next in turn. A request is retried only before its first
+    output."""
 
     def __init__(self, endpoints: Sequence[ChatCompletions], policy: ReplicaPolicy) -> None:
         self.upstreams = [Upstream(endpoint, policy) for endpoint in endpoints]
         self._policy = policy
         self._budget = RetryBudget(policy.budget)
+        self._urls = [endpoint.base_url for endpoint in endpoints]
         self._rotation = itertools.count()
 
     def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """See `Inference.chat`."""
-        return self._stream_with_retries(lambda endpoint: endpoint.chat(request))
+        key = affinity_key(request) if len(self.upstreams) > 1 else None
+        return self._stream_with_retries(lambda endpoint: endpoint.chat(request), key)
 
     def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """See `Inference.complete`."""
@@ -175,15 +181,16 @@ class Upstreams:
             return await anext(results)
 
     async def _stream_with_retries(
-        self, open_stream: Callable[[ChatCompletions], AsyncGenerator[T]]
+        self, open_stream: Callable[[ChatCompletions], AsyncGenerator[T]], key: str | None = None
     ) -> AsyncGenerator[T]:
         """Yield the stream of one server, or of another one if that failed before its first output."""
         self._budget.deposit()
         tried: list[Upstream] = []
         while True:
-            upstream = self._choose_upstream(tried)
+            upstream = self._choose_upstream(tried, key)
             has_output = False
             is_probe = upstream.breaker.begin_request()
+            upstream.in_flight += 1
             try:
                 async with aclosing(open_stream(upstream.endpoint)) as batches:
                     async for batch in batches:
@@ -205,6 +212,7 @@ class Upstreams:
                 if (attempts := CALL_ATTEMPTS.get()) is not None:
                     attempts.has_failed = True
             finally:
+                upstream.in_flight -= 1
                 upstream.breaker.end_request(is_probe=is_probe)
             await asyncio.sleep(delay_s)
 
@@ -224,10 +232,14 @@ class Upstreams:
         at = next(self._rotation) % len(self.upstreams)
         return self.upstreams[at:] + self.upstreams[:at]
 
-    def _choose_upstream(self, tried_upstreams: Sequence[Upstream]) -> Upstream:
-        """Return an allowed server, preferring those not yet tried, then those that passed their last health check.
-        Where no breaker is closed, a server that answered a check since its newest failure is allowed."""
-        upstreams = self._rotate_upstreams()
+    def _rank_upstreams(self, key: str) -> list[Upstream]:
+        return [self.upstreams[index] for index in rank_servers(key, self._urls)]
+
+    def _choose_upstream(self, tried_upstreams: Sequence[Upstream], key: str | None) -> Upstream:
+        """Return an allowed server, preferring those not yet tried, then those that passed their last health check;
+        among these the next in turn, or the first of the key's order whose load is within bounds. Where no breaker is
+        closed, a server that answered a check since its newest failure is allowed."""
+        upstreams = self._rotate_upstreams() if key is None else self._rank_upstreams(key)
         allowed = [upstream for upstream in upstreams if upstream.breaker.allows_request()]
         allowed = allowed or [upstream for upstream in upstreams if upstream.has_recovered]
         if not allowed:
@@ -237,7 +249,12 @@ class Upstreams:
             )
             _log_failure(" ".join(upstream.endpoint.base_url for upstream in upstreams), error, is_repeated=False)
             raise error
-        return min(allowed, key=lambda upstream: (upstream in tried_upstreams, not upstream.is_healthy))
+        order = [(upstream in tried_upstreams, not upstream.is_healthy) for upstream in allowed]
+        best = [upstream for upstream, rank in zip(allowed, order, strict=True) if rank == min(order)]
+        if key is None:
+            return best[0]
+        bound = in_flight_bound([upstream.in_flight for upstream in best])
+        return next(upstream for upstream in best if upstream.in_flight < bound)
 
     def _breaker_wait_s(self) -> float:
         """Return the seconds until the first breaker allows a request."""

@@ -5,6 +5,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from pydantic import Field
 
@@ -65,6 +66,7 @@ class GptOss(Inference):
             modalities=frozenset(),
             native_tools=NATIVE_TOOLS,
             enforces=ALL_CONSTRAINTS,
+            caches_prefixes=True,
         )
 
     async def start(self) -> None:
@@ -72,14 +74,7 @@ class GptOss(Inference):
         config = self._config
         self._harmony = harmony = await Harmony.load(config.harmony)
         runner, _ = await asyncio.gather(asyncio.to_thread(self._load), harmony.prepare_grammar_compiler())
-        self._model = Model(
-            id=self._model.id,
-            owned_by=self._model.owned_by,
-            context_tokens=runner.context_tokens,
-            modalities=self._model.modalities,
-            native_tools=self._model.native_tools,
-            enforces=self._model.enforces,
-        )
+        self._model = replace(self._model, context_tokens=runner.context_tokens)
         self._engine = Engine(runner, EngineSettings(step_tokens=config.step_tokens, max_waiting=config.max_waiting))
         await self._engine.start()
 

@@ -39,7 +39,9 @@ async def build_model(local: LocalModel, settings: ModelSettings) -> tuple[Poole
     memory = settings.memory
     context_tokens = min(memory.context_tokens, local.size.trained_tokens or memory.context_tokens)
     generation = await _load_generation(local, context_tokens, settings)
-    model = generation.describe(Model(id=local.id, owned_by="llama.cpp", context_tokens=context_tokens))
+    model = generation.describe(
+        Model(id=local.id, owned_by="llama.cpp", context_tokens=context_tokens, caches_prefixes=True)
+    )
     places = FairShare(
         "requests to the model",
         memory.parallel,

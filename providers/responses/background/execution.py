@@ -303,7 +303,8 @@ class RunExecutor:
             *await pending.build_conversation_ops(final, input_json),
             *self._webhook_queue.delivery_ops(final, claimed_run.ref.tenant),
         ]
-        finished = FinishedResponse(final, input_json, pending.agent_loop.state.tool_results, ops)
+        state, root = pending.agent_loop.state, pending.conversation.root
+        finished = FinishedResponse(final, input_json, state.tool_results, ops, root)
         try:
             await self._store_final(claimed_run, finished, pending.previous_history)
         except LeaseLost:

@@ -44,7 +44,9 @@ def apply_configuration_updates(request: CreateResponse, items: Sequence[Item]) 
     return request.model_copy(update=changes) if changes else request
 
 
-def build_chat(request: CreateResponse, messages: list[Message], toolbox: OfferedTools) -> ChatRequest:
+def build_chat(
+    request: CreateResponse, messages: list[Message], toolbox: OfferedTools, cache_root: str = ""
+) -> ChatRequest:
     """Return the chat of the first turn. Raises InvalidRequest for an empty input and for a wrong format or choice."""
     if not messages:
         raise InvalidRequest("The input holds nothing to tell a model.", param="input", code="invalid_value")
@@ -53,6 +55,7 @@ def build_chat(request: CreateResponse, messages: list[Message], toolbox: Offere
     fields: dict[str, Any] = {name: getattr(request, name) for name in _SHARED_FIELDS}
     fields |= {
         "messages": messages,
+        "cache_root": cache_root or None,
         "tools": tools or None,
         "tool_choice": toolbox.tool_choice(is_final=False),
         "parallel_tool_calls": toolbox.parallel_tool_calls if tools else None,

@@ -37,7 +37,7 @@ _ANY_MODEL: Final = ""
 """Stands where reasoning is bound to its model: any model may read a summary, which is plain text."""
 _COPIED_FIELDS: Final = (
     *("model", "reasoning_effort", "temperature", "top_p", "top_k", "min_p", "seed"),
-    *("prompt_cache_key", "cache_salt", "priority"),
+    *("prompt_cache_key", "cache_root", "cache_salt", "priority"),
 )
 _MAX_SUMMARY_WORDS: Final = 1500
 """Length that the prompt asks for."""

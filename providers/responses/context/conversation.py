@@ -78,6 +78,8 @@ class Conversation:
     """The model takes images, and sees those that image models generated."""
     must_compact: bool = False
     """The response is a compaction instead of an answer."""
+    root: str = ""
+    """Root of the response's chain; empty where nothing can continue the response."""
 
     @property
     def items(self) -> Sequence[Item]:

@@ -28,6 +28,7 @@ from apis.wire.items import Item
 from providers.responses.context.conversation import resolve_items, stored_item
 from providers.responses.context.item_views import ItemViews
 from providers.responses.context.messages import check_items
+from providers.responses.context.prompt_cache.chain_root import ChainRoots
 from providers.responses.context.sealed_reasoning import SealedReasoning
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.tool_result import ToolResultRecord
@@ -59,6 +60,7 @@ class StoredConversations(Conversations):
         """`background_s` is longer than a background response can take in seconds, waiting included."""
         self._kv = kv
         self.history = history
+        self.roots = ChainRoots()
         self.views = ItemViews(SealedReasoning(reasoning_keys, kv), history)
         self._background_s = background_s
 

@@ -1,13 +1,22 @@
 """RequestInferences: the Inference that the turns of one request run on, and the tokens of their prompts."""
 
+import logging
+from contextlib import aclosing
+from dataclasses import replace
+
+from apis.chat import ChatRequest
+from apis.deltas import Finish, Usage
+from apis.errors import StackError
 from apis.inference import Inference
-from apis.responses import CreateResponse
+from apis.responses import CreateResponse, ReasoningOptions
 from apis.wire.text_format import JsonSchema
 from providers.responses.context.answer_check import CheckedInference
 from providers.responses.context.reasoning_summary import SummarizingInference
 from providers.responses.context.token_estimate import TokenCounter
 from providers.responses.context.truncation import with_truncation
 from providers.responses.tools.models import ModelCatalog
+
+_log = logging.getLogger(__name__)
 
 
 class RequestInferences:
@@ -18,6 +27,30 @@ class RequestInferences:
         self._inference = inference
         self._models = models
         self._summary_model = summary_model
+
+    async def with_used_effort(self, request: CreateResponse, chat: ChatRequest) -> CreateResponse:
+        """Return the request with the effort that the model is shown, as far as its provider knows; else unchanged."""
+        effort = await self._inference.used_effort(chat)
+        if effort is None:
+            return request
+        reasoning = (request.reasoning or ReasoningOptions()).model_copy(update={"effort": effort})
+        return request.model_copy(update={"reasoning": reasoning})
+
+    async def prefill(self, chat: ChatRequest) -> Usage:
+        """Let the model's engine cache the prompt of the chat, and return the tokens that it read: none where the
+        engine has no such cache, or fails, because a later request reads the prompt in any case."""
+        if not await self._models.caches_prefixes(chat.model):
+            return Usage()
+        shortest = chat.model_copy(update={"max_completion_tokens": 1})
+        try:
+            async with aclosing(self._inference.chat(shortest)) as batches:
+                async for batch in batches:
+                    for delta in batch:
+                        if isinstance(delta, Finish):
+                            return replace(delta.usage, output_tokens=0, reasoning_tokens=0)
+        except StackError as exc:
+            _log.warning("a prompt for %s could not be prepared: %s", chat.model, exc.message)
+        return Usage()
 
     async def build(self, request: CreateResponse) -> Inference:
         """Return the Inference for the chats of the request: it shortens prompts and summarizes reasoning where the

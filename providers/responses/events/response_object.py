@@ -33,6 +33,8 @@ from providers.responses.events.tool_result import ToolResultRecord
 from providers.responses.events.unvalidated import unvalidated
 
 _CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
+_RANKED_TIERS: Final = {"flex": "flex", "fast": "priority", "priority": "priority", "ultrafast": "ultrafast"}
+"""Name in a response of each tier that ranks it; `fast` and `priority` are one tier in OpenAI's API."""
 _NO_IMAGES: Final = ToolUsageImageGen(
     input_tokens=0,
     input_tokens_details=ToolUsageImageGenInputTokensDetails(image_tokens=0, text_tokens=0),
@@ -86,7 +88,7 @@ def begin_response(
                 **({"mode": reasoning.mode} if reasoning and reasoning.mode else {}),
             },
             "safety_identifier": request.safety_identifier,
-            "service_tier": "default",
+            "service_tier": _used_tier(request),
             "store": request.store is not False,
             "temperature": 1.0 if request.temperature is None else request.temperature,
             "text": {"format": _echo_format(text.get("format")), "verbosity": text.get("verbosity") or "medium"},
@@ -189,12 +191,16 @@ def _echo_options(request: CreateResponse) -> dict[str, Any]:
         options["prompt_cache_options"] = {"mode": cache.mode or "implicit", "ttl": cache.ttl or "30m"}
         if cache.comparison_response_id is not None:
             options["prompt_cache_options"]["comparison_response_id"] = cache.comparison_response_id
-            options["prompt_cache_diagnostics"] = {"type": "unavailable"}
     if programs is not None and programs.cyber is not None:
         options["access_programs"] = {"cyber": programs.cyber}
     if image is not None:
         options["image"] = {"context_compression": "disabled"}
     return options
+
+
+def _used_tier(request: CreateResponse) -> str:
+    """Return the tier that the response is served in: only background responses are ranked by it."""
+    return _RANKED_TIERS.get(request.service_tier or "", "default") if request.background else "default"
 
 
 def _echo_format(text_format: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,18 +1,20 @@
 """PendingResponse: one response between its request and its end, and the response objects of each way to end."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from openai.types.responses import Response, ResponseError
 from openai.types.responses.response import InputTransformation
 
+from apis.deltas import Usage
 from apis.errors import StackError, internal_error
 from apis.responses import CreateResponse
 from apis.storage.kv_store import Op
 from apis.wire.items import items_to_json
 from providers.responses.context.conversation import Conversation, HistorySource
+from providers.responses.context.prompt_cache.comparison import PromptComparison
 from providers.responses.events.ids import ResponseIds
 from providers.responses.events.output import ResponseOutput
 from providers.responses.events.response_object import (
@@ -36,7 +38,9 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class PendingResponse:
     """A response that is prepared and not at its end. `lock` is held on the conversation that it adds to;
-    `input_transformations` are the items of its input that no model sees."""
+    `input_transformations` are the items of its input that no model sees; `comparison` is that of its prompt with the
+    one of an earlier response, where the request names one; `prefill` lets the model's engine cache its prompt, and
+    returns the tokens of it."""
 
     request: CreateResponse
     tenant: str
@@ -47,6 +51,8 @@ class PendingResponse:
     created_at: int
     input_transformations: Sequence[InputTransformation] = ()
     lock: ConversationLock | None = None
+    comparison: PromptComparison | None = None
+    prefill: Callable[[], Awaitable[Usage]] | None = None
 
     @property
     def previous_history(self) -> LoadedHistory:
@@ -60,6 +66,8 @@ class PendingResponse:
         response = begin_response(self.request, self.ids.response_id, self.created_at, status)
         if self.input_transformations:
             response.input_transformations = [*self.input_transformations]
+        if self.comparison is not None:
+            response.prompt_cache_diagnostics = self.comparison.diagnostics
         return response
 
     def build_final_response(self) -> Response:
@@ -80,8 +88,11 @@ class PendingResponse:
         self, status: ResponseStatus, *, reason: IncompleteReason | None = None, error: ResponseError | None = None
     ) -> Response:
         state = self.agent_loop.state
+        initial = self.build_initial_response()
+        if self.comparison is not None:
+            initial.prompt_cache_diagnostics = self.comparison.with_usage(state.usage)
         response = end_response(
-            self.build_initial_response(),
+            initial,
             status,
             self.output.finished_items(),
             state.usage,
@@ -101,6 +112,7 @@ class PendingResponse:
             input_json,
             self.agent_loop.state.tool_results,
             await self.build_conversation_ops(response, input_json),
+            self.conversation.root,
         )
         with store_span():
             stored = await history.save(finished, tenant=self.tenant, history=self.previous_history)

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
 from contextlib import aclosing, nullcontext
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from openai.types.responses import (
     Response,
@@ -63,13 +63,17 @@ class ResponseStreams:
         return events if pending.lock is None else stream_with_lock(pending.lock, events)
 
     async def stream_input_only(self, pending: PendingResponse) -> AsyncGenerator[EventBatch]:
-        """Yield the events of a response that only holds its input, without asking a model."""
-        initial, final = pending.build_initial_response(), pending.build_final_response()
+        """Yield the events of a response that only holds its input, once the model's engine has cached the prompt if it
+        can. Its usage has the prompt's tokens."""
+        initial = pending.build_initial_response()
         async with pending.lock or nullcontext():
+            if pending.prefill is not None:
+                pending.agent_loop.state.usage = await self.run_in_time(pending.prefill())
+            final = pending.build_final_response()
             await pending.store(final, self._history)
         yield [*_first_events(initial), terminal_event(final)]
 
-    async def run_in_time(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    async def run_in_time(self, work: Awaitable[ResultT]) -> ResultT:
         """Return the result of `work`. Raises UpstreamTimeout where it takes longer than a response may."""
         with ResponseDeadline(self._timeout_s) as deadline:
             deadline.begin_wait()

@@ -50,12 +50,13 @@ from providers.responses.store.run_key import run_key
 @dataclass(frozen=True, slots=True)
 class FinishedResponse:
     """A finished response and what is stored with it: `input_json` is the JSON array of its own input items, each with
-    an id; `tool_results` are those of its hosted calls; `extra_ops` are applied in the same atomic write."""
+    an id; `tool_results` are those of its hosted calls; `extra_ops` belong in the same write; `root` is its chain's."""
 
     response: Response
     input_json: bytes
     tool_results: dict[str, ToolResultRecord]
     extra_ops: Sequence[Op] = ()
+    root: str = ""
 
 
 class History:
@@ -119,25 +120,25 @@ class History:
             msgspec.Raw(items_to_json(response.output)),
             finished_response.tool_results,
             traceparent=agent_traceparent() or msgspec.UNSET,
+            root="" if history.root else finished_response.root,
         )
         size = len(turn.input_items) + len(turn.output_items)
         if size > MAX_VALUE_BYTES:
+            limit = f"{MAX_VALUE_BYTES} are the most"
             raise StoredValueTooLarge(
-                f"The response cannot be stored: its input and output have {size} bytes, and {MAX_VALUE_BYTES} are the "
-                "most."
+                f"The response cannot be stored: its input and output have {size} bytes, {limit}."
             )
         position = (
             TurnPosition(history.position.line, history.position.depth + 1)
             if history.position
             else TurnPosition(response.id[5:], 0)
         )
-        is_stored = await self._write_turn(position, turn, response_json, preview, tenant, finished_response.extra_ops)
+        ops = finished_response.extra_ops
+        is_stored = await self._write_turn(position, turn, response_json, preview, tenant, ops)
         if not is_stored and history.position is not None:
             turn.fork_point = (history.position.line, history.position.depth)
             position = TurnPosition(response.id[5:], 0)
-            is_stored = await self._write_turn(
-                position, turn, response_json, preview, tenant, finished_response.extra_ops
-            )
+            is_stored = await self._write_turn(position, turn, response_json, preview, tenant, ops)
         if is_stored:
             self._cache.discard(tenant, response.previous_response_id)
             self._cache.put(tenant, response.id, CachedTurn(history, turn, position))

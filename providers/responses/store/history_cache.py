@@ -23,6 +23,7 @@ class TurnPosition:
 
 class StoredTurn(
     msgspec.Struct,
+    omit_defaults=True,
     rename={
         "stored_at": "at",
         "input_items": "given",
@@ -31,7 +32,8 @@ class StoredTurn(
         "fork_point": "base",
     },
 ):
-    """The input and output items of one response, as JSON arrays, and the results of its hosted tool calls."""
+    """The input and output items of one response, as JSON arrays, and the results of its hosted tool calls. The first
+    turn of a chain has the chain's root."""
 
     id: str
     stored_at: float
@@ -40,13 +42,14 @@ class StoredTurn(
     tool_results: dict[str, ToolResultRecord] = {}
     fork_point: tuple[str, int] | None = None
     traceparent: str | msgspec.UnsetType = msgspec.UNSET
+    root: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedHistory:
     """The history of a request: items in order, results of hosted tool calls, and the position of the last turn.
     `size_bytes` is the size of all turns as stored; `read_at` the monotonic time of the last load from the store;
-    `traceparent` that of the last turn's span, if it had one."""
+    `traceparent` that of the last turn's span, if it had one; `root` the root of the chain."""
 
     items: Sequence[Item] = ()
     tool_results: Mapping[str, ToolResultRecord] = field(default_factory=dict[str, ToolResultRecord])
@@ -55,6 +58,7 @@ class LoadedHistory:
     size_bytes: int = 0
     read_at: float = field(default_factory=time.monotonic)
     traceparent: str = ""
+    root: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,5 +129,6 @@ def extend_history(history: LoadedHistory, turns: Sequence[StoredTurn], position
         tool_results.update(turn.tool_results)
         size_bytes += len(input_json) + len(output_json)
     trace = (turns[-1].traceparent or "") if turns else history.traceparent
+    root = history.root or (turns[0].root or turns[0].id if turns else "")
     count = history.turn_count + len(turns)
-    return LoadedHistory(items, tool_results, position, count, size_bytes, history.read_at, trace)
+    return LoadedHistory(items, tool_results, position, count, size_bytes, history.read_at, trace, root)

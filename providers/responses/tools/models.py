@@ -37,6 +37,11 @@ class ModelCatalog:
         entry = await self._find_model(model)
         return entry is not None and constraint in entry.enforces
 
+    async def caches_prefixes(self, model: str) -> bool:
+        """Return whether the model's engine caches the prompts of chats; False for an unknown model."""
+        entry = await self._find_model(model)
+        return entry is not None and entry.caches_prefixes
+
     async def _find_model(self, model: str) -> Model | None:
         if time.monotonic() - self._read_at > _MAX_AGE_S:
             try:

@@ -138,6 +138,12 @@ class Python(ToolRuntime):
     async def close(self) -> None:
         await self._sessions.close()
 
+    def machine_bound_state(self) -> str | None:
+        return (
+            "containers and the variables of programs are on the machine that began them; on several, let the proxy "
+            "send each client to one"
+        )
+
     def confinement(self) -> str | None:
         if not self._is_isolated:
             return "programs run unconfined, with all the rights of this server"

@@ -114,7 +114,17 @@ async def test_without_a_key_none_is_sent(key: str | None) -> None:
 async def test_models_have_their_context_and_are_cached_briefly() -> None:
     fields: dict[str, Any] = {"models_cache_s": 60, "modalities": ["image"]}
     async with UpstreamServer() as upstream, started(upstream.base_url, **fields) as vllm:
-        expected = [Model("fake-model", "vllm", 1, 4096, frozenset({"image"}), enforces=frozenset({"json_schema"}))]
+        expected = [
+            Model(
+                "fake-model",
+                "vllm",
+                1,
+                4096,
+                frozenset({"image"}),
+                enforces=frozenset({"json_schema"}),
+                caches_prefixes=True,
+            )
+        ]
         assert await vllm.models() == expected
         assert await vllm.models() == expected
         assert len(upstream.received) == 1

@@ -78,7 +78,7 @@ async def test_null_means_unset_everywhere(served: Served) -> None:
     response = await raw(served, **dict.fromkeys(NULLS.split()))
     assert {key: response[key] for key in DEFAULTS} == DEFAULTS
     chat = asked(served)[-1].model_dump(exclude_none=True)
-    assert chat.keys() == {"model", "messages"}
+    assert chat.keys() == {"model", "messages", "cache_root"}
 
 
 async def test_nulls_inside_objects_mean_unset_too(served: Served) -> None:

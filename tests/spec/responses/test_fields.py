@@ -150,7 +150,7 @@ ECHOED: dict[str, tuple[Json, Json]] = {
         {"prompt_cache_options": {"comparison_response_id": "resp_1"}},
         {
             "prompt_cache_options": {"mode": "implicit", "ttl": "30m", "comparison_response_id": "resp_1"},
-            "prompt_cache_diagnostics": {"type": "unavailable"},
+            "prompt_cache_diagnostics": {"type": "comparison_response_not_found"},
         },
     ),
     "the standard program": ({"access_programs": {"cyber": "standard"}}, {"access_programs": {"cyber": "standard"}}),

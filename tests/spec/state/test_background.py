@@ -252,6 +252,7 @@ async def test_who_pays_for_haste_is_served_first() -> None:
         first = await begin(served)
         await until_told(served, first.id, "two ")
         queued = [await begin(served, service_tier=tier, input=tier) for tier in ("flex", "default", "priority")]
+        assert [each.service_tier for each in queued] == ["flex", "default", "priority"]
         await responses(served).cancel(first.id)
         for each in queued:
             await ended(served, each.id)

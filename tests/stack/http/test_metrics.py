@@ -168,6 +168,12 @@ async def test_how_responses_end_and_what_they_use_is_counted() -> None:
         ends = {labels["status"]: count for labels, count in (await figures(served))["stack_responses_total"]}
         used = {(its["model"], its["kind"]): count for its, count in (await figures(served))["stack_tokens_total"]}
         assert await value(served, "stack_time_to_first_output_seconds_count") == 3
+        shares = (
+            await value(served, "stack_cached_input_share_count"),
+            await value(served, "stack_cached_input_share_sum"),
+        )
+        assert shares[0] == 7
+        assert 0 < shares[1] <= 5 * USED["cached_tokens"] / USED["input_tokens"]
         assert await value(served, "stack_time_to_first_byte_seconds_count", route=RESPONSES) == 3
         assert await value(served, "stack_request_duration_seconds_count", route=RESPONSES) == 5
         assert await value(served, "stack_request_duration_seconds_bucket", route=RESPONSES, le="+Inf") == 5

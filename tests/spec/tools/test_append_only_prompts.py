@@ -1,0 +1,113 @@
+"""The prompt of a turn begins with the one before, byte for byte and token for token, whatever tools were called: an
+engine's prefix cache then has all of it but the end."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pytest
+
+from apis.chat import ChatRequest
+from providers.inference.chat_completions.body import ChatDialect, request_to_body
+from providers.inference.harmony.harmony import Harmony
+from providers.inference.harmony.options import HarmonyOptions
+from tests.spec.tools.test_client_tools import TOOLS
+from tests.spec.tools.test_round_trip import CASES, having_all
+from tests.support.sdk.answer_shapes import Script, call
+from tests.support.sdk.drawing import draw, drawing
+from tests.support.sdk.requests import asked, create
+from tests.support.servers.serving import Served
+
+Json = dict[str, Any]
+DONE: Script = [{"reasoning": "It is done."}, {"text": "Done."}]
+NOTE: Json = {"type": "custom", "name": "note"}
+CLIENT_CALLS: Final[dict[str, tuple[Json, Json]]] = {
+    **{name: (call(name, written), output) for name, (_, written, _, output, _) in TOOLS.items()},
+    "get": (call("get", '{ "a" : 1,\n"b": [] }'), {"type": "function_call_output", "output": "x"}),
+    "note": (call("note", "free { text", custom=True), {"type": "custom_tool_call_output", "output": "y"}),
+}
+CLIENT_TOOLS: Final = [*(tool for tool, *_ in TOOLS.values()), NOTE]
+
+
+def chat_prompts(requests: Sequence[ChatRequest]) -> list[str]:
+    """The prompts as a chat template writes them: tools, then messages, each in the bytes of the body."""
+    prompts: list[str] = []
+    for request in requests:
+        body = json.loads(request_to_body(request, ChatDialect()))
+        assert body["messages"]
+        prompts.append("\n".join(map(json.dumps, [body.get("tools"), *body["messages"]])) + "\n")
+    return prompts
+
+
+def assert_append_only(prompts: Sequence[Any]) -> None:
+    assert len(prompts) > 1
+    for number, (earlier, later) in enumerate(pairwise(prompts)):
+        assert len(later) > len(earlier), number
+        assert later[: len(earlier)] == earlier, number
+
+
+async def play_chain(served: Served, inputs: Sequence[Any], **fields: Any) -> list[ChatRequest]:
+    """Send the inputs as one chain; an input that is an output belongs to the call of the response before it. Returns
+    the first prompt of each response."""
+    firsts: list[ChatRequest] = []
+    previous: Any = None
+    for number, text_or_output in enumerate(inputs):
+        given: Any = text_or_output
+        if not isinstance(text_or_output, str):
+            output, call_item = cast(Json, text_or_output), previous.output[-1]
+            is_by_id = output["type"] == "local_shell_call_output"
+            given = [{**output, **({"id": call_item.id} if is_by_id else {"call_id": call_item.call_id})}]
+        before = len(asked(served))
+        previous = await create(
+            served, input=given, previous_response_id=previous.id if previous is not None else None, **fields
+        )
+        assert previous.status == "completed", (number, previous.incomplete_details)
+        firsts.append(asked(served)[before])
+    return firsts
+
+
+def client_inputs() -> tuple[list[Script], list[Any]]:
+    turns: list[Script] = []
+    inputs: list[Any] = []
+    for name, (requested, output) in CLIENT_CALLS.items():
+        turns += [[{"reasoning": "I call."}, {**requested, "id": f"call_{name}"}], DONE]
+        inputs += [f"Use {name}.", output]
+    return turns, inputs
+
+
+async def assert_append_only_in_harmony(requests: Sequence[ChatRequest], firsts: Sequence[ChatRequest]) -> None:
+    """Harmony shows the reasoning of a turn until its answer is final, as the model was trained: the prompts after an
+    answer continue those before the turn. With `reasoning.context: all_turns` every prompt continues the last."""
+    harmony = await Harmony.load(HarmonyOptions(current_date="none"))
+    after_answers = [request for request in firsts if request.messages[-1].role == "user"]
+    assert_append_only([(await harmony.render_prompt(request)).token_ids for request in after_answers])
+    shown = [request.model_copy(update={"all_reasoning": True}) for request in requests]
+    assert_append_only([(await harmony.render_prompt(request)).token_ids for request in shown])
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+@pytest.mark.parametrize("model", ["scripted", "native"])
+async def test_prompts_of_all_tools_only_grow(model: str, tmp_path: Path) -> None:
+    turns, inputs = client_inputs() if model == "scripted" else ([], [])
+    for case_model, hosted in CASES.values():
+        if case_model == model:
+            turns += [*hosted, DONE]
+            inputs.append("Go on.")
+    async with having_all(model, turns, tmp_path) as (served, tools):
+        fields: Json = {"tools": [*tools, *CLIENT_TOOLS], "instructions": "Be brief.", "model": model}
+        firsts = await play_chain(served, inputs, **fields)
+        requests = asked(served)
+    assert len(requests) == len(turns)
+    await assert_append_only_in_harmony(requests, firsts)
+    if model == "scripted":
+        assert_append_only(chat_prompts(requests))
+
+
+async def test_prompts_with_generated_images_only_grow() -> None:
+    turns: list[Script] = [[draw()], DONE, DONE]
+    async with drawing(*turns, model="scripted") as (served, _):
+        await play_chain(served, ["Draw.", "Why?"], tools=[{"type": "image_generation"}])
+        assert_append_only(chat_prompts(asked(served)))
