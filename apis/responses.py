@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from apis.chat import Sampling
 from apis.conversations import Conversations, ItemInclude
 from apis.errors import Unsupported
-from apis.events import ResponseEventBatch
+from apis.events import EventQueue, ResponseEventBatch
 from apis.provider import Provider
 from apis.wire.base import Effort, Includable, Metadata, Wire
 from apis.wire.item_parts import text_or_list
@@ -359,6 +359,10 @@ class Responses(Provider, ABC):
     async def compact(self, request: CompactConversation, *, tenant: str) -> CompactedConversation:
         """Have the model summarise a conversation. Nothing is stored: the output is the input of later requests. Raises
         as `create`; cancelling it stops the generation."""
+
+    @abstractmethod
+    def event_queue(self) -> EventQueue:
+        """Return the webhooks that other APIs report events to."""
 
     @abstractmethod
     def conversations(self) -> Conversations:

@@ -3,6 +3,9 @@
 from typing import Final
 
 PROVIDERS: Final[dict[str, dict[str, str]]] = {
+    "batches": {
+        "leased": "providers.batches.leased:LeasedBatches",
+    },
     "fetcher": {
         "safe": "providers.fetcher.safe:Safe",
     },
@@ -44,6 +47,9 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     },
     "tool_servers": {
         "mcp": "providers.tool_servers.mcp.provider:MCP",
+    },
+    "uploads": {
+        "kv": "providers.uploads.kv:StoredUploads",
     },
     "vector_index": {
         "pgvector": "providers.vector_index.pgvector:PgVector",

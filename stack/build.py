@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from apis.batches.batches import Batches
 from apis.errors import ConfigError, StackError
 from apis.fair_share import Tenants
 from apis.fetcher import Fetcher
@@ -15,6 +16,7 @@ from apis.reader import Reader
 from apis.responses import Responses
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
+from apis.uploads.parts import Uploads
 from apis.vector_stores import VectorStores
 from stack.config import StackConfig
 from stack.wiring import APIS, ProviderSpec, wire_providers
@@ -35,6 +37,8 @@ class Stack:
     vector_stores: VectorStores | None = None
     fetcher: Fetcher | None = None
     reader: Reader | None = None
+    uploads: Uploads | None = None
+    batches: Batches | None = None
     providers_by_path: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
 
 
@@ -64,6 +68,8 @@ async def open_stack(config: StackConfig) -> AsyncGenerator[Stack]:
             cast("VectorStores | None", live.get("vector_stores")),
             cast("Fetcher | None", live.get("fetcher")),
             cast("Reader | None", live.get("reader")),
+            cast("Uploads | None", live.get("uploads")),
+            cast("Batches | None", live.get("batches")),
             {part.path: provider for part, provider in order},
         )
 

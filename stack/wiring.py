@@ -13,6 +13,7 @@ from typing import Any, Final, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from apis.batches.batches import Batches
 from apis.errors import ConfigError
 from apis.fair_share import Tenants
 from apis.fetcher import Fetcher
@@ -26,6 +27,7 @@ from apis.responses import Responses
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
+from apis.uploads.parts import Uploads
 from apis.vector_index import VectorIndex
 from apis.vector_stores import VectorStores
 from providers import PROVIDERS, REMOVED_PROVIDERS
@@ -44,9 +46,13 @@ APIS: Final[dict[str, type[Provider]]] = {
     "reader": Reader,
     "vector_index": VectorIndex,
     "vector_stores": VectorStores,
+    "uploads": Uploads,
+    "batches": Batches,
 }
 DEFAULT_PROVIDERS: Final = {"fetcher": "safe", "files": "kv", "reader": "child", "vector_index": "sqlite_vec"}
 """Providers of the APIs that another provider needs and the run config does not name."""
+COMPANION_PROVIDERS: Final = {"files": {"uploads": "kv", "batches": "leased"}}
+"""Providers of the APIs that every stack with a certain API has, also where the run config does not name them."""
 PACKAGE_EXTRAS: Final = {
     "apsw": "files",
     "asyncpg": "postgres",
@@ -120,10 +126,21 @@ def wire_providers(config: StackConfig) -> dict[str, ProviderSpec]:
                 errors.append(str(exc))
     if errors:
         raise ConfigError("\n".join(errors))
+    _add_missing(config.source, parts)
+    for api, companions in COMPANION_PROVIDERS.items():
+        for companion, provider in companions.items() if api in parts else ():
+            if companion not in parts:
+                section = ProviderSection(provider=provider)
+                parts[companion] = _wire_provider(config.source, companion, companion, section)
+    _add_missing(config.source, parts)
+    return parts
+
+
+def _add_missing(source: str, parts: dict[str, ProviderSpec]) -> None:
+    """Add the default providers of the APIs that others require and the run config does not name."""
     while missing := _required_apis(parts.values()) & DEFAULT_PROVIDERS.keys() - parts.keys():
         for api in sorted(missing):
-            parts[api] = _wire_provider(config.source, api, api, ProviderSection(provider=DEFAULT_PROVIDERS[api]))
-    return parts
+            parts[api] = _wire_provider(source, api, api, ProviderSection(provider=DEFAULT_PROVIDERS[api]))
 
 
 def _required_apis(specs: Iterable[ProviderSpec]) -> set[str]:

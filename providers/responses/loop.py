@@ -12,7 +12,7 @@ from contextlib import aclosing, nullcontext
 from openai.types.responses import Response
 
 from apis.errors import InvalidRequest, NotFound, StackError
-from apis.events import ResponseEventBatch
+from apis.events import EventQueue, ResponseEventBatch
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.fetcher import Fetcher
 from apis.inference import Inference
@@ -193,6 +193,9 @@ class Loop(Responses):
             pending = await self._preparer.prepare_unlocked(rendered, tenant)
         chat, compactor = pending.agent_loop.chat, self._preparer.compactor
         return await self._streams.run_in_time(compactor.compact(chat, pending.conversation, pending.ids, tenant))
+
+    def event_queue(self) -> EventQueue:
+        return self._background.event_queue
 
     def conversations(self) -> StoredConversations:
         return self._conversations

@@ -15,7 +15,7 @@ import orjson
 from openai.types.responses import Response, ResponseCreatedEvent, ResponseQueuedEvent
 
 from apis.errors import RateLimited
-from apis.events import LoggedEvent, ResponseEventBatch
+from apis.events import EventQueue, LoggedEvent, ResponseEventBatch
 from apis.fair_share import Tenants
 from apis.fetcher import Fetcher
 from apis.responses import CreateResponse, ResponseListParams
@@ -79,6 +79,11 @@ class BackgroundResponses:
         )
         self._executor = RunExecutor(kv, history, prepare, config, self._event_log, self._webhook_queue)
         self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants)
+
+    @property
+    def event_queue(self) -> EventQueue:
+        """The webhooks of this process, for events of other APIs."""
+        return self._webhook_queue
 
     def start(self) -> None:
         self._workers.start()

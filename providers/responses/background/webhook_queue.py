@@ -92,12 +92,16 @@ class WebhookQueue:
     def delivery_ops(self, response: Response, tenant: str) -> list[Op]:
         """Return the operations that queue the event for the tenant's webhooks: to be written with the final
         response."""
-        event, now = f"response.{response.status}", time.time()
+        return self.event_ops(f"response.{response.status}", response.id, tenant)
+
+    def event_ops(self, event: str, object_id: str, tenant: str) -> list[Op]:
+        """Return the operations that queue an event for the tenant's webhooks: to be written with what it reports."""
+        now = time.time()
         ops: list[Op] = []
         for queue in self._queues:
             hook = queue.webhook
             if event in WEBHOOK_EVENTS and event in hook.events and tenant == hook.tenant and not queue.is_full:
-                body = build_event_json(event, response.id, int(now)).decode()
+                body = build_event_json(event, object_id, int(now)).decode()
                 delivery = WebhookDelivery(f"wh_{secrets.token_hex(16)}", body, now)
                 ops.append(Put(_delivery_key(queue, now, delivery), encode_record(delivery), hook.max_age_s))
         return ops

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from stack.http.routes.batches import BATCH_ROUTES
 from stack.http.routes.chat import CHAT_ROUTES, STORED_COMPLETION_ROUTES
 from stack.http.routes.completions import COMPLETION_ROUTES
 from stack.http.routes.containers import CONTAINER_ROUTES
@@ -11,6 +12,7 @@ from stack.http.routes.files import FILE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
+from stack.http.routes.uploads import UPLOAD_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
 
 __all__ = ["API_ROUTES", "EXTENSION_ROUTES", "STORED_COMPLETION_ROUTES"]
@@ -25,6 +27,8 @@ API_ROUTES: Final = (
     *FILE_ROUTES,
     *VECTOR_STORE_ROUTES,
     *CONTAINER_ROUTES,
+    *UPLOAD_ROUTES,
+    *BATCH_ROUTES,
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
 EXTENSION_ROUTES: Final = LISTING_ROUTES
