@@ -18,6 +18,7 @@ MAX_INPUT_BYTES: Final = 200 * 1024 * 1024
 """OpenAI's limits: requests per batch, bytes of its input file."""
 MAX_EMBEDDING_INPUTS: Final = 50_000
 """Inputs of all requests of a batch for embeddings together."""
+MIN_WINDOW_S: Final = 60
 MAX_WINDOW_S: Final = 7 * 86_400
 
 BatchEndpoint = Literal["/v1/responses", "/v1/chat/completions", "/v1/embeddings", "/v1/completions"]
@@ -26,7 +27,7 @@ _UNIT_S: Final = {"m": 60, "h": 3600, "d": 86_400}
 
 
 def _check_window(window: str) -> str:
-    if not 60 <= window_to_seconds(window) <= MAX_WINDOW_S:
+    if not MIN_WINDOW_S <= window_to_seconds(window) <= MAX_WINDOW_S:
         raise ValueError('expected "24h", or another number of minutes, hours or days (30m, 2h, 3d) up to 7d')
     return window
 

@@ -18,7 +18,7 @@ from apis.inference import Inference
 from apis.storage.kv_store import Delete, KVStore, Op
 from apis.storage.lease import Lease
 from apis.storage.records import decode_record, delete_all, scan_all
-from providers.batches.records import ENDED, BatchRecord, BatchRef, BatchStatus, BlockCounts, LineError
+from providers.batches.records import ENDED, BatchRef, BatchState, BatchStatus, BlockCounts, LineError
 from providers.batches.validation import BatchValidator
 
 _log = logging.getLogger(__name__)
@@ -40,14 +40,14 @@ class BatchControl:
         self._lease_s = lease_s
         self._max_line_bytes = max_line_bytes
 
-    async def load(self, ref: BatchRef) -> tuple[BatchRecord, int] | None:
+    async def load(self, ref: BatchRef) -> tuple[BatchState, int] | None:
         """Return the batch and the version of its record; None if there is none."""
         entry = await self._kv.get(ref.key)
-        return None if entry is None else (decode_record(entry, BatchRecord), entry.version)
+        return None if entry is None else (decode_record(entry, BatchState), entry.version)
 
     async def change(
-        self, ref: BatchRef, change: Callable[[BatchRecord], bool], ops: Sequence[Op] = ()
-    ) -> BatchRecord | None:
+        self, ref: BatchRef, change: Callable[[BatchState], bool], ops: Sequence[Op] = ()
+    ) -> BatchState | None:
         """Apply `change` to the record and store it with `ops`, until no other change comes in between. Returns the
         record; None if there is none, or if `change` returned False, and nothing was changed."""
         while (loaded := await self.load(ref)) is not None:
@@ -58,10 +58,10 @@ class BatchControl:
                 return record
         return None
 
-    async def end(self, ref: BatchRef, status: BatchStatus, before: Sequence[BatchStatus]) -> BatchRecord | None:
+    async def end(self, ref: BatchRef, status: BatchStatus, before: Sequence[BatchStatus]) -> BatchState | None:
         """Let a batch that has one of the statuses `before` end, and report that to the webhooks."""
 
-        def enter(record: BatchRecord) -> bool:
+        def enter(record: BatchState) -> bool:
             if record.status not in before:
                 return False
             record.enter(status)
@@ -72,7 +72,7 @@ class BatchControl:
         self._events.wake()
         return record
 
-    async def count_results(self, ref: BatchRef, record: BatchRecord) -> BlockCounts:
+    async def count_results(self, ref: BatchRef, record: BatchState) -> BlockCounts:
         """Return the counts of all blocks as of now."""
         if record.counts is not None:
             return record.counts
@@ -100,7 +100,7 @@ class BatchControl:
             finally:
                 await lease.release(even_if_lost=True)
 
-    async def _validate(self, ref: BatchRef, record: BatchRecord, lease: Lease) -> None:
+    async def _validate(self, ref: BatchRef, record: BatchState, lease: Lease) -> None:
         if time.time() > record.expires_at:
             await self.end(ref, "expired", ("validating",))
             return
@@ -115,7 +115,7 @@ class BatchControl:
             await self._delete_data_of_ended(ref)
             return
 
-        def begin(record: BatchRecord) -> bool:
+        def begin(record: BatchState) -> bool:
             if record.status != "validating":
                 return False
             record.enter("in_progress")
@@ -126,7 +126,7 @@ class BatchControl:
             await self._delete_data_of_ended(ref)
 
     async def _fail(self, ref: BatchRef, errors: Sequence[LineError]) -> None:
-        def add_errors(record: BatchRecord) -> bool:
+        def add_errors(record: BatchState) -> bool:
             if record.status != "validating":
                 return False
             record.errors = [*errors]
@@ -153,7 +153,7 @@ class BatchControl:
         counts = await self.count_results(ref, loaded[0])
         counts.done = []
 
-        def finalize(record: BatchRecord) -> bool:
+        def finalize(record: BatchState) -> bool:
             record.counts = counts
             if record.status == "in_progress":
                 record.enter("finalizing")

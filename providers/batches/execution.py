@@ -22,7 +22,7 @@ from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
 from apis.storage.records import decode_record, encode_record
-from providers.batches.records import BatchRecord, BatchRef, BlockCounts, BlockRecord
+from providers.batches.records import BatchRef, BatchState, BlockCounts, BlockRecord
 from providers.batches.validation import decode_body, decode_line, splice_fields
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class ClaimedBlock:
     """A block whose lease this process holds."""
 
     ref: BatchRef
-    batch: BatchRecord
+    batch: BatchState
     name: str
     block: BlockRecord
     lease: Lease
@@ -118,7 +118,7 @@ class LineGate:
 
 
 async def claim_block(
-    kv: KVStore, ref: BatchRef, batch: BatchRecord, row: tuple[str, Entry], lease_s: float
+    kv: KVStore, ref: BatchRef, batch: BatchState, row: tuple[str, Entry], lease_s: float
 ) -> ClaimedBlock | None:
     """Claim a block that no worker holds; None if one does, or the block is done."""
     key, entry = row
@@ -292,12 +292,12 @@ class BlockExecution:
             await claim.lease.release(ops)
 
 
-def abandon_reason(batch: BatchRecord) -> StopReason:
+def abandon_reason(batch: BatchState) -> StopReason:
     """Return why the lines of the batch that have no result are not executed."""
     return "batch_cancelled" if batch.status == "cancelling" else "batch_expired"
 
 
-def _block_ttl_s(batch: BatchRecord) -> float:
+def _block_ttl_s(batch: BatchState) -> float:
     return max(1.0, 2.0 * (batch.expires_at - batch.created_at) + 86_400)
 
 

@@ -29,8 +29,8 @@ from providers.batches.control import BatchControl
 from providers.batches.execution import LineGate, LineLimits
 from providers.batches.records import (
     ACTIVE_PREFIX,
-    BatchRecord,
     BatchRef,
+    BatchState,
     BlockCounts,
     batch_to_wire,
     new_batch_ref,
@@ -128,7 +128,7 @@ class LeasedBatches(Batches):
             message = f"{self._config.max_active} of your batches have not ended yet (`batches.max_active`)."
             raise RateLimited(message, retry_after_s=60)
         now, window_s = int(time.time()), window_to_seconds(request.completion_window)
-        record = BatchRecord(
+        record = BatchState(
             file.id,
             request.endpoint,
             request.completion_window,
@@ -155,7 +155,7 @@ class LeasedBatches(Batches):
         rows = await self._kv.scan(prefix, before=before, limit=params.limit + 1, reverse=True)
         refs = [BatchRef(tenant, key.removeprefix(prefix)) for key, _ in rows]
         batches = [
-            await self._to_wire(ref, decode_record(entry, BatchRecord))
+            await self._to_wire(ref, decode_record(entry, BatchState))
             for ref, (_, entry) in zip(refs, rows, strict=True)
         ]
         return first_page(batches, params.limit)
@@ -163,7 +163,7 @@ class LeasedBatches(Batches):
     async def cancel(self, batch_id: str, *, tenant: str) -> Batch:
         ref = _parse_ref(batch_id, tenant)
 
-        def begin_cancel(record: BatchRecord) -> bool:
+        def begin_cancel(record: BatchState) -> bool:
             if record.status != "in_progress":
                 return False
             record.enter("cancelling")
@@ -180,7 +180,7 @@ class LeasedBatches(Batches):
             return batch
         raise InvalidRequest(f"Cannot cancel a batch with status '{batch.status}'.", param="batch_id")
 
-    async def _to_wire(self, ref: BatchRef, record: BatchRecord) -> Batch:
+    async def _to_wire(self, ref: BatchRef, record: BatchState) -> Batch:
         return batch_to_wire(ref.id, record, await self._control.count_results(ref, record))
 
     def _wake(self) -> None:

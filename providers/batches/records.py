@@ -77,7 +77,7 @@ class BlockRecord(msgspec.Struct, omit_defaults=True):
     lost_claims: int = 0
 
 
-class BatchRecord(msgspec.Struct, omit_defaults=True):
+class BatchState(msgspec.Struct, omit_defaults=True):
     """The state of a batch. Times are seconds since the epoch. `counts` are final once the batch is finalizing;
     `is_expiring` says that its window has passed."""
 
@@ -139,7 +139,7 @@ class BatchRef(msgspec.Struct, frozen=True):
         """Return the prefix of the keys of one kind of the batch's own data."""
         return f"{self.tenant}/batch_{kind}/{self.id}/"
 
-    def put(self, record: BatchRecord, expect: int) -> Put:
+    def put(self, record: BatchState, expect: int) -> Put:
         """Return the operation that stores the record."""
         ttl_s = record.expires_at + RETENTION_S - time.time()
         return Put(self.key, encode_record(record), max(1.0, ttl_s), expect)
@@ -156,15 +156,15 @@ def decode_active_key(key: str) -> BatchRef:
     return BatchRef(tenant, batch_id)
 
 
-def decode_batch(entry: Entry) -> BatchRecord | None:
+def decode_batch(entry: Entry) -> BatchState | None:
     """Return the record; None if it is damaged, so that other batches go on."""
     try:
-        return decode_record(entry, BatchRecord)
+        return decode_record(entry, BatchState)
     except StorageCorrupt:
         return None
 
 
-def batch_to_wire(batch_id: str, record: BatchRecord, counts: BlockCounts) -> Batch:
+def batch_to_wire(batch_id: str, record: BatchState, counts: BlockCounts) -> Batch:
     """Return the object that a client sees."""
     errors = [msgspec.to_builtins(error) for error in record.errors]
     fields: dict[str, Any] = {

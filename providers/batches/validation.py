@@ -14,7 +14,7 @@ from apis.batches.batches import MAX_EMBEDDING_INPUTS, MAX_LINES
 from apis.storage.kv_store import Put
 from apis.storage.lease import Lease
 from apis.storage.records import encode_record
-from providers.batches.records import BatchRecord, BatchRef, BlockRecord, LineError
+from providers.batches.records import BatchRef, BatchState, BlockRecord, LineError
 
 MAX_CUSTOM_ID_CHARS: Final = 512
 MAX_ERRORS: Final = 100
@@ -56,7 +56,7 @@ class BatchValidator:
     right to do so."""
 
     def __init__(
-        self, ref: BatchRef, record: BatchRecord, lease: Lease, models: Collection[str] | None, max_line_bytes: int
+        self, ref: BatchRef, record: BatchState, lease: Lease, models: Collection[str] | None, max_line_bytes: int
     ) -> None:
         self._ref = ref
         self._record = record

@@ -21,7 +21,7 @@ from providers.batches.execution import (
     abandon_reason,
     claim_block,
 )
-from providers.batches.records import ACTIVE_PREFIX, BatchRecord, BatchRef, decode_active_key, decode_batch
+from providers.batches.records import ACTIVE_PREFIX, BatchRef, BatchState, decode_active_key, decode_batch
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class _TenantWork:
 
     unchanged: list[BatchRef] = field(default_factory=list[BatchRef])
     """Batches to be validated or finished."""
-    blocks: list[tuple[BatchRef, BatchRecord, tuple[str, Entry]]] = field(
-        default_factory=list[tuple[BatchRef, BatchRecord, tuple[str, Entry]]]
+    blocks: list[tuple[BatchRef, BatchState, tuple[str, Entry]]] = field(
+        default_factory=list[tuple[BatchRef, BatchState, tuple[str, Entry]]]
     )
 
 
@@ -164,13 +164,13 @@ class BatchWorkers:
             if place is None:
                 del waiting[tenant]
                 continue
-            with ExitStack() as held:
-                held.enter_context(place)
+            with ExitStack() as claim_stack:
+                claim_stack.enter_context(place)
                 ref, record, row = waiting[tenant].pop(0)
                 claim = await claim_block(self._kv, ref, record, row, lease_s)
                 if claim is not None:
                     self._start_execution(BlockExecution(self._kv, claim, self._gate, self._limits), place)
-                    held.pop_all()
+                    claim_stack.pop_all()
 
     def _start_execution(self, execution: BlockExecution, place: Place) -> None:
         task = asyncio.create_task(self._run(execution.ref.id, execution.run))
@@ -191,7 +191,7 @@ class BatchWorkers:
             _log.warning("a part of %s is done again later: %s", batch_id, exc.message)
 
 
-def _begin_expiry(record: BatchRecord) -> bool:
+def _begin_expiry(record: BatchState) -> bool:
     if record.status != "in_progress" or record.is_expiring:
         return False
     record.is_expiring = True

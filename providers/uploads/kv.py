@@ -204,9 +204,9 @@ class StoredUploads(Uploads):
         raise _too_many_changes()
 
     async def _load_part_sizes(self, upload_id: str, part_ids: Sequence[str], tenant: str) -> list[int]:
-        known = [part_id for part_id in part_ids if _PART_ID.fullmatch(part_id)]
-        entries = await self._kv.get_many([_part_key(tenant, upload_id, part_id) for part_id in known])
-        sizes = {part_id: decode_record(entry, int) for part_id, entry in zip(known, entries, strict=True) if entry}
+        valid_ids = [part_id for part_id in part_ids if _PART_ID.fullmatch(part_id)]
+        entries = await self._kv.get_many([_part_key(tenant, upload_id, part_id) for part_id in valid_ids])
+        sizes = {part_id: decode_record(entry, int) for part_id, entry in zip(valid_ids, entries, strict=True) if entry}
         for index, part_id in enumerate(part_ids):
             if part_id not in sizes:
                 raise InvalidRequest(
