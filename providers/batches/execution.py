@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from apis.batches.batches import LineAnswer, LineExecutor
-from apis.errors import StackError, StoredValueTooLarge
+from apis.errors import StackError, StorageCorrupt, StoredValueTooLarge
 from apis.fair_share import FairShare
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
@@ -27,10 +27,11 @@ from providers.batches.validation import decode_body, decode_line, splice_fields
 
 _log = logging.getLogger(__name__)
 
-StopReason = Literal["", "batch_cancelled", "batch_expired", "worker_lost", "drain"]
+StopReason = Literal["", "batch_cancelled", "batch_expired", "worker_lost", "storage_corrupt", "drain"]
 ABANDON_MESSAGES: Final[Mapping[str, str]] = {
     "batch_expired": "This request could not be executed before the completion window expired.",
     "batch_cancelled": "This request was not executed because the batch was cancelled.",
+    "storage_corrupt": "This request cannot be read from the store any more: it is damaged.",
     "worker_lost": "The processes that executed this request ended before it was done, each time.",
 }
 _MAX_LOST_CLAIMS: Final = 10
@@ -204,7 +205,14 @@ class BlockExecution:
         input_entry, progress = await self._kv.get_many(keys)
         if progress is not None:
             self._counts = decode_record(progress, BlockCounts)
-        lines = input_entry.value.split(b"\n") if input_entry is not None else []
+        try:
+            if input_entry is None:
+                raise StorageCorrupt
+            lines = input_entry.value.split(b"\n")
+        except StorageCorrupt:
+            _log.error("the lines of a block of %s are damaged", ref.id)
+            self._stop_reason = self._stop_reason or "storage_corrupt"
+            lines = [b"{}"] * block.line_count
         numbered = dict(enumerate(lines, block.first_line))
         return {number: line for number, line in numbered.items() if number not in self._counts.done}
 
