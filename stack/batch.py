@@ -76,9 +76,9 @@ def _read_endpoint(source: Path) -> str:
     with source.open("rb") as lines:
         first = next((line for line in lines if line.strip()), b"")
     try:
-        endpoint = orjson.loads(first)["url"]
+        endpoint = str(orjson.loads(first)["url"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        endpoint = None
+        endpoint = ""
     if endpoint not in get_args(BatchEndpoint):
         endpoints = ", ".join(get_args(BatchEndpoint))
         raise UpstreamError(f"{source}: the first line has no `url` of a batch: {endpoints}.")

@@ -160,11 +160,13 @@ def run_batch(
     """
     run = import_from_string("stack.batch:run_batch")
     serve = import_from_string("stack.batch:serve_alone")
+
+    def show(line: str) -> None:
+        typer.echo(f"\r{line:<79}", nl=False, err=True)
+
     with import_from_string("stack.serving.exit_codes:exit_on_error")():
         with serve(config) if config else nullcontext(url) as base_url:
-            summary = run(
-                requests, output, base_url, window, lambda line: typer.echo(f"\r{line:<79}", nl=False, err=True)
-            )
+            summary = run(requests, output, base_url, window, show)
         typer.echo(summary)
 
 

@@ -82,12 +82,12 @@ class BatchControl:
                 total.add(decode_record(entry, BlockCounts))
         return total
 
-    async def advance(self, ref: BatchRef) -> None:
-        """Validate a new batch, or finish one whose blocks are all done, unless another worker does. Raises
-        LeaseLost."""
+    async def advance(self, ref: BatchRef) -> bool:
+        """Validate a new batch, or finish one whose blocks are all done. Returns False if another worker does that.
+        Raises LeaseLost."""
         lease = Lease(self._kv, ref.control_key, self._lease_s)
         if await lease.acquire() is None:
-            return
+            return False
         async with lease.renew_in_background():
             try:
                 loaded = await self.load(ref)
@@ -99,6 +99,7 @@ class BatchControl:
                     await self._finish(ref)
             finally:
                 await lease.release(even_if_lost=True)
+        return True
 
     async def _validate(self, ref: BatchRef, record: BatchState, lease: Lease) -> None:
         if time.time() > record.expires_at:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from apis.errors import StackError
@@ -26,6 +27,10 @@ from providers.batches.records import ACTIVE_PREFIX, BatchRef, BatchState, decod
 _log = logging.getLogger(__name__)
 
 _SCANNED_BLOCKS: Final = 64
+_RETRY_S: Final = 2.0
+"""Seconds until a batch whose files could not be read or written is tried again."""
+_REST_FACTOR: Final = 4
+"""A look at all batches pauses for this many times its duration, so that it takes a fifth of the process's time."""
 _CLOSE_TIMEOUT_S: Final = 0.4
 """Seconds that cancelled blocks have to release their leases."""
 
@@ -64,6 +69,7 @@ class BatchWorkers:
         self._wakeup = asyncio.Event()
         self._executions: dict[asyncio.Task[None], BlockExecution] = {}
         self._controls: dict[BatchRef, asyncio.Task[None]] = {}
+        self._retry_at: dict[BatchRef, float] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._is_draining = False
 
@@ -95,12 +101,14 @@ class BatchWorkers:
     async def _watch(self, poll_s: float, lease_s: float) -> None:
         while not self._is_draining:
             self._wakeup.clear()
+            began_at = time.monotonic()
             try:
                 work = await self._list_work()
                 self._start_controls(work)
                 await self._claim_blocks(work, lease_s)
             except StackError as exc:
                 _log.warning("batches wait: %s", exc.message)
+            await asyncio.sleep(_REST_FACTOR * (time.monotonic() - began_at))
             with suppress(TimeoutError):
                 async with asyncio.timeout(poll_s):
                     await self._wakeup.wait()
@@ -129,31 +137,40 @@ class BatchWorkers:
             for execution in self._executions.values():
                 if execution.ref == ref:
                     execution.stop(abandon_reason(record))
+        if len(work.blocks) >= _SCANNED_BLOCKS and not record.abandons_lines:
+            return
         rows = await self._kv.scan(ref.block_prefix, limit=_SCANNED_BLOCKS)
         if not rows:
             work.unchanged.append(ref)
             return
-        if len(work.blocks) < _SCANNED_BLOCKS:
-            leases = await self._kv.get_many([f"{ref.lease_prefix}{_block_name(key)}" for key, _ in rows])
-            work.blocks += [(ref, record, row) for row, lease in zip(rows, leases, strict=True) if lease is None]
+        leases = await self._kv.get_many([f"{ref.lease_prefix}{_block_name(key)}" for key, _ in rows])
+        work.blocks += [(ref, record, row) for row, lease in zip(rows, leases, strict=True) if lease is None]
 
     def _start_controls(self, work: dict[str, _TenantWork]) -> None:
-        """Validate or finish batches, of each tenant its oldest first."""
+        """Validate or finish batches, of each tenant its oldest first; one that failed, or that another worker has,
+        after a pause."""
+        active = {ref for each in work.values() for ref in each.unchanged}
+        self._retry_at = {ref: retry_at for ref, retry_at in self._retry_at.items() if ref in active}
         for tenant in sorted(work, key=self._shares.controls.used_by):
             for ref in work[tenant].unchanged:
-                if ref in self._controls:
+                if ref in self._controls or self._retry_at.get(ref, 0) > time.monotonic():
                     continue
                 place = self._shares.controls.try_acquire(tenant)
                 if place is None:
                     break
-                task = asyncio.create_task(self._run(ref.id, lambda ref=ref: self._control.advance(ref)))
+                task = asyncio.create_task(self._run(ref.id, partial(self._advance, ref)))
                 self._controls[ref] = task
                 task.add_done_callback(lambda _, ref=ref, place=place: self._end_control(ref, place))
+
+    async def _advance(self, ref: BatchRef) -> None:
+        self._retry_at[ref] = time.monotonic() + _RETRY_S
+        if await self._control.advance(ref):
+            self._retry_at.pop(ref, None)
+            self._wakeup.set()
 
     def _end_control(self, ref: BatchRef, place: Place) -> None:
         del self._controls[ref]
         place.release()
-        self._wakeup.set()
 
     async def _claim_blocks(self, work: dict[str, _TenantWork], lease_s: float) -> None:
         """Claim blocks while there are places; the tenant that uses the fewest comes first."""

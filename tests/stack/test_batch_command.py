@@ -46,10 +46,10 @@ async def test_a_file_with_faults_names_their_lines(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", batch_line("a"), batch_line("a"))
     async with serving(more=BATCHES) as served:
         with pytest.raises(UpstreamError, match="line 2: The custom_id 'a' for this request is a duplicate"):
-            await asyncio.to_thread(run_batch, source, None, f"{served.url}/v1", "24h", str)
+            await asyncio.to_thread(run_batch, source, None, f"{served.url}/v1", "24h", print)
         other = write_lines(tmp_path / "other.jsonl", {"url": "/v1/other"})
         with pytest.raises(UpstreamError, match="no `url` of a batch: /v1/responses"):
-            await asyncio.to_thread(run_batch, other, None, f"{served.url}/v1", "24h", str)
+            await asyncio.to_thread(run_batch, other, None, f"{served.url}/v1", "24h", print)
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Message, Scope
 
 from apis.batches.batches import LineAnswer
-from apis.errors import NotFound, StackError, error_to_body, internal_error
+from apis.errors import ConversationLocked, NotFound, StackError, error_to_body, internal_error
 from apis.telemetry import REQUEST_ID, TRACE_HEADERS
 from stack.http.context import Handler, HttpContext, Services, set_context
 from stack.http.request_record import RequestRecord
@@ -59,7 +59,8 @@ class RouteLineExecutor:
         except StackError as exc:
             record.record_error(exc)
             record.status = exc.status
-            is_transient = exc.status in _TRANSIENT_STATUSES and not exc.repeats_work
+            is_busy = exc.status in _TRANSIENT_STATUSES or isinstance(exc, ConversationLocked)
+            is_transient = is_busy and not exc.repeats_work
             error_body = orjson.dumps(error_to_body(exc))
             answer = LineAnswer(exc.status, record.id, error_body, is_transient, exc.retry_after_s)
         except Exception:  # noqa: BLE001 - the outer edge of a request without a connection: the line says that it failed
