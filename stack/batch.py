@@ -59,7 +59,8 @@ def serve_alone(config: str) -> Generator[str]:
     """Run the stack of a run config on a free port while the context is entered; yields its base URL. Raises
     UpstreamError if it does not start."""
     command = [sys.executable, "-m", "stack", "run", config, "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - this program itself
+    # a session of its own, so that Ctrl-C reaches this program alone, which cancels the batch first
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:  # noqa: S603 - this program itself
         try:
             assert process.stdout is not None
             line = next((line for line in process.stdout if line.startswith(_LISTENING)), None)
