@@ -1,11 +1,13 @@
-"""The events of a response's stream: their kinds, their JSON, and the form in which a log stores them."""
+"""The events of a response's stream: their kinds, their JSON, the form in which a log stores them; EventQueue, which
+reports events to webhooks."""
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 from openai.types.responses import ResponseStreamEvent
 
+from apis.storage.kv_store import Op
 from apis.wire.base import sdk_model_to_json
 
 INITIAL_EVENTS: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
@@ -37,6 +39,19 @@ ResponseEvent = ResponseStreamEvent | LoggedEvent
 """A live event, or one that a log stored."""
 ResponseEventBatch = Sequence[ResponseEvent]
 """Live events, or events that a log stored; a batch may mix them."""
+
+
+class EventQueue(Protocol):
+    """The webhooks of a stack, for every API that reports an event to them."""
+
+    def event_ops(self, event: str, object_id: str, tenant: str) -> list[Op]:
+        """Return the operations that queue the event for the tenant's webhooks: to be written with the change that it
+        reports."""
+        ...
+
+    def wake(self) -> None:
+        """Look for due deliveries now."""
+        ...
 
 
 def event_to_json(event: ResponseStreamEvent) -> bytes:

@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from apis.chat import Sampling
 from apis.conversations import Conversations, ItemInclude, contains_text
 from apis.errors import Unsupported
-from apis.events import ResponseEventBatch
+from apis.events import EventQueue, ResponseEventBatch
 from apis.observation.background import Observation
 from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider
@@ -380,6 +380,10 @@ class Responses(Provider, ABC):
     def observation(self) -> Observation:
         """Return the reads of background responses as they are now, for operators."""
         raise Unsupported("This server cannot show its background responses.", code="not_configured")
+
+    @abstractmethod
+    def event_queue(self) -> EventQueue:
+        """Return the webhooks that other APIs report events to."""
 
     @abstractmethod
     def conversations(self) -> Conversations:

@@ -3,6 +3,9 @@
 from typing import Final
 
 PROVIDERS: Final[dict[str, dict[str, str]]] = {
+    "batches": {
+        "leased": "providers.batches.leased:LeasedBatches",
+    },
     "fetcher": {
         "safe": "providers.fetcher.safe:Safe",
     },
@@ -50,6 +53,9 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     },
     "traces": {
         "kv": "providers.traces.kv:StoredTraces",
+    },
+    "uploads": {
+        "kv": "providers.uploads.kv:StoredUploads",
     },
     "vector_index": {
         "pgvector": "providers.vector_index.pgvector:PgVector",

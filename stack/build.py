@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from apis.batches.batches import Batches
 from apis.documents.fetcher import Fetcher
 from apis.documents.files import Files
 from apis.documents.reader import Reader
@@ -17,6 +18,7 @@ from apis.provider import Provider
 from apis.responses import Responses
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
+from apis.uploads.parts import Uploads
 from stack.config import StackConfig
 from stack.wiring import APIS, ProviderSpec, wire_providers
 
@@ -37,6 +39,8 @@ class Stack:
     fetcher: Fetcher | None = None
     reader: Reader | None = None
     traces: Traces | None = None
+    uploads: Uploads | None = None
+    batches: Batches | None = None
     providers_by_path: Mapping[str, Provider] = field(default_factory=dict[str, Provider])
 
 
@@ -70,6 +74,8 @@ async def open_stack(
             cast("Fetcher | None", live.get("fetcher")),
             cast("Reader | None", live.get("reader")),
             cast("Traces | None", live.get("traces")),
+            cast("Uploads | None", live.get("uploads")),
+            cast("Batches | None", live.get("batches")),
             {part.path: provider for part, provider in order},
         )
 

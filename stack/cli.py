@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from contextlib import nullcontext
 from functools import partial
 from typing import Annotated
 
@@ -49,6 +50,10 @@ ModelsOption = Annotated[
     ),
 ]
 LibraryNameArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A listed name, or hf:OWNER/NAME/FILE.gguf.")]
+RequestsArgument = Annotated[str, typer.Argument(metavar="IN.jsonl", help="One request per line, as in /v1/batches.")]
+OutputOption = Annotated[str | None, typer.Option(help="File of the results; IN.output.jsonl unless it is set.")]
+ConfigOption = Annotated[str | None, typer.Option(metavar="FILE", help="Run config of a stack with the section files.")]
+WindowOption = Annotated[str, typer.Option(help="Time after which what is left expires: 30m, 24h, 7d.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 VersionOption = Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)]
 
@@ -128,6 +133,41 @@ def remove(name: LibraryNameArgument, *, json: JsonOption = False) -> None:
     """Remove a model's files from the cache."""
     with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
         typer.echo(import_from_string("stack.models:remove")(name, as_json=json))
+
+
+batch_app = typer.Typer(help="Run files of requests as batches.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(batch_app, name="batch")
+
+
+@batch_app.callback()
+def batches() -> None:
+    """Run files of requests as batches."""
+
+
+@batch_app.command(name="run")
+def run_batch(
+    *,
+    requests: RequestsArgument,
+    output: OutputOption = None,
+    url: UrlOption = "http://127.0.0.1:8321/v1",
+    config: ConfigOption = None,
+    window: WindowOption = "24h",
+) -> None:
+    """Run the requests in a JSONL file and write their results.
+
+    They run on the stack at URL, or with --config on one that is started for them. The key is read from
+    OPENAI_API_KEY. Ctrl-C cancels the batch and writes the results so far.
+    """
+    run = import_from_string("stack.batch:run_batch")
+    serve = import_from_string("stack.batch:serve_alone")
+
+    def show(line: str) -> None:
+        typer.echo(f"\r{line:<79}", nl=False, err=True)
+
+    with import_from_string("stack.serving.exit_codes:exit_on_error")():
+        with serve(config) if config else nullcontext(url) as base_url:
+            summary = run(requests, output, base_url, window, show)
+        typer.echo(summary)
 
 
 @app.command(name="list")

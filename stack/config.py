@@ -163,6 +163,8 @@ class StackConfig(BaseModel):
     vector_index: ProviderSection | None = None
     vector_stores: ProviderSection | None = None
     image_generator: ProviderSection | None = None
+    uploads: ProviderSection | None = None
+    batches: ProviderSection | None = None
 
     _source: str = PrivateAttr(default="config")
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from apis.batches.batches import Batches
 from apis.documents.fetcher import Fetcher
 from apis.documents.files import Files
 from apis.documents.reader import Reader
@@ -30,6 +31,7 @@ from apis.skills.skills import Skills
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
+from apis.uploads.parts import Uploads
 from providers import PROVIDERS, REMOVED_PROVIDERS
 from stack.config import InvalidConfig, ProviderSection, StackConfig, load_config
 from stack.config_errors import to_config_error
@@ -48,6 +50,8 @@ APIS: Final[dict[str, type[Provider]]] = {
     "skills": Skills,
     "vector_index": VectorIndex,
     "vector_stores": VectorStores,
+    "uploads": Uploads,
+    "batches": Batches,
 }
 DEFAULT_PROVIDERS: Final = {
     "fetcher": "safe",
@@ -57,6 +61,8 @@ DEFAULT_PROVIDERS: Final = {
     "vector_index": "sqlite_vec",
 }
 """Providers of the APIs that another provider needs and the run config does not name."""
+COMPANION_PROVIDERS: Final = {"files": {"uploads": "kv", "batches": "leased"}}
+"""Providers of the APIs that every stack with a certain API has, also where the run config does not name them."""
 PACKAGE_EXTRAS: Final = {
     "apsw": "files",
     "asyncpg": "postgres",
@@ -130,10 +136,21 @@ def wire_providers(config: StackConfig) -> dict[str, ProviderSpec]:
                 errors.append(str(exc))
     if errors:
         raise ConfigError("\n".join(errors))
+    _add_missing(config.source, parts)
+    for api, companions in COMPANION_PROVIDERS.items():
+        for companion, provider in companions.items() if api in parts else ():
+            if companion not in parts:
+                section = ProviderSection(provider=provider)
+                parts[companion] = _wire_provider(config.source, companion, companion, section)
+    _add_missing(config.source, parts)
+    return parts
+
+
+def _add_missing(source: str, parts: dict[str, ProviderSpec]) -> None:
+    """Add the default providers of the APIs that others require and the run config does not name."""
     while missing := _required_apis(parts.values()) & DEFAULT_PROVIDERS.keys() - parts.keys():
         for api in sorted(missing):
-            parts[api] = _wire_provider(config.source, api, api, ProviderSection(provider=DEFAULT_PROVIDERS[api]))
-    return parts
+            parts[api] = _wire_provider(source, api, api, ProviderSection(provider=DEFAULT_PROVIDERS[api]))
 
 
 def _required_apis(specs: Iterable[ProviderSpec]) -> set[str]:

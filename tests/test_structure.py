@@ -33,6 +33,7 @@ BROAD_EXCEPTS: Final = {
     "providers/responses/background/execution.py",  # the same for responses that run without a stream
     "providers/responses/run/response_stream.py",  # the stream's outer edge
     "stack/http/edge.py",  # the same for what is no stream
+    "stack/http/routes/batch_lines.py",  # the same for lines of batches
     "stack/http/websocket.py",  # the outer edge of a stream on a connection that goes on
     "providers/responses/run/hosted_calls.py",  # around a tool call: the model is told
 }

@@ -4,18 +4,29 @@ Files has one provider. It is an API because an API is also the only way to shar
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from typing import Literal
 
 from openai.types import FileObject
 from pydantic import Field
 
 from apis.provider import Provider
+from apis.storage.kv_store import Op
 from apis.storage.pages import Page
 from apis.wire.base import Wire
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 Order = Literal["asc", "desc"]
+FileSource = Literal["body", "parts", "server"]
+"""Where a file comes from, which decides its bounds: one body, parts of an upload, or the server's own output, which is
+counted for the tenant but never refused."""
+FileCommit = Callable[[str], Sequence[Op]]
+"""Returns the operations that are written in the same step as the file with this id appears."""
+
+
+def commit_nothing(_file_id: str) -> Sequence[Op]:
+    """Return no operations."""
+    return ()
 
 
 class FileExpiry(Wire):
@@ -52,14 +63,30 @@ class Files(Provider, ABC):
     """
 
     max_file_bytes: int
-    """Maximum size of one file, in bytes."""
+    """Maximum size of a file that is sent as one body, in bytes."""
+    max_joined_bytes: int
+    """Maximum size of a file that is sent in parts, in bytes."""
 
     @abstractmethod
-    async def create(self, request: CreateFile, data: AsyncIterable[bytes], *, tenant: str) -> FileObject:
+    async def create(
+        self,
+        request: CreateFile,
+        data: AsyncIterable[bytes],
+        *,
+        tenant: str,
+        source: FileSource = "body",
+        commit: FileCommit = commit_nothing,
+    ) -> FileObject:
         """Store `data`. The object's `filename` is the label without path, control and direction characters.
 
-        Raises PayloadTooLarge, and InvalidRequest (`storage_quota_exceeded`) for a tenant above its quota.
+        Raises PayloadTooLarge, InvalidRequest (`storage_quota_exceeded`) for a tenant above its quota, and Overloaded
+        if the operations of `commit` cannot be written, because a condition of theirs does not hold: then there is no
+        file.
         """
+
+    @abstractmethod
+    async def require_room(self, size_bytes: int, *, tenant: str) -> None:
+        """Raise InvalidRequest (`storage_quota_exceeded`) if one more file of this size would exceed the quota."""
 
     @abstractmethod
     async def get(self, file_id: str, *, tenant: str) -> FileObject:

@@ -200,6 +200,16 @@ FIELD_ROWS: Final = (
     ),
     FieldRow("rewrite_query", ("SearchStores",), "ignored", "Queries are searched for as they are."),
     FieldRow("user", ("EmbeddingRequest", "CreateCompletion"), "ignored", "No request is checked by user."),
+    *(
+        FieldRow(
+            "endpoint",
+            ("CreateBatch",),
+            "refused",
+            "A batch is of responses, chat completions, completions or embeddings.",
+            value=value,
+        )
+        for value in ("/v1/moderations", "/v1/images/generations", "/v1/images/edits", "/v1/videos")
+    ),
 )
 
 _NO_PROGRAMS: Final = "Programs cannot call tools here."

@@ -3,7 +3,7 @@
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Final
@@ -12,7 +12,7 @@ import msgspec
 from openai.types import FileObject
 from pydantic import Field
 
-from apis.documents.files import CreateFile, FileListParams, Files
+from apis.documents.files import CreateFile, FileCommit, FileListParams, Files, FileSource, commit_nothing
 from apis.errors import InvalidRequest, NotFound, Overloaded, PayloadTooLarge, StackError, StoreUnavailable
 from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Op, Put
@@ -29,6 +29,7 @@ _DELETE_BATCH: Final = 16
 _SCAN_LIMIT: Final = 1000
 _MAX_ATTEMPTS: Final = 50
 _BATCH_FILE_TTL_S: Final = 2592000
+_EXPIRING_PURPOSES: Final[frozenset[str]] = frozenset({"batch", "batch_output"})
 _MAX_NAME_CHARS: Final = 255
 _FILE_ID: Final = re.compile(r"file-[0-9a-f]{44}")
 _UNSAFE_CHARS: Final = re.compile(
@@ -61,15 +62,18 @@ class KV(Files):
     """
 
     class Config(Provider.Config):
-        """`max_tenant_bytes` and `max_tenant_files` bound what each tenant can store at a time."""
+        """`max_file_bytes` bounds a file that is sent as one body, `max_joined_bytes` one that is sent in parts;
+        `max_tenant_bytes` and `max_tenant_files` bound what each tenant can store at a time."""
 
         max_file_bytes: int = Field(default=32 * 1024 * 1024, ge=1, le=512 * 1024 * 1024)
+        max_joined_bytes: int = Field(default=512 * 1024 * 1024, ge=1, le=8 * 1024 * 1024 * 1024)
         max_tenant_bytes: int = Field(default=1024 * 1024 * 1024, ge=1)
         max_tenant_files: int = Field(default=10_000, ge=1, le=1_000_000)
 
     def __init__(self, config: Config, kv_store: KVStore) -> None:
         self.now: Callable[[], float] = time.time
         self.max_file_bytes = config.max_file_bytes
+        self.max_joined_bytes = config.max_joined_bytes
         self._config = config
         self._kv = kv_store
 
@@ -78,18 +82,27 @@ class KV(Files):
         with suppress(StoreUnavailable):
             await self._sweep_pending()
 
-    async def create(self, request: CreateFile, data: AsyncIterable[bytes], *, tenant: str) -> FileObject:
+    async def create(
+        self,
+        request: CreateFile,
+        data: AsyncIterable[bytes],
+        *,
+        tenant: str,
+        source: FileSource = "body",
+        commit: FileCommit = commit_nothing,
+    ) -> FileObject:
         now = self.now()
         file_id = f"file-{int(now * 1000):012x}{secrets.token_hex(16)}"
         life_s = request.expires_after.seconds if request.expires_after else None
-        if life_s is None and request.purpose == "batch":
+        if life_s is None and request.purpose in _EXPIRING_PURPOSES:
             life_s = _BATCH_FILE_TTL_S
         await self._kv.write([Put(_pending_key(tenant, file_id), encode_record(now))])
         try:
-            size = await self._store_chunks(data, tenant, file_id, life_s)
+            size = await self._store_chunks(self._bound_size(data, source), tenant, file_id, life_s)
             expires_at = None if life_s is None else now + life_s
             record = UploadRecord(_clean_filename(request.filename), request.purpose, size, now, expires_at)
-            await self._publish(record, tenant, file_id, life_s)
+            is_refusable = source != "server"
+            await self._publish(record, (tenant, file_id), life_s, commit(file_id), is_refusable=is_refusable)
         except BaseException:
             # if this fails too, or is cancelled, the pending key remains for a later sweep
             with suppress(StackError):
@@ -145,6 +158,28 @@ class KV(Files):
                 return await self._delete_chunks(tenant, file_id)
         raise _too_many_changes()
 
+    async def require_room(self, size_bytes: int, *, tenant: str) -> None:
+        record = UploadRecord("", "", size_bytes, 0.0)
+        usage, _ = await self._load_usage(tenant)
+        if self._exceeds_quota(usage, record) and self._exceeds_quota(await self._count_usage(tenant), record):
+            raise self._quota_error()
+
+    async def _bound_size(self, data: AsyncIterable[bytes], source: FileSource) -> AsyncGenerator[bytes]:
+        """Yield the data, and raise PayloadTooLarge as soon as it exceeds the limit of its source."""
+        limits = {
+            "body": (self.max_file_bytes, "files.max_file_bytes"),
+            "parts": (self.max_joined_bytes, "files.max_joined_bytes"),
+        }
+        max_bytes, setting = limits.get(source, (None, ""))
+        size = 0
+        async for received in data:
+            size += len(received)
+            if max_bytes is not None and size > max_bytes:
+                raise PayloadTooLarge(
+                    f"The file is larger than {max_bytes} bytes: the limit is `{setting}`.", param="file"
+                )
+            yield received
+
     async def _store_chunks(
         self, data: AsyncIterable[bytes], tenant: str, file_id: str, lifetime_s: float | None
     ) -> int:
@@ -155,11 +190,6 @@ class KV(Files):
         size = number = 0
         async for received in data:
             size += len(received)
-            if size > self.max_file_bytes:
-                raise PayloadTooLarge(
-                    f"The file is larger than {self.max_file_bytes} bytes: the limit is `files.max_file_bytes`.",
-                    param="file",
-                )
             if time.monotonic() > deadline:
                 raise InvalidRequest("The upload took too long.", param="file")
             pending += received
@@ -171,25 +201,31 @@ class KV(Files):
             await self._kv.write([_put_chunk(tenant, file_id, number, bytes(pending), ttl_s)])
         return size
 
-    async def _publish(self, record: UploadRecord, tenant: str, file_id: str, lifetime_s: float | None) -> None:
-        """Write the record, count the file and remove its pending key, in one atomic write."""
+    async def _publish(
+        self,
+        record: UploadRecord,
+        name: tuple[str, str],
+        lifetime_s: float | None,
+        commit_ops: Sequence[Op],
+        *,
+        is_refusable: bool,
+    ) -> None:
+        """Write the record, count the file, remove its pending key and apply `commit_ops`, in one atomic write. `name`
+        is the tenant and the id of the file."""
+        tenant, file_id = name
         for _ in range(_MAX_ATTEMPTS):
             usage, usage_version = await self._load_usage(tenant)
-            if self._exceeds_quota(usage, record):
+            if is_refusable and self._exceeds_quota(usage, record):
                 # the stored usage includes expired files: count before refusing
                 usage = await self._count_usage(tenant)
                 if self._exceeds_quota(usage, record):
-                    raise InvalidRequest(
-                        f"Your files would exceed {self._config.max_tenant_bytes} bytes or "
-                        f"{self._config.max_tenant_files} files. Delete some first.",
-                        param="file",
-                        code="storage_quota_exceeded",
-                    )
+                    raise self._quota_error()
             new_usage = TenantUsage(usage.files + 1, usage.size + record.size)
             ops: list[Op] = [
                 Put(_record_key(tenant, file_id), encode_record(record), lifetime_s, ABSENT),
                 Put(_usage_key(tenant), encode_record(new_usage), expect=usage_version),
                 Delete(_pending_key(tenant, file_id)),
+                *commit_ops,
             ]
             if await self._kv.write(ops) is not None:
                 return
@@ -198,6 +234,14 @@ class KV(Files):
     def _exceeds_quota(self, usage: TenantUsage, record: UploadRecord) -> bool:
         config = self._config
         return usage.size + record.size > config.max_tenant_bytes or usage.files + 1 > config.max_tenant_files
+
+    def _quota_error(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"Your files would exceed {self._config.max_tenant_bytes} bytes or "
+            f"{self._config.max_tenant_files} files. Delete some first.",
+            param="file",
+            code="storage_quota_exceeded",
+        )
 
     async def _load_usage(self, tenant: str) -> tuple[TenantUsage, int]:
         entry = await self._kv.get(_usage_key(tenant))

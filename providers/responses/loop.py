@@ -16,7 +16,7 @@ from apis.documents.fetcher import Fetcher
 from apis.documents.reader import Reader
 from apis.documents.vector_stores import VectorStores
 from apis.errors import InvalidRequest, NotFound, StackError
-from apis.events import ResponseEventBatch
+from apis.events import EventQueue, ResponseEventBatch
 from apis.fair_share import ONE_TENANT, Tenants
 from apis.inference import Inference
 from apis.media.image_generator import ImageGenerator
@@ -217,6 +217,9 @@ class Loop(Responses):
 
     def observation(self) -> BackgroundObservation:
         return self._observation
+
+    def event_queue(self) -> EventQueue:
+        return self._background.event_queue
 
     def conversations(self) -> StoredConversations:
         return self._conversations

@@ -15,7 +15,7 @@ from apis.errors import InvalidRequest, MethodNotAllowed, NotFound, PermissionDe
 from stack.config import HttpServerConfig
 from stack.http.routes.absences import absence_message
 
-UPLOAD_PATHS: Final = frozenset({"/v1/files", "/files"})
+UPLOAD_PATHS: Final = re.compile(r"(?:/v1)?/(?:files|uploads/[^/]+/parts)")
 FORM_OR_JSON_PATHS: Final = re.compile(r"(?:/v1)?/containers/[^/]+/files")
 WEBSOCKET_HINT: Final = (
     " Its WebSocket is opened with the headers `Upgrade: websocket` and `Connection: upgrade`, which a proxy in "
@@ -120,7 +120,7 @@ def check_body_type(path: str, headers: Headers) -> None:
         )
     kind, _, parameters = headers.get("content-type", "").partition(";")
     kind, charset = kind.strip().lower(), parameters.strip().lower()
-    if path in UPLOAD_PATHS:
+    if UPLOAD_PATHS.fullmatch(path):
         if kind != "multipart/form-data":
             raise UnsupportedMediaType("A file is sent as a form: `Content-Type: multipart/form-data`.")
         return

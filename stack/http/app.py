@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import get_args
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -21,6 +22,7 @@ from stack.http.edge import Edge
 from stack.http.idempotency import Idempotency
 from stack.http.metrics import Metrics
 from stack.http.readiness import StoreProbe
+from stack.http.routes.batch_lines import RouteLineExecutor
 from stack.http.routes.server import METRICS_ROUTE, SERVER_ROUTES
 from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, STORED_COMPLETION_ROUTES
 from stack.http.shares import RequestShares
@@ -47,7 +49,9 @@ def create_app(config: StackConfig) -> Starlette:
             open_stack(config, observe_inference(recorder)) as stack,
         ):
             services = app.state.services = _build_services(stack, metrics, described)
-            app.state.drain = stack.responses.drain
+            if stack.batches is not None:
+                stack.batches.execute_with(RouteLineExecutor(services, app))
+            app.state.drain = partial(_drain, stack)
             app.state.end_running = services.end_running
             build_sdk_schemas()
             tasks = {asyncio.create_task(services.monitor.run())}
@@ -78,6 +82,11 @@ def create_app(config: StackConfig) -> Starlette:
     edge = Edge(Idempotency(app.router), config.server, metrics, fixed_paths)
     app.middleware_stack = Console(edge) if config.server.serves_console else edge
     return app
+
+
+async def _drain(stack: Stack) -> None:
+    """Return when the work that has no connection, background responses and lines of batches, can go on elsewhere."""
+    await asyncio.gather(stack.responses.drain(), *([stack.batches.drain()] if stack.batches is not None else []))
 
 
 def _build_services(stack: Stack, metrics: Metrics, routes: tuple[tuple[str, Route], ...]) -> Services:

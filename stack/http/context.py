@@ -107,7 +107,8 @@ class Route:
     """One method of one path, its handler, and the models of the body and the query that the handler reads.
 
     A handler returns an ASGI response or raises a StackError. A route with `form` takes a file as
-    `multipart/form-data`; the model describes the other fields of the form, and BaseModel itself has none.
+    `multipart/form-data`, in the field `file_field`; the model describes the other fields of the form, and BaseModel
+    itself has none.
     """
 
     method: str
@@ -116,6 +117,7 @@ class Route:
     body: type[BaseModel] | None = None
     query: type[BaseModel] | None = None
     form: type[BaseModel] | None = None
+    file_field: str = "file"
 
 
 class Endpoint:

@@ -84,10 +84,10 @@ def read_query(http: Request, model: type[ModelT]) -> ModelT:
 
 @asynccontextmanager
 async def open_upload(
-    http: Request, max_file_bytes: int, setting: str | None = "files.max_file_bytes"
+    http: Request, max_file_bytes: int, setting: str | None = "files.max_file_bytes", *, field: str = "file"
 ) -> AsyncGenerator[Upload]:
     """Open the form of an upload, on disk if it is large, for as long as the context lasts. `setting` is the limit's
-    name in the run config. Raises InvalidRequest and PayloadTooLarge."""
+    name in the run config, `field` the file's name in the form. Raises InvalidRequest and PayloadTooLarge."""
     body = stream_body(http, max_file_bytes + _MAX_FORM_BYTES, setting)
     parser = MultiPartParser(
         http.headers, body, max_files=1, max_fields=_MAX_FORM_FIELDS, max_part_size=_MAX_FORM_BYTES
@@ -98,11 +98,11 @@ async def open_upload(
         # A KeyError says that the boundary is missing.
         raise InvalidRequest("We could not parse the form of your request.") from None
     try:
-        file = form.get("file")
+        file = form.get(field)
         if not isinstance(file, UploadFile):
             raise InvalidRequest(
-                "Missing required parameter: 'file'. Send the file with a filename.",
-                param="file",
+                f"Missing required parameter: '{field}'. Send it as a file, with a filename.",
+                param=field,
                 code="missing_required_parameter",
             )
         fields = {key: value for key, value in form.multi_items() if isinstance(value, str)}

@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from apis.batches.batches import CreateBatch
 from apis.errors import InvalidRequest, Unsupported
 from apis.responses import CreateResponse
 from apis.wire.base import REFUSED_FIELD, Wire
@@ -11,7 +12,9 @@ from stack.http.parsing import validate_request
 from stack.http.routes.chat import CreateChatCompletion
 from tests.support.sdk.param_types import list_models
 
-MODELS = {model.__name__: model for root in (CreateResponse, CreateChatCompletion) for model in list_models(root)}
+MODELS = {
+    model.__name__: model for root in (CreateResponse, CreateChatCompletion, CreateBatch) for model in list_models(root)
+}
 WHOLE_FIELDS = [row for row in FIELD_ROWS if row.handling in ("refused", "moved") and row.value is None]
 VALUES = [row for row in FIELD_ROWS if row.handling == "refused" and row.value is not None]
 

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import pytest
 from openai import resources, types
-from openai.types import chat, containers, conversations, responses, vector_stores
+from openai.types import chat, containers, conversations, responses, uploads, vector_stores
 from pydantic import BaseModel
 
+from apis.batches.batches import BatchListParams, CreateBatch
 from apis.containers import ContainerListParams, CopyFile, CreateContainer
 from apis.conversations import AddItems, CreateConversation, ItemInclude, ItemListParams, UpdateConversation
 from apis.documents.embeddings import EmbeddingRequest
@@ -28,6 +29,7 @@ from apis.documents.vector_stores import (
     VectorStoreListParams,
 )
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
+from apis.uploads.parts import CompleteUpload, CreateUpload
 from apis.wire.field_rows import FIELD_ROWS, UNSUPPORTED_TYPES
 from stack.http.routes.absences import ABSENT_RESOURCES
 from stack.http.routes.chat import CreateChatCompletion
@@ -77,12 +79,17 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "GET /containers": (types.ContainerListParams, (ContainerListParams,)),
     "POST /containers/{container_id}/files": (containers.FileCreateParams, (CopyFile,)),
     "GET /containers/{container_id}/files": (containers.FileListParams, (ContainerListParams,)),
+    "POST /uploads": (types.UploadCreateParams, (CreateUpload,)),
+    "POST /uploads/{upload_id}/parts": (uploads.PartCreateParams, ()),
+    "POST /uploads/{upload_id}/complete": (types.UploadCompleteParams, (CompleteUpload,)),
+    "POST /batches": (types.BatchCreateParams, (CreateBatch,)),
+    "GET /batches": (types.BatchListParams, (BatchListParams,)),
     "POST /embeddings": (types.EmbeddingCreateParams, (EmbeddingRequest,)),
     "POST /completions": (types.completion_create_params.CompletionCreateParams, (CreateCompletion,)),
     "POST /chat/completions": (chat.completion_create_params.CompletionCreateParams, (CreateChatCompletion,)),
 }
 """The SDK's parameters of each route that takes any, and the models that read its body and its query."""
-PATH_AND_FORM: Final = frozenset({"conversation_id", "vector_store_id", "file"})
+PATH_AND_FORM: Final = frozenset({"conversation_id", "vector_store_id", "file", "data"})
 """Parameters that the SDK puts into the path or that are the file of a form."""
 
 

@@ -15,7 +15,7 @@ from openai.types.responses import Response, ResponseCreatedEvent, ResponseQueue
 
 from apis.documents.fetcher import Fetcher
 from apis.errors import RateLimited
-from apis.events import LoggedEvent, ResponseEventBatch
+from apis.events import EventQueue, LoggedEvent, ResponseEventBatch
 from apis.observation.details import DeliverySummary
 from apis.responses import CreateResponse, ResponseListParams
 from apis.storage.kv_store import KVStore
@@ -76,6 +76,11 @@ class BackgroundResponses:
         )
         self._executor = RunExecutor(kv, history, prepare, config, self._event_log, self._webhook_queue)
         self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants, self.registry)
+
+    @property
+    def event_queue(self) -> EventQueue:
+        """The webhooks of this process, for events of other APIs."""
+        return self._webhook_queue
 
     def start(self) -> None:
         self._workers.start()

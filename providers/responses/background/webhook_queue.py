@@ -98,17 +98,21 @@ class WebhookQueue:
     def delivery_ops(self, response: Response, tenant: str) -> list[Op]:
         """Return the operations that queue the event for the tenant's webhooks: to be written with the final
         response."""
-        event, now = f"response.{response.status}", time.time()
+        return self.event_ops(f"response.{response.status}", response.id, tenant)
+
+    def event_ops(self, event: str, object_id: str, tenant: str) -> list[Op]:
+        """Return the operations that queue an event for the tenant's webhooks: to be written with what it reports."""
+        now = time.time()
         ops: list[Op] = []
         trace = dict(current_span().headers)
         for queue in self._queues:
             hook = queue.webhook
             if event in WEBHOOK_EVENTS and event in hook.events and tenant == hook.tenant and not queue.is_full:
-                body = build_event_json(event, response.id, int(now)).decode()
+                body = build_event_json(event, object_id, int(now)).decode()
                 delivery_id = f"wh_{secrets.token_hex(16)}"
-                delivery = WebhookDelivery(delivery_id, body, now, response_id=response.id, trace=trace)
+                delivery = WebhookDelivery(delivery_id, body, now, response_id=object_id, trace=trace)
                 record = DeliveryRecord(delivery.id, event, str(hook), now, now + hook.max_age_s, next_attempt_at=now)
-                ops.append(self.log.begin_op(tenant, response.id, record))
+                ops.append(self.log.begin_op(tenant, object_id, record))
                 ops.append(Put(_delivery_key(queue, now, delivery), encode_record(delivery), hook.max_age_s))
         return ops
 

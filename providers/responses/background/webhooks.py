@@ -14,7 +14,16 @@ import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix, not a password
-WebhookEvent = Literal["response.completed", "response.failed", "response.cancelled", "response.incomplete"]
+WebhookEvent = Literal[
+    "response.completed",
+    "response.failed",
+    "response.cancelled",
+    "response.incomplete",
+    "batch.completed",
+    "batch.failed",
+    "batch.expired",
+    "batch.cancelled",
+]
 WEBHOOK_EVENTS: Final[frozenset[str]] = frozenset(get_args(WebhookEvent))
 
 
@@ -29,9 +38,9 @@ def _check_secret(secret: SecretStr) -> SecretStr:
 
 
 class Webhook(BaseModel):
-    """A URL that gets an event by POST when a background response of the tenant ends. With `private`, the host may be
-    in a private network, with any port. A POST may take `timeout_s`; it is repeated, first after `retry_s`, then with
-    growing delays, until `max_age_s` after the end of the response."""
+    """A URL that gets an event by POST when a background response or a batch of the tenant ends. With `private`, the
+    host may be in a private network, with any port. A POST may take `timeout_s`; it is repeated, first after `retry_s`,
+    then with growing delays, until `max_age_s` after that end."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -54,10 +63,10 @@ class Webhook(BaseModel):
         return hashlib.sha256(f"{self.tenant}/{self.url}".encode()).hexdigest()[:32]
 
 
-def build_event_json(event: str, response_id: str, created_at: int) -> bytes:
-    """Return the event of the end of a response, with a new id."""
+def build_event_json(event: str, object_id: str, created_at: int) -> bytes:
+    """Return the event of the end of a response or a batch, with a new id."""
     fields = {"id": f"evt_{secrets.token_hex(16)}", "object": "event", "created_at": created_at, "type": event}
-    return orjson.dumps({**fields, "data": {"id": response_id}})
+    return orjson.dumps({**fields, "data": {"id": object_id}})
 
 
 def build_signed_headers(secret: SecretStr, webhook_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:

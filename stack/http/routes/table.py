@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from stack.http.routes.batches import BATCH_ROUTES
 from stack.http.routes.chat import CHAT_ROUTES, STORED_COMPLETION_ROUTES
 from stack.http.routes.completions import COMPLETION_ROUTES
 from stack.http.routes.containers import CONTAINER_ROUTES
@@ -14,6 +15,7 @@ from stack.http.routes.overview import OVERVIEW_ROUTES
 from stack.http.routes.response_details import RESPONSE_DETAIL_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
 from stack.http.routes.traces import TRACE_ROUTES
+from stack.http.routes.uploads import UPLOAD_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
 
 __all__ = ["API_ROUTES", "EXTENSION_ROUTES", "STORED_COMPLETION_ROUTES"]
@@ -28,6 +30,8 @@ API_ROUTES: Final = (
     *FILE_ROUTES,
     *VECTOR_STORE_ROUTES,
     *CONTAINER_ROUTES,
+    *UPLOAD_ROUTES,
+    *BATCH_ROUTES,
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
 EXTENSION_ROUTES: Final = (*LISTING_ROUTES, *RESPONSE_DETAIL_ROUTES, *OVERVIEW_ROUTES, *TRACE_ROUTES)

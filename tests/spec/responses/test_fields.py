@@ -74,8 +74,6 @@ async def test_what_is_not_offered_is_refused_by_name(served: Served, name: str)
 
 
 ABSENT_CALLS: dict[str, Callable[[Any], Awaitable[Any]]] = {
-    "/batches": lambda client: client.batches.list(),
-    "/uploads": lambda client: client.uploads.create(bytes=1, filename="a", mime_type="a/b", purpose="evals"),
     "/webhook_endpoints": lambda client: client.get("/webhook_endpoints", cast_to=dict),
     "/webhook_event_types": lambda client: client.get("/webhook_event_types", cast_to=dict),
     "/moderations": lambda client: client.moderations.create(input="x"),

@@ -80,6 +80,7 @@ async def respond(client: AsyncOpenAI) -> None:
     )
 
 
+EXPIRY: Any = {"anchor": "created_at", "seconds": 3600}
 CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     "create a response": respond,
     "create from text": lambda client: client.responses.create(model="m", input="hi", previous_response_id="resp_1"),
@@ -128,6 +129,22 @@ CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     "retrieve an item": lambda client: client.conversations.items.retrieve("msg_1", conversation_id="conv_1"),
     "delete an item": lambda client: client.conversations.items.delete("msg_1", conversation_id="conv_1"),
     "upload": lambda client: client.files.create(file=("a.txt", b"a"), purpose="assistants"),
+    "begin an upload": lambda client: client.uploads.create(
+        bytes=1, filename="a", mime_type="text/plain", purpose="batch", expires_after=EXPIRY
+    ),
+    "add a part": lambda client: client.uploads.parts.create("upload_1", data=b"a"),
+    "complete an upload": lambda client: client.uploads.complete("upload_1", part_ids=["part_1"], md5="0" * 32),
+    "cancel an upload": lambda client: client.uploads.cancel("upload_1"),
+    "create a batch of requests": lambda client: client.batches.create(
+        input_file_id="file-1",
+        endpoint="/v1/responses",
+        completion_window="24h",
+        metadata={"k": "v"},
+        output_expires_after=EXPIRY,
+    ),
+    "retrieve a batch of requests": lambda client: client.batches.retrieve("batch_1"),
+    "list batches": lambda client: client.batches.list(after="batch_1", limit=3),
+    "cancel a batch of requests": lambda client: client.batches.cancel("batch_1"),
     "upload for a time": lambda client: client.files.create(
         file=("a.txt", b"a"), purpose="user_data", expires_after={"anchor": "created_at", "seconds": 3600}
     ),

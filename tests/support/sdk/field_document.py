@@ -10,6 +10,7 @@ _COMPACT = {
     "CompactConversation": "compact: ",
     "SearchStores": "vector store search: ",
     "EmbeddingRequest": "embeddings: ",
+    "CreateBatch": "batches: ",
 }
 
 

@@ -1,0 +1,1 @@
+"""Batches of requests, executed when there is time."""

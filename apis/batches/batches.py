@@ -1,0 +1,128 @@
+"""Batches: files of requests that are executed when there is time, and their results as files."""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, Protocol
+
+from openai.types import Batch
+from pydantic import AfterValidator, Field
+
+from apis.provider import Provider
+from apis.storage.pages import Page
+from apis.wire.base import Metadata, Wire
+
+MAX_LINES: Final = 50_000
+MAX_INPUT_BYTES: Final = 200 * 1024 * 1024
+"""OpenAI's limits: requests per batch, bytes of its input file."""
+MAX_EMBEDDING_INPUTS: Final = 50_000
+"""Inputs of all requests of a batch for embeddings together."""
+MIN_WINDOW_S: Final = 60
+MAX_WINDOW_S: Final = 7 * 86_400
+
+BatchEndpoint = Literal["/v1/responses", "/v1/chat/completions", "/v1/embeddings", "/v1/completions"]
+_WINDOW: Final = re.compile(r"([1-9]\d{0,5})([mhd])")
+_UNIT_S: Final = {"m": 60, "h": 3600, "d": 86_400}
+
+
+def _check_window(window: str) -> str:
+    if not MIN_WINDOW_S <= window_to_seconds(window) <= MAX_WINDOW_S:
+        raise ValueError('expected "24h", or another number of minutes, hours or days (30m, 2h, 3d) up to 7d')
+    return window
+
+
+def window_to_seconds(window: str) -> int:
+    """Return the length of a completion window in seconds, 0 for a text that is none."""
+    match = _WINDOW.fullmatch(window)
+    return int(match[1]) * _UNIT_S[match[2]] if match else 0
+
+
+class OutputExpiry(Wire):
+    """Expiry of the output and error files, `seconds` after their creation."""
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=3600, le=2592000)
+
+
+class CreateBatch(Wire):
+    """A batch of the requests in a file. OpenAI's one `completion_window` is `24h`; others are allowed here."""
+
+    input_file_id: str = Field(min_length=1, max_length=256)
+    endpoint: BatchEndpoint
+    completion_window: Annotated[str, AfterValidator(_check_window)]
+    metadata: Metadata | None = None
+    output_expires_after: OutputExpiry | None = None
+
+
+class BatchListParams(Wire):
+    """Query of a listing, newest first; `after` is the id of the last batch of the previous page."""
+
+    after: str | None = Field(default=None, max_length=256)
+    limit: int = Field(default=20, ge=1, le=100)
+
+
+@dataclass(frozen=True, slots=True)
+class LineAnswer:
+    """The answer to one request of a batch: the status that HTTP would have, the id of the request, and the JSON body.
+    Another attempt may have another answer if `is_transient`, after `retry_after_s` where that is known."""
+
+    status: int
+    request_id: str
+    body: bytes
+    is_transient: bool = False
+    retry_after_s: float | None = None
+
+
+class LineExecutor(Protocol):
+    """Executes one request of a batch as the route of its endpoint does."""
+
+    async def execute(self, endpoint: str, body: bytes, *, tenant: str, response_id: str) -> LineAnswer:
+        """Return the answer; an error is one, too. A response has the id `response_id`, and one that is stored under it
+        already is returned without another call of the model."""
+        ...
+
+    def interactive_requests(self) -> int:
+        """Return the number of requests of clients that this process answers now."""
+        ...
+
+
+class Batches(Provider, ABC):
+    """Executes batches on all workers that share the store. A tenant's id is unknown to every other tenant.
+
+    Promises of every provider:
+    - Each line of a validated batch has exactly one result, in the output file or in the error file, in the order of
+      the input, whatever processes end; a line whose process was killed is executed again.
+    - Requests of clients go before lines, and no tenant's lines wait for all of another's.
+    - No file, input or output, is ever in memory as a whole.
+    """
+
+    @abstractmethod
+    async def create(self, request: CreateBatch, *, tenant: str) -> Batch:
+        """Queue a batch; its file is validated afterwards. Raises InvalidRequest for a file that cannot be one, and
+        RateLimited if too many batches of the tenant have not ended."""
+
+    @abstractmethod
+    async def get(self, batch_id: str, *, tenant: str) -> Batch:
+        """Return the batch with its counts as of now. Raises NotFound."""
+
+    @abstractmethod
+    async def list(self, params: BatchListParams, *, tenant: str) -> Page[Batch]:
+        """List the tenant's batches, newest first."""
+
+    @abstractmethod
+    async def cancel(self, batch_id: str, *, tenant: str) -> Batch:
+        """Begin to cancel the batch; finished lines stay. Raises NotFound; InvalidRequest for one that has ended."""
+
+    @abstractmethod
+    def execute_with(self, executor: LineExecutor) -> None:
+        """Execute lines in this process from now on, until it drains or closes."""
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """Begin no more lines, and return when those of this process have ended; other workers go on with the rest."""
+
+    @property
+    @abstractmethod
+    def endpoints(self) -> Sequence[str]:
+        """The paths that lines may have."""

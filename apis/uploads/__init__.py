@@ -1,0 +1,1 @@
+"""Files that are uploaded in parts."""

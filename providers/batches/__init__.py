@@ -1,0 +1,1 @@
+"""Providers of the API Batches: records of batches, validation, blocks of lines, and their workers."""

@@ -1,0 +1,338 @@
+"""BlockExecution: executes the lines of one block that this process has claimed, and stores their results.
+
+A line is executed when the tenant has a place for it and the process's own clients leave room. Whatever ends a block
+early leaves the results that it has, and another worker goes on with the other lines.
+"""
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from apis.batches.batches import LineAnswer, LineExecutor
+from apis.errors import StackError, StorageCorrupt, StoredValueTooLarge
+from apis.fair_share import FairShare
+from apis.storage.keys import new_id_key
+from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
+from apis.storage.lease import Lease, LeaseLost
+from apis.storage.records import decode_record, encode_record
+from providers.batches.records import BatchRef, BatchState, BlockCounts, BlockRecord
+from providers.batches.validation import decode_body, decode_line, splice_fields
+
+_log = logging.getLogger(__name__)
+
+StopReason = Literal["", "batch_cancelled", "batch_expired", "worker_lost", "storage_corrupt", "drain"]
+ABANDON_MESSAGES: Final[Mapping[str, str]] = {
+    "batch_expired": "This request could not be executed before the completion window expired.",
+    "batch_cancelled": "This request was not executed because the batch was cancelled.",
+    "storage_corrupt": "This request cannot be read from the store any more: it is damaged.",
+    "worker_lost": "The processes that executed this request ended before it was done, each time.",
+}
+_MAX_LOST_CLAIMS: Final = 10
+"""Workers that may lose one block, without a result in between, until its other lines fail."""
+_YIELD_POLL_S: Final = 0.05
+_MAX_RETRY_DELAY_S: Final = 60.0
+_HTTP_OK: Final = 200
+
+
+class _TokenDetails(msgspec.Struct):
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+class _Usage(msgspec.Struct):
+    """The usage of any endpoint's answer: responses count input and output, completions prompt and completion."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens_details: _TokenDetails | None = None
+    prompt_tokens_details: _TokenDetails | None = None
+    output_tokens_details: _TokenDetails | None = None
+    completion_tokens_details: _TokenDetails | None = None
+
+
+class _AnsweredUsage(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_decode_usage: Final = msgspec.json.Decoder(_AnsweredUsage).decode
+
+
+@dataclass(frozen=True, slots=True)
+class LineLimits:
+    """How lines are executed: `max_attempts` per line, the first retry after `retry_s`. While the process answers
+    requests of clients, `busy_lines` may be executed instead of all. `engine_priority` is sent to the engine."""
+
+    busy_lines: int
+    max_attempts: int
+    retry_s: float
+    engine_priority: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedBlock:
+    """A block whose lease this process holds."""
+
+    ref: BatchRef
+    batch: BatchState
+    name: str
+    block: BlockRecord
+    lease: Lease
+
+    @property
+    def key(self) -> str:
+        return f"{self.ref.block_prefix}{self.name}"
+
+
+class LineGate:
+    """Admits lines of all blocks of this process: places shared by tenants, of which clients' requests take most."""
+
+    def __init__(self, places: FairShare, executor: LineExecutor, limits: LineLimits) -> None:
+        self._places = places
+        self._executor = executor
+        self._limits = limits
+        self._running = 0
+
+    @asynccontextmanager
+    async def admit(self, tenant: str) -> AsyncGenerator[None]:
+        """Wait until it is the turn of a line of the tenant, which is executed while the context is entered."""
+        with await self._places.acquire(tenant):
+            while self._running >= self._limits.busy_lines and self._executor.interactive_requests():  # noqa: ASYNC110 - the executor counts, and sets no event
+                await asyncio.sleep(_YIELD_POLL_S)
+            self._running += 1
+            try:
+                yield
+            finally:
+                self._running -= 1
+
+    async def execute(self, endpoint: str, body: bytes, tenant: str, response_id: str) -> LineAnswer:
+        """Return the answer to an admitted line."""
+        return await self._executor.execute(endpoint, body, tenant=tenant, response_id=response_id)
+
+
+async def claim_block(
+    kv: KVStore, ref: BatchRef, batch: BatchState, row: tuple[str, Entry], lease_s: float
+) -> ClaimedBlock | None:
+    """Claim a block that no worker holds; None if one does, or the block is done."""
+    key, entry = row
+    name, block = key.removeprefix(ref.block_prefix), decode_record(entry, BlockRecord)
+    block.lost_claims += 1
+    lease = Lease(kv, f"{ref.lease_prefix}{name}", lease_s)
+    if await lease.acquire([Put(key, encode_record(block), _block_ttl_s(batch), entry.version)]) is None:
+        return None
+    return ClaimedBlock(ref, batch, name, block, lease)
+
+
+class BlockExecution:
+    """The execution of one claimed block. `stop` ends it early."""
+
+    def __init__(self, kv: KVStore, claim: ClaimedBlock, gate: LineGate, limits: LineLimits) -> None:
+        self._kv = kv
+        self._claim = claim
+        self._gate = gate
+        self._limits = limits
+        self._counts = BlockCounts()
+        self._count_lock = asyncio.Lock()
+        self._tasks: dict[asyncio.Task[None], int] = {}
+        self._running: set[int] = set()
+        self._storing: set[int] = set()
+        self._stop_reason: StopReason = ""
+        if claim.batch.abandons_lines:
+            self._stop_reason = abandon_reason(claim.batch)
+        elif claim.block.lost_claims > _MAX_LOST_CLAIMS:
+            self._stop_reason = "worker_lost"
+
+    @property
+    def ref(self) -> BatchRef:
+        return self._claim.ref
+
+    def stop(self, reason: StopReason) -> None:
+        """End the execution: with `drain`, when the lines in progress have ended, for another worker to go on; else at
+        once, and the lines without a result fail for that reason."""
+        if self._stop_reason and self._stop_reason != "drain":
+            return
+        self._stop_reason = reason
+        for task, number in self._tasks.items():
+            # a result that may be stored already must be counted, so that the line gets no second one
+            if number not in self._storing and (reason != "drain" or number not in self._running):
+                task.cancel()
+
+    async def run(self) -> None:
+        """Execute the lines and end the claim. Raises LeaseLost if another worker has it."""
+        claim = self._claim
+        async with claim.lease.renew_in_background():
+            try:
+                await self._run_lines()
+            finally:
+                for task in self._tasks:
+                    task.cancel()
+                if self._tasks:
+                    await asyncio.wait(self._tasks)
+                await self._end_claim()
+
+    async def _run_lines(self) -> None:
+        lines = await self._load_lines()
+        for number, line in lines.items():
+            task = asyncio.create_task(self._run_line(number, line))
+            self._tasks[task] = number
+        if self._stop_reason:
+            for task in self._tasks:
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        errors = [task.exception() for task in self._tasks if task.done() and not task.cancelled()]
+        for error in errors:
+            if error is not None:
+                raise error
+        if self._stop_reason in ABANDON_MESSAGES:
+            fields = {"code": self._stop_reason, "message": ABANDON_MESSAGES[self._stop_reason]}
+            for number, line in lines.items():
+                if number not in self._counts.done:
+                    await self._store_error(number, line, fields)
+
+    async def _load_lines(self) -> dict[int, bytes]:
+        """Return the lines without a result, by their numbers."""
+        ref, block = self._claim.ref, self._claim.block
+        keys = [f"{ref.data_prefix(kind)}{self._claim.name}" for kind in ("input", "progress")]
+        input_entry, progress = await self._kv.get_many(keys)
+        if progress is not None:
+            self._counts = decode_record(progress, BlockCounts)
+        try:
+            if input_entry is None:
+                raise StorageCorrupt
+            lines = input_entry.value.split(b"\n")
+        except StorageCorrupt:
+            _log.error("the lines of a block of %s are damaged", ref.id)
+            self._stop_reason = self._stop_reason or "storage_corrupt"
+            lines = [b"{}"] * block.line_count
+        numbered = dict(enumerate(lines, block.first_line))
+        return {number: line for number, line in numbered.items() if number not in self._counts.done}
+
+    async def _run_line(self, number: int, line: bytes) -> None:
+        """Execute a line until it has a result, and store that."""
+        claim = self._claim
+        try:
+            await self._kv.require_room(claim.ref.tenant)
+        except StackError as exc:
+            await self._store_error(number, line, {"code": exc.code or exc.type, "message": exc.message})
+            return
+        body = bytes(decode_line(line).body)
+        if self._limits.engine_priority is not None and claim.batch.endpoint != "/v1/embeddings":
+            fields = decode_body(body)
+            body = (
+                body if fields.priority is not None else splice_fields(body, {"priority": self._limits.engine_priority})
+            )
+        tenant = claim.ref.tenant
+        for attempt in range(1, self._limits.max_attempts + 1):
+            async with self._gate.admit(tenant):
+                self._running.add(number)
+                response_id = self._response_id(number, attempt)
+                answer = await self._gate.execute(claim.batch.endpoint, body, tenant, response_id)
+            self._running.discard(number)
+            if not answer.is_transient or attempt == self._limits.max_attempts:
+                await self._store_answer(number, line, answer)
+                return
+            if self._stop_reason == "drain":
+                return
+            delay_s = min(_MAX_RETRY_DELAY_S, self._limits.retry_s * 2 ** (attempt - 1))
+            await asyncio.sleep(max(answer.retry_after_s or 0, delay_s) * random.uniform(0.5, 1))  # noqa: S311 - spreads attempts, not a secret
+
+    def _response_id(self, number: int, attempt: int) -> str:
+        """Return the id of the response of an attempt, the same for every worker that executes the line."""
+        name = f"{self._claim.ref.id}/{number}/{attempt}".encode()
+        digest = hashlib.blake2b(name, digest_size=16).hexdigest()
+        return f"resp_{self._claim.batch.created_at * 1000:012x}{digest}"
+
+    async def _store_answer(self, number: int, line: bytes, answer: LineAnswer) -> None:
+        body = answer.body
+        if b"\n" in body or b"\r" in body:
+            body = msgspec.json.encode(msgspec.json.decode(body))
+        is_success = answer.status == _HTTP_OK
+        usage = _read_usage(body) if is_success else _Usage()
+        fields = {"status_code": answer.status, "request_id": answer.request_id, "body": msgspec.Raw(body)}
+        try:
+            await self._store_result(number, _build_result(line, fields, None), usage, is_success=is_success)
+        except StoredValueTooLarge as exc:
+            await self._store_error(number, line, {"code": exc.code or "", "message": exc.message})
+
+    async def _store_error(self, number: int, line: bytes, error: Mapping[str, str]) -> None:
+        await self._store_result(number, _build_result(line, None, error), _Usage(), is_success=False)
+
+    async def _store_result(self, number: int, result: bytes, usage: _Usage, *, is_success: bool) -> None:
+        """Store a result and the counts with it, as the holder of the lease. It survives the end of the process; a loss
+        of power may take it along with its count, and then the line is executed again."""
+        claim = self._claim
+        self._storing.add(number)
+        prefix = claim.ref.data_prefix("output" if is_success else "error")
+        ttl_s = _block_ttl_s(claim.batch)
+        async with self._count_lock:
+            counts = BlockCounts(**{name: getattr(self._counts, name) for name in BlockCounts.__struct_fields__})
+            _count_result(counts, usage, is_success=is_success)
+            counts.done = [*counts.done, number]
+            ops: list[Op] = [
+                Put(f"{prefix}{number:06d}", result, ttl_s),
+                Put(f"{claim.ref.data_prefix('progress')}{claim.name}", encode_record(counts), ttl_s),
+            ]
+            if claim.block.lost_claims:
+                claim.block.lost_claims = 0
+                ops.append(Put(claim.key, encode_record(claim.block), ttl_s))
+            await claim.lease.write(ops)
+            self._counts = counts
+
+    async def _end_claim(self) -> None:
+        """Remove a block that is done, else return it to the other workers."""
+        claim = self._claim
+        ops: list[Op]
+        if len(self._counts.done) >= claim.block.line_count:
+            ops = [Delete(claim.key), Delete(f"{claim.ref.data_prefix('input')}{claim.name}")]
+        else:
+            claim.block.lost_claims = max(0, claim.block.lost_claims - 1)
+            ops = [Put(claim.key, encode_record(claim.block), _block_ttl_s(claim.batch))]
+        with suppress(LeaseLost):
+            await claim.lease.release(ops)
+
+
+def abandon_reason(batch: BatchState) -> StopReason:
+    """Return why the lines of the batch that have no result are not executed."""
+    return "batch_cancelled" if batch.status == "cancelling" else "batch_expired"
+
+
+def _block_ttl_s(batch: BatchState) -> float:
+    return max(1.0, 2.0 * (batch.expires_at - batch.created_at) + 86_400)
+
+
+def _read_usage(body: bytes) -> _Usage:
+    try:
+        return _decode_usage(body).usage or _Usage()
+    except msgspec.MsgspecError:
+        return _Usage()
+
+
+def _count_result(counts: BlockCounts, usage: _Usage, *, is_success: bool) -> None:
+    counts.completed += is_success
+    counts.failed += not is_success
+    counts.input_tokens += usage.input_tokens or usage.prompt_tokens
+    counts.output_tokens += usage.output_tokens or usage.completion_tokens
+    details = usage.input_tokens_details or usage.prompt_tokens_details
+    counts.cached_tokens += details.cached_tokens if details else 0
+    details = usage.output_tokens_details or usage.completion_tokens_details
+    counts.reasoning_tokens += details.reasoning_tokens if details else 0
+
+
+def _build_result(line: bytes, response: Mapping[str, Any] | None, error: Mapping[str, str] | None) -> bytes:
+    """Return the line of the output or error file, with its end."""
+    result = {
+        "id": f"batch_req_{new_id_key()}",
+        "custom_id": decode_line(line).custom_id,
+        "response": response,
+        "error": error,
+    }
+    return msgspec.json.encode(result) + b"\n"

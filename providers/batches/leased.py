@@ -1,0 +1,199 @@
+"""LeasedBatches: batches whose lines are leased in blocks to the workers of all processes that share a store."""
+
+import time
+from collections.abc import Sequence
+from typing import Final, get_args
+
+from openai.types import Batch
+from pydantic import Field
+
+from apis.batches.batches import (
+    MAX_INPUT_BYTES,
+    BatchEndpoint,
+    Batches,
+    BatchListParams,
+    CreateBatch,
+    LineExecutor,
+    window_to_seconds,
+)
+from apis.documents.files import Files
+from apis.errors import InvalidRequest, NotFound, RateLimited
+from apis.fair_share import ONE_TENANT, FairShare, Tenants
+from apis.inference import Inference
+from apis.provider import Provider
+from apis.responses import Responses
+from apis.storage.kv_store import ABSENT, KVStore, Put
+from apis.storage.pages import Page, first_page
+from apis.storage.records import decode_record
+from providers.batches.control import BatchControl
+from providers.batches.execution import LineGate, LineLimits
+from providers.batches.records import (
+    ACTIVE_PREFIX,
+    BatchRef,
+    BatchState,
+    BlockCounts,
+    batch_to_wire,
+    new_batch_ref,
+)
+from providers.batches.validation import BLOCK_LINES
+from providers.batches.workers import BatchWorkers, WorkerShares
+
+_CONTROL_PLACES: Final = 2
+
+
+class LeasedBatches(Batches):
+    """Batches over the stack's Files, whose requests the stack executes itself."""
+
+    class Config(Provider.Config):
+        """`max_running` lines are executed at a time in this process, of which one tenant has at most half once there
+        are several, and `busy_running` (by default a quarter) while the process answers requests of clients. A line
+        that fails for want of capacity is tried `max_attempts` times, first after `retry_s`. A tenant may have
+        `max_active` batches that have not ended, and a line `max_line_bytes`. `engine_priority` is sent with each
+        request that has no `priority`, for engines that rank requests by it (vLLM with `--scheduling-policy priority`).
+        A process that does not renew a lease within `lease_s` loses its lines to another one."""
+
+        max_running: int = Field(default=32, ge=1, le=4096)
+        busy_running: int | None = Field(default=None, ge=1)
+        max_attempts: int = Field(default=5, ge=1, le=100)
+        retry_s: float = Field(default=2, gt=0, le=600)
+        max_active: int = Field(default=100, ge=1, le=1000)
+        max_line_bytes: int = Field(default=32 * 1024 * 1024, ge=1024)
+        engine_priority: int | None = Field(default=None, ge=-(2**31), le=2**31 - 1)
+        lease_s: float = Field(default=10, gt=0, le=60)
+        poll_s: float = Field(default=1, gt=0, le=10)
+
+    def __init__(
+        self,
+        config: Config,
+        kv_store: KVStore,
+        files: Files,
+        inference: Inference,
+        responses: Responses,
+        tenants: Tenants = ONE_TENANT,
+    ) -> None:
+        self._config = config
+        self._kv = kv_store
+        self._files = files
+        self._tenants = tenants
+        self._control = BatchControl(
+            kv_store, files, inference, responses.event_queue(), config.lease_s, config.max_line_bytes
+        )
+        self._workers: BatchWorkers | None = None
+
+    @property
+    def endpoints(self) -> Sequence[str]:
+        return get_args(BatchEndpoint)
+
+    def execute_with(self, executor: LineExecutor) -> None:
+        config, several = self._config, self._tenants.are_several
+        limits = LineLimits(
+            config.busy_running or max(1, config.max_running // 4),
+            config.max_attempts,
+            config.retry_s,
+            config.engine_priority,
+        )
+        places = FairShare("lines of batches", config.max_running, several_tenants=several)
+        block_places = 2 * -(-config.max_running // BLOCK_LINES)
+        shares = WorkerShares(
+            FairShare("blocks of batches", block_places, several_tenants=several),
+            FairShare("batches", _CONTROL_PLACES, several_tenants=several),
+            config.max_active,
+        )
+        gate = LineGate(places, executor, limits)
+        self._workers = BatchWorkers(self._kv, self._control, gate, limits, shares)
+        self._workers.start(config.poll_s, config.lease_s)
+
+    async def drain(self) -> None:
+        if self._workers is not None:
+            await self._workers.drain()
+
+    async def close(self) -> None:
+        if self._workers is not None:
+            await self._workers.close()
+
+    async def create(self, request: CreateBatch, *, tenant: str) -> Batch:
+        try:
+            file = await self._files.get(request.input_file_id, tenant=tenant)
+        except NotFound as exc:
+            raise InvalidRequest(exc.message, param="input_file_id", code="invalid_value") from None
+        if file.purpose != "batch":
+            message = f"The input file has the purpose '{file.purpose}': upload it with the purpose 'batch'."
+            raise InvalidRequest(message, param="input_file_id", code="invalid_purpose")
+        if file.bytes > MAX_INPUT_BYTES:
+            message = f"The input file is larger than {MAX_INPUT_BYTES} bytes, the limit of a batch."
+            raise InvalidRequest(message, param="input_file_id", code="file_too_large")
+        await self._kv.require_room(tenant)
+        active = await self._kv.scan(f"{ACTIVE_PREFIX}{tenant}/", limit=self._config.max_active)
+        if len(active) >= self._config.max_active:
+            message = f"{self._config.max_active} of your batches have not ended yet (`batches.max_active`)."
+            raise RateLimited(message, retry_after_s=60)
+        now, window_s = int(time.time()), window_to_seconds(request.completion_window)
+        record = BatchState(
+            file.id,
+            request.endpoint,
+            request.completion_window,
+            now,
+            now + window_s,
+            metadata=request.metadata,
+            output_life_s=request.output_expires_after.seconds if request.output_expires_after else None,
+        )
+        ref = new_batch_ref(tenant)
+        await self._kv.write([ref.put(record, ABSENT), Put(ref.active_key, b"")])
+        self._wake()
+        return batch_to_wire(ref.id, record, BlockCounts())
+
+    async def get(self, batch_id: str, *, tenant: str) -> Batch:
+        ref = _parse_ref(batch_id, tenant)
+        loaded = await self._control.load(ref)
+        if loaded is None:
+            raise _not_found()
+        return await self._to_wire(ref, loaded[0])
+
+    async def list(self, params: BatchListParams, *, tenant: str) -> Page[Batch]:
+        prefix = f"{tenant}/batch/"
+        before = f"{prefix}{_parse_ref(params.after, tenant, param='after').id}" if params.after else ""
+        rows = await self._kv.scan(prefix, before=before, limit=params.limit + 1, reverse=True)
+        refs = [BatchRef(tenant, key.removeprefix(prefix)) for key, _ in rows]
+        batches = [
+            await self._to_wire(ref, decode_record(entry, BatchState))
+            for ref, (_, entry) in zip(refs, rows, strict=True)
+        ]
+        return first_page(batches, params.limit)
+
+    async def cancel(self, batch_id: str, *, tenant: str) -> Batch:
+        ref = _parse_ref(batch_id, tenant)
+
+        def begin_cancel(record: BatchState) -> bool:
+            if record.status != "in_progress":
+                return False
+            record.enter("cancelling")
+            return True
+
+        record = await self._control.change(ref, begin_cancel)
+        # nothing of it has been executed yet
+        record = record or await self._control.end(ref, "cancelled", ("validating",))
+        self._wake()
+        if record is not None:
+            return await self._to_wire(ref, record)
+        batch = await self.get(batch_id, tenant=tenant)
+        if batch.status in ("cancelling", "finalizing", "in_progress"):
+            return batch
+        raise InvalidRequest(f"Cannot cancel a batch with status '{batch.status}'.", param="batch_id")
+
+    async def _to_wire(self, ref: BatchRef, record: BatchState) -> Batch:
+        return batch_to_wire(ref.id, record, await self._control.count_results(ref, record))
+
+    def _wake(self) -> None:
+        if self._workers is not None:
+            self._workers.wake()
+
+
+def _parse_ref(batch_id: str, tenant: str, *, param: str = "batch_id") -> BatchRef:
+    name = batch_id.removeprefix("batch_")
+    if len(name) != 44 or len(batch_id) != 50 or not set(name) <= set("0123456789abcdef"):
+        raise _not_found(param)
+    return BatchRef(tenant, batch_id)
+
+
+def _not_found(param: str = "batch_id") -> NotFound:
+    return NotFound("No batch has this id.", param=param)

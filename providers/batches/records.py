@@ -1,0 +1,196 @@
+"""Records of batches in a KVStore, their keys, and the object that a client sees.
+
+    TENANT/batch/BATCH                     the batch
+    /batch_active/TENANT/BATCH             present until the batch has ended
+    /batch_lease/TENANT/BATCH/control      held by the worker that validates or finishes the batch
+    /batch_block/TENANT/BATCH/NUMBER       a block of lines without all its results
+    /batch_lease/TENANT/BATCH/NUMBER       held by the worker that executes the block; gone when not renewed in time
+    TENANT/batch_input/BATCH/NUMBER        the lines of the block, as they were in the file
+    TENANT/batch_progress/BATCH/NUMBER     the counts of the block's results
+    TENANT/batch_output/BATCH/LINE         the result of a line that succeeded
+    TENANT/batch_error/BATCH/LINE          the result of a line that failed
+
+    validating --> in_progress --> finalizing --> completed, or expired
+         |  \\--> failed   \\--> cancelling --> cancelled
+
+The record of the batch is only written on the condition that it is as it was read. The result of a line, the counts
+of its block and the renewal of the block's lease are one write: a worker that lost the lease adds nothing.
+"""
+
+import time
+from typing import Any, Final, Literal
+
+import msgspec
+from openai.types import Batch
+
+from apis.errors import StorageCorrupt
+from apis.storage.keys import new_id_key
+from apis.storage.kv_store import Entry, Put
+from apis.storage.records import decode_record, encode_record
+
+BatchStatus = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+ENDED: Final = frozenset({"failed", "completed", "expired", "cancelled"})
+ACTIVE_PREFIX: Final = "/batch_active/"
+RETENTION_S: Final = 30 * 86_400.0
+"""Seconds for which a batch can be retrieved after its creation, beyond its window."""
+
+
+class LineError(msgspec.Struct, omit_defaults=True):
+    """A fault of the input file. `line` is counted from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class BlockCounts(msgspec.Struct, array_like=True):
+    """The numbers of results of a block so far, or of all blocks, and the tokens that they used."""
+
+    completed: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    done: list[int] = msgspec.field(default_factory=list[int])
+    """The numbers of the lines that have a result, of one block."""
+
+    def add(self, other: "BlockCounts") -> None:
+        """Add the counts of another block."""
+        self.completed += other.completed
+        self.failed += other.failed
+        self.input_tokens += other.input_tokens
+        self.cached_tokens += other.cached_tokens
+        self.output_tokens += other.output_tokens
+        self.reasoning_tokens += other.reasoning_tokens
+
+
+class BlockRecord(msgspec.Struct, omit_defaults=True):
+    """A block of `line_count` lines from number `first_line` on, counted from 1. `lost_claims` is the number of workers
+    that lost it since its last result."""
+
+    first_line: int
+    line_count: int
+    lost_claims: int = 0
+
+
+class BatchState(msgspec.Struct, omit_defaults=True):
+    """The state of a batch. Times are seconds since the epoch. `counts` are final once the batch is finalizing;
+    `is_expiring` says that its window has passed."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    status: BatchStatus = "validating"
+    metadata: dict[str, str] | None = None
+    output_life_s: int | None = None
+    model: str | None = None
+    total: int = 0
+    times: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    errors: list[LineError] = msgspec.field(default_factory=list[LineError])
+    counts: BlockCounts | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    is_expiring: bool = False
+
+    def enter(self, status: BatchStatus) -> None:
+        """Change the status and set the time of it."""
+        self.status = status
+        self.times[f"{status}_at"] = int(time.time())
+
+    @property
+    def abandons_lines(self) -> bool:
+        """True if lines that have not been executed will not be."""
+        return self.is_expiring or self.status == "cancelling"
+
+
+class BatchRef(msgspec.Struct, frozen=True):
+    """The tenant and id of a batch, and its keys."""
+
+    tenant: str
+    id: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.tenant}/batch/{self.id}"
+
+    @property
+    def active_key(self) -> str:
+        return f"{ACTIVE_PREFIX}{self.tenant}/{self.id}"
+
+    @property
+    def lease_prefix(self) -> str:
+        return f"/batch_lease/{self.tenant}/{self.id}/"
+
+    @property
+    def control_key(self) -> str:
+        return f"{self.lease_prefix}control"
+
+    @property
+    def block_prefix(self) -> str:
+        return f"/batch_block/{self.tenant}/{self.id}/"
+
+    def data_prefix(self, kind: Literal["input", "progress", "output", "error"]) -> str:
+        """Return the prefix of the keys of one kind of the batch's own data."""
+        return f"{self.tenant}/batch_{kind}/{self.id}/"
+
+    def put(self, record: BatchState, expect: int) -> Put:
+        """Return the operation that stores the record."""
+        ttl_s = record.expires_at + RETENTION_S - time.time()
+        return Put(self.key, encode_record(record), max(1.0, ttl_s), expect)
+
+
+def new_batch_ref(tenant: str) -> BatchRef:
+    """Return the reference of a new batch, whose id sorts by its creation."""
+    return BatchRef(tenant, f"batch_{new_id_key()}")
+
+
+def decode_active_key(key: str) -> BatchRef:
+    """Return the batch whose key this is among the active ones."""
+    tenant, _, batch_id = key.removeprefix(ACTIVE_PREFIX).partition("/")
+    return BatchRef(tenant, batch_id)
+
+
+def decode_batch(entry: Entry) -> BatchState | None:
+    """Return the record; None if it is damaged, so that other batches go on."""
+    try:
+        return decode_record(entry, BatchState)
+    except StorageCorrupt:
+        return None
+
+
+def batch_to_wire(batch_id: str, record: BatchState, counts: BlockCounts) -> Batch:
+    """Return the object that a client sees."""
+    errors = [msgspec.to_builtins(error) for error in record.errors]
+    fields: dict[str, Any] = {
+        "id": batch_id,
+        "object": "batch",
+        "endpoint": record.endpoint,
+        "model": record.model,
+        "errors": {"object": "list", "data": [{"line": None, "param": None, **error} for error in errors]}
+        if errors
+        else None,
+        "input_file_id": record.input_file_id,
+        "completion_window": record.completion_window,
+        "status": record.status,
+        "output_file_id": record.output_file_id,
+        "error_file_id": record.error_file_id,
+        "created_at": record.created_at,
+        "expires_at": record.expires_at,
+        "request_counts": {"total": record.total, "completed": counts.completed, "failed": counts.failed},
+        "metadata": record.metadata,
+        "usage": {
+            "input_tokens": counts.input_tokens,
+            "input_tokens_details": {"cached_tokens": counts.cached_tokens},
+            "output_tokens": counts.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
+            "total_tokens": counts.input_tokens + counts.output_tokens,
+        },
+        **record.times,
+    }
+    return Batch.model_validate(fields)

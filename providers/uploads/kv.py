@@ -1,0 +1,316 @@
+"""StoredUploads: parts of uploads in the stack's own KVStore, joined to files of its Files.
+
+    TENANT/upload/UPLOAD                 the upload; expires some time after it can no longer be completed
+    TENANT/upload_part/UPLOAD/PART       the size of a part that is whole
+    TENANT/upload_piece/UPLOAD/PART/N    the chunks of a part
+    TENANT/upload_usage                  the bytes that the tenant's pending uploads have announced
+
+Every key of an upload has the expiry of its upload, so that nothing remains of one that its client has abandoned or
+whose process died. The upload is completed in the same write in which its file appears.
+"""
+
+import hashlib
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from contextlib import suppress
+from typing import Final, Literal
+
+import msgspec
+from openai.types import FileObject, Upload
+from openai.types.uploads import UploadPart
+from pydantic import Field
+
+from apis.documents.files import CreateFile, FileExpiry, Files, Purpose
+from apis.errors import InvalidRequest, NotFound, Overloaded, PayloadTooLarge, RateLimited, StackError
+from apis.provider import Provider
+from apis.storage.keys import new_id_key
+from apis.storage.kv_store import ABSENT, Entry, KVStore, Op, Put
+from apis.storage.records import decode_record, delete_all, encode_record
+from apis.uploads.parts import MAX_PARTS, CompleteUpload, CreateUpload, Uploads
+
+CHUNK_BYTES: Final = 256 * 1024
+LIFETIME_S: Final = 3600
+"""Seconds after which an upload can no longer be completed, as in OpenAI's API."""
+
+_REMAINS_S: Final = 2 * LIFETIME_S
+"""Seconds for which the keys of an upload are in the store: completing one may begin in its last second."""
+_MAX_ATTEMPTS: Final = 50
+_MAX_SENT_FACTOR: Final = 2
+"""A client may send each byte this often: a part whose answer it did not get is sent again."""
+_DELETE_BATCH: Final = 16
+_UPLOAD_ID: Final = re.compile(r"upload_[0-9a-f]{44}")
+_PART_ID: Final = re.compile(r"part_[0-9a-f]{44}")
+
+
+class PendingUpload(msgspec.Struct, omit_defaults=True):
+    """The state of an upload. `sent_bytes` and `part_count` are of the parts that are whole; `digest` is of the list of
+    parts that the file was joined from. Times are seconds since the epoch."""
+
+    filename: str
+    purpose: Purpose
+    size: int
+    created_at: float
+    file_life_s: int | None = None
+    status: Literal["pending", "completed", "cancelled"] = "pending"
+    sent_bytes: int = 0
+    part_count: int = 0
+    file_id: str = ""
+    digest: str = ""
+
+    @property
+    def expires_at(self) -> float:
+        return self.created_at + LIFETIME_S
+
+
+class UploadReservations(msgspec.Struct):
+    """The announced bytes of a tenant's pending uploads and the times at which these expire, by id."""
+
+    uploads: dict[str, tuple[int, float]]
+
+
+class StoredUploads(Uploads):
+    """Uploads whose parts are stored in chunks, shared by all workers that share the store."""
+
+    class Config(Provider.Config):
+        """`max_part_bytes` bounds one part, and so one body; `max_pending` is the number of a tenant's uploads that are
+        neither completed, nor cancelled, nor expired."""
+
+        max_part_bytes: int = Field(default=64 * 1024 * 1024, ge=1, le=512 * 1024 * 1024)
+        max_pending: int = Field(default=100, ge=1, le=10_000)
+
+    def __init__(self, config: Config, kv_store: KVStore, files: Files) -> None:
+        self.now: Callable[[], float] = time.time
+        self.max_part_bytes = config.max_part_bytes
+        self._config = config
+        self._kv = kv_store
+        self._files = files
+
+    async def create(self, request: CreateUpload, *, tenant: str) -> Upload:
+        if request.bytes > self._files.max_joined_bytes:
+            raise PayloadTooLarge(
+                f"The file is larger than {self._files.max_joined_bytes} bytes: the limit is `files.max_joined_bytes`.",
+                param="bytes",
+            )
+        await self._kv.require_room(tenant)
+        upload_id = f"upload_{new_id_key()}"
+        life_s = request.expires_after.seconds if request.expires_after else None
+        upload = PendingUpload(request.filename, request.purpose, request.bytes, self.now(), life_s)
+        put = Put(_upload_key(tenant, upload_id), encode_record(upload), _REMAINS_S, ABSENT)
+        for _ in range(_MAX_ATTEMPTS):
+            reserved, version = await self._load_reservations(tenant)
+            if len(reserved.uploads) >= self._config.max_pending:
+                message = f"{self._config.max_pending} of your uploads are pending already (`uploads.max_pending`)."
+                raise RateLimited(f"{message} Complete or cancel some first.", retry_after_s=60)
+            pending_bytes = sum(size for size, _ in reserved.uploads.values())
+            await self._files.require_room(pending_bytes + request.bytes, tenant=tenant)
+            reserved.uploads[upload_id] = (request.bytes, upload.expires_at)
+            if await self._kv.write([put, _put_reservations(tenant, reserved, version)]) is not None:
+                return _upload_to_wire(upload_id, upload)
+        raise _too_many_changes()
+
+    async def add_part(self, upload_id: str, data: AsyncIterable[bytes], *, tenant: str) -> UploadPart:
+        upload, _ = await self._load_pending(upload_id, tenant)
+        part_id, now = f"part_{new_id_key()}", self.now()
+        ttl_s = max(1.0, upload.created_at + _REMAINS_S - now)
+        prefix = _chunk_prefix(tenant, upload_id, part_id)
+        try:
+            size = await self._store_chunks(data, prefix, ttl_s, _remaining_bytes(upload))
+            put_part = Put(_part_key(tenant, upload_id, part_id), encode_record(size), ttl_s, ABSENT)
+            await self._add_whole_part(upload_id, size, put_part, tenant)
+        except BaseException:
+            # if this fails too, or is cancelled, the chunks expire
+            with suppress(StackError):
+                await delete_all(self._kv, prefix, page_size=_DELETE_BATCH)
+            raise
+        return UploadPart(id=part_id, created_at=int(now), object="upload.part", upload_id=upload_id)
+
+    async def complete(self, upload_id: str, request: CompleteUpload, *, tenant: str) -> Upload:
+        digest = hashlib.sha256("\n".join(request.part_ids).encode()).hexdigest()
+        upload, entry = await self._load(upload_id, tenant)
+        if upload.status == "completed" and upload.digest == digest:
+            return _upload_to_wire(upload_id, upload, await self._files.get(upload.file_id, tenant=tenant))
+        self._require_pending(upload)
+        sizes = await self._load_part_sizes(upload_id, request.part_ids, tenant)
+        if sum(sizes) != upload.size:
+            raise InvalidRequest(
+                f"The parts have {sum(sizes)} bytes, and the upload was created for {upload.size}.",
+                param="part_ids",
+                code="invalid_value",
+            )
+
+        def commit(file_id: str) -> Sequence[Op]:
+            completed = msgspec.structs.replace(upload, status="completed", file_id=file_id, digest=digest)
+            return [Put(_upload_key(tenant, upload_id), encode_record(completed), _REMAINS_S, entry.version)]
+
+        life_s = upload.file_life_s
+        expiry = None if life_s is None else FileExpiry(anchor="created_at", seconds=life_s)
+        new_file = CreateFile(filename=upload.filename, purpose=upload.purpose, expires_after=expiry)
+        data = self._join_parts(upload_id, request, sizes, tenant)
+        file = await self._files.create(new_file, data, tenant=tenant, source="parts", commit=commit)
+        await self._forget_parts(upload_id, tenant)
+        upload.status = "completed"
+        return _upload_to_wire(upload_id, upload, file)
+
+    async def cancel(self, upload_id: str, *, tenant: str) -> Upload:
+        for _ in range(_MAX_ATTEMPTS):
+            upload, entry = await self._load_pending(upload_id, tenant)
+            upload.status = "cancelled"
+            put = Put(_upload_key(tenant, upload_id), encode_record(upload), _REMAINS_S, entry.version)
+            if await self._kv.write([put]) is not None:
+                await self._forget_parts(upload_id, tenant)
+                return _upload_to_wire(upload_id, upload)
+        raise _too_many_changes()
+
+    async def _store_chunks(self, data: AsyncIterable[bytes], prefix: str, ttl_s: float, max_bytes: int) -> int:
+        """Store the chunks of a part; returns the sum of their sizes in bytes."""
+        pending = bytearray()
+        size = number = 0
+        async for received in data:
+            size += len(received)
+            if size > self.max_part_bytes:
+                message = f"The part is larger than {self.max_part_bytes} bytes: the limit is `uploads.max_part_bytes`."
+                raise PayloadTooLarge(message, param="data")
+            if size > max_bytes:
+                raise InvalidRequest(
+                    "The parts have more bytes than the upload was created for.", param="data", code="invalid_value"
+                )
+            pending += received
+            while len(pending) >= CHUNK_BYTES:
+                await self._kv.write([Put(f"{prefix}{number:06d}", bytes(pending[:CHUNK_BYTES]), ttl_s)])
+                del pending[:CHUNK_BYTES]
+                number += 1
+        if pending:
+            await self._kv.write([Put(f"{prefix}{number:06d}", bytes(pending), ttl_s)])
+        if not size:
+            raise InvalidRequest("The part is empty.", param="data", code="invalid_value")
+        return size
+
+    async def _add_whole_part(self, upload_id: str, size: int, put_part: Put, tenant: str) -> None:
+        """Count a part whose chunks are stored, and store its size, in one write."""
+        for _ in range(_MAX_ATTEMPTS):
+            upload, entry = await self._load_pending(upload_id, tenant)
+            if size > _remaining_bytes(upload) or upload.part_count >= MAX_PARTS:
+                raise InvalidRequest(
+                    f"The parts have more bytes than the upload was created for, or are more than {MAX_PARTS}.",
+                    param="data",
+                    code="invalid_value",
+                )
+            upload.sent_bytes += size
+            upload.part_count += 1
+            put = Put(_upload_key(tenant, upload_id), encode_record(upload), _REMAINS_S, entry.version)
+            if await self._kv.write([put, put_part]) is not None:
+                return
+        raise _too_many_changes()
+
+    async def _load_part_sizes(self, upload_id: str, part_ids: Sequence[str], tenant: str) -> list[int]:
+        valid_ids = [part_id for part_id in part_ids if _PART_ID.fullmatch(part_id)]
+        entries = await self._kv.get_many([_part_key(tenant, upload_id, part_id) for part_id in valid_ids])
+        sizes = {part_id: decode_record(entry, int) for part_id, entry in zip(valid_ids, entries, strict=True) if entry}
+        for index, part_id in enumerate(part_ids):
+            if part_id not in sizes:
+                raise InvalidRequest(
+                    "The upload has no part with this id.", param=f"part_ids[{index}]", code="invalid_value"
+                )
+        if len(set(part_ids)) < len(part_ids):
+            raise InvalidRequest("A part is named twice.", param="part_ids", code="invalid_value")
+        return [sizes[part_id] for part_id in part_ids]
+
+    async def _join_parts(
+        self, upload_id: str, request: CompleteUpload, sizes: Sequence[int], tenant: str
+    ) -> AsyncGenerator[bytes]:
+        """Yield the chunks of the parts. Raises InvalidRequest at their end if they have another MD5."""
+        md5 = hashlib.md5(usedforsecurity=False)
+        for part_id, size in zip(request.part_ids, sizes, strict=True):
+            prefix = _chunk_prefix(tenant, upload_id, part_id)
+            for number in range(-(-size // CHUNK_BYTES)):
+                entry = await self._kv.get(f"{prefix}{number:06d}")
+                if entry is None:
+                    raise _not_pending_error("expired or cancelled")
+                md5.update(entry.value)
+                yield entry.value
+        if request.md5 is not None and md5.hexdigest() != request.md5.lower():
+            message = f"The MD5 of the parts is {md5.hexdigest()}. Send again the parts that differ."
+            raise InvalidRequest(message, param="md5", code="invalid_value")
+
+    async def _forget_parts(self, upload_id: str, tenant: str) -> None:
+        """Delete the parts and the reservation of an upload that has ended. Both expire where this fails."""
+        with suppress(StackError):
+            await delete_all(self._kv, f"{tenant}/upload_part/{upload_id}/")
+            await delete_all(self._kv, f"{tenant}/upload_piece/{upload_id}/", page_size=_DELETE_BATCH)
+            for _ in range(_MAX_ATTEMPTS):
+                reserved, version = await self._load_reservations(tenant)
+                reserved.uploads.pop(upload_id, None)
+                if await self._kv.write([_put_reservations(tenant, reserved, version)]) is not None:
+                    return
+
+    async def _load_reservations(self, tenant: str) -> tuple[UploadReservations, int]:
+        """Return the reservations that have not expired, and the version of their record."""
+        entry = await self._kv.get(_usage_key(tenant))
+        if entry is None:
+            return UploadReservations({}), ABSENT
+        uploads, now = decode_record(entry, UploadReservations).uploads, self.now()
+        return UploadReservations({key: each for key, each in uploads.items() if each[1] > now}), entry.version
+
+    async def _load(self, upload_id: str, tenant: str) -> tuple[PendingUpload, Entry]:
+        entry = await self._kv.get(_upload_key(tenant, upload_id)) if _UPLOAD_ID.fullmatch(upload_id) else None
+        if entry is None:
+            raise NotFound("No upload has this id.", param="upload_id")
+        return decode_record(entry, PendingUpload), entry
+
+    async def _load_pending(self, upload_id: str, tenant: str) -> tuple[PendingUpload, Entry]:
+        upload, entry = await self._load(upload_id, tenant)
+        self._require_pending(upload)
+        return upload, entry
+
+    def _require_pending(self, upload: PendingUpload) -> None:
+        if upload.status != "pending":
+            raise _not_pending_error(upload.status)
+        if self.now() > upload.expires_at:
+            raise _not_pending_error("expired")
+
+
+def _upload_to_wire(upload_id: str, upload: PendingUpload, file: FileObject | None = None) -> Upload:
+    return Upload.model_construct(
+        id=upload_id,
+        object="upload",
+        bytes=upload.size,
+        created_at=int(upload.created_at),
+        expires_at=int(upload.expires_at),
+        filename=upload.filename,
+        purpose=upload.purpose,
+        status=upload.status,
+        file=file,
+    )
+
+
+def _remaining_bytes(upload: PendingUpload) -> int:
+    return _MAX_SENT_FACTOR * upload.size - upload.sent_bytes
+
+
+def _put_reservations(tenant: str, reservations: UploadReservations, version: int) -> Put:
+    return Put(_usage_key(tenant), encode_record(reservations), _REMAINS_S, version)
+
+
+def _not_pending_error(status: str) -> InvalidRequest:
+    return InvalidRequest(f"The upload is {status}: it takes no parts.", param="upload_id", code="invalid_value")
+
+
+def _too_many_changes() -> Overloaded:
+    return Overloaded("Too many of your uploads change at once. Try again.")
+
+
+def _upload_key(tenant: str, upload_id: str) -> str:
+    return f"{tenant}/upload/{upload_id}"
+
+
+def _part_key(tenant: str, upload_id: str, part_id: str) -> str:
+    return f"{tenant}/upload_part/{upload_id}/{part_id}"
+
+
+def _chunk_prefix(tenant: str, upload_id: str, part_id: str) -> str:
+    return f"{tenant}/upload_piece/{upload_id}/{part_id}/"
+
+
+def _usage_key(tenant: str) -> str:
+    return f"{tenant}/upload_usage"

@@ -1,0 +1,106 @@
+"""RouteLineExecutor: executes the requests of batches by the handlers that answer the same requests over HTTP."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping
+from typing import Final
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.types import Message, Scope
+
+from apis.batches.batches import LineAnswer
+from apis.errors import ConversationLocked, NotFound, StackError, error_to_body, internal_error
+from apis.telemetry import REQUEST_ID, TRACE_HEADERS
+from stack.http.context import Handler, HttpContext, Services, set_context
+from stack.http.request_record import RequestRecord
+from stack.http.routes.chat import create_chat_completion
+from stack.http.routes.completions import create_completion
+from stack.http.routes.embeddings import create_embeddings
+from stack.http.routes.responses import create_response
+from stack.http.sse import response_to_json
+
+_log = logging.getLogger(__name__)
+_RESPONSES: Final = "/v1/responses"
+_HANDLERS: Final[Mapping[str, Handler]] = {
+    _RESPONSES: create_response,
+    "/v1/chat/completions": create_chat_completion,
+    "/v1/completions": create_completion,
+    "/v1/embeddings": create_embeddings,
+}
+_ROUTE: Final = "batch"
+"""The route of these requests in the metrics."""
+_TRANSIENT_STATUSES: Final = frozenset({429, 502, 503, 504})
+_REUSED_STATUSES: Final = frozenset({"completed", "incomplete"})
+
+
+class RouteLineExecutor:
+    """Executes lines in this process. Each is counted and validated as a request of its endpoint is."""
+
+    def __init__(self, services: Services, app: Starlette) -> None:
+        self._services = services
+        self._app = app
+
+    def interactive_requests(self) -> int:
+        return self._services.metrics.requests_in_flight
+
+    async def execute(self, endpoint: str, body: bytes, *, tenant: str, response_id: str) -> LineAnswer:
+        record = RequestRecord(f"req_{secrets.token_hex(16)}", "POST", _ROUTE)
+        REQUEST_ID.set(record.id)
+        TRACE_HEADERS.set({})
+        context = HttpContext(record, self._services.metrics.count_request, {}, tenant=tenant, response_id=response_id)
+        try:
+            answer = await self._load_earlier(endpoint, record.id, context)
+            if answer is None:
+                answer = await self._handle(endpoint, body, context)
+            record.status = answer.status
+        except StackError as exc:
+            record.record_error(exc)
+            record.status = exc.status
+            is_busy = exc.status in _TRANSIENT_STATUSES or isinstance(exc, ConversationLocked)
+            is_transient = is_busy and not exc.repeats_work
+            error_body = orjson.dumps(error_to_body(exc))
+            answer = LineAnswer(exc.status, record.id, error_body, is_transient, exc.retry_after_s)
+        except Exception:  # noqa: BLE001 - the outer edge of a request without a connection: the line says that it failed
+            _log.exception("a request of a batch, %s, failed on a bug", record.id)
+            record.status = 500
+            answer = LineAnswer(500, record.id, orjson.dumps(error_to_body(internal_error(record.id))))
+        finally:
+            for place in context.body_places:
+                place.release()
+            record.status = record.status or 499
+            context.finish_request(record)
+        return answer
+
+    async def _load_earlier(self, endpoint: str, request_id: str, context: HttpContext) -> LineAnswer | None:
+        """Return the response that a worker stored before it ended, without its answer to the line."""
+        if endpoint != _RESPONSES or context.response_id is None:
+            return None
+        try:
+            response = await self._services.stack.responses.get(context.response_id, tenant=context.tenant)
+        except NotFound:
+            return None
+        if response.status not in _REUSED_STATUSES:
+            return None
+        return LineAnswer(200, request_id, response_to_json(response, self._services.stack.config.server.dialect))
+
+    async def _handle(self, endpoint: str, body: bytes, context: HttpContext) -> LineAnswer:
+        scope: Scope = {
+            "type": "http",
+            "method": "POST",
+            "path": endpoint,
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+            "app": self._app,
+        }
+        set_context(scope, context)
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            # this client never leaves
+            return messages.pop() if messages else await asyncio.get_running_loop().create_future()
+
+        response = await _HANDLERS[endpoint](Request(scope, receive), context, self._services)
+        return LineAnswer(response.status_code, context.request_id, bytes(response.body))

@@ -1,0 +1,44 @@
+"""/v1/batches: create, read, list and cancel batches of requests."""
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from apis.batches.batches import Batches, BatchListParams, CreateBatch
+from apis.errors import Unsupported
+from stack.http.answers import model_response, page_response
+from stack.http.context import HttpContext, Route, Services
+from stack.http.uploads import read_model, read_query
+
+
+async def create_batch(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, CreateBatch)
+    return model_response(await _require_batches(services).create(request, tenant=context.tenant))
+
+
+async def list_batches(http: Request, context: HttpContext, services: Services) -> Response:
+    page = await _require_batches(services).list(read_query(http, BatchListParams), tenant=context.tenant)
+    return page_response(page)
+
+
+async def get_batch(http: Request, context: HttpContext, services: Services) -> Response:
+    return model_response(await _require_batches(services).get(http.path_params["batch_id"], tenant=context.tenant))
+
+
+async def cancel_batch(http: Request, context: HttpContext, services: Services) -> Response:
+    return model_response(await _require_batches(services).cancel(http.path_params["batch_id"], tenant=context.tenant))
+
+
+BATCH_ROUTES: Final = (
+    Route("POST", "/batches", create_batch, body=CreateBatch),
+    Route("GET", "/batches", list_batches, query=BatchListParams),
+    Route("GET", "/batches/{batch_id}", get_batch),
+    Route("POST", "/batches/{batch_id}/cancel", cancel_batch),
+)
+
+
+def _require_batches(services: Services) -> Batches:
+    if services.stack.batches is None:
+        raise Unsupported("This server keeps no files: its config has no section `files`.", code="not_configured")
+    return services.stack.batches

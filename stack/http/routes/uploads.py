@@ -1,0 +1,49 @@
+"""/v1/uploads: files in parts, for those that are larger than one body may be."""
+
+from typing import Final
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from apis.errors import Unsupported
+from apis.uploads.parts import CompleteUpload, CreateUpload, Uploads
+from stack.http.answers import model_response
+from stack.http.context import HttpContext, Route, Services
+from stack.http.uploads import open_upload, read_model
+
+
+async def create_upload(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, CreateUpload)
+    return model_response(await _require_uploads(services).create(request, tenant=context.tenant))
+
+
+async def add_upload_part(http: Request, context: HttpContext, services: Services) -> Response:
+    uploads = _require_uploads(services)
+    async with open_upload(http, uploads.max_part_bytes, "uploads.max_part_bytes", field="data") as upload:
+        part = await uploads.add_part(http.path_params["upload_id"], upload.data, tenant=context.tenant)
+    return model_response(part)
+
+
+async def complete_upload(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, CompleteUpload)
+    upload = await _require_uploads(services).complete(http.path_params["upload_id"], request, tenant=context.tenant)
+    return model_response(upload)
+
+
+async def cancel_upload(http: Request, context: HttpContext, services: Services) -> Response:
+    return model_response(await _require_uploads(services).cancel(http.path_params["upload_id"], tenant=context.tenant))
+
+
+UPLOAD_ROUTES: Final = (
+    Route("POST", "/uploads", create_upload, body=CreateUpload),
+    Route("POST", "/uploads/{upload_id}/parts", add_upload_part, form=BaseModel, file_field="data"),
+    Route("POST", "/uploads/{upload_id}/complete", complete_upload, body=CompleteUpload),
+    Route("POST", "/uploads/{upload_id}/cancel", cancel_upload),
+)
+
+
+def _require_uploads(services: Services) -> Uploads:
+    if services.stack.uploads is None:
+        raise Unsupported("This server keeps no files: its config has no section `files`.", code="not_configured")
+    return services.stack.uploads

@@ -1,0 +1,92 @@
+"""Workers that are killed while they execute batches: every line has exactly one result.
+
+STACK_KILL_TRIALS says how many workers are killed in the long form (200 by default), STACK_KILL_SEED what is drawn; the
+seed is printed.
+"""
+
+import asyncio
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, OpenAIError
+from openai.types import Batch
+
+from tests.support.sdk.batch_files import batch_line, create_batch, read_results
+from tests.support.servers.worker_processes import Workers, worker_processes
+
+TRIALS = int(os.environ.get("STACK_KILL_TRIALS", "200"))
+SEED = int(os.environ.get("STACK_KILL_SEED", "0")) or random.SystemRandom().getrandbits(32)
+ENDED = ("completed", "failed", "expired", "cancelled")
+SECTIONS: dict[str, Any] = {
+    "inference": {"provider": "scripted", "turns": [[{"wait_s": 0.1}, {"text": ["done "] * 5}]]},
+    "files": {"provider": "kv"},
+    "batches": {"provider": "leased", "max_running": 8, "lease_s": 1, "poll_s": 0.1},
+}
+
+
+async def ask_until_answered(call: Any) -> Any:
+    """Return the result of the call, made again while a worker that dies takes it along."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await call()
+            except OpenAIError:
+                await asyncio.sleep(0.1)
+
+
+async def run_under_kills(workers: Workers, dice: random.Random, line_count: int, kill_count: int) -> int:
+    """Run a batch, and kill workers one after the other while it runs; returns how many were."""
+    lines = [batch_line(f"line {number}") for number in range(line_count)]
+    lines[line_count // 2]["body"]["temperature"] = 17
+    async with AsyncOpenAI(base_url=f"{workers.url}/v1", api_key="none", max_retries=0) as client:
+        batch: Batch = await ask_until_answered(lambda: create_batch(client, lines))
+        batch_id, killed = batch.id, 0
+        async with asyncio.timeout(60 + 5 * kill_count):
+            while batch.status not in ENDED:
+                await asyncio.sleep(dice.uniform(0.05, 0.5))
+                batch = await ask_until_answered(lambda: client.batches.retrieve(batch_id))
+                processes = workers.processes()
+                if killed < kill_count and processes and batch.status not in ENDED:
+                    dice.choice(processes).kill()
+                    killed += 1
+        assert batch.status == "completed", batch
+        assert batch.request_counts is not None
+        assert batch.request_counts.model_dump() == {
+            "total": line_count,
+            "completed": line_count - 1,
+            "failed": 1,
+        }
+        output = await ask_until_answered(lambda: read_results(client, batch.output_file_id))
+        errors = await ask_until_answered(lambda: read_results(client, batch.error_file_id))
+        expected = [line["custom_id"] for line in lines]
+        bad = expected.pop(line_count // 2)
+        assert [line["custom_id"] for line in output] == expected
+        assert [line["custom_id"] for line in errors] == [bad]
+        assert len({line["response"]["body"]["id"] for line in output}) == line_count - 1
+        files = (await ask_until_answered(lambda: client.files.list(purpose="batch_output"))).data
+        assert {batch.output_file_id, batch.error_file_id} <= {file.id for file in files}
+        return killed
+
+
+@pytest.mark.timeout(120)
+async def test_lines_of_a_killed_worker_are_executed_by_another(tmp_path: Path) -> None:
+    store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    async with worker_processes(tmp_path, store, more=SECTIONS) as workers:
+        assert await run_under_kills(workers, random.Random(SEED), 64, 1) == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120 + 30 * TRIALS)
+async def test_no_line_is_lost_or_doubled_by_many_kills(tmp_path: Path) -> None:
+    print(f"seed {SEED}")
+    dice, kills, batches, began_at = random.Random(SEED), 0, 0, time.monotonic()
+    store = {"provider": "sqlite", "path": str(tmp_path / "store.db")}
+    async with worker_processes(tmp_path, store, more=SECTIONS) as workers:
+        while kills < TRIALS:
+            kills += await run_under_kills(workers, dice, dice.randint(60, 300), dice.randint(1, 4))
+            batches += 1
+    print(f"{kills} killed in {batches} batches, nothing lost, {time.monotonic() - began_at:.0f} s")

@@ -1,0 +1,285 @@
+"""The execution of batches without HTTP: turns of tenants, clients first, lost claims, validation of large files."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from apis.batches.batches import MAX_LINES, LineAnswer
+from apis.errors import InvalidRequest
+from apis.fair_share import FairShare
+from apis.storage.kv_store import Delete, KVStore, Put
+from apis.storage.lease import Lease
+from apis.storage.records import decode_record, encode_record, scan_all
+from providers.batches.execution import BlockExecution, ClaimedBlock, LineGate, LineLimits, claim_block
+from providers.batches.records import BatchRef, BatchState, BlockCounts, BlockRecord, new_batch_ref
+from providers.batches.validation import MAX_ERRORS, BatchValidator, splice_fields
+from providers.kv_store.memory import Memory
+from tests.support.sdk.batch_files import batch_line
+
+LIMITS = LineLimits(busy_lines=2, max_attempts=3, retry_s=0.01, engine_priority=None)
+
+
+@dataclass
+class Executor:
+    """Answers each line after a turn of the loop, and records what it executed; `answer` may choose another answer."""
+
+    clients: int = 0
+    executed: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+    running: int = 0
+    most_running: int = 0
+    wait_s: float = 0.0
+    answer: Callable[[int], LineAnswer] = lambda _: LineAnswer(200, "req", b'{"ok": true}')
+
+    async def execute(self, endpoint: str, body: bytes, *, tenant: str, response_id: str) -> LineAnswer:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        self.executed.append((tenant, {**json.loads(body), "id": response_id}))
+        try:
+            await asyncio.sleep(self.wait_s)
+        finally:
+            self.running -= 1
+        return self.answer(len(self.executed))
+
+    def interactive_requests(self) -> int:
+        return self.clients
+
+
+@pytest.fixture
+async def kv() -> AsyncIterator[Memory]:
+    store = Memory(Memory.Config())
+    await store.start()
+    yield store
+    await store.close()
+
+
+def state(**fields: Any) -> BatchState:
+    now = int(time.time())
+    return BatchState("file-1", "/v1/responses", "24h", now, now + 86_400, **fields)
+
+
+async def store_block(kv: KVStore, tenant: str, count: int, **fields: Any) -> tuple[BatchRef, BatchState]:
+    """Store a batch in progress with one block of lines."""
+    ref, batch = new_batch_ref(tenant), state(status="in_progress", total=count)
+    lines = b"\n".join(json.dumps(batch_line(f"{n}")).encode() for n in range(1, count + 1))
+    block = BlockRecord(1, count, **fields)
+    await kv.write(
+        [
+            ref.put(batch, 0),
+            Put(f"{ref.data_prefix('input')}000000", lines),
+            Put(f"{ref.block_prefix}000000", encode_record(block)),
+        ]
+    )
+    return ref, batch
+
+
+async def claim(kv: KVStore, ref: BatchRef, batch: BatchState, lease_s: float = 5) -> ClaimedBlock | None:
+    rows = await kv.scan(ref.block_prefix)
+    return await claim_block(kv, ref, batch, rows[0], lease_s) if rows else None
+
+
+async def results(kv: KVStore, ref: BatchRef) -> tuple[list[str], list[str]]:
+    """Return the custom ids of the lines that succeeded, and the error codes of the others."""
+    good = [json.loads(e.value)["custom_id"] async for _, e in scan_all(kv, ref.data_prefix("output"))]
+    bad = [json.loads(e.value)["error"]["code"] async for _, e in scan_all(kv, ref.data_prefix("error"))]
+    return good, bad
+
+
+async def execute(kv: KVStore, claimed: ClaimedBlock | None, executor: Executor, limits: LineLimits = LIMITS) -> None:
+    assert claimed is not None
+    await BlockExecution(kv, claimed, LineGate(FairShare("lines", 8), executor, limits), limits).run()
+
+
+async def test_clients_requests_leave_lines_a_share_only(kv: Memory) -> None:
+    for clients, most in ((0, 8), (1, 2)):
+        executor = Executor(clients=clients, wait_s=0.01)
+        ref, batch = await store_block(kv, "t", 16)
+        await execute(kv, await claim(kv, ref, batch), executor)
+        assert executor.most_running == most
+        assert (await results(kv, ref))[0] == [f"{n}" for n in range(1, 17)]
+
+
+async def test_places_go_round_the_tenants(kv: Memory) -> None:
+    executor = Executor(wait_s=0.002)
+    gate = LineGate(FairShare("lines", 2, several_tenants=True), executor, LIMITS)
+    executions: list[BlockExecution] = []
+    for tenant in ("loud", "loud", "loud", "quiet"):
+        ref, batch = await store_block(kv, tenant, 16)
+        claimed = await claim(kv, ref, batch)
+        assert claimed is not None
+        executions.append(BlockExecution(kv, claimed, gate, LIMITS))
+    await asyncio.gather(*(execution.run() for execution in executions))
+    order = [tenant for tenant, _ in executor.executed]
+    assert order[:32].count("quiet") == 16
+
+
+async def test_a_block_goes_on_where_its_worker_was_killed(kv: Memory) -> None:
+    ref, batch = await store_block(kv, "t", 16)
+    first = await claim(kv, ref, batch, lease_s=0.05)
+    assert await claim(kv, ref, batch) is None
+    executor = Executor()
+    executor.answer = lambda count: LineAnswer(200, "req", b"{}")
+    gate = LineGate(FairShare("lines", 1), executor, LIMITS)
+    assert first is not None
+    execution = BlockExecution(kv, first, gate, LIMITS)
+    lines = await execution._load_lines()  # pyright: ignore[reportPrivateUsage]  # as much as the killed worker did
+    for number in (1, 2, 3):
+        await execution._run_line(number, lines[number])  # pyright: ignore[reportPrivateUsage]  # the same
+    await asyncio.sleep(0.06)
+    second = Executor()
+    await execute(kv, await claim(kv, ref, batch), second)
+    assert len(second.executed) == 13
+    assert (await results(kv, ref))[0] == [f"{n}" for n in range(1, 17)]
+    assert await kv.scan(ref.block_prefix) == []
+    assert await kv.scan(ref.data_prefix("input")) == []
+    [(_, progress)] = await kv.scan(ref.data_prefix("progress"))
+    assert decode_record(progress, BlockCounts).completed == 16
+
+
+async def test_lines_that_end_every_worker_fail_in_the_end(kv: Memory) -> None:
+    ref, batch = await store_block(kv, "t", 3, lost_claims=10)
+    executor = Executor()
+    await execute(kv, await claim(kv, ref, batch), executor)
+    assert executor.executed == []
+    assert await results(kv, ref) == ([], ["worker_lost"] * 3)
+
+
+async def test_want_of_capacity_is_retried_under_other_ids(kv: Memory) -> None:
+    ref, batch = await store_block(kv, "t", 1)
+    executor = Executor()
+    busy = LineAnswer(503, "req", b'{"error": {}}', is_transient=True)
+    executor.answer = lambda count: busy if count < 3 else LineAnswer(200, "req", b"{}")
+    await execute(kv, await claim(kv, ref, batch), executor)
+    assert len({body["id"] for _, body in executor.executed}) == 3
+    assert await results(kv, ref) == (["1"], [])
+    ref, batch = await store_block(kv, "t", 1)
+    executor = Executor(answer=lambda _: busy)
+    await execute(kv, await claim(kv, ref, batch), executor)
+    assert len(executor.executed) == 3
+    [(_, entry)] = await kv.scan(ref.data_prefix("error"))
+    assert json.loads(entry.value)["response"]["status_code"] == 503
+
+
+async def test_a_drained_block_ends_what_it_began_and_returns_the_rest(kv: Memory) -> None:
+    ref, batch = await store_block(kv, "t", 16)
+    claimed = await claim(kv, ref, batch)
+    assert claimed is not None
+    executor = Executor(wait_s=0.05)
+    execution = BlockExecution(kv, claimed, LineGate(FairShare("lines", 4), executor, LIMITS), LIMITS)
+    running = asyncio.create_task(execution.run())
+    async with asyncio.timeout(5):
+        while executor.running < 4:  # noqa: ASYNC110 - the executor sets no event
+            await asyncio.sleep(0.001)
+    execution.stop("drain")
+    await running
+    assert len(executor.executed) == 4
+    assert len((await results(kv, ref))[0]) == 4
+    again = Executor()
+    await execute(kv, await claim(kv, ref, batch), again)
+    assert len(again.executed) == 12
+    assert (await results(kv, ref))[0] == [f"{n}" for n in range(1, 17)]
+
+
+async def test_a_cancelled_block_names_every_line_once(kv: Memory) -> None:
+    ref, batch = await store_block(kv, "t", 16)
+    claimed = await claim(kv, ref, batch)
+    assert claimed is not None
+    executor = Executor(wait_s=0.01)
+    execution = BlockExecution(kv, claimed, LineGate(FairShare("lines", 3), executor, LIMITS), LIMITS)
+    running = asyncio.create_task(execution.run())
+    await asyncio.sleep(0.025)
+    execution.stop("batch_cancelled")
+    await running
+    good, bad = await results(kv, ref)
+    assert len(good) + len(bad) == 16
+    assert set(bad) == {"batch_cancelled"}
+    assert await kv.scan(ref.block_prefix) == []
+
+
+async def test_lines_that_the_store_has_damaged_fail(kv: Memory) -> None:
+    ref, batch = await store_block(kv, "t", 2)
+    await kv.write([Delete(f"{ref.data_prefix('input')}000000")])
+    executor = Executor()
+    await execute(kv, await claim(kv, ref, batch), executor)
+    assert await results(kv, ref) == ([], ["storage_corrupt"] * 2)
+    assert await kv.scan(ref.block_prefix) == []
+
+
+async def test_a_tenant_above_its_quota_gets_errors(kv: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(tenant: str) -> None:
+        raise InvalidRequest(f"{tenant} has stored too much.", code="storage_quota_exceeded")
+
+    monkeypatch.setattr(kv, "require_room", refuse)
+    ref, batch = await store_block(kv, "t", 2)
+    executor = Executor()
+    await execute(kv, await claim(kv, ref, batch), executor)
+    assert await results(kv, ref) == ([], ["storage_quota_exceeded"] * 2)
+
+
+async def test_the_engines_priority_is_added_to_bodies_without_one(kv: Memory) -> None:
+    assert json.loads(splice_fields(b'{"a": 1}', {"priority": 7})) == {"priority": 7, "a": 1}
+    assert json.loads(splice_fields(b" { } ", {"priority": 7})) == {"priority": 7}
+    ref, batch = await store_block(kv, "t", 1)
+    executor = Executor()
+    limits = LineLimits(2, 3, 0.01, engine_priority=9)
+    await execute(kv, await claim(kv, ref, batch), executor, limits)
+    assert executor.executed[0][1]["priority"] == 9
+
+
+async def validate(kv: KVStore, chunks: AsyncGenerator[bytes]) -> BatchValidator:
+    ref = new_batch_ref("t")
+    lease = Lease(kv, ref.control_key, 30)
+    await lease.acquire()
+    validator = BatchValidator(ref, state(), lease, {"scripted"}, 10_000)
+    await validator.run(chunks)
+    return validator
+
+
+async def test_lines_are_found_wherever_chunks_end(kv: Memory) -> None:
+    data = "\r\n".join(json.dumps(batch_line(f"ü{n}")) for n in range(50)).encode()
+
+    async def cut(size: int) -> AsyncGenerator[bytes]:
+        for start in range(0, len(data), size):
+            yield data[start : start + size]
+
+    for size in (1, 7, 64, 10_000):
+        validator = await validate(kv, cut(size))
+        assert (validator.line_count, validator.errors) == (50, [])
+
+
+async def test_a_file_of_faults_reports_a_bounded_number(kv: Memory) -> None:
+    async def faults() -> AsyncGenerator[bytes]:
+        for _ in range(10_000):
+            yield b"{\n"
+
+    assert len((await validate(kv, faults())).errors) == MAX_ERRORS
+
+
+async def test_a_line_without_an_end_is_refused_before_it_is_whole(kv: Memory) -> None:
+    pulled = 0
+
+    async def endless() -> AsyncGenerator[bytes]:
+        nonlocal pulled
+        while True:
+            pulled += 1
+            yield b"x" * 5_000
+
+    validator = await validate(kv, endless())
+    assert [(error.code, error.line) for error in validator.errors] == [("line_too_long", 1)]
+    assert pulled == 3
+
+
+async def test_one_request_too_many_fails_the_batch(kv: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_LINES == 50_000
+    monkeypatch.setattr("providers.batches.validation.MAX_LINES", 20)
+
+    async def lines() -> AsyncGenerator[bytes]:
+        for number in range(21):
+            yield json.dumps(batch_line(f"{number}")).encode() + b"\n"
+
+    validator = await validate(kv, lines())
+    assert [error.code for error in validator.errors] == ["too_many_requests"]
