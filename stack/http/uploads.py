@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from apis.errors import InvalidRequest, PayloadTooLarge
 from stack.http.context import get_context, get_services
 from stack.http.parsing import ModelT, read_request, to_invalid_request
+from stack.http.routes.privileges import require_request
 
 _CHUNK_BYTES: Final = 256 * 1024
 _MAX_FORM_BYTES: Final = 64 * 1024
@@ -64,8 +65,19 @@ def _too_large_error(max_bytes: int, setting: str | None) -> PayloadTooLarge:
 
 
 async def read_model(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
-    """Return the body as one of our models; no body is an empty object. Raises PayloadTooLarge and InvalidRequest."""
-    return await read_request(await read_body(http, max_bytes) or b"{}", model)
+    """Return the body as one of our models; no body is an empty object. Raises PayloadTooLarge, InvalidRequest, and
+    PermissionDenied if the caller's key is bound to other models or tools."""
+    request = await read_request(await read_body(http, max_bytes) or b"{}", model)
+    require_request(get_context(http.scope).caller, request)
+    return request
+
+
+async def read_granted(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
+    """Return the body, which is not empty, as a request for a model. Raises PayloadTooLarge, InvalidRequest, and
+    PermissionDenied if the caller's key is bound to other models or tools."""
+    request = await read_request(await read_body(http, max_bytes), model)
+    require_request(get_context(http.scope).caller, request)
+    return request
 
 
 def read_query(http: Request, model: type[ModelT]) -> ModelT:

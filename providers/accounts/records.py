@@ -1,0 +1,31 @@
+"""The keys of the KVStore below which accounts are stored. None begins with a tenant, so they count for no quota."""
+
+from typing import Final
+
+ROOT: Final = "/accounts"
+SALT_KEY: Final = f"{ROOT}/cache_salt_secret"
+
+
+def project_key(project_id: str) -> str:
+    """Return the key of a project's record; with an empty id, the prefix of all."""
+    return f"{ROOT}/projects/{project_id}"
+
+
+def service_account_key(project_id: str, account_id: str) -> str:
+    """Return the key of a service account's record; with an empty id, the prefix of all of the project."""
+    return f"{ROOT}/service_accounts/{project_id}/{account_id}"
+
+
+def stored_key_key(project_id: str, key_id: str) -> str:
+    """Return the key of an API key's record; with an empty id, the prefix of all of the project."""
+    return f"{ROOT}/keys/{project_id}/{key_id}"
+
+
+def digest_reference_key(digest: str) -> str:
+    """Return the key of the reference from a digest to the record of its API key; the value is the record's key."""
+    return f"{ROOT}/digests/{digest}"
+
+
+def last_use_key(key_id: str) -> str:
+    """Return the key of the time at which an API key was last used; the value is seconds of Unix time."""
+    return f"{ROOT}/last_uses/{key_id}"
