@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -82,10 +83,16 @@ class ProjectPage(AccountPage):
     include_archived: bool = False
 
 
+class KeyPage(AccountPage):
+    """Query of the listing of a project's keys. `owner_project_access` is `inactive` where the project is archived."""
+
+    owner_project_access: Literal["active", "inactive", "any"] | None = None
+
+
 class AdminKeyPage(AccountPage):
     """Query of the listing of administrators' keys."""
 
-    order: str = Field(default="asc", pattern="^(asc|desc)$")
+    order: Literal["asc", "desc"] = "asc"
 
 
 class CreateProject(Wire):

@@ -43,6 +43,7 @@ _CALLED_BY = (
     *("FunctionCallItem", "FunctionCallOutput", "CustomToolCallItem", "CustomToolCallOutput", "ShellCallItem"),
     *("ShellCallOutput", "ApplyPatchCallItem", "ApplyPatchCallOutput"),
 )
+_PROJECTS = ("CreateProject", "UpdateProject")
 _CHAT_NAMES: Final = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -206,6 +207,10 @@ FIELD_ROWS: Final = (
     ),
     FieldRow("rewrite_query", ("SearchStores",), "ignored", "Queries are searched for as they are."),
     FieldRow("user", ("EmbeddingRequest", "CreateCompletion"), "ignored", "No request is checked by user."),
+    FieldRow("external_key_id", _PROJECTS, "refused", "What is stored is encrypted by the store's own means."),
+    FieldRow("geography", _PROJECTS, "refused", "All that is stored lies in the store of this server."),
+    FieldRow("residency", ("CreateProject",), "refused", "All that is stored lies in the store of this server."),
+    FieldRow("role", ("UpdateServiceAccount",), "refused", "Scopes of a key are its rights.", ("member",)),
 )
 
 _NO_SHELL: Final = "A shell runs where the client is: use the environment 'local'."

@@ -10,6 +10,8 @@ from stack.http.routes.embeddings import EMBEDDING_ROUTES
 from stack.http.routes.files import FILE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
+from stack.http.routes.organization.keys import KEY_ROUTES
+from stack.http.routes.organization.projects import PROJECT_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
 
@@ -25,6 +27,8 @@ API_ROUTES: Final = (
     *FILE_ROUTES,
     *VECTOR_STORE_ROUTES,
     *CONTAINER_ROUTES,
+    *PROJECT_ROUTES,
+    *KEY_ROUTES,
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
 EXTENSION_ROUTES: Final = LISTING_ROUTES

@@ -44,7 +44,8 @@ async def new_key(served: Served, project: str = "alpha", *scopes: str, expires_
 
 
 async def say(client: AsyncOpenAI, **fields: Any) -> Any:
-    return await client.responses.create(model="scripted", input="hi", **fields)
+    create: Any = client.responses.create
+    return await create(model="scripted", input="hi", **fields)
 
 
 async def test_a_stored_key_admits_to_its_own_project_and_no_key_admits_no_one() -> None:

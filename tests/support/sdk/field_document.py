@@ -10,6 +10,8 @@ _COMPACT = {
     "CompactConversation": "compact: ",
     "SearchStores": "vector store search: ",
     "EmbeddingRequest": "embeddings: ",
+    "CreateProject": "project: ",
+    "UpdateServiceAccount": "service account: ",
 }
 
 
