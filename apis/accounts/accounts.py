@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from apis.accounts.directory import AccountDirectory
+from apis.accounts.limits import KEY_SUBJECT_PREFIX, WHOLE_PROJECT, Limiter, RateLimit
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
 from apis.errors import PermissionDenied
 from apis.provider import Provider
@@ -29,6 +30,15 @@ class Caller:
     key_id: str = ""
     grant: Grant = field(default_factory=Grant)
     expires_at: float | None = None
+    limits: Mapping[str, RateLimit] = field(default_factory=dict[str, RateLimit])
+    """The limits of the project by subject: WHOLE_PROJECT, `key:KEY_ID` or a model."""
+
+    def find_limits(self, model: str | None) -> Mapping[str, RateLimit]:
+        """Return the limits that apply to a request for the model, by subject."""
+        if not self.limits:
+            return {}
+        subjects = (WHOLE_PROJECT, f"{KEY_SUBJECT_PREFIX}{self.key_id}", model or "")
+        return {subject: self.limits[subject] for subject in subjects if subject in self.limits}
 
     @property
     def is_administrator(self) -> bool:
@@ -106,6 +116,10 @@ class Accounts(Provider, ABC):
 
     def directory(self) -> AccountDirectory | None:
         """Return the directory of projects and keys, None where they can only be changed in the run config."""
+        return None
+
+    def limiter(self) -> Limiter | None:
+        """Return the counter of limited requests, None where no caller has limits."""
         return None
 
     def cache_salt_secret(self) -> bytes | None:

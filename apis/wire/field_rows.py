@@ -210,6 +210,10 @@ FIELD_ROWS: Final = (
     FieldRow("external_key_id", _PROJECTS, "refused", "What is stored is encrypted by the store's own means."),
     FieldRow("geography", _PROJECTS, "refused", "All that is stored lies in the store of this server."),
     FieldRow("residency", ("CreateProject",), "refused", "All that is stored lies in the store of this server."),
+    *(
+        FieldRow(name, ("UpdateRateLimit",), "refused", "Limits here are of requests and tokens.")
+        for name in ("batch_1_day_max_input_tokens", "max_audio_megabytes_per_1_minute", "max_images_per_1_minute")
+    ),
     FieldRow("role", ("UpdateServiceAccount",), "refused", "Scopes of a key are its rights.", ("member",)),
 )
 

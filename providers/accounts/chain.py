@@ -7,6 +7,7 @@ from pydantic import Field
 
 from apis.accounts.accounts import Accounts, Caller
 from apis.accounts.directory import AccountDirectory
+from apis.accounts.limits import Limiter
 from apis.provider import Provider
 
 
@@ -31,6 +32,10 @@ class ChainedAccounts(Accounts):
     def directory(self) -> AccountDirectory | None:
         """Return the directory of the first provider that has one."""
         return next((own for provider in self._providers if (own := provider.directory())), None)
+
+    def limiter(self) -> Limiter | None:
+        """Return the limiter of the first provider that has one."""
+        return next((own for provider in self._providers if (own := provider.limiter())), None)
 
     def cache_salt_secret(self) -> bytes | None:
         """Return the secret of the first provider that has one."""

@@ -26,6 +26,16 @@ def digest_reference_key(digest: str) -> str:
     return f"{ROOT}/digests/{digest}"
 
 
+def limits_key(project_id: str) -> str:
+    """Return the key of the record of a project's limits, by subject."""
+    return f"{ROOT}/limits/{project_id}"
+
+
+def counter_key(project_id: str, subject: str) -> str:
+    """Return the key of the counter of one subject's requests and tokens."""
+    return f"{ROOT}/counters/{project_id}/{subject}"
+
+
 def last_use_key(key_id: str) -> str:
     """Return the key of the time at which an API key was last used; the value is seconds of Unix time."""
     return f"{ROOT}/last_uses/{key_id}"

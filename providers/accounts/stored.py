@@ -14,7 +14,8 @@ from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.storage.records import decode_record, reading_stored
 from providers.accounts.directory import StoredDirectory
 from providers.accounts.key_cache import KeyCache
-from providers.accounts.records import SALT_KEY, digest_reference_key, last_use_key, project_key
+from providers.accounts.limiter import StoredLimiter, read_limits
+from providers.accounts.records import SALT_KEY, digest_reference_key, last_use_key, limits_key, project_key
 
 _log = logging.getLogger(__name__)
 _USE_INTERVAL_S: Final = 300.0
@@ -34,6 +35,7 @@ class StoredAccounts(Accounts):
         self._kv = kv_store
         self._cache = KeyCache(self._read_caller)
         self._directory = StoredDirectory(kv_store)
+        self._limiter = StoredLimiter(kv_store)
         self._salt_secret: bytes | None = None
         self._uses_written_at: dict[str, float] = {}
 
@@ -47,6 +49,7 @@ class StoredAccounts(Accounts):
 
     async def close(self) -> None:
         await self._cache.close()
+        await self._limiter.close()
 
     async def authenticate(self, key: bytes) -> Caller | None:
         if not key:
@@ -57,6 +60,9 @@ class StoredAccounts(Accounts):
     def directory(self) -> StoredDirectory:
         return self._directory
 
+    def limiter(self) -> StoredLimiter:
+        return self._limiter
+
     def cache_salt_secret(self) -> bytes | None:
         return self._salt_secret
 
@@ -66,12 +72,13 @@ class StoredAccounts(Accounts):
             return None
         record_key = reference.value.decode()
         project_id = record_key.split("/")[-2]
-        key_entry, project_entry = await self._kv.get_many((record_key, project_key(project_id)))
+        names = (record_key, project_key(project_id), limits_key(project_id))
+        key_entry, project_entry, limits_entry = await self._kv.get_many(names)
         if key_entry is None:
             return None
         with reading_stored(record_key):
             key = decode_record(key_entry, StoredKey)
-        caller = Caller(project_id, key.id, expires_at=key.expires_at, grant=_to_grant(key))
+        caller = Caller(project_id, key.id, _to_grant(key), key.expires_at, read_limits(limits_entry))
         if project_id != ADMIN_TENANT and not (project_entry and _is_active(decode_record(project_entry, Project))):
             return None
         if not caller.has_expired:

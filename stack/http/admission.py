@@ -35,7 +35,11 @@ _HTTP_VERSIONS: Final = frozenset({"1.1", "1.0"})
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 _ALLOWED_METHODS: Final = "GET, POST, DELETE"
-_EXPOSED_HEADERS: Final = "x-request-id, retry-after, x-should-retry, idempotent-replayed"
+_EXPOSED_HEADERS: Final = (
+    "x-request-id, retry-after, x-should-retry, idempotent-replayed, x-ratelimit-limit-requests, "
+    "x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, "
+    "x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
 _MAX_AGE_S: Final = 600
 """Seconds for which a browser remembers the answer to a preflight."""
 _MAX_REQUESTED_CHARS: Final = 1024

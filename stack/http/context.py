@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from apis.accounts.accounts import NO_CALLER, Caller
+from apis.accounts.limits import Reservation
 from apis.fair_share import Place
 from stack.build import Stack
 from stack.http.answers import client_disconnected_response
@@ -42,6 +43,8 @@ class HttpContext:
     """The sender, its key and that key's rights; as `tenant`, unknown until the edge has authenticated the request."""
     authenticate_again: Callable[[], Awaitable[Caller]] | None = None
     """Returns the caller of a WebSocket's key as it is now, or raises Unauthorized; None where no key is needed."""
+    reservation: Reservation | None = None
+    """Tokens that the request has reserved under its limits; the edge settles it when the request is over."""
     response_id: str | None = None
     """The id that a create of a response has to use; None lets the route choose one."""
     body_places: list[Place] = field(default_factory=list[Place])

@@ -38,6 +38,7 @@ from stack.http.context import HttpContext, get_context, set_context
 from stack.http.metrics import METRICS_PATH, Metrics
 from stack.http.peer import get_peer
 from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, read_client_request_id, read_trace
+from stack.http.routes.metering import settle_tokens
 from stack.http.routes.privileges import require_privilege
 from stack.http.streams import EVENT_STREAM_HEADER, SHUTTING_DOWN_MESSAGE
 
@@ -97,6 +98,8 @@ class Edge:
                 record.first_byte_s = record.elapsed_s()
                 response_headers = MutableHeaders(scope=message)
                 response_headers["x-request-id"] = record.id
+                if context.reservation is not None:
+                    response_headers.update(context.reservation.headers)
                 if self._cors is not None:
                     self._cors.add_headers(response_headers, Headers(scope=scope).get("origin"))
             elif (text := message.get("text")) is not None:
@@ -114,6 +117,8 @@ class Edge:
             for place in context.body_places:
                 place.release()
             self._finish_request(record, scope)
+            if context.reservation is not None:
+                settle_tokens(context.reservation, record)
 
     async def _respond(self, context: HttpContext, scope: Scope, receive: Receive, send: Send) -> None:
         record = context.request_record

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from apis.errors import InvalidRequest, PayloadTooLarge
 from stack.http.context import get_context, get_services
 from stack.http.parsing import ModelT, read_request, to_invalid_request
+from stack.http.routes.metering import reserve_tokens
 from stack.http.routes.privileges import require_request
 
 _CHUNK_BYTES: Final = 256 * 1024
@@ -77,6 +78,18 @@ async def read_granted(http: Request, max_bytes: int, model: type[ModelT]) -> Mo
     PermissionDenied if the caller's key is bound to other models or tools."""
     request = await read_request(await read_body(http, max_bytes), model)
     require_request(get_context(http.scope).caller, request)
+    return request
+
+
+async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
+    """Return the body as a request that a model will answer, after it was counted under the limits of its key. Raises
+    RateLimited, and what `read_granted` raises."""
+    body = await read_body(http, max_bytes)
+    request = await read_request(body, model)
+    context = get_context(http.scope)
+    require_request(context.caller, request)
+    accounts = get_services(http.scope).stack.accounts
+    context.reservation = await reserve_tokens(accounts, context.caller, request, len(body))
     return request
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -13,6 +14,7 @@ from openai.types.responses import ResponseStreamEvent
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from apis.accounts.limits import Reservation
 from apis.errors import (
     InvalidRequest,
     NotFound,
@@ -29,6 +31,7 @@ from apis.responses import CreateResponse, Session
 from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, parse_large, read_object, validate_request
 from stack.http.request_record import WEBSOCKET, RequestRecord
+from stack.http.routes.metering import reserve_tokens, settle_tokens
 from stack.http.routes.privileges import require_request
 from stack.http.sse import ApiDialect, encode_message, read_dialect
 from stack.http.streams import SHUTTING_DOWN_MESSAGE
@@ -99,6 +102,7 @@ class _SocketHandler:
         self._tenant = context.tenant
         self._caller = context.caller
         self._authenticate_again = context.authenticate_again
+        self._reserve_tokens = partial(reserve_tokens, services.stack.accounts)
         self._shares = services.shares
         self._add_salt = services.cache_salts.add_salt
         self._dialect: ApiDialect = dialect
@@ -208,9 +212,11 @@ class _SocketHandler:
         record = RequestRecord(self._request_id, WEBSOCKET, _PATHS[0])
         record.status = 200
         events: Sequence[ResponseStreamEvent] = ()
+        reservation: Reservation | None = None
         try:
             request, generate = await _parse_create(create_message)
             require_request(self._caller, request)
+            reservation = await self._reserve_tokens(self._caller, request, create_message.size_bytes)
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
             created = self._session.create(
                 self._add_salt(request, self._tenant), stream_id=create_message.stream_id, generate=generate
@@ -245,6 +251,8 @@ class _SocketHandler:
             _release(create_message.places)
             del self._running_tasks[create_message.stream_id]
             self._finish_response(record)
+            if reservation is not None:
+                settle_tokens(reservation, record)
             self._start_queued()
 
     def _log_bug(self, exc: Exception) -> StackError:

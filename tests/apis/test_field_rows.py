@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from apis.accounts.directory import CreateProject, UpdateProject, UpdateServiceAccount
+from apis.accounts.limits import UpdateRateLimit
 from apis.errors import InvalidRequest, Unsupported
 from apis.responses import CreateResponse
 from apis.wire.base import REFUSED_FIELD, Wire
@@ -12,7 +13,7 @@ from stack.http.parsing import validate_request
 from stack.http.routes.chat import CreateChatCompletion
 from tests.support.sdk.param_types import list_models
 
-ROOTS = (CreateResponse, CreateChatCompletion, CreateProject, UpdateProject, UpdateServiceAccount)
+ROOTS = (CreateResponse, CreateChatCompletion, CreateProject, UpdateProject, UpdateServiceAccount, UpdateRateLimit)
 MODELS = {model.__name__: model for root in ROOTS for model in list_models(root)}
 WHOLE_FIELDS = [row for row in FIELD_ROWS if row.handling in ("refused", "moved") and row.value is None]
 VALUES = [row for row in FIELD_ROWS if row.handling == "refused" and row.value is not None]
@@ -36,7 +37,9 @@ def test_null_and_the_values_that_ask_for_nothing_are_accepted(row: FieldRow) ->
     for name in row.models:
         for value in (None, *row.accepted):
             with pytest.raises(ValidationError) as caught:
-                MODELS[name].model_validate({"type": 0, "input": 0, "role": 0, "name": 0, row.field: value})
+                MODELS[name].model_validate(
+                    {"type": 0, "input": 0, "role": 0, "name": 0, "max_tokens_per_1_day": "", row.field: value}
+                )
             assert REFUSED_FIELD not in {error["type"] for error in caught.value.errors()}
 
 

@@ -28,6 +28,7 @@ from apis.accounts.directory import (
     UpdateProject,
     UpdateServiceAccount,
 )
+from apis.accounts.limits import RateLimitPage, UpdateRateLimit
 from apis.containers import ContainerListParams, CopyFile, CreateContainer
 from apis.conversations import AddItems, CreateConversation, ItemInclude, ItemListParams, UpdateConversation
 from apis.embeddings import EmbeddingRequest
@@ -109,6 +110,11 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
         (CreateServiceAccountKey,),
     ),
     "GET /organization/projects/{project_id}/api_keys": (projects.APIKeyListParams, (KeyPage,)),
+    "GET /organization/projects/{project_id}/rate_limits": (projects.RateLimitListRateLimitsParams, (RateLimitPage,)),
+    "POST /organization/projects/{project_id}/rate_limits/{rate_limit_id:path}": (
+        projects.RateLimitUpdateRateLimitParams,
+        (UpdateRateLimit,),
+    ),
     "POST /organization/admin_api_keys": (organization.AdminAPIKeyCreateParams, (CreateAdminKey,)),
     "GET /organization/admin_api_keys": (organization.AdminAPIKeyListParams, (AdminKeyPage,)),
     "POST /embeddings": (types.EmbeddingCreateParams, (EmbeddingRequest,)),

@@ -39,7 +39,7 @@ from stack.http.context import HttpContext, Route, Services
 from stack.http.images import inline_images
 from stack.http.request_record import RequestRecord
 from stack.http.streams import EventStream, run_while_connected
-from stack.http.uploads import read_granted
+from stack.http.uploads import read_metered
 
 
 class ChatStreamOptions(Wire):
@@ -66,7 +66,7 @@ class CreateChatCompletion(ChatRequest):
 
 
 async def create_chat_completion(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_granted(http, services.max_body_bytes, CreateChatCompletion)
+    request = await read_metered(http, services.max_body_bytes, CreateChatCompletion)
     refuse_unsafe_engine_options(request)
     if request.tools and len({tool.name for tool in request.tools}) < len(request.tools):
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")

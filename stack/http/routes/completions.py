@@ -26,7 +26,7 @@ from stack.http.context import HttpContext, Route, Services
 from stack.http.request_record import RequestRecord
 from stack.http.routes.chat import ChatStreamOptions, encode_chunks
 from stack.http.streams import EventStream, run_while_connected
-from stack.http.uploads import read_granted
+from stack.http.uploads import read_metered
 
 
 class CreateCompletion(CompletionRequest):
@@ -37,7 +37,7 @@ class CreateCompletion(CompletionRequest):
 
 
 async def create_completion(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_granted(http, services.max_body_bytes, CreateCompletion)
+    request = await read_metered(http, services.max_body_bytes, CreateCompletion)
     refuse_unsafe_engine_options(request, ("echo",))
     if request.completion_count > MAX_COMPLETIONS:
         message = f"The prompts, each 'n' times, are more than {MAX_COMPLETIONS} completions."

@@ -39,6 +39,10 @@ ADMINISTRATION_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] 
     "create a key": lambda client: _projects(client).service_accounts.api_keys.create(
         "svc_acct_1", project_id="proj_1", name="k", scopes=["read"]
     ),
+    "list limits": lambda client: _projects(client).rate_limits.list_rate_limits("proj_1", limit=3, before="rl-m"),
+    "set a limit": lambda client: _projects(client).rate_limits.update_rate_limit(
+        "rl-m", project_id="proj_1", max_requests_per_1_minute=3
+    ),
     "create an administrator's key": lambda client: _organization(client).admin_api_keys.create(name="k"),
     "list administrators' keys": lambda client: _organization(client).admin_api_keys.list(limit=3, order="desc"),
     "retrieve an administrator's key": lambda client: _organization(client).admin_api_keys.retrieve("key_1"),

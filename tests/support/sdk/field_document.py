@@ -11,6 +11,7 @@ _COMPACT = {
     "SearchStores": "vector store search: ",
     "EmbeddingRequest": "embeddings: ",
     "CreateProject": "project: ",
+    "UpdateRateLimit": "rate limit: ",
     "UpdateServiceAccount": "service account: ",
 }
 
