@@ -57,6 +57,8 @@ ScopesOption = Annotated[
     typer.Option("--scope", help="responses, files, read, model:NAME or tool:TYPE; repeatable. Without any: all."),
 ]
 ExpiryOption = Annotated[int | None, typer.Option(min=1, max=3650, help="Days until it expires; never without.")]
+DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="Days (UTC), today included.")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 KeyIdArgument = Annotated[str, typer.Argument(metavar="KEY_ID", help="An id that `stack keys list` prints.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 VersionOption = Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)]
@@ -176,6 +178,13 @@ def revoke_key(file: FileArgument, key_id: KeyIdArgument) -> None:
     """Revoke a key: every server of the store refuses it within a second."""
     with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
         typer.echo(import_from_string("stack.keys:revoke")(file, key_id))
+
+
+@app.command()
+def usage(file: FileArgument, *, days: DaysOption = 30, csv: CsvOption = False) -> None:
+    """Show the tokens, requests and tool calls of the last days by project, key and model."""
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
+        typer.echo("\n".join(import_from_string("stack.usage:usage_lines")(file, days=days, as_csv=csv)))
 
 
 @app.command(name="list")

@@ -17,7 +17,8 @@ from stack.build import build_providers, locate_errors
 from stack.config import StackConfig
 from stack.wiring import ProviderSpec, load_wired_config
 
-_LoadedConfig = tuple[StackConfig, dict[str, ProviderSpec]]
+LoadedConfig = tuple[StackConfig, dict[str, ProviderSpec]]
+"""A run config and the providers of its APIs."""
 _PAGE_KEYS = 100
 _MEMORY = "memory"
 
@@ -38,14 +39,14 @@ def create(file: str, request: KeyRequest) -> Iterator[str]:
         parse_project_scopes(request.scopes)
     except InvalidRequest as exc:
         raise ConfigError(exc.message) from exc
-    new = asyncio.run(_create(_load(file), request))
+    new = asyncio.run(_create(load_accounts_config(file), request))
     yield new.value
     yield f"This is key {new.key.id}. Store it now: it is not shown again."
 
 
 def list_keys(file: str, *, as_json: bool) -> Iterator[str]:
     """Yield a line for each key of all projects and of the administrators. Raises ConfigError."""
-    rows = asyncio.run(_list(_load(file)))
+    rows = asyncio.run(_list(load_accounts_config(file)))
     if as_json:
         yield json.dumps(rows, indent=2)
         return
@@ -57,10 +58,11 @@ def list_keys(file: str, *, as_json: bool) -> Iterator[str]:
 
 def revoke(file: str, key_id: str) -> str:
     """Revoke the key and return a line about it. Raises ConfigError if there is none of this id."""
-    return asyncio.run(_revoke(_load(file), key_id))
+    return asyncio.run(_revoke(load_accounts_config(file), key_id))
 
 
-def _load(file: str) -> _LoadedConfig:
+def load_accounts_config(file: str) -> LoadedConfig:
+    """Return the run config and its providers. Raises ConfigError, also where its store is one of this process."""
     config, specs = load_wired_config(file)
     if config.kv_store.provider == _MEMORY:
         raise ConfigError(
@@ -69,7 +71,7 @@ def _load(file: str) -> _LoadedConfig:
     return config, specs
 
 
-async def _create(loaded: _LoadedConfig, request: KeyRequest) -> NewKey:
+async def _create(loaded: LoadedConfig, request: KeyRequest) -> NewKey:
     async with _open_directory(loaded) as directory:
         try:
             account = None
@@ -85,7 +87,7 @@ async def _create(loaded: _LoadedConfig, request: KeyRequest) -> NewKey:
             raise ConfigError(exc.message) from exc
 
 
-async def _list(loaded: _LoadedConfig) -> list[dict[str, Any]]:
+async def _list(loaded: LoadedConfig) -> list[dict[str, Any]]:
     async with _open_directory(loaded) as directory:
         rows: list[dict[str, Any]] = []
         async for key, used_at in _all_keys(directory):
@@ -93,7 +95,7 @@ async def _list(loaded: _LoadedConfig) -> list[dict[str, Any]]:
         return rows
 
 
-async def _revoke(loaded: _LoadedConfig, key_id: str) -> str:
+async def _revoke(loaded: LoadedConfig, key_id: str) -> str:
     async with _open_directory(loaded) as directory:
         async for key, _ in _all_keys(directory):
             if key.id == key_id:
@@ -122,8 +124,14 @@ async def _all_keys(directory: AccountDirectory) -> AsyncGenerator[tuple[StoredK
 
 
 @asynccontextmanager
-async def _open_directory(loaded: _LoadedConfig) -> AsyncGenerator[AccountDirectory]:
-    """Start the accounts and the store of the run config, and nothing else of it."""
+async def _open_directory(loaded: LoadedConfig) -> AsyncGenerator[AccountDirectory]:
+    async with open_accounts(loaded) as accounts:
+        yield require_directory(loaded, accounts)
+
+
+@asynccontextmanager
+async def open_accounts(loaded: LoadedConfig) -> AsyncGenerator[Accounts]:
+    """Start the accounts and the store of the run config, and nothing else of it. Raises ConfigError."""
     config, specs = loaded
     live, order = build_providers(config, specs, ("accounts",))
     async with AsyncExitStack() as entered:
@@ -132,10 +140,12 @@ async def _open_directory(loaded: _LoadedConfig) -> AsyncGenerator[AccountDirect
                 entered.push_async_callback(provider.close)
                 with locate_errors(config, part.path):
                     await provider.start()
-        yield _require_directory(config, cast("Accounts", live["accounts"]))
+        yield cast("Accounts", live["accounts"])
 
 
-def _require_directory(config: StackConfig, accounts: Accounts) -> AccountDirectory:
+def require_directory(loaded: LoadedConfig, accounts: Accounts) -> AccountDirectory:
+    """Return the directory of the accounts. Raises ConfigError where they are those of the run config."""
+    config, _ = loaded
     directory = accounts.directory()
     if directory is None:
         raise ConfigError(

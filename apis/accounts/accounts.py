@@ -10,6 +10,7 @@ from typing import Final
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import KEY_SUBJECT_PREFIX, WHOLE_PROJECT, Limiter, RateLimit
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
+from apis.accounts.usage import UsageLog
 from apis.errors import PermissionDenied
 from apis.provider import Provider
 
@@ -120,6 +121,10 @@ class Accounts(Provider, ABC):
 
     def limiter(self) -> Limiter | None:
         """Return the counter of limited requests, None where no caller has limits."""
+        return None
+
+    def usage_log(self) -> UsageLog | None:
+        """Return the log of what callers use, None where it is not stored."""
         return None
 
     def cache_salt_secret(self) -> bytes | None:

@@ -214,6 +214,15 @@ FIELD_ROWS: Final = (
         FieldRow(name, ("UpdateRateLimit",), "refused", "Limits here are of requests and tokens.")
         for name in ("batch_1_day_max_input_tokens", "max_audio_megabytes_per_1_minute", "max_images_per_1_minute")
     ),
+    *(
+        FieldRow(name, ("UsageQuery",), "refused", "Usage is by project, key and model.")
+        for name in ("batch", "user_ids")
+    ),
+    *(
+        FieldRow("group_by", ("UsageQuery",), "refused", "Usage is by project, key and model.", value=value)
+        for value in ("user_id", "batch", "service_tier", "api_source")
+    ),
+    FieldRow("bucket_width", ("UsageQuery",), "refused", "The finest sums are those of hours.", value="1m"),
     FieldRow("role", ("UpdateServiceAccount",), "refused", "Scopes of a key are its rights.", ("member",)),
 )
 

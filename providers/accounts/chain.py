@@ -8,6 +8,7 @@ from pydantic import Field
 from apis.accounts.accounts import Accounts, Caller
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import Limiter
+from apis.accounts.usage import UsageLog
 from apis.provider import Provider
 
 
@@ -36,6 +37,10 @@ class ChainedAccounts(Accounts):
     def limiter(self) -> Limiter | None:
         """Return the limiter of the first provider that has one."""
         return next((own for provider in self._providers if (own := provider.limiter())), None)
+
+    def usage_log(self) -> UsageLog | None:
+        """Return the log of the first provider that has one, for the callers of all."""
+        return next((own for provider in self._providers if (own := provider.usage_log())), None)
 
     def cache_salt_secret(self) -> bytes | None:
         """Return the secret of the first provider that has one."""

@@ -36,6 +36,13 @@ def counter_key(project_id: str, subject: str) -> str:
     return f"{ROOT}/counters/{project_id}/{subject}"
 
 
+def usage_key(hour: int | None, subject: str, process_name: str) -> str:
+    """Return the key of what one process counted for a subject in an hour (since 1970), ordered by the hour; with None
+    and empty names, the prefix of all."""
+    hour_part = "" if hour is None else f"{max(0, hour):08d}/"
+    return f"{ROOT}/usage/{hour_part}{subject and f'{subject}/{process_name}'}"
+
+
 def last_use_key(key_id: str) -> str:
     """Return the key of the time at which an API key was last used; the value is seconds of Unix time."""
     return f"{ROOT}/last_uses/{key_id}"

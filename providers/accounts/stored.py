@@ -5,6 +5,8 @@ import secrets
 import time
 from typing import Final
 
+from pydantic import Field
+
 from apis.accounts.accounts import ADMIN_TENANT, Accounts, Caller, digest_key
 from apis.accounts.directory import Project, StoredKey
 from apis.accounts.scopes import ADMIN_SCOPE, Grant, parse_project_scopes
@@ -16,6 +18,7 @@ from providers.accounts.directory import StoredDirectory
 from providers.accounts.key_cache import KeyCache
 from providers.accounts.limiter import StoredLimiter, read_limits
 from providers.accounts.records import SALT_KEY, digest_reference_key, last_use_key, limits_key, project_key
+from providers.accounts.usage_log import StoredUsageLog
 
 _log = logging.getLogger(__name__)
 _USE_INTERVAL_S: Final = 300.0
@@ -29,13 +32,16 @@ class StoredAccounts(Accounts):
     stored as a hash, may expire and be bound to scopes, and is refused everywhere within a second once revoked."""
 
     class Config(Provider.Config):
-        """There is nothing to set."""
+        """`usage_retention_days` is how long the sums of each hour are stored."""
+
+        usage_retention_days: float = Field(default=400, gt=0)
 
     def __init__(self, config: Config, kv_store: KVStore) -> None:
         self._kv = kv_store
         self._cache = KeyCache(self._read_caller)
         self._directory = StoredDirectory(kv_store)
         self._limiter = StoredLimiter(kv_store)
+        self._usage_log = StoredUsageLog(kv_store, config.usage_retention_days)
         self._salt_secret: bytes | None = None
         self._uses_written_at: dict[str, float] = {}
 
@@ -50,6 +56,7 @@ class StoredAccounts(Accounts):
     async def close(self) -> None:
         await self._cache.close()
         await self._limiter.close()
+        await self._usage_log.close()
 
     async def authenticate(self, key: bytes) -> Caller | None:
         if not key:
@@ -62,6 +69,9 @@ class StoredAccounts(Accounts):
 
     def limiter(self) -> StoredLimiter:
         return self._limiter
+
+    def usage_log(self) -> StoredUsageLog:
+        return self._usage_log
 
     def cache_salt_secret(self) -> bytes | None:
         return self._salt_secret

@@ -38,7 +38,7 @@ from stack.http.context import HttpContext, get_context, set_context
 from stack.http.metrics import METRICS_PATH, Metrics
 from stack.http.peer import get_peer
 from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, read_client_request_id, read_trace
-from stack.http.routes.metering import settle_tokens
+from stack.http.routes.metering import log_usage, settle_tokens
 from stack.http.routes.privileges import require_privilege
 from stack.http.streams import EVENT_STREAM_HEADER, SHUTTING_DOWN_MESSAGE
 
@@ -163,6 +163,10 @@ class Edge:
         """Count and log a request that is over."""
         request_record.status = request_record.status or 499
         self._metrics.count_request(request_record)
+        if self._requires_keys and request_record.tokens is not None:
+            services = scope["app"].state.services
+            if services is not None:
+                log_usage(services.stack.accounts, get_context(scope).caller, request_record)
         if not self._logs_access or (request_record.status < 400 and scope["path"] in PROBE_PATHS):
             return
         if _access_log.isEnabledFor(logging.INFO):

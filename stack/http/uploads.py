@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from apis.errors import InvalidRequest, PayloadTooLarge
+from apis.wire.field_rows import refused_fields
 from stack.http.context import get_context, get_services
 from stack.http.parsing import ModelT, read_request, to_invalid_request
 from stack.http.routes.metering import reserve_tokens
@@ -99,12 +101,22 @@ def read_query(http: Request, model: type[ModelT]) -> ModelT:
     limit = query.get("limit")
     if isinstance(limit, str) and limit.isascii() and limit.isdigit() and len(limit) < 10:
         query["limit"] = int(limit)
+    for key in (*model.model_fields, *_refused_names(model.__name__)):
+        if key in http.query_params:
+            query.setdefault(key, http.query_params[key])
+        if values := http.query_params.getlist(f"{key}[]"):
+            query[key] = values
     if "include" in model.model_fields:
         query["include"] = http.query_params.getlist("include") + http.query_params.getlist("include[]")
     try:
         return model.model_validate(query)
     except ValidationError as exc:
         raise to_invalid_request(exc.errors(include_url=False)[0], query) from None
+
+
+@cache
+def _refused_names(model_name: str) -> tuple[str, ...]:
+    return tuple(refused_fields([model_name]))
 
 
 @asynccontextmanager

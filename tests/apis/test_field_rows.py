@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from apis.accounts.directory import CreateProject, UpdateProject, UpdateServiceAccount
 from apis.accounts.limits import UpdateRateLimit
+from apis.accounts.usage import UsageQuery
 from apis.errors import InvalidRequest, Unsupported
 from apis.responses import CreateResponse
 from apis.wire.base import REFUSED_FIELD, Wire
@@ -13,7 +14,15 @@ from stack.http.parsing import validate_request
 from stack.http.routes.chat import CreateChatCompletion
 from tests.support.sdk.param_types import list_models
 
-ROOTS = (CreateResponse, CreateChatCompletion, CreateProject, UpdateProject, UpdateServiceAccount, UpdateRateLimit)
+ROOTS = (
+    CreateResponse,
+    CreateChatCompletion,
+    CreateProject,
+    UpdateProject,
+    UpdateServiceAccount,
+    UpdateRateLimit,
+    UsageQuery,
+)
 MODELS = {model.__name__: model for root in ROOTS for model in list_models(root)}
 WHOLE_FIELDS = [row for row in FIELD_ROWS if row.handling in ("refused", "moved") and row.value is None]
 VALUES = [row for row in FIELD_ROWS if row.handling == "refused" and row.value is not None]

@@ -29,6 +29,7 @@ from apis.accounts.directory import (
     UpdateServiceAccount,
 )
 from apis.accounts.limits import RateLimitPage, UpdateRateLimit
+from apis.accounts.usage import UsageQuery
 from apis.containers import ContainerListParams, CopyFile, CreateContainer
 from apis.conversations import AddItems, CreateConversation, ItemInclude, ItemListParams, UpdateConversation
 from apis.embeddings import EmbeddingRequest
@@ -115,6 +116,7 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
         projects.RateLimitUpdateRateLimitParams,
         (UpdateRateLimit,),
     ),
+    "GET /organization/usage/completions": (organization.UsageCompletionsParams, (UsageQuery,)),
     "POST /organization/admin_api_keys": (organization.AdminAPIKeyCreateParams, (CreateAdminKey,)),
     "GET /organization/admin_api_keys": (organization.AdminAPIKeyListParams, (AdminKeyPage,)),
     "POST /embeddings": (types.EmbeddingCreateParams, (EmbeddingRequest,)),

@@ -27,6 +27,13 @@ async def invoke_meanwhile(*arguments: str) -> tuple[int, str, str]:
     return await asyncio.to_thread(invoke, *arguments)
 
 
+async def wait_for_usage(file: str, text: str) -> None:
+    """Wait until the command shows a row with the text: a server writes what was used within a second or so."""
+    async with asyncio.timeout(10):
+        while text not in (await asyncio.to_thread(CliRunner().invoke, app, ["usage", file, "--csv"])).stdout:
+            pass
+
+
 async def use_for_ever(client: AsyncOpenAI) -> None:
     while True:
         await client.models.list()
@@ -59,9 +66,15 @@ async def test_keys_of_the_command_line_work_on_a_server_that_runs(run_config: P
         assert code == 0
         value = shown.splitlines()[0]
         assert [project.id async for project in organization.projects.list()] == ["alpha"]
-        async with sdk_client(served.url, value) as client:
+        _, shown, _ = await invoke_meanwhile("create", file, "--project", "alpha", "--name", "writer")
+        async with sdk_client(served.url, value) as client, sdk_client(served.url, shown.splitlines()[0]) as writer:
             await client.models.list()
-        rows = {row["project_id"]: row for row in json.loads((await invoke_meanwhile("list", file, "--json"))[1])}
+            used = (await writer.responses.create(model="scripted", input="hi")).usage
+            assert used is not None
+        await wait_for_usage(file, f",scripted,1,{used.input_tokens},0,{used.output_tokens},0,")
+        rows = {
+            row["project_id"]: row for row in reversed(json.loads((await invoke_meanwhile("list", file, "--json"))[1]))
+        }
         assert rows["alpha"]["scopes"] == ["read", "model:scripted"]
         assert rows["alpha"]["last_used_at"] is not None
         assert rows[None]["name"] == "ops"

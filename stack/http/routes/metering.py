@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from apis.accounts.accounts import Accounts, Caller
 from apis.accounts.limits import Reservation
+from apis.accounts.usage import UsageCounts, UsageSubject
 from stack.http.request_record import RequestRecord
 
 _BYTES_PER_TOKEN: Final = 4
@@ -29,6 +30,15 @@ def settle_tokens(reservation: Reservation, record: RequestRecord) -> None:
         reservation.settle(record.tokens.input + record.tokens.output)
     elif record.status >= 400 or record.outcome == "failed":
         reservation.settle(0)
+
+
+def log_usage(accounts: Accounts, caller: Caller, record: RequestRecord) -> None:
+    """Add the tokens and tool calls of a request, or of a response on a WebSocket, to the usage of its caller."""
+    usage_log, tokens = accounts.usage_log(), record.tokens
+    if usage_log is None or tokens is None:
+        return
+    counts = UsageCounts(1, tokens.input, tokens.cached, tokens.output, tokens.reasoning, dict(record.tool_calls))
+    usage_log.add(UsageSubject(caller.tenant, caller.key_id, record.model), counts)
 
 
 def _estimate_tokens(request: BaseModel, body_bytes: int) -> int:

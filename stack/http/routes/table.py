@@ -13,6 +13,7 @@ from stack.http.routes.models import MODEL_ROUTES
 from stack.http.routes.organization.keys import KEY_ROUTES
 from stack.http.routes.organization.projects import PROJECT_ROUTES
 from stack.http.routes.organization.rate_limits import RATE_LIMIT_ROUTES
+from stack.http.routes.organization.usage import USAGE_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
 
@@ -31,6 +32,7 @@ API_ROUTES: Final = (
     *PROJECT_ROUTES,
     *KEY_ROUTES,
     *RATE_LIMIT_ROUTES,
+    *USAGE_ROUTES,
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
 EXTENSION_ROUTES: Final = LISTING_ROUTES

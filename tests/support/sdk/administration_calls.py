@@ -43,6 +43,9 @@ ADMINISTRATION_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] 
     "set a limit": lambda client: _projects(client).rate_limits.update_rate_limit(
         "rl-m", project_id="proj_1", max_requests_per_1_minute=3
     ),
+    "list usage": lambda client: _organization(client).usage.completions(
+        start_time=1, end_time=100_000, bucket_width="1h", limit=3
+    ),
     "create an administrator's key": lambda client: _organization(client).admin_api_keys.create(name="k"),
     "list administrators' keys": lambda client: _organization(client).admin_api_keys.list(limit=3, order="desc"),
     "retrieve an administrator's key": lambda client: _organization(client).admin_api_keys.retrieve("key_1"),

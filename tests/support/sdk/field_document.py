@@ -12,6 +12,7 @@ _COMPACT = {
     "EmbeddingRequest": "embeddings: ",
     "CreateProject": "project: ",
     "UpdateRateLimit": "rate limit: ",
+    "UsageQuery": "usage: ",
     "UpdateServiceAccount": "service account: ",
 }
 
