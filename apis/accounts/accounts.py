@@ -105,7 +105,7 @@ class Accounts(Provider, ABC):
     """Recognizes clients by their keys.
 
     Only the provider `config` of a run config without `server.api_keys` admits requests without a key; with any other
-    provider every request needs one. Promises (tests/conformance/accounts.py):
+    provider every request needs one. Promises (tests/spec/accounts):
     - A revoked or expired key is refused everywhere within MAX_KEY_AGE_S.
     - The time of an answer depends on the key's hash only.
     - When the keys cannot be read, nothing is admitted: StoreUnavailable is raised.

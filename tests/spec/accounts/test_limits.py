@@ -16,6 +16,8 @@ from apis.storage.records import decode_record
 from providers.accounts.counters import UseCounter, Windows
 from providers.accounts.limiter import StoredLimiter
 from providers.kv_store.memory import Memory
+from stack.http.routes.table import API_ROUTES
+from tests.stack.http.raw import ask, bearer, check_error
 from tests.support.sdk.client import sdk_client
 from tests.support.sdk.requests import asked
 from tests.support.sdk.websockets import talking
@@ -98,6 +100,24 @@ async def test_requests_beyond_the_limit_reach_no_model(served: Served, projects
             assert (error.status, error.error.code) == (429, "rate_limit_exceeded")
         await client.responses.input_tokens.count(model="scripted", input="hi")
     assert len(asked(served)) - before == 3
+
+
+async def test_every_route_that_reaches_a_model_is_limited(served: Served, projects: Any) -> None:
+    """Generated from the table of routes, so no new route can leave the limits out."""
+    client, _ = await new_client(served, projects, max_requests_per_1_minute=0)
+    said = [{"role": "user", "content": "hi"}]
+    async with client:
+        for route in API_ROUTES:
+            fields = set(route.body.model_fields) if route.body is not None else set[str]()
+            if "model" not in fields or route.path == "/responses/input_tokens":
+                continue
+            body: dict[str, Any] = {"model": "scripted", "input": "hi", "messages": said}
+            body = {name: value for name, value in body.items() if name in fields}
+            if "input" not in body and "messages" not in body:
+                body["prompt"] = "hi"
+            answer = await ask(served.url, body, path=f"/v1{route.path}", headers=bearer(client.api_key))
+            assert check_error(answer, 429)["code"] == "rate_limit_exceeded", route
+    assert asked(served) == []
 
 
 async def test_tokens_are_reserved_and_settled_by_what_was_used(served: Served, projects: Any) -> None:
