@@ -19,6 +19,8 @@ StackError
 ├── UnsupportedMediaType      415
 ├── ExternalConnectorError    424  an MCP server that the request declares cannot be used
 ├── RateLimited               429  `retry_after_s` when known
+│   ├── TokenRateLimited      429  the limit is one of tokens
+│   └── QuotaExceeded         429  the budget of a project is used up; trying again does not help
 ├── UpstreamError             502  a service that we depend on failed or did not answer
 │   └── UpstreamTimeout       504  it took too long; the message says which limit
 ├── StoreUnavailable          503  the KVStore cannot be reached or cannot write
@@ -203,6 +205,19 @@ class RateLimited(StackError):
     type = "requests"
     code = "rate_limit_exceeded"
     failure_code = "rate_limit_exceeded"
+
+
+class TokenRateLimited(RateLimited):
+    """A limit of tokens was reached."""
+
+    type = "tokens"
+
+
+class QuotaExceeded(RateLimited):
+    """A budget was used up, until its administrator raises it or the next month begins."""
+
+    type = "insufficient_quota"
+    code = "insufficient_quota"
 
 
 class UpstreamError(StackError):

@@ -19,11 +19,13 @@ class Tenants:
     """The tenants that the run config names. A provider whose constructor has a parameter of this type receives it."""
 
     names: frozenset[str] = frozenset()
+    may_grow: bool = False
+    """True if tenants are created while the server runs."""
 
     @property
     def are_several(self) -> bool:
         """True if shares of tenants must hold from the first request on."""
-        return len(self.names) > 1
+        return self.may_grow or len(self.names) > 1
 
 
 ONE_TENANT: Final = Tenants()

@@ -3,6 +3,11 @@
 from typing import Final
 
 PROVIDERS: Final[dict[str, dict[str, str]]] = {
+    "accounts": {
+        "chain": "providers.accounts.chain:ChainedAccounts",
+        "config": "providers.accounts.config:ConfigAccounts",
+        "stored": "providers.accounts.stored:StoredAccounts",
+    },
     "batches": {
         "leased": "providers.batches.leased:LeasedBatches",
     },

@@ -1,10 +1,12 @@
 """open_stack: from a StackConfig to live providers, started in the order of their dependencies, closed in reverse."""
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from apis.accounts.accounts import Accounts, Caller, ConfiguredKeys, digest_key
+from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant
 from apis.batches.batches import Batches
 from apis.documents.fetcher import Fetcher
 from apis.documents.files import Files
@@ -33,6 +35,7 @@ class Stack:
     inference: Inference
     responses: Responses
     kv_store: KVStore
+    accounts: Accounts
     tool_runtime: ToolRuntime | None
     files: Files | None = None
     vector_stores: VectorStores | None = None
@@ -54,7 +57,7 @@ async def open_stack(
     Raises ConfigError, and the StackError of a provider that cannot start without a service that is unavailable.
     """
     parts = wire_providers(config)
-    live, order = build_providers(config, parts, observe_inference)
+    live, order = build_providers(config, parts, observe_inference=observe_inference)
     async with AsyncExitStack() as entered:
         for part, provider in order:
             # Before the start, because closing is promised to be safe after one that failed.
@@ -68,6 +71,7 @@ async def open_stack(
             cast("Inference", live["inference"]),
             cast("Responses", live["responses"]),
             cast("KVStore", live["kv_store"]),
+            cast("Accounts", live["accounts"]),
             cast("ToolRuntime | None", live.get("tool_runtime")),
             cast("Files | None", live.get("files")),
             cast("VectorStores | None", live.get("vector_stores")),
@@ -82,8 +86,9 @@ async def open_stack(
 
 def _check_shared_use(config: StackConfig, provider: Provider) -> None:
     risk = provider.shared_use_risk()
-    if risk is not None and len({entry.tenant for entry in config.server.api_keys}) > 1:
-        raise ConfigError(f"server.api_keys has several tenants, and {risk}")
+    if risk is not None and _collect_tenants(config).are_several:
+        where = "accounts" if config.has_stored_tenants else "server.api_keys"
+        raise ConfigError(f"{where} has several tenants, and {risk}")
 
 
 def confinement_lines(stack: Stack) -> list[str]:
@@ -117,32 +122,45 @@ def locate_errors(config: StackConfig, path: str) -> Generator[None]:
 def build_providers(
     config: StackConfig,
     specs: Mapping[str, ProviderSpec],
+    apis: Iterable[str] = APIS,
     observe_inference: Callable[[Inference], Inference] = lambda inference: inference,
 ) -> tuple[dict[str, Provider], list[tuple[ProviderSpec, Provider]]]:
-    """Return the provider of each API, and all providers, members included, each after its dependencies; start none.
+    """Return the provider of each of `apis` and of those that they need, and all providers, members included, each
+    after its dependencies; start none.
 
     Raises ConfigError for a cycle and for a required API that the config does not have.
     """
-    tenants = Tenants(frozenset(entry.tenant for entry in config.server.api_keys))
-    builder = _Builder(config.source, specs, tenants, observe_inference)
-    for api in APIS:
+    builder = _Builder(config, specs, observe_inference)
+    for api in apis:
         if api in specs:
             builder.get_or_build(api, ())
     return builder.providers_by_api, builder.start_order
 
 
+def _collect_tenants(config: StackConfig) -> Tenants:
+    names = frozenset(entry.tenant for entry in config.server.api_keys)
+    return Tenants(names, may_grow=config.has_stored_tenants)
+
+
+def _collect_keys(config: StackConfig) -> ConfiguredKeys:
+    callers: dict[bytes, Caller] = {}
+    for number, entry in enumerate(config.server.api_keys):
+        grant = Grant(PROJECT_SCOPES | ADMIN_SCOPE if entry.admin else PROJECT_SCOPES)
+        callers[digest_key(entry.key.get_secret_value().encode())] = Caller(entry.tenant, f"key_config_{number}", grant)
+    return ConfiguredKeys(callers)
+
+
 class _Builder:
     def __init__(
         self,
-        source: str,
+        config: StackConfig,
         specs: Mapping[str, ProviderSpec],
-        tenants: Tenants,
         observe_inference: Callable[[Inference], Inference],
     ) -> None:
         self._observe_inference = observe_inference
-        self._source = source
+        self._source = config.source
         self._specs = specs
-        self._tenants = tenants
+        self._facts: Mapping[type, object] = {Tenants: _collect_tenants(config), ConfiguredKeys: _collect_keys(config)}
         self.providers_by_api: dict[str, Provider] = {}
         self.start_order: list[tuple[ProviderSpec, Provider]] = []
 
@@ -174,8 +192,7 @@ class _Builder:
                 raise ConfigError(f"{self._source}: {need.api}: is required by {requirer}. Add the section {need.api}.")
         for name, members in spec.members.items():
             arguments[name] = {key: self._build(member, dependents) for key, member in members.items()}
-        if spec.tenants_parameter:
-            arguments[spec.tenants_parameter] = self._tenants
+        arguments |= {name: self._facts[kind] for name, kind in spec.fact_parameters.items()}
         provider = cast("Any", spec.provider_type)(config=spec.config, **arguments)
         self.start_order.append((spec, provider))
         return cast("Provider", provider)

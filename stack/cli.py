@@ -54,6 +54,17 @@ RequestsArgument = Annotated[str, typer.Argument(metavar="IN.jsonl", help="One r
 OutputOption = Annotated[str | None, typer.Option(help="File of the results; IN.output.jsonl unless it is set.")]
 ConfigOption = Annotated[str | None, typer.Option(metavar="FILE", help="Run config of a stack with the section files.")]
 WindowOption = Annotated[str, typer.Option(help="Time after which what is left expires: 30m, 24h, 7d.")]
+AdminOption = Annotated[bool, typer.Option("--admin", help="A key that manages projects and keys, and nothing else.")]
+ProjectOption = Annotated[str | None, typer.Option(help="Id of its project, which is created if it is absent.")]
+KeyNameOption = Annotated[str, typer.Option(help="Name of the key.")]
+ScopesOption = Annotated[
+    list[str] | None,
+    typer.Option("--scope", help="responses, files, read, model:NAME or tool:TYPE; repeatable. Without any: all."),
+]
+ExpiryOption = Annotated[int | None, typer.Option(min=1, max=3650, help="Days until it expires; never without.")]
+DaysOption = Annotated[int, typer.Option(min=1, max=3650, help="Days (UTC), today included.")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
+KeyIdArgument = Annotated[str, typer.Argument(metavar="KEY_ID", help="An id that `stack keys list` prints.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 VersionOption = Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)]
 
@@ -168,6 +179,52 @@ def run_batch(
         with serve(config) if config else nullcontext(url) as base_url:
             summary = run(requests, output, base_url, window, show)
         typer.echo(summary)
+
+
+keys_app = typer.Typer(help="Create, list and revoke API keys in the store of a run config.", rich_markup_mode=None)
+app.add_typer(keys_app, name="keys")
+
+
+@keys_app.command(name="create")
+def create_key(
+    *,
+    file: FileArgument,
+    admin: AdminOption = False,
+    project: ProjectOption = None,
+    name: KeyNameOption = "key",
+    scope: ScopesOption = None,
+    expires_in_days: ExpiryOption = None,
+) -> None:
+    """Create a key and print it, this once."""
+    if admin == (project is not None):
+        raise typer.BadParameter("a key is either for a --project or for an administrator: --admin.")
+    if admin and scope:
+        raise typer.BadParameter("--admin has no further scopes.")
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
+        expires_in_s = None if expires_in_days is None else expires_in_days * 86_400
+        request = import_from_string("stack.keys:KeyRequest")(project, name, tuple(scope or ()), expires_in_s)
+        typer.echo("\n".join(import_from_string("stack.keys:create")(file, request)))
+
+
+@keys_app.command(name="list")
+def list_keys(file: FileArgument, *, json: JsonOption = False) -> None:
+    """List the keys of all projects and of the administrators, without their text."""
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
+        typer.echo("\n".join(import_from_string("stack.keys:list_keys")(file, as_json=json)))
+
+
+@keys_app.command(name="revoke")
+def revoke_key(file: FileArgument, key_id: KeyIdArgument) -> None:
+    """Revoke a key: every server of the store refuses it within a second."""
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
+        typer.echo(import_from_string("stack.keys:revoke")(file, key_id))
+
+
+@app.command()
+def usage(file: FileArgument, *, days: DaysOption = 30, csv: CsvOption = False) -> None:
+    """Show the tokens, requests and tool calls of the last days by project, key and model."""
+    with import_from_string("stack.serving.exit_codes:exit_on_error")(config_error_code=1):
+        typer.echo("\n".join(import_from_string("stack.usage:usage_lines")(file, days=days, as_csv=csv)))
 
 
 @app.command(name="list")

@@ -16,6 +16,7 @@ from pydantic import (
     PrivateAttr,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -27,6 +28,8 @@ from stack.config_errors import to_config_error
 PACKAGED_CONFIGS_DIR: Final = Path(__file__).resolve().parent.parent / "configs"
 """The run configs that may be named without a path."""
 
+KEYS_OF_CONFIG: Final = "config"
+"""The provider of accounts whose keys are those of `server.api_keys`; with any other one, every request needs a key."""
 _MAX_FILE_BYTES = 1024 * 1024
 # Aliases may nest, so that a few of them stand for a great many values: thirty-two stand for 200,000 at the worst.
 _MAX_ALIASES = 32
@@ -40,12 +43,14 @@ def _key_to_entry(value: object) -> object:
 
 
 class ApiKey(BaseModel):
-    """A key that clients send as `Authorization: Bearer KEY`. What one tenant stores, no other sees."""
+    """A key that clients send as `Authorization: Bearer KEY`. What one tenant stores, no other sees. One with `admin`
+    also manages the projects and keys of `accounts`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     key: SecretStr = Field(min_length=1)
     tenant: str = Field(default="default", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
+    admin: bool = False
 
 
 class HttpServerConfig(BaseModel):
@@ -82,18 +87,6 @@ class HttpServerConfig(BaseModel):
     console: bool | None = None
     dangerously_allow_unauthenticated: bool = False
 
-    @property
-    def serves_console(self) -> bool:
-        """True if the built-in page is served: as `console` says, else on a server without keys."""
-        return not self.api_keys if self.console is None else self.console
-
-    @property
-    def shows_server(self) -> bool:
-        """True if the overview shows the whole server to an API key: there is one tenant, and it may read
-        `/metrics`."""
-        may_read_metrics = self.metrics == "open" or (self.metrics == "keyed" and self.metrics_key is None)
-        return may_read_metrics and len({entry.tenant for entry in self.api_keys}) <= 1
-
     @field_validator("api_keys")
     @classmethod
     def _reject_duplicate_keys(cls, keys: list[ApiKey]) -> list[ApiKey]:
@@ -113,16 +106,6 @@ class HttpServerConfig(BaseModel):
     def _fit_one_body(self) -> Self:
         if self.max_bodies_bytes < self.max_body_bytes:
             raise ValueError("max_bodies_bytes is less than max_body_bytes: one body must fit.")
-        return self
-
-    @model_validator(mode="after")
-    def _require_key_if_reachable(self) -> Self:
-        if not self.api_keys and not self.dangerously_allow_unauthenticated and not is_loopback(self.host):
-            raise ValueError(
-                f"host {self.host} can be reached from other machines, and there are no api_keys. Add api_keys, or "
-                "set host: 127.0.0.1, or, where something in front of the stack lets only the right callers in, set "
-                "dangerously_allow_unauthenticated: true."
-            )
         return self
 
 
@@ -149,6 +132,7 @@ class StackConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
+    accounts: ProviderSection = ProviderSection(provider="config")
     server: HttpServerConfig = Field(default_factory=HttpServerConfig)
     inference: ProviderSection
     kv_store: ProviderSection
@@ -172,6 +156,43 @@ class StackConfig(BaseModel):
     def source(self) -> str:
         """The path of the file, for error messages."""
         return self._source
+
+    @property
+    def has_stored_tenants(self) -> bool:
+        """True if there are keys and tenants that the run config does not list."""
+        return self.accounts.provider != KEYS_OF_CONFIG
+
+    @property
+    def requires_keys(self) -> bool:
+        """True if no request is admitted without a key."""
+        return self.has_stored_tenants or bool(self.server.api_keys)
+
+    @property
+    def serves_console(self) -> bool:
+        """True if the built-in page is served: as `server.console` says, else on a server without keys."""
+        return not self.requires_keys if self.server.console is None else self.server.console
+
+    @property
+    def shows_server(self) -> bool:
+        """True if the overview shows the whole server to an API key: there is one tenant, and it may read
+        `/metrics`."""
+        server = self.server
+        may_read_metrics = server.metrics == "open" or (server.metrics == "keyed" and server.metrics_key is None)
+        tenants = {entry.tenant for entry in server.api_keys}
+        return may_read_metrics and not self.has_stored_tenants and len(tenants) <= 1
+
+    @field_validator("server")
+    @classmethod
+    def _require_key_if_reachable(cls, server: HttpServerConfig, info: ValidationInfo) -> HttpServerConfig:
+        accounts: ProviderSection | None = info.data.get("accounts")
+        has_keys = server.api_keys or accounts is None or accounts.provider != KEYS_OF_CONFIG
+        if not has_keys and not server.dangerously_allow_unauthenticated and not is_loopback(server.host):
+            raise ValueError(
+                f"host {server.host} can be reached from other machines, and there are no api_keys. Add api_keys, or "
+                "set host: 127.0.0.1, or, where something in front of the stack lets only the right callers in, set "
+                "dangerously_allow_unauthenticated: true."
+            )
+        return server
 
 
 def load_config(

@@ -8,11 +8,12 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from apis.accounts.accounts import Accounts, ConfiguredKeys
 from apis.batches.batches import Batches
 from apis.documents.fetcher import Fetcher
 from apis.documents.files import Files
@@ -52,7 +53,10 @@ APIS: Final[dict[str, type[Provider]]] = {
     "vector_stores": VectorStores,
     "uploads": Uploads,
     "batches": Batches,
+    "accounts": Accounts,
 }
+RUN_FACTS: Final[frozenset[type]] = frozenset({ConfiguredKeys, Tenants})
+"""Types of a constructor's parameters that stand for the keys and tenants of the `server` section."""
 DEFAULT_PROVIDERS: Final = {
     "fetcher": "safe",
     "files": "kv",
@@ -92,7 +96,7 @@ class Dependency:
 @dataclass(frozen=True, slots=True)
 class ProviderSpec:
     """One provider of a stack, fully described: `provider_type(config=..., **dependencies, **members)` builds it, with
-    the config's Tenants as the argument `tenants_parameter` where that is not empty."""
+    the facts of the server section (RUN_FACTS), whose types `fact_parameters` has by the names of the arguments."""
 
     api: str
     name: str
@@ -101,7 +105,7 @@ class ProviderSpec:
     config: Provider.Config
     dependencies: Mapping[str, Dependency]
     members: Mapping[str, "Mapping[str, ProviderSpec]"]
-    tenants_parameter: str = ""
+    fact_parameters: Mapping[str, type] = field(default_factory=dict[str, type])
 
     def __str__(self) -> str:
         return f"{self.path} ({self.name})"
@@ -218,8 +222,8 @@ def _wire_provider(source: str, api: str, path: str, section: ProviderSection) -
     except ValidationError as exc:
         raise to_config_error(exc, source, path, make.Config, fields) from None
     hints = typing.get_type_hints(make.__init__)
-    tenants_parameter = next((name for name, hint in hints.items() if hint is Tenants), "")
-    return ProviderSpec(api, section.provider, path, make, config, needs, members, tenants_parameter)
+    facts = {name: hint for name, hint in hints.items() if hint in RUN_FACTS}
+    return ProviderSpec(api, section.provider, path, make, config, needs, members, facts)
 
 
 def _wire_members(source: str, api: str, path: str, sections: object) -> dict[str, ProviderSpec]:
@@ -253,7 +257,7 @@ def _inspect_constructor(location: str, provider_type: type[Provider]) -> tuple[
         )
     for name, parameter in parameters.items():
         hint = hints.get(name)
-        if name == "config" or hint is Tenants or parameter.default is not parameter.empty:
+        if name == "config" or hint in RUN_FACTS or parameter.default is not parameter.empty:
             continue
         arguments = get_args(hint)
         if hint in names:

@@ -43,6 +43,7 @@ _CALLED_BY = (
     *("FunctionCallItem", "FunctionCallOutput", "CustomToolCallItem", "CustomToolCallOutput", "ShellCallItem"),
     *("ShellCallOutput", "ApplyPatchCallItem", "ApplyPatchCallOutput"),
 )
+_PROJECTS = ("CreateProject", "UpdateProject")
 _CHAT_NAMES: Final = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -210,6 +211,23 @@ FIELD_ROWS: Final = (
         )
         for value in ("/v1/moderations", "/v1/images/generations", "/v1/images/edits", "/v1/videos")
     ),
+    FieldRow("external_key_id", _PROJECTS, "refused", "What is stored is encrypted by the store's own means."),
+    FieldRow("geography", _PROJECTS, "refused", "All that is stored lies in the store of this server."),
+    FieldRow("residency", ("CreateProject",), "refused", "All that is stored lies in the store of this server."),
+    *(
+        FieldRow(name, ("UpdateRateLimit",), "refused", "Limits here are of requests and tokens.")
+        for name in ("batch_1_day_max_input_tokens", "max_audio_megabytes_per_1_minute", "max_images_per_1_minute")
+    ),
+    *(
+        FieldRow(name, ("UsageQuery",), "refused", "Usage is by project, key and model.")
+        for name in ("batch", "user_ids")
+    ),
+    *(
+        FieldRow("group_by", ("UsageQuery",), "refused", "Usage is by project, key and model.", value=value)
+        for value in ("user_id", "batch", "service_tier", "api_source")
+    ),
+    FieldRow("bucket_width", ("UsageQuery",), "refused", "The finest sums are those of hours.", value="1m"),
+    FieldRow("role", ("UpdateServiceAccount",), "refused", "Scopes of a key are its rights.", ("member",)),
 )
 
 _NO_PROGRAMS: Final = "Programs cannot call tools here."

@@ -11,7 +11,16 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
-from apis.errors import InvalidRequest, MethodNotAllowed, NotFound, PermissionDenied, StackError, UnsupportedMediaType
+from apis.accounts.accounts import Accounts, Caller
+from apis.errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    PermissionDenied,
+    StackError,
+    Unauthorized,
+    UnsupportedMediaType,
+)
 from stack.config import HttpServerConfig
 from stack.http.routes.absences import absence_message
 
@@ -26,7 +35,11 @@ _HTTP_VERSIONS: Final = frozenset({"1.1", "1.0"})
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 _ALLOWED_METHODS: Final = "GET, POST, DELETE"
-_EXPOSED_HEADERS: Final = "x-request-id, retry-after, x-should-retry, idempotent-replayed"
+_EXPOSED_HEADERS: Final = (
+    "x-request-id, retry-after, x-should-retry, idempotent-replayed, x-ratelimit-limit-requests, "
+    "x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, "
+    "x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
+)
 _MAX_AGE_S: Final = 600
 """Seconds for which a browser remembers the answer to a preflight."""
 _MAX_REQUESTED_CHARS: Final = 1024
@@ -78,12 +91,12 @@ class HeadChecks:
     keys, the key alone decides, unless the config names hosts.
     """
 
-    def __init__(self, config: HttpServerConfig, cors: CorsPolicy | None) -> None:
+    def __init__(self, config: HttpServerConfig, cors: CorsPolicy | None, *, requires_keys: bool) -> None:
         self._cors = cors
         self._listed_hosts = {host.lower() for host in config.allowed_hosts}
         hosts = {config.host, *self._listed_hosts}
         self._allowed_hosts = None if "*" in hosts else _LOOPBACK | {host.lower() for host in hosts}
-        if config.api_keys and not config.allowed_hosts:
+        if requires_keys and not config.allowed_hosts:
             self._allowed_hosts = None
 
     def check(self, scope: Scope, headers: Headers) -> None:
@@ -108,6 +121,25 @@ class HeadChecks:
         if scheme in ("http", "https") and separator and authority.lower() == host.lower():
             return True
         return (self._cors is not None and self._cors.allows(origin)) or _parse_host(origin) in self._listed_hosts
+
+
+def read_bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the key of the one Authorization header; empty, which is no key, if there is none."""
+    values = [value for name, value in headers if name == b"authorization"]
+    return values[0][7:].strip() if len(values) == 1 and values[0][:7].lower() == b"bearer " else b""
+
+
+async def authenticate(accounts: Accounts, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
+    """Return the caller whose key the headers have. Raises Unauthorized, and StoreUnavailable."""
+    caller = await accounts.authenticate(read_bearer_key(headers))
+    if caller is None:
+        raise unauthorized_error()
+    return caller
+
+
+def unauthorized_error() -> Unauthorized:
+    """Return the error of a request without a key, or with one that no one has."""
+    return Unauthorized("Incorrect API key provided: send `Authorization: Bearer KEY`.")
 
 
 def check_body_type(path: str, headers: Headers) -> None:

@@ -7,7 +7,7 @@ import orjson
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from apis.errors import StackError, error_to_body
+from apis.errors import QuotaExceeded, StackError, error_to_body
 from apis.storage.pages import Page
 
 
@@ -61,6 +61,6 @@ def error_response(error: StackError) -> Response:
         headers["retry-after"] = f"{max(1, round(error.retry_after_s))}"
     elif error.status == 503:
         headers["retry-after"] = "1"
-    if error.repeats_work:
+    if error.repeats_work or isinstance(error, QuotaExceeded):
         headers["x-should-retry"] = "false"
     return json_response(orjson.dumps(error_to_body(error)), error.status, headers)

@@ -79,8 +79,8 @@ def create_app(config: StackConfig) -> Starlette:
     ]
     fixed_paths = {path: template for path, template, _ in routes if "{" not in path}
     # the only layers around the routes: Starlette's own ones would cost more than all else a request does here
-    edge = Edge(Idempotency(app.router), config.server, metrics, fixed_paths)
-    app.middleware_stack = Console(edge) if config.server.serves_console else edge
+    edge = Edge(Idempotency(app.router), config, metrics, fixed_paths)
+    app.middleware_stack = Console(edge) if config.serves_console else edge
     return app
 
 
@@ -95,7 +95,7 @@ def _build_services(stack: Stack, metrics: Metrics, routes: tuple[tuple[str, Rou
         stack,
         StreamMonitor(config.keep_alive_s),
         metrics,
-        CacheSalts(config),
+        CacheSalts(config, stack.accounts.cache_salt_secret()),
         routes,
         RequestShares(config),
         StoreProbe(stack.kv_store),

@@ -16,13 +16,15 @@ class CacheSalts:
     """One salt per tenant, equal on all workers of a config. A client's own salt only divides its tenant's cache: the
     salt begins with the tenant's share (`apis.chat.share_of_salt`) all the same.
 
-    The key is derived from all API keys; no tenant knows all, so none can compute another's salt. A server of one
-    tenant has no one to separate, and passes the client's salt through.
+    The key is derived from `secret`, which stored accounts have, or from all API keys; no tenant knows it: none can
+    compute another's salt. A server of one tenant has no one to separate, and passes the client's salt through.
     """
 
-    def __init__(self, config: HttpServerConfig) -> None:
+    def __init__(self, config: HttpServerConfig, secret: bytes | None = None) -> None:
         self._key: bytes | None = None
-        if len({entry.tenant for entry in config.api_keys}) > 1:
+        if secret is not None:
+            self._key = hashlib.sha256(b"responses-stack cache salt 2" + secret).digest()
+        elif len({entry.tenant for entry in config.api_keys}) > 1:
             digests = sorted(
                 hashlib.sha256(entry.key.get_secret_value().encode()).digest() for entry in config.api_keys
             )

@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from apis.accounts.accounts import NO_CALLER, Caller
+from apis.accounts.limits import Reservation
 from apis.fair_share import Place
 from stack.build import Stack
 from stack.http.answers import client_disconnected_response
@@ -37,12 +39,23 @@ class HttpContext:
     """The W3C headers `traceparent` and `tracestate`, by name; empty without a valid parent."""
     tenant: str = ""
     """Empty until the edge has authenticated the request, and on paths that are open to all."""
+    caller: Caller = NO_CALLER
+    """The sender, its key and that key's rights; as `tenant`, unknown until the edge has authenticated the request."""
+    authenticate_again: Callable[[], Awaitable[Caller]] | None = None
+    """Returns the caller of a WebSocket's key as it is now, or raises Unauthorized; None where no key is needed."""
+    reservation: Reservation | None = None
+    """Tokens that the request has reserved under its limits; the edge settles it when the request is over."""
     response_id: str | None = None
     """The id that a create of a response has to use; None lets the route choose one."""
     body_places: list[Place] = field(default_factory=list[Place])
     """Places that the request's body holds until the request is over."""
     created_id: str = ""
     """The id of the conversation, vector store or container that the request has created."""
+
+    @property
+    def is_administrator(self) -> bool:
+        """True if the sender may see and manage what belongs to no single tenant."""
+        return self.caller.is_administrator
 
     @property
     def request_id(self) -> str:

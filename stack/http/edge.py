@@ -6,8 +6,8 @@ import hmac
 import itertools
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from typing import Final
 
 import orjson
@@ -15,21 +15,31 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from apis.accounts.accounts import OPEN_CALLER, Caller, digest_key
 from apis.errors import (
     Overloaded,
     PermissionDenied,
     StackError,
-    Unauthorized,
     internal_error,
 )
 from apis.telemetry import NO_SPAN, REQUEST_ID, TRACE_HEADERS, current_span
-from stack.config import HttpServerConfig
-from stack.http.admission import CorsPolicy, HeadChecks, check_body_type, routing_error
+from stack.config import StackConfig
+from stack.http.admission import (
+    CorsPolicy,
+    HeadChecks,
+    authenticate,
+    check_body_type,
+    read_bearer_key,
+    routing_error,
+    unauthorized_error,
+)
 from stack.http.answers import error_response
 from stack.http.context import HttpContext, get_context, set_context
 from stack.http.metrics import METRICS_PATH, Metrics
 from stack.http.peer import get_peer
 from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, read_client_request_id, read_trace
+from stack.http.routes.metering import log_usage, settle_tokens
+from stack.http.routes.privileges import require_privilege
 from stack.http.streams import EVENT_STREAM_HEADER, SHUTTING_DOWN_MESSAGE
 from stack.telemetry.http_spans import end_request_span, open_request_span
 
@@ -47,26 +57,25 @@ class Edge:
     """ASGI middleware that creates the HttpContext of each request.
 
     It denies by default, on the path that routing uses. `fixed_routes` are the templates of the routes without
-    parameters, by path. Without API keys the server has one tenant. Figures of several tenants are only for the key of
-    the metrics.
+    parameters, by path. Without API keys the server has one tenant; with keys, the accounts decide who it is. Figures
+    of several tenants are only for the key of the metrics and for administrators.
     """
 
     def __init__(
-        self, app: ASGIApp, config: HttpServerConfig, metrics: Metrics, fixed_routes: Mapping[str, str]
+        self, app: ASGIApp, stack_config: StackConfig, metrics: Metrics, fixed_routes: Mapping[str, str]
     ) -> None:
+        config = stack_config.server
+        self._requires_keys = stack_config.requires_keys
         self._app = app
         self._metrics = metrics
         self._fixed_routes = fixed_routes
         self._logs_access = config.access_log
         self._metrics_access = config.metrics
-        self._metrics_key = _digest(config.metrics_key.get_secret_value().encode()) if config.metrics_key else None
-        self._tenants = {_digest(entry.key.get_secret_value().encode()): entry.tenant for entry in config.api_keys}
-        self._tenant_log_names = {tenant: _digest(tenant.encode()).hex()[:12] for tenant in self._tenants.values()}
-        self._hides_metrics = (
-            config.metrics == "keyed" and self._metrics_key is None and len(self._tenant_log_names) > 1
-        )
+        self._metrics_key = digest_key(config.metrics_key.get_secret_value().encode()) if config.metrics_key else None
+        several_tenants = stack_config.has_stored_tenants or len({entry.tenant for entry in config.api_keys}) > 1
+        self._hides_metrics = config.metrics == "keyed" and self._metrics_key is None and several_tenants
         self._cors = CorsPolicy(config.cors_origins) if config.cors_origins else None
-        self._head_checks = HeadChecks(config, self._cors)
+        self._head_checks = HeadChecks(config, self._cors, requires_keys=self._requires_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -90,6 +99,8 @@ class Edge:
                 record.first_byte_s = record.elapsed_s()
                 response_headers = MutableHeaders(scope=message)
                 response_headers["x-request-id"] = record.id
+                if context.reservation is not None:
+                    response_headers.update(context.reservation.headers)
                 if self._cors is not None:
                     self._cors.add_headers(response_headers, Headers(scope=scope).get("origin"))
             elif (text := message.get("text")) is not None:
@@ -109,6 +120,8 @@ class Edge:
                 place.release()
             end_request_span(span, scope, record)
             self._finish_request(record, scope)
+            if context.reservation is not None:
+                settle_tokens(context.reservation, record)
 
     async def _respond(self, context: HttpContext, scope: Scope, receive: Receive, send: Send) -> None:
         record = context.request_record
@@ -123,7 +136,7 @@ class Edge:
                 if preflight is not None:
                     await preflight(scope, receive, send)
                     return
-            self._admit(context, scope, headers)
+            await self._admit(context, scope, headers)
             await self._app(scope, receive, send)
         except StackError as exc:
             record.record_error(exc)
@@ -153,56 +166,56 @@ class Edge:
         """Count and log a request that is over."""
         request_record.status = request_record.status or 499
         self._metrics.count_request(request_record)
+        if self._requires_keys and request_record.tokens is not None:
+            services = scope["app"].state.services
+            if services is not None:
+                log_usage(services.stack.accounts, get_context(scope).caller, request_record)
         if not self._logs_access or (request_record.status < 400 and scope["path"] in PROBE_PATHS):
             return
         if _access_log.isEnabledFor(logging.INFO):
             request_record.client_request_id = read_client_request_id(scope["headers"])
-            request_record.tenant = self._tenant_log_names.get(get_context(scope).tenant, "")
+            if self._requires_keys and (tenant := get_context(scope).tenant):
+                request_record.tenant = _tenant_log_name(tenant)
             _access_log.info("%s", orjson.dumps(request_record.log_fields()).decode())
 
-    def _admit(self, context: HttpContext, scope: Scope, headers: Headers) -> None:
+    async def _admit(self, context: HttpContext, scope: Scope, headers: Headers) -> None:
         """Set the request's tenant. Raises a StackError for a request that is refused before it is routed."""
         path = scope["path"]
         if path in OPEN_PATHS:
             return
         if path == METRICS_PATH and self._may_read_metrics(scope):
             return
-        context.tenant = self._authenticate(scope["headers"])
+        context.caller = await self._authenticate(scope)
+        context.tenant = context.caller.tenant
+        if self._requires_keys and scope["type"] == "websocket":
+            context.authenticate_again = partial(self._authenticate, scope)
         peer = get_peer(scope)
         if peer is not None and not peer.is_admitted:
             peer.admit()
-        if path == METRICS_PATH and self._hides_metrics:
+        if self._requires_keys:
+            require_privilege(context.caller, context.request_record.method, path)
+        if path == METRICS_PATH and self._hides_metrics and not context.is_administrator:
             raise PermissionDenied("The figures are those of all tenants: set `server.metrics_key`, and send that key.")
         if scope.get("method") == "POST":
             check_body_type(path, headers)
 
-    def _authenticate(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        if not self._tenants:
-            return "default"
-        tenant = self._tenants.get(_digest(_read_bearer_key(headers)))
-        if tenant is None:
-            raise _unauthorized_error()
-        return tenant
+    async def _authenticate(self, scope: Scope) -> Caller:
+        if not self._requires_keys:
+            return OPEN_CALLER
+        services = scope["app"].state.services
+        if services is None:
+            raise Overloaded(SHUTTING_DOWN_MESSAGE)
+        return await authenticate(services.stack.accounts, scope["headers"])
 
     def _may_read_metrics(self, scope: Scope) -> bool:
         """Return true if the metrics are open to the request without an API key. Raises Unauthorized."""
         if self._metrics_access != "keyed" or self._metrics_key is None:
             return self._metrics_access == "open"
-        if not hmac.compare_digest(_digest(_read_bearer_key(scope["headers"])), self._metrics_key):
-            raise _unauthorized_error()
+        if not hmac.compare_digest(digest_key(read_bearer_key(scope["headers"])), self._metrics_key):
+            raise unauthorized_error()
         return True
 
 
-def _read_bearer_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the key of the one Authorization header; empty, which is no key, if there is none."""
-    values = [value for name, value in headers if name == b"authorization"]
-    return values[0][7:].strip() if len(values) == 1 and values[0][:7].lower() == b"bearer " else b""
-
-
-def _unauthorized_error() -> Unauthorized:
-    return Unauthorized("Incorrect API key provided: send `Authorization: Bearer KEY`.")
-
-
-def _digest(key: bytes) -> bytes:
-    # keys are looked up by their hash, so that the time it takes reveals nothing about the key
-    return hashlib.sha256(key).digest()
+@lru_cache(maxsize=1024)
+def _tenant_log_name(tenant: str) -> str:
+    return hashlib.sha256(tenant.encode()).hexdigest()[:12]

@@ -3,6 +3,7 @@
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,6 +18,9 @@ OTHER: Final = "other"
 WEBSOCKET: Final = "WEBSOCKET"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", WEBSOCKET})
 _OUTCOMES: Final = frozenset({"completed", "incomplete", "failed", "cancelled", "queued"})
+_HOSTED_CALLS: Final = frozenset(
+    {"code_interpreter_call", "file_search_call", "image_generation_call", "mcp_call", "web_search_call"}
+)
 _NO_TRACE: Final[Mapping[str, str]] = MappingProxyType({})
 
 _TRACEPARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -79,6 +83,7 @@ class RequestRecord:
         "status",
         "tenant",
         "tokens",
+        "tool_calls",
     )
 
     def __init__(self, request_id: str, method: str, route: str) -> None:
@@ -92,6 +97,7 @@ class RequestRecord:
         self.client_request_id = self.model = self.response_id = self.outcome = ""
         self.tenant = self.code = self.param = self._expected_response_id = ""
         self.tokens: TokenCounts | None = None
+        self.tool_calls: Counter[str] = Counter()
 
     def elapsed_s(self) -> float:
         """Return the seconds since the request started."""
@@ -124,6 +130,7 @@ class RequestRecord:
         if response.status in _OUTCOMES:
             self.outcome = response.status
         if (usage := response.usage) is not None:
+            self.tool_calls = Counter(item.type for item in response.output if item.type in _HOSTED_CALLS)
             self.tokens = TokenCounts(
                 usage.input_tokens,
                 usage.input_tokens_details.cached_tokens,

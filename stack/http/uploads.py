@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -11,8 +12,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from apis.errors import InvalidRequest, PayloadTooLarge
+from apis.wire.field_rows import refused_fields
 from stack.http.context import get_context, get_services
 from stack.http.parsing import ModelT, read_request, to_invalid_request
+from stack.http.routes.metering import reserve_tokens
+from stack.http.routes.privileges import require_request
 
 _CHUNK_BYTES: Final = 256 * 1024
 _MAX_FORM_BYTES: Final = 64 * 1024
@@ -64,8 +68,31 @@ def _too_large_error(max_bytes: int, setting: str | None) -> PayloadTooLarge:
 
 
 async def read_model(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
-    """Return the body as one of our models; no body is an empty object. Raises PayloadTooLarge and InvalidRequest."""
-    return await read_request(await read_body(http, max_bytes) or b"{}", model)
+    """Return the body as one of our models; no body is an empty object. Raises PayloadTooLarge, InvalidRequest, and
+    PermissionDenied if the caller's key is bound to other models or tools."""
+    request = await read_request(await read_body(http, max_bytes) or b"{}", model)
+    require_request(get_context(http.scope).caller, request)
+    return request
+
+
+async def read_granted(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
+    """Return the body, which is not empty, as a request for a model. Raises PayloadTooLarge, InvalidRequest, and
+    PermissionDenied if the caller's key is bound to other models or tools."""
+    request = await read_request(await read_body(http, max_bytes), model)
+    require_request(get_context(http.scope).caller, request)
+    return request
+
+
+async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
+    """Return the body as a request that a model will answer, after it was counted under the limits of its key. Raises
+    RateLimited, and what `read_granted` raises."""
+    body = await read_body(http, max_bytes)
+    request = await read_request(body, model)
+    context = get_context(http.scope)
+    require_request(context.caller, request)
+    accounts = get_services(http.scope).stack.accounts
+    context.reservation = await reserve_tokens(accounts, context.caller, request, len(body))
+    return request
 
 
 def read_query(http: Request, model: type[ModelT]) -> ModelT:
@@ -74,12 +101,22 @@ def read_query(http: Request, model: type[ModelT]) -> ModelT:
     limit = query.get("limit")
     if isinstance(limit, str) and limit.isascii() and limit.isdigit() and len(limit) < 10:
         query["limit"] = int(limit)
+    for key in (*model.model_fields, *_refused_names(model.__name__)):
+        if key in http.query_params:
+            query.setdefault(key, http.query_params[key])
+        if values := http.query_params.getlist(f"{key}[]"):
+            query[key] = values
     if "include" in model.model_fields:
         query["include"] = http.query_params.getlist("include") + http.query_params.getlist("include[]")
     try:
         return model.model_validate(query)
     except ValidationError as exc:
         raise to_invalid_request(exc.errors(include_url=False)[0], query) from None
+
+
+@cache
+def _refused_names(model_name: str) -> tuple[str, ...]:
+    return tuple(refused_fields([model_name]))
 
 
 @asynccontextmanager

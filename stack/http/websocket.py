@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -13,12 +14,14 @@ from openai.types.responses import ResponseStreamEvent
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from apis.accounts.limits import Reservation
 from apis.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
     RateLimited,
     StackError,
+    Unauthorized,
     Unsupported,
     error_to_body,
     internal_error,
@@ -29,6 +32,8 @@ from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, tele
 from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, parse_large, read_object, validate_request
 from stack.http.request_record import WEBSOCKET, RequestRecord
+from stack.http.routes.metering import reserve_tokens, settle_tokens
+from stack.http.routes.privileges import require_request
 from stack.http.sse import ApiDialect, encode_message, read_dialect
 from stack.http.streams import SHUTTING_DOWN_MESSAGE
 from stack.serving.socket_connection import DRAIN_MESSAGE_TYPE
@@ -41,6 +46,7 @@ _MAX_STREAMS: Final = 32
 _MAX_QUEUED: Final = 64
 _STREAM_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _CLOSE_NORMAL: Final = 1000
+_CLOSE_POLICY: Final = 1008
 _CLOSE_SERVICE_RESTART: Final = 1012
 
 
@@ -95,6 +101,9 @@ class _SocketHandler:
         self._asgi_send = send
         self._session = session
         self._tenant = context.tenant
+        self._caller = context.caller
+        self._authenticate_again = context.authenticate_again
+        self._reserve_tokens = partial(reserve_tokens, services.stack.accounts)
         self._shares = services.shares
         self._add_salt = services.cache_salts.add_salt
         self._dialect: ApiDialect = dialect
@@ -153,6 +162,7 @@ class _SocketHandler:
             self._shares.cover_body(places, len(body), self._tenant)
             fields = await read_object(body)
             stream_id = self._parse_stream_id(fields.pop("stream_id", None))
+            await self._require_key()
             _check_type(fields.pop("type", None))
             if self._close_reason is not None:
                 raise self._close_reason
@@ -163,6 +173,17 @@ class _SocketHandler:
             _release(places)
             await self._send_error(exc, stream_id)
         self._start_queued()
+
+    async def _require_key(self) -> None:
+        """Raise Unauthorized, and close the connection when its running responses have ended, if its key has been
+        revoked or has expired."""
+        if self._authenticate_again is None or self._close_reason is not None:
+            return
+        try:
+            self._caller = await self._authenticate_again()
+        except Unauthorized as exc:
+            self._begin_close(exc, _CLOSE_POLICY)
+            raise
 
     def _queued_bytes(self) -> int:
         return sum(create_message.size_bytes for create_message in self._queue)
@@ -200,8 +221,11 @@ class _SocketHandler:
         record = RequestRecord(self._request_id, WEBSOCKET, _PATHS[0])
         record.status = 200
         events: Sequence[ResponseStreamEvent] = ()
+        reservation: Reservation | None = None
         try:
             request, generate = await _parse_create(create_message)
+            require_request(self._caller, request)
+            reservation = await self._reserve_tokens(self._caller, request, create_message.size_bytes)
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
             created = self._session.create(
                 self._add_salt(request, self._tenant), stream_id=create_message.stream_id, generate=generate
@@ -237,6 +261,8 @@ class _SocketHandler:
             _release(create_message.places)
             del self._running_tasks[create_message.stream_id]
             self._finish_response(record)
+            if reservation is not None:
+                settle_tokens(reservation, record)
             self._start_queued()
 
     def _log_bug(self, exc: Exception) -> StackError:

@@ -3,6 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
+from apis.accounts.directory import CreateProject, UpdateProject, UpdateServiceAccount
+from apis.accounts.limits import UpdateRateLimit
+from apis.accounts.usage import UsageQuery
 from apis.batches.batches import CreateBatch
 from apis.errors import InvalidRequest, Unsupported
 from apis.responses import CreateResponse
@@ -12,9 +15,17 @@ from stack.http.parsing import validate_request
 from stack.http.routes.chat import CreateChatCompletion
 from tests.support.sdk.param_types import list_models
 
-MODELS = {
-    model.__name__: model for root in (CreateResponse, CreateChatCompletion, CreateBatch) for model in list_models(root)
-}
+ROOTS = (
+    CreateResponse,
+    CreateChatCompletion,
+    CreateBatch,
+    CreateProject,
+    UpdateProject,
+    UpdateServiceAccount,
+    UpdateRateLimit,
+    UsageQuery,
+)
+MODELS = {model.__name__: model for root in ROOTS for model in list_models(root)}
 WHOLE_FIELDS = [row for row in FIELD_ROWS if row.handling in ("refused", "moved") and row.value is None]
 VALUES = [row for row in FIELD_ROWS if row.handling == "refused" and row.value is not None]
 
@@ -37,7 +48,9 @@ def test_null_and_the_values_that_ask_for_nothing_are_accepted(row: FieldRow) ->
     for name in row.models:
         for value in (None, *row.accepted):
             with pytest.raises(ValidationError) as caught:
-                MODELS[name].model_validate({row.field: value, "type": 0, "input": 0, "role": 0})
+                MODELS[name].model_validate(
+                    {"type": 0, "input": 0, "role": 0, "name": 0, "max_tokens_per_1_day": "", row.field: value}
+                )
             assert REFUSED_FIELD not in {error["type"] for error in caught.value.errors()}
 
 

@@ -11,8 +11,25 @@ from typing import Any, Final
 import pytest
 from openai import resources, types
 from openai.types import chat, containers, conversations, responses, uploads, vector_stores
+from openai.types.admin import organization
+from openai.types.admin.organization import projects
+from openai.types.admin.organization.projects import service_accounts
 from pydantic import BaseModel
 
+from apis.accounts.directory import (
+    AccountPage,
+    AdminKeyPage,
+    CreateAdminKey,
+    CreateProject,
+    CreateServiceAccount,
+    CreateServiceAccountKey,
+    KeyPage,
+    ProjectPage,
+    UpdateProject,
+    UpdateServiceAccount,
+)
+from apis.accounts.limits import RateLimitPage, UpdateRateLimit
+from apis.accounts.usage import UsageQuery
 from apis.batches.batches import BatchListParams, CreateBatch
 from apis.containers import ContainerListParams, CopyFile, CreateContainer
 from apis.conversations import AddItems, CreateConversation, ItemInclude, ItemListParams, UpdateConversation
@@ -84,12 +101,37 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /uploads/{upload_id}/complete": (types.UploadCompleteParams, (CompleteUpload,)),
     "POST /batches": (types.BatchCreateParams, (CreateBatch,)),
     "GET /batches": (types.BatchListParams, (BatchListParams,)),
+    "POST /organization/projects": (organization.ProjectCreateParams, (CreateProject,)),
+    "GET /organization/projects": (organization.ProjectListParams, (ProjectPage,)),
+    "POST /organization/projects/{project_id}": (organization.ProjectUpdateParams, (UpdateProject,)),
+    "POST /organization/projects/{project_id}/service_accounts": (
+        projects.ServiceAccountCreateParams,
+        (CreateServiceAccount,),
+    ),
+    "GET /organization/projects/{project_id}/service_accounts": (projects.ServiceAccountListParams, (AccountPage,)),
+    "POST /organization/projects/{project_id}/service_accounts/{service_account_id}": (
+        projects.ServiceAccountUpdateParams,
+        (UpdateServiceAccount,),
+    ),
+    "POST /organization/projects/{project_id}/service_accounts/{service_account_id}/api_keys": (
+        service_accounts.APIKeyCreateParams,
+        (CreateServiceAccountKey,),
+    ),
+    "GET /organization/projects/{project_id}/api_keys": (projects.APIKeyListParams, (KeyPage,)),
+    "GET /organization/projects/{project_id}/rate_limits": (projects.RateLimitListRateLimitsParams, (RateLimitPage,)),
+    "POST /organization/projects/{project_id}/rate_limits/{rate_limit_id:path}": (
+        projects.RateLimitUpdateRateLimitParams,
+        (UpdateRateLimit,),
+    ),
+    "GET /organization/usage/completions": (organization.UsageCompletionsParams, (UsageQuery,)),
+    "POST /organization/admin_api_keys": (organization.AdminAPIKeyCreateParams, (CreateAdminKey,)),
+    "GET /organization/admin_api_keys": (organization.AdminAPIKeyListParams, (AdminKeyPage,)),
     "POST /embeddings": (types.EmbeddingCreateParams, (EmbeddingRequest,)),
     "POST /completions": (types.completion_create_params.CompletionCreateParams, (CreateCompletion,)),
     "POST /chat/completions": (chat.completion_create_params.CompletionCreateParams, (CreateChatCompletion,)),
 }
 """The SDK's parameters of each route that takes any, and the models that read its body and its query."""
-PATH_AND_FORM: Final = frozenset({"conversation_id", "vector_store_id", "file", "data"})
+PATH_AND_FORM: Final = frozenset({"project_id", "conversation_id", "vector_store_id", "file", "data"})
 """Parameters that the SDK puts into the path or that are the file of a form."""
 
 

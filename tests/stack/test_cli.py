@@ -152,7 +152,7 @@ def test_list_of_one_name_says_all_about_it() -> None:
     assert "`model_path` is a GGUF file" in output
     assert "vllm" not in output
     _, server, _ = invoke("list", "server")
-    assert "list of mapping (key, tenant)" in server
+    assert "list of mapping (key, tenant, admin)" in server
     code, _, errors = invoke("list", "llamacpp")
     assert code == 2
     assert errors.startswith("There is no 'llamacpp'. Known names: ")

@@ -18,7 +18,6 @@ ABSENT_RESOURCES: Final[Mapping[str, str]] = {
     "images": "The routes here write text.",
     "live": _TEXT_ONLY,
     "moderations": "No moderation model is served here.",
-    "organization": _OPERATOR,
     "projects": _OPERATOR,
     "prompts": "Prompts are templates of the run config, which requests refer to by 'prompt'.",
     "realtime": _TEXT_ONLY,

@@ -37,10 +37,9 @@ from stack.http.answers import json_response
 from stack.http.chat_files import read_files
 from stack.http.context import HttpContext, Route, Services
 from stack.http.images import inline_images
-from stack.http.parsing import read_request
 from stack.http.request_record import RequestRecord
 from stack.http.streams import EventStream, run_while_connected
-from stack.http.uploads import read_body
+from stack.http.uploads import read_metered
 
 
 class ChatStreamOptions(Wire):
@@ -67,7 +66,7 @@ class CreateChatCompletion(ChatRequest):
 
 
 async def create_chat_completion(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_request(await read_body(http, services.max_body_bytes), CreateChatCompletion)
+    request = await read_metered(http, services.max_body_bytes, CreateChatCompletion)
     refuse_unsafe_engine_options(request)
     if request.tools and len({tool.name for tool in request.tools}) < len(request.tools):
         raise InvalidRequest("Two tools have the same name.", param="tools", code="invalid_value")

@@ -23,11 +23,10 @@ from apis.deltas import Usage
 from apis.errors import InvalidRequest, StackError, UpstreamError, error_to_body
 from stack.http.answers import json_response
 from stack.http.context import HttpContext, Route, Services
-from stack.http.parsing import read_request
 from stack.http.request_record import RequestRecord
 from stack.http.routes.chat import ChatStreamOptions, encode_chunks
 from stack.http.streams import EventStream, run_while_connected
-from stack.http.uploads import read_body
+from stack.http.uploads import read_metered
 
 
 class CreateCompletion(CompletionRequest):
@@ -38,7 +37,7 @@ class CreateCompletion(CompletionRequest):
 
 
 async def create_completion(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_request(await read_body(http, services.max_body_bytes), CreateCompletion)
+    request = await read_metered(http, services.max_body_bytes, CreateCompletion)
     refuse_unsafe_engine_options(request, ("echo",))
     if request.completion_count > MAX_COMPLETIONS:
         message = f"The prompts, each 'n' times, are more than {MAX_COMPLETIONS} completions."

@@ -12,16 +12,15 @@ from starlette.responses import Response
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from stack.http.answers import json_response
 from stack.http.context import HttpContext, Route, Services
-from stack.http.parsing import read_request
 from stack.http.streams import run_while_connected
-from stack.http.uploads import read_body
+from stack.http.uploads import read_metered
 
 _MAX_INLINE_NUMBERS: Final = 16 * 1024
 """Numbers in a response. Larger responses are serialized in a thread, because they would hold up other streams."""
 
 
 async def create_embeddings(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_request(await read_body(http, services.max_body_bytes), EmbeddingRequest)
+    request = await read_metered(http, services.max_body_bytes, EmbeddingRequest)
     embedding = services.stack.inference.embed(request, tenant=context.tenant)
     embeddings = await run_while_connected(http.receive, embedding)
     if sum(map(len, embeddings.vectors)) > _MAX_INLINE_NUMBERS:

@@ -38,7 +38,7 @@ async def get_overview(_http: Request, context: HttpContext, services: Services)
         "scope": "server",
         "background": background,
     }
-    if not services.stack.config.server.shows_server:
+    if not (services.stack.config.shows_server or context.is_administrator):
         hidden = dict.fromkeys(("workers", "providers", "figures", "processes"))
         return value_response({**overview, "scope": "tenant", "background": _hide_workers(background), **hidden})
     await services.refresh_metrics()

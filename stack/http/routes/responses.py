@@ -16,11 +16,10 @@ from apis.responses import CompactConversation, CreateResponse, InputItemListPar
 from apis.storage.keys import new_response_id
 from stack.http.answers import deleted_response, json_response, value_response
 from stack.http.context import HttpContext, Route, Services
-from stack.http.parsing import read_request
 from stack.http.request_record import RequestRecord
 from stack.http.sse import encode_frames, read_dialect, response_to_json
 from stack.http.streams import EventStream, run_while_connected
-from stack.http.uploads import read_body, read_query
+from stack.http.uploads import read_granted, read_metered, read_query
 
 
 class ResponseParams(ItemInclude):
@@ -40,8 +39,7 @@ class CountInputTokens(CreateResponse):
 
 
 async def create_response(http: Request, context: HttpContext, services: Services) -> Response:
-    body = await read_body(http, services.max_body_bytes)
-    request = await read_request(body, CreateResponse)
+    request = await read_metered(http, services.max_body_bytes, CreateResponse)
     response_id = context.response_id or new_response_id()
     record = context.request_record
     record.expect_response(response_id)
@@ -56,7 +54,7 @@ async def create_response(http: Request, context: HttpContext, services: Service
 
 
 async def count_input_tokens(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_request(await read_body(http, services.max_body_bytes), CountInputTokens)
+    request = await read_granted(http, services.max_body_bytes, CountInputTokens)
     model = request.model if request.model or request.prompt else await _find_only_model(services)
     fields: dict[str, Any] = {**dict(request), "model": model}
     count = await services.stack.responses.count_input_tokens(CreateResponse(**fields), tenant=context.tenant)
@@ -65,7 +63,7 @@ async def count_input_tokens(http: Request, context: HttpContext, services: Serv
 
 
 async def compact_conversation(http: Request, context: HttpContext, services: Services) -> Response:
-    request = await read_request(await read_body(http, services.max_body_bytes), CompactConversation)
+    request = await read_metered(http, services.max_body_bytes, CompactConversation)
     salted = services.cache_salts.add_salt(request, context.tenant)
     compaction = services.stack.responses.compact(salted, tenant=context.tenant)
     compacted = await run_while_connected(http.receive, compaction)

@@ -11,6 +11,10 @@ _COMPACT = {
     "SearchStores": "vector store search: ",
     "EmbeddingRequest": "embeddings: ",
     "CreateBatch": "batches: ",
+    "CreateProject": "project: ",
+    "UpdateRateLimit": "rate limit: ",
+    "UsageQuery": "usage: ",
+    "UpdateServiceAccount": "service account: ",
 }
 
 

@@ -1,0 +1,133 @@
+"""Accounts: the API that recognizes a client by its key. The HTTP edge uses nothing else to admit a request."""
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from apis.accounts.directory import AccountDirectory
+from apis.accounts.limits import KEY_SUBJECT_PREFIX, WHOLE_PROJECT, Limiter, RateLimit
+from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
+from apis.accounts.usage import UsageLog
+from apis.errors import PermissionDenied
+from apis.provider import Provider
+
+MAX_KEY_AGE_S: Final = 1.0
+"""Seconds for which a provider may answer from memory: a revoked key is refused everywhere after this time."""
+ADMIN_TENANT: Final = ".admin"
+"""Tenant of administrators' keys. No project has its name, and no route of a tenant's own objects admits these keys."""
+CLIENT_TOOLS: Final = frozenset({"function", "custom", "namespace"})
+"""Types of tools that run where the client is, which every key may declare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The one who sends a request: its tenant (the project), its key and what that key may do. `expires_at` is in
+    seconds of Unix time."""
+
+    tenant: str
+    key_id: str = ""
+    grant: Grant = field(default_factory=Grant)
+    expires_at: float | None = None
+    limits: Mapping[str, RateLimit] = field(default_factory=dict[str, RateLimit])
+    """The limits of the project by subject: WHOLE_PROJECT, `key:KEY_ID` or a model."""
+
+    def find_limits(self, model: str | None) -> Mapping[str, RateLimit]:
+        """Return the limits that apply to a request for the model, by subject."""
+        if not self.limits:
+            return {}
+        subjects = (WHOLE_PROJECT, f"{KEY_SUBJECT_PREFIX}{self.key_id}", model or "")
+        return {subject: self.limits[subject] for subject in subjects if subject in self.limits}
+
+    @property
+    def is_administrator(self) -> bool:
+        """True if the key may manage projects and keys."""
+        return "admin" in self.grant.scopes
+
+    @property
+    def has_expired(self) -> bool:
+        """True from the second at which the key expires."""
+        return self.expires_at is not None and time.time() >= self.expires_at
+
+    def require_any(self, scopes: frozenset[Scope], resource: str) -> None:
+        """Raise PermissionDenied if the key has none of `scopes`."""
+        if scopes.isdisjoint(self.grant.scopes):
+            names = " or ".join(sorted(scopes))
+            raise PermissionDenied(
+                f"This API key may not use {resource}: it needs the scope {names}.", code="missing_scope"
+            )
+
+    def require_model(self, model: str | None) -> None:
+        """Raise PermissionDenied if the key is bound to other models, or to models and the request names none."""
+        models = self.grant.models
+        if models is None or model in models:
+            return
+        named = ", ".join(sorted(models)[:10])
+        problem = "has to name its model" if model is None else f"may not use the model '{model[:256]}'"
+        raise PermissionDenied(
+            f"A request with this API key {problem}: the key is for {named}.", param="model", code="model_not_allowed"
+        )
+
+    def require_tool(self, tool_type: str, param: str) -> None:
+        """Raise PermissionDenied if the key is bound to other tools of the server."""
+        tools = self.grant.tools
+        if tools is None or tool_type in tools or tool_type in CLIENT_TOOLS:
+            return
+        raise PermissionDenied(
+            f"This API key may not use the tool '{tool_type[:64]}': it is for {', '.join(sorted(tools)[:10])}.",
+            param=param,
+            code="tool_not_allowed",
+        )
+
+
+NO_CALLER: Final = Caller("", grant=Grant(frozenset()))
+"""Stands for the sender of a request that nothing has authenticated."""
+OPEN_CALLER: Final = Caller("default", grant=Grant(PROJECT_SCOPES | ADMIN_SCOPE))
+"""Sender of every request to a server without keys, which belongs to whom it answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredKeys:
+    """The callers of `server.api_keys`, by the SHA-256 of their key. A provider whose constructor has a parameter of
+    this type receives them."""
+
+    callers: Mapping[bytes, Caller] = field(default_factory=dict[bytes, Caller])
+
+
+def digest_key(key: bytes) -> bytes:
+    """Return the SHA-256 of a key. Keys are looked up by it, so the time of a look-up reveals nothing about the key."""
+    return hashlib.sha256(key).digest()
+
+
+class Accounts(Provider, ABC):
+    """Recognizes clients by their keys.
+
+    Only the provider `config` of a run config without `server.api_keys` admits requests without a key; with any other
+    provider every request needs one. Promises (tests/spec/accounts):
+    - A revoked or expired key is refused everywhere within MAX_KEY_AGE_S.
+    - The time of an answer depends on the key's hash only.
+    - When the keys cannot be read, nothing is admitted: StoreUnavailable is raised.
+    """
+
+    @abstractmethod
+    async def authenticate(self, key: bytes) -> Caller | None:
+        """Return the caller whose key this is, None if no one has it. Raises StoreUnavailable."""
+
+    def directory(self) -> AccountDirectory | None:
+        """Return the directory of projects and keys, None where they can only be changed in the run config."""
+        return None
+
+    def limiter(self) -> Limiter | None:
+        """Return the counter of limited requests, None where no caller has limits."""
+        return None
+
+    def usage_log(self) -> UsageLog | None:
+        """Return the log of what callers use, None where it is not stored."""
+        return None
+
+    def cache_salt_secret(self) -> bytes | None:
+        """Return a secret that all workers share and no client knows, None where the tenants are those of the run
+        config. Called after `start`."""
+        return None

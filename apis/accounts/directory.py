@@ -1,0 +1,205 @@
+"""AccountDirectory: projects, their service accounts and keys, and the keys of administrators."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from apis.storage.pages import Page
+from apis.wire.base import Wire
+
+MAX_KEY_LIFE_S = 10 * 365 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """A tenant: its id is the tenant's name. Times are seconds of Unix time. An archived project's keys are refused."""
+
+    id: str
+    name: str
+    created_at: int
+    archived_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAccount:
+    """An owner of keys within a project that is no person."""
+
+    id: str
+    project_id: str
+    name: str
+    created_at: int
+    role: str = "member"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A key without its secret, of which only the SHA-256 (`digest`, hexadecimal) and a shortened text are stored.
+
+    `project_id` is that of ADMIN_TENANT for a key of an administrator. `scopes` are the texts that
+    `parse_project_scopes` reads.
+    """
+
+    id: str
+    project_id: str
+    name: str
+    digest: str
+    redacted_value: str
+    created_at: int
+    service_account_id: str | None = None
+    expires_at: int | None = None
+    scopes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key that has just been created, with its secret, which is returned this once."""
+
+    key: StoredKey
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOptions:
+    """The fields of a new key. `expires_in_s` is None for one that never expires."""
+
+    name: str
+    scopes: Sequence[str] = ()
+    expires_in_s: int | None = None
+
+
+class AccountPage(BaseModel):
+    """Query of a listing, oldest first."""
+
+    after: str | None = Field(default=None, max_length=256)
+    limit: int = Field(default=20, ge=1, le=100)
+
+
+class ProjectPage(AccountPage):
+    """Query of the listing of projects."""
+
+    include_archived: bool = False
+
+
+class KeyPage(AccountPage):
+    """Query of the listing of a project's keys. `owner_project_access` is `inactive` where the project is archived."""
+
+    owner_project_access: Literal["active", "inactive", "any"] | None = None
+
+
+class AdminKeyPage(AccountPage):
+    """Query of the listing of administrators' keys."""
+
+    order: Literal["asc", "desc"] = "asc"
+
+
+class CreateProject(Wire):
+    """Body that creates a project."""
+
+    name: str = Field(min_length=1, max_length=256)
+
+
+class UpdateProject(Wire):
+    """Body that renames a project."""
+
+    name: str | None = Field(default=None, min_length=1, max_length=256)
+
+
+class CreateServiceAccount(Wire):
+    """Body that creates a service account, with a first key unless that is switched off."""
+
+    name: str = Field(min_length=1, max_length=256)
+    create_service_account_only: bool | None = None
+    expires_in_seconds: int | None = Field(default=None, ge=1, le=MAX_KEY_LIFE_S)
+
+
+class UpdateServiceAccount(Wire):
+    """Body that renames a service account."""
+
+    name: str | None = Field(default=None, min_length=1, max_length=256)
+
+
+class CreateServiceAccountKey(Wire):
+    """Body that creates a further key of a service account."""
+
+    name: str | None = Field(default=None, min_length=1, max_length=256)
+    scopes: list[str] = Field(default=[], max_length=128)
+    expires_in_seconds: int | None = Field(default=None, ge=1, le=MAX_KEY_LIFE_S)
+
+
+class CreateAdminKey(Wire):
+    """Body that creates a key of an administrator."""
+
+    name: str = Field(min_length=1, max_length=256)
+    expires_in_seconds: int | None = Field(default=None, ge=1, le=MAX_KEY_LIFE_S)
+
+
+class AccountDirectory(ABC):
+    """Manages projects and keys. Changes hold everywhere within MAX_KEY_AGE_S, and survive the loss of power.
+
+    Every method raises NotFound for an id that does not exist, and StoreUnavailable.
+    """
+
+    @abstractmethod
+    async def create_project(self, name: str, *, project_id: str | None = None) -> Project:
+        """Create a project, with the id of a tenant of the run config where `project_id` is set: the project then owns
+        what that tenant has stored. Raises InvalidRequest if it exists or is no name of a tenant."""
+
+    @abstractmethod
+    async def get_project(self, project_id: str) -> Project:
+        """Return the project, archived or not."""
+
+    @abstractmethod
+    async def list_projects(self, page: ProjectPage) -> Page[Project]:
+        """Return a page of the projects, oldest first."""
+
+    @abstractmethod
+    async def rename_project(self, project_id: str, name: str | None) -> Project:
+        """Set the name where it is not None. Raises InvalidRequest if the project is archived."""
+
+    @abstractmethod
+    async def archive_project(self, project_id: str) -> Project:
+        """Refuse the project's keys for ever; what it has stored stays."""
+
+    @abstractmethod
+    async def create_service_account(self, project_id: str, name: str, *, role: str = "member") -> ServiceAccount:
+        """Create an account without a key. Raises InvalidRequest if the project is archived."""
+
+    @abstractmethod
+    async def get_service_account(self, project_id: str, account_id: str) -> ServiceAccount:
+        """Return the service account of the project."""
+
+    @abstractmethod
+    async def list_service_accounts(self, project_id: str, page: AccountPage) -> Page[ServiceAccount]:
+        """Return a page of the project's service accounts, oldest first."""
+
+    @abstractmethod
+    async def rename_service_account(self, project_id: str, account_id: str, name: str | None) -> ServiceAccount:
+        """Set the name where it is not None."""
+
+    @abstractmethod
+    async def delete_service_account(self, project_id: str, account_id: str) -> None:
+        """Delete the account and revoke its keys."""
+
+    @abstractmethod
+    async def create_key(self, account: ServiceAccount | None, options: KeyOptions) -> NewKey:
+        """Create a key of the account, or one of an administrator for None. Raises InvalidRequest for unknown scopes
+        and if the project is archived."""
+
+    @abstractmethod
+    async def get_key(self, project_id: str, key_id: str) -> StoredKey:
+        """Return a key of the project, or one of an administrator for ADMIN_TENANT."""
+
+    @abstractmethod
+    async def list_keys(self, project_id: str, page: AccountPage, *, newest_first: bool = False) -> Page[StoredKey]:
+        """Return a page of the keys of the project, or of administrators' keys for ADMIN_TENANT, oldest first."""
+
+    @abstractmethod
+    async def revoke_key(self, project_id: str, key_id: str) -> None:
+        """Delete the key."""
+
+    @abstractmethod
+    async def last_uses(self, keys: Sequence[StoredKey]) -> list[int | None]:
+        """Return when each key was last used, in seconds of Unix time, known to a few minutes; None for never."""

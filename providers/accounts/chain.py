@@ -1,0 +1,47 @@
+"""ChainedAccounts: several providers of accounts as one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from apis.accounts.accounts import Accounts, Caller
+from apis.accounts.directory import AccountDirectory
+from apis.accounts.limits import Limiter
+from apis.accounts.usage import UsageLog
+from apis.provider import Provider
+
+
+class ChainedAccounts(Accounts):
+    """The keys of all its providers; the first one in their order that has a key decides. A provider that cannot read
+    its keys refuses those that no provider before it has."""
+
+    class Config(Provider.Config):
+        """`providers` holds accounts sections by name."""
+
+        providers: dict[str, dict[str, Any]] = Field(min_length=1)
+
+    def __init__(self, config: Config, providers: Mapping[str, Accounts]) -> None:
+        self._providers = tuple(providers.values())
+
+    async def authenticate(self, key: bytes) -> Caller | None:
+        for provider in self._providers:
+            if (caller := await provider.authenticate(key)) is not None:
+                return caller
+        return None
+
+    def directory(self) -> AccountDirectory | None:
+        """Return the directory of the first provider that has one."""
+        return next((own for provider in self._providers if (own := provider.directory())), None)
+
+    def limiter(self) -> Limiter | None:
+        """Return the limiter of the first provider that has one."""
+        return next((own for provider in self._providers if (own := provider.limiter())), None)
+
+    def usage_log(self) -> UsageLog | None:
+        """Return the log of the first provider that has one, for the callers of all."""
+        return next((own for provider in self._providers if (own := provider.usage_log())), None)
+
+    def cache_salt_secret(self) -> bytes | None:
+        """Return the secret of the first provider that has one."""
+        return next((own for provider in self._providers if (own := provider.cache_salt_secret())), None)

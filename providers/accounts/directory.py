@@ -1,0 +1,228 @@
+"""StoredDirectory: projects, service accounts and keys as records in the KVStore."""
+
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from apis.accounts.accounts import ADMIN_TENANT, digest_key
+from apis.accounts.directory import (
+    AccountDirectory,
+    AccountPage,
+    KeyOptions,
+    NewKey,
+    Project,
+    ProjectPage,
+    ServiceAccount,
+    StoredKey,
+)
+from apis.accounts.scopes import parse_project_scopes
+from apis.errors import InvalidRequest, NotFound, Overloaded
+from apis.storage.keys import is_safe_id, new_id_key
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
+from apis.storage.pages import Page, first_page
+from apis.storage.records import decode_record, encode_record, scan_all
+from providers.accounts.records import (
+    digest_reference_key,
+    last_use_key,
+    project_key,
+    service_account_key,
+    stored_key_key,
+)
+
+_PROJECT_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
+_NO_ID: Final = "."
+_MAX_ID_CHARS: Final = 128
+_ATTEMPTS: Final = 8
+_SECRET_BYTES: Final = 32
+_SHOWN_CHARS: Final = 4
+RecordT = TypeVar("RecordT", Project, ServiceAccount, StoredKey)
+
+
+class StoredDirectory(AccountDirectory):
+    """Records of all projects. Ids begin with the time of creation, so a listing by key is one by age."""
+
+    def __init__(self, kv_store: KVStore) -> None:
+        self._kv = kv_store
+
+    async def create_project(self, name: str, *, project_id: str | None = None) -> Project:
+        if project_id is not None and not _PROJECT_ID.fullmatch(project_id):
+            raise InvalidRequest(
+                "A project's id has 1 to 64 letters, digits, underscores, hyphens and dots, and begins with no dot.",
+                param="project_id",
+                code="invalid_value",
+            )
+        project = Project(project_id or f"proj_{new_id_key()}", name, int(time.time()))
+        versions = await self._kv.write([Put(project_key(project.id), encode_record(project), expect=ABSENT)])
+        if versions is None:
+            raise InvalidRequest(f"The project '{project.id}' exists already.", param="project_id", code="exists")
+        return project
+
+    async def get_project(self, project_id: str) -> Project:
+        return decode_record(await self._load_project(project_id), Project)
+
+    async def list_projects(self, page: ProjectPage) -> Page[Project]:
+        projects: list[Project] = []
+        prefix, last_key = project_key(""), project_key(_safe(page.after)) if page.after else ""
+        while len(projects) <= page.limit and (rows := await self._kv.scan(prefix, after=last_key, limit=100)):
+            last_key = rows[-1][0]
+            stored = [decode_record(entry, Project) for _, entry in rows]
+            projects += [project for project in stored if page.include_archived or project.archived_at is None]
+        return first_page(projects, page.limit)
+
+    async def rename_project(self, project_id: str, name: str | None) -> Project:
+        for _ in range(_ATTEMPTS):
+            entry = await self._load_project(project_id)
+            project = _require_active(decode_record(entry, Project))
+            renamed = project if name is None else replace(project, name=name)
+            if await self._replace(project_key(project_id), renamed, entry):
+                return renamed
+        raise _busy_error()
+
+    async def archive_project(self, project_id: str) -> Project:
+        for _ in range(_ATTEMPTS):
+            entry = await self._load_project(project_id)
+            project = decode_record(entry, Project)
+            if project.archived_at is not None:
+                return project
+            archived = replace(project, archived_at=int(time.time()))
+            if await self._replace(project_key(project_id), archived, entry):
+                return archived
+        raise _busy_error()
+
+    async def create_service_account(self, project_id: str, name: str, *, role: str = "member") -> ServiceAccount:
+        _require_active(await self.get_project(project_id))
+        account = ServiceAccount(f"svc_acct_{new_id_key()}", project_id, name, int(time.time()), role)
+        await self._kv.put(service_account_key(project_id, account.id), encode_record(account))
+        return account
+
+    async def get_service_account(self, project_id: str, account_id: str) -> ServiceAccount:
+        return decode_record(await self._load_account(project_id, account_id), ServiceAccount)
+
+    async def list_service_accounts(self, project_id: str, page: AccountPage) -> Page[ServiceAccount]:
+        await self._load_project(project_id)
+        return await self._list(service_account_key(project_id, ""), page, ServiceAccount)
+
+    async def rename_service_account(self, project_id: str, account_id: str, name: str | None) -> ServiceAccount:
+        for _ in range(_ATTEMPTS):
+            entry = await self._load_account(project_id, account_id)
+            account = decode_record(entry, ServiceAccount)
+            renamed = account if name is None else replace(account, name=name)
+            if await self._replace(service_account_key(project_id, account_id), renamed, entry):
+                return renamed
+        raise _busy_error()
+
+    async def delete_service_account(self, project_id: str, account_id: str) -> None:
+        await self._load_account(project_id, account_id)
+        # The account goes first: a key is only created together with a check that its account exists.
+        await self._kv.write([Delete(service_account_key(project_id, account_id))])
+        async for _, entry in scan_all(self._kv, stored_key_key(project_id, "")):
+            key = decode_record(entry, StoredKey)
+            if key.service_account_id == account_id:
+                await self._delete_key(key)
+
+    async def create_key(self, account: ServiceAccount | None, options: KeyOptions) -> NewKey:
+        if account is None:
+            new_key = _generate_key(ADMIN_TENANT, None, options)
+            await self._kv.write(_put_key(new_key.key))
+            return new_key
+        parse_project_scopes(options.scopes)
+        _require_active(await self.get_project(account.project_id))
+        new_key = _generate_key(account.project_id, account.id, options)
+        for _ in range(_ATTEMPTS):
+            owner = await self._load_account(account.project_id, account.id)
+            # In one atomic step with the owner, so that no key outlives the deletion of its account.
+            condition = Put(service_account_key(account.project_id, account.id), owner.value, expect=owner.version)
+            if await self._kv.write([condition, *_put_key(new_key.key)]) is not None:
+                return new_key
+        raise _busy_error()
+
+    async def get_key(self, project_id: str, key_id: str) -> StoredKey:
+        entry = await self._kv.get(stored_key_key(_safe(project_id), _safe(key_id)))
+        if entry is None:
+            raise NotFound(f"No API key found with id '{key_id[:_MAX_ID_CHARS]}'.")
+        return decode_record(entry, StoredKey)
+
+    async def list_keys(self, project_id: str, page: AccountPage, *, newest_first: bool = False) -> Page[StoredKey]:
+        if project_id != ADMIN_TENANT:
+            await self._load_project(project_id)
+        return await self._list(stored_key_key(project_id, ""), page, StoredKey, reverse=newest_first)
+
+    async def revoke_key(self, project_id: str, key_id: str) -> None:
+        await self._delete_key(await self.get_key(project_id, key_id))
+
+    async def last_uses(self, keys: Sequence[StoredKey]) -> list[int | None]:
+        if not keys:
+            return []
+        entries = await self._kv.get_many([last_use_key(key.id) for key in keys])
+        return [None if entry is None else int(entry.value) for entry in entries]
+
+    async def _delete_key(self, key: StoredKey) -> None:
+        keys = (digest_reference_key(key.digest), stored_key_key(key.project_id, key.id), last_use_key(key.id))
+        await self._kv.write([Delete(name) for name in keys])
+
+    async def _load_project(self, project_id: str) -> Entry:
+        entry = await self._kv.get(project_key(_safe(project_id)))
+        if entry is None:
+            raise NotFound(f"No project found with id '{project_id[:_MAX_ID_CHARS]}'.")
+        return entry
+
+    async def _load_account(self, project_id: str, account_id: str) -> Entry:
+        entry = await self._kv.get(service_account_key(_safe(project_id), _safe(account_id)))
+        if entry is None:
+            raise NotFound(f"No service account found with id '{account_id[:_MAX_ID_CHARS]}'.")
+        return entry
+
+    async def _replace(self, key: str, record: Project | ServiceAccount, entry: Entry) -> bool:
+        return await self._kv.write([Put(key, encode_record(record), expect=entry.version)]) is not None
+
+    async def _list(
+        self, prefix: str, page: AccountPage, record_type: type[RecordT], *, reverse: bool = False
+    ) -> Page[RecordT]:
+        cursor = f"{prefix}{_safe(page.after)}" if page.after else ""
+        after, before = ("", cursor) if reverse else (cursor, "")
+        rows = await self._kv.scan(prefix, after=after, before=before, limit=page.limit + 1, reverse=reverse)
+        return first_page([decode_record(entry, record_type) for _, entry in rows], page.limit)
+
+
+def _generate_key(project_id: str, account_id: str | None, options: KeyOptions) -> NewKey:
+    prefix = "sk-admin-" if account_id is None else "sk-svcacct-"
+    value = f"{prefix}{secrets.token_urlsafe(_SECRET_BYTES)}"
+    now = int(time.time())
+    key = StoredKey(
+        id=f"key_{new_id_key()}",
+        project_id=project_id,
+        name=options.name,
+        digest=digest_key(value.encode()).hex(),
+        redacted_value=f"{prefix}...{value[-_SHOWN_CHARS:]}",
+        created_at=now,
+        service_account_id=account_id,
+        expires_at=None if options.expires_in_s is None else now + options.expires_in_s,
+        scopes=tuple(options.scopes),
+    )
+    return NewKey(key, value)
+
+
+def _put_key(key: StoredKey) -> list[Put]:
+    record_key = stored_key_key(key.project_id, key.id)
+    return [
+        Put(record_key, encode_record(key), expect=ABSENT),
+        Put(digest_reference_key(key.digest), record_key.encode(), expect=ABSENT),
+    ]
+
+
+def _safe(client_id: str) -> str:
+    """Return the id of a client if a record can have it, else one that no record has."""
+    return client_id if is_safe_id(client_id, _MAX_ID_CHARS) and "/" not in client_id else _NO_ID
+
+
+def _require_active(project: Project) -> Project:
+    if project.archived_at is not None:
+        raise InvalidRequest(f"The project '{project.id}' is archived.", param="project_id", code="project_archived")
+    return project
+
+
+def _busy_error() -> Overloaded:
+    return Overloaded("Others are changing the same project or account. Try again.", retry_after_s=1)

@@ -1,0 +1,48 @@
+"""The keys of the KVStore below which accounts are stored. None begins with a tenant, so they count for no quota."""
+
+from typing import Final
+
+ROOT: Final = "/accounts"
+SALT_KEY: Final = f"{ROOT}/cache_salt_secret"
+
+
+def project_key(project_id: str) -> str:
+    """Return the key of a project's record; with an empty id, the prefix of all."""
+    return f"{ROOT}/projects/{project_id}"
+
+
+def service_account_key(project_id: str, account_id: str) -> str:
+    """Return the key of a service account's record; with an empty id, the prefix of all of the project."""
+    return f"{ROOT}/service_accounts/{project_id}/{account_id}"
+
+
+def stored_key_key(project_id: str, key_id: str) -> str:
+    """Return the key of an API key's record; with an empty id, the prefix of all of the project."""
+    return f"{ROOT}/keys/{project_id}/{key_id}"
+
+
+def digest_reference_key(digest: str) -> str:
+    """Return the key of the reference from a digest to the record of its API key; the value is the record's key."""
+    return f"{ROOT}/digests/{digest}"
+
+
+def limits_key(project_id: str) -> str:
+    """Return the key of the record of a project's limits, by subject."""
+    return f"{ROOT}/limits/{project_id}"
+
+
+def counter_key(project_id: str, subject: str) -> str:
+    """Return the key of the counter of one subject's requests and tokens."""
+    return f"{ROOT}/counters/{project_id}/{subject}"
+
+
+def usage_key(hour: int | None, subject: str, process_name: str) -> str:
+    """Return the key of what one process counted for a subject in an hour (since 1970), ordered by the hour; with None
+    and empty names, the prefix of all."""
+    hour_part = "" if hour is None else f"{max(0, hour):08d}/"
+    return f"{ROOT}/usage/{hour_part}{subject and f'{subject}/{process_name}'}"
+
+
+def last_use_key(key_id: str) -> str:
+    """Return the key of the time at which an API key was last used; the value is seconds of Unix time."""
+    return f"{ROOT}/last_uses/{key_id}"

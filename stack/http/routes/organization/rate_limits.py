@@ -1,0 +1,68 @@
+"""/v1/organization/projects/{project_id}/rate_limits: the limits of a project, its keys and its models."""
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from apis.accounts.limits import NO_LIMIT, WHOLE_PROJECT, Limiter, RateLimit, RateLimitPage, UpdateRateLimit
+from apis.errors import InvalidRequest
+from apis.storage.pages import page_between
+from stack.http.answers import list_response, value_response
+from stack.http.context import HttpContext, Route, Services
+from stack.http.routes.organization.objects import JsonObject, require_directory
+from stack.http.uploads import read_model, read_query
+
+_LIMITS: Final = "/organization/projects/{project_id}/rate_limits"
+_ID_PREFIX: Final = "rl-"
+
+
+async def list_rate_limits(http: Request, _context: HttpContext, services: Services) -> Response:
+    """List the limits that are set, and one without a bound for the whole project and for every other model."""
+    query = read_query(http, RateLimitPage)
+    limits = dict(await _require_limiter(services).list_limits(http.path_params["project_id"]))
+    for subject in (WHOLE_PROJECT, *(model.id for model in await services.stack.inference.models())):
+        limits.setdefault(subject, RateLimit())
+    rows = [_limit_to_json(subject, limits[subject]) for subject in sorted(limits)]
+    page = page_between(rows, query, query.before, lambda row: str(row["id"]))
+    return list_response(page.data, has_more=page.has_more)
+
+
+async def update_rate_limit(http: Request, _context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, UpdateRateLimit)
+    limit_id: str = http.path_params["rate_limit_id"]
+    subject = limit_id.removeprefix(_ID_PREFIX)
+    if subject in ("", limit_id):
+        raise InvalidRequest(
+            "A rate limit's id is 'rl-' with a model, 'rl-*' for the whole project, or 'rl-key:' with the id of a key.",
+            param="rate_limit_id",
+            code="invalid_value",
+        )
+    limit = await _require_limiter(services).set_limit(http.path_params["project_id"], subject, request)
+    return value_response(_limit_to_json(subject, limit))
+
+
+RATE_LIMIT_ROUTES: Final = (
+    Route("GET", _LIMITS, list_rate_limits, query=RateLimitPage),
+    Route("POST", f"{_LIMITS}/{{rate_limit_id:path}}", update_rate_limit, body=UpdateRateLimit),
+)
+
+
+def _require_limiter(services: Services) -> Limiter:
+    require_directory(services)
+    limiter = services.stack.accounts.limiter()
+    assert limiter is not None  # a provider with a directory has one
+    return limiter
+
+
+def _limit_to_json(subject: str, limit: RateLimit) -> JsonObject:
+    """Return a `project.rate_limit`. The last two fields are extensions; NO_LIMIT stands for no bound."""
+    values = {
+        "max_requests_per_1_minute": limit.minute_requests,
+        "max_tokens_per_1_minute": limit.minute_tokens,
+        "max_requests_per_1_day": limit.day_requests,
+        "max_tokens_per_1_day": limit.day_tokens,
+        "max_tokens_per_1_month": limit.month_tokens,
+    }
+    bounds = {name: NO_LIMIT if value is None else value for name, value in values.items()}
+    return {"id": f"{_ID_PREFIX}{subject}", "object": "project.rate_limit", "model": subject, **bounds}

@@ -1,0 +1,53 @@
+"""Every call of the SDK's `admin.organization` that the stack serves, by name, to record its requests."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from openai import AsyncOpenAI
+
+
+def _organization(client: AsyncOpenAI) -> Any:
+    return client.with_options(admin_api_key="none").admin.organization
+
+
+def _projects(client: AsyncOpenAI) -> Any:
+    return _organization(client).projects
+
+
+ADMINISTRATION_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] = {
+    "create a project": lambda client: _projects(client).create(name="p"),
+    "list projects": lambda client: _projects(client).list(limit=3, after="proj_1", include_archived=True),
+    "retrieve a project": lambda client: _projects(client).retrieve("proj_1"),
+    "update a project": lambda client: _projects(client).update("proj_1", name="q"),
+    "archive a project": lambda client: _projects(client).archive("proj_1"),
+    "list the keys of a project": lambda client: _projects(client).api_keys.list("proj_1", limit=3),
+    "retrieve a key": lambda client: _projects(client).api_keys.retrieve("key_1", project_id="proj_1"),
+    "delete a key": lambda client: _projects(client).api_keys.delete("key_1", project_id="proj_1"),
+    "create a service account": lambda client: _projects(client).service_accounts.create(
+        "proj_1", name="a", expires_in_seconds=60
+    ),
+    "list service accounts": lambda client: _projects(client).service_accounts.list("proj_1", limit=3),
+    "retrieve a service account": lambda client: _projects(client).service_accounts.retrieve(
+        "svc_acct_1", project_id="proj_1"
+    ),
+    "update a service account": lambda client: _projects(client).service_accounts.update(
+        "svc_acct_1", project_id="proj_1", name="b"
+    ),
+    "delete a service account": lambda client: _projects(client).service_accounts.delete(
+        "svc_acct_1", project_id="proj_1"
+    ),
+    "create a key": lambda client: _projects(client).service_accounts.api_keys.create(
+        "svc_acct_1", project_id="proj_1", name="k", scopes=["read"]
+    ),
+    "list limits": lambda client: _projects(client).rate_limits.list_rate_limits("proj_1", limit=3, before="rl-m"),
+    "set a limit": lambda client: _projects(client).rate_limits.update_rate_limit(
+        "rl-m", project_id="proj_1", max_requests_per_1_minute=3
+    ),
+    "list usage": lambda client: _organization(client).usage.completions(
+        start_time=1, end_time=100_000, bucket_width="1h", limit=3
+    ),
+    "create an administrator's key": lambda client: _organization(client).admin_api_keys.create(name="k"),
+    "list administrators' keys": lambda client: _organization(client).admin_api_keys.list(limit=3, order="desc"),
+    "retrieve an administrator's key": lambda client: _organization(client).admin_api_keys.retrieve("key_1"),
+    "delete an administrator's key": lambda client: _organization(client).admin_api_keys.delete("key_1"),
+}
