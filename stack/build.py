@@ -21,8 +21,9 @@ from apis.responses import Responses
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.uploads.parts import Uploads
+from stack.api_table import APIS
 from stack.config import StackConfig
-from stack.wiring import APIS, ProviderSpec, wire_providers
+from stack.wiring import ProviderSpec, wire_providers
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,7 @@ from stack.telemetry.setup import observe_inference, running_telemetry
 
 def create_app(config: StackConfig) -> Starlette:
     """Return the app of one run config; its lifespan opens the stack and closes it."""
-    metrics = Metrics()
-    server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
-    routes = [(route.path, route.path, route) for route in server_routes]
-    api_routes = (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES)
-    routes += [(f"{prefix}{route.path}", f"/v1{route.path}", route) for route in api_routes for prefix in ("/v1", "")]
+    metrics, routes = Metrics(), _collect_routes(config)
     described = tuple(
         (path, route) for path, template, route in routes if path == template and route not in STORED_COMPLETION_ROUTES
     )
@@ -82,6 +78,16 @@ def create_app(config: StackConfig) -> Starlette:
     edge = Edge(Idempotency(app.router), config, metrics, fixed_paths)
     app.middleware_stack = Console(edge) if config.serves_console else edge
     return app
+
+
+def _collect_routes(config: StackConfig) -> list[tuple[str, str, Route]]:
+    """Return the path, the template for the metrics, and the route, of all routes."""
+    server_routes = SERVER_ROUTES if config.server.metrics == "closed" else (*SERVER_ROUTES, METRICS_ROUTE)
+    api_routes = (*API_ROUTES, *EXTENSION_ROUTES, *STORED_COMPLETION_ROUTES)
+    return [
+        *((route.path, route.path, route) for route in server_routes),
+        *((f"{prefix}{route.path}", f"/v1{route.path}", route) for route in api_routes for prefix in ("/v1", "")),
+    ]
 
 
 async def _drain(stack: Stack) -> None:

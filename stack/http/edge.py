@@ -24,6 +24,8 @@ from apis.errors import (
 )
 from apis.telemetry import NO_SPAN, REQUEST_ID, TRACE_HEADERS, current_span
 from stack.config import StackConfig
+from stack.http.access.metering import log_usage, settle_tokens
+from stack.http.access.privileges import require_privilege
 from stack.http.admission import (
     CorsPolicy,
     HeadChecks,
@@ -38,8 +40,6 @@ from stack.http.context import HttpContext, get_context, set_context
 from stack.http.metrics import METRICS_PATH, Metrics
 from stack.http.peer import get_peer
 from stack.http.request_record import OTHER, WEBSOCKET, RequestRecord, read_client_request_id, read_trace
-from stack.http.routes.metering import log_usage, settle_tokens
-from stack.http.routes.privileges import require_privilege
 from stack.http.streams import EVENT_STREAM_HEADER, SHUTTING_DOWN_MESSAGE
 from stack.telemetry.http_spans import end_request_span, open_request_span
 

@@ -13,10 +13,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from apis.errors import InvalidRequest, PayloadTooLarge
 from apis.wire.field_rows import refused_fields
+from stack.http.access.metering import reserve_tokens
+from stack.http.access.privileges import require_request
 from stack.http.context import get_context, get_services
 from stack.http.parsing import ModelT, read_request, to_invalid_request
-from stack.http.routes.metering import reserve_tokens
-from stack.http.routes.privileges import require_request
 
 _CHUNK_BYTES: Final = 256 * 1024
 _MAX_FORM_BYTES: Final = 64 * 1024

@@ -29,11 +29,11 @@ from apis.errors import (
 from apis.fair_share import Place
 from apis.responses import CreateResponse, Session
 from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, telemetry
+from stack.http.access.metering import reserve_tokens, settle_tokens
+from stack.http.access.privileges import require_request
 from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, parse_large, read_object, validate_request
 from stack.http.request_record import WEBSOCKET, RequestRecord
-from stack.http.routes.metering import reserve_tokens, settle_tokens
-from stack.http.routes.privileges import require_request
 from stack.http.sse import ApiDialect, encode_message, read_dialect
 from stack.http.streams import SHUTTING_DOWN_MESSAGE
 from stack.serving.socket_connection import DRAIN_MESSAGE_TYPE

@@ -12,9 +12,10 @@ from apis.errors import ConfigError, StoreUnavailable
 from apis.imports import ImportFromStringError, import_from_string, install_command
 from apis.tool_servers import ToolServers
 from providers import PROVIDERS
+from stack.api_table import APIS
 from stack.build import Stack, open_stack
 from stack.config import StackConfig
-from stack.wiring import APIS, PACKAGE_EXTRAS, load_provider_class, wire_providers, wiring_lines
+from stack.wiring import PACKAGE_EXTRAS, load_provider_class, wire_providers, wiring_lines
 from tests.stack import tiny
 
 SILENT, SEVERAL, BARE, IDLE, QUIET = (

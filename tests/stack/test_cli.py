@@ -149,7 +149,7 @@ def test_list_of_one_name_says_all_about_it() -> None:
     """O-A 9, O ranked 6: one provider with its documentation, and the section `server` with its keys."""
     code, output, _ = invoke("list", "llama_cpp")
     assert code == 0
-    assert "`model_path` is a GGUF file" in output
+    assert "`model_path` is a GGUF file" in " ".join(output.split())
     assert "vllm" not in output
     _, server, _ = invoke("list", "server")
     assert "list of mapping (key, tenant, admin)" in server

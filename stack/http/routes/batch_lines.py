@@ -11,9 +11,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.types import Message, Scope
 
+from apis.accounts.accounts import Caller
 from apis.batches.batches import LineAnswer
 from apis.errors import ConversationLocked, NotFound, StackError, error_to_body, internal_error
 from apis.telemetry import REQUEST_ID, TRACE_HEADERS
+from stack.http.access.metering import log_usage
 from stack.http.context import Handler, HttpContext, Services, set_context
 from stack.http.request_record import RequestRecord
 from stack.http.routes.chat import create_chat_completion
@@ -72,6 +74,7 @@ class RouteLineExecutor:
                 place.release()
             record.status = record.status or 499
             context.finish_request(record)
+            log_usage(self._services.stack.accounts, Caller(tenant), record)
         return answer
 
     async def _load_earlier(self, endpoint: str, request_id: str, context: HttpContext) -> LineAnswer | None:

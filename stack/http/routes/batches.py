@@ -7,12 +7,14 @@ from starlette.responses import Response
 
 from apis.batches.batches import Batches, BatchListParams, CreateBatch
 from apis.errors import Unsupported
+from stack.http.access.privileges import require_free_key
 from stack.http.answers import model_response, page_response
 from stack.http.context import HttpContext, Route, Services
 from stack.http.uploads import read_model, read_query
 
 
 async def create_batch(http: Request, context: HttpContext, services: Services) -> Response:
+    require_free_key(context.caller, "Batches")
     request = await read_model(http, services.max_body_bytes, CreateBatch)
     return model_response(await _require_batches(services).create(request, tenant=context.tenant))
 

@@ -11,8 +11,8 @@ from apis.accounts.accounts import ADMIN_TENANT, MAX_KEY_AGE_S
 from apis.accounts.directory import AccountDirectory, KeyOptions, NewKey
 from apis.errors import StoreUnavailable
 from apis.storage.kv_store import KVStore
+from stack.http.access.privileges import RESOURCE_SCOPES
 from stack.http.context import Route
-from stack.http.routes.privileges import RESOURCE_SCOPES
 from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, STORED_COMPLETION_ROUTES
 from tests.stack.http.raw import ask, bearer, check_error
 from tests.support.sdk.client import sdk_client
@@ -196,8 +196,11 @@ def admitted(route: Route, scope: str) -> bool:
     """The privilege matrix: which routes each scope admits to, written down independently of the code."""
     resource = route.path.split("/")[1]
     own = {
-        "responses": {"responses", "chat", "completions", "conversations", "containers", "embeddings"},
-        "files": {"files", "vector_stores"},
+        "responses": {
+            *("responses", "chat", "completions", "conversations", "containers", "embeddings"),
+            *("batches", "stack", "traces"),
+        },
+        "files": {"files", "uploads", "vector_stores"},
         "read": set[str](),
         "admin": {"organization"},
     }[scope]
@@ -229,3 +232,12 @@ async def test_the_privilege_matrix_of_every_route_and_scope_holds() -> None:
                 assert answer.status == 200
         unknown = await ask(served.url, b"", method="GET", path="/v1/novelty", headers=bearer(values["files"]))
         assert unknown.status == 403
+
+
+async def test_a_key_for_some_models_creates_no_batches() -> None:
+    """Requests in a file are executed later, without their key: its scopes would not hold."""
+    async with serving(more=STORED) as served:
+        bound = await new_key(served, "alpha", "model:scripted")
+        async with sdk_client(served.url, bound.value) as client:
+            with pytest.raises(PermissionDeniedError, match="not bound to models"):
+                await client.batches.create(input_file_id="file-1", endpoint="/v1/responses", completion_window="24h")

@@ -280,11 +280,8 @@ def test_names_and_both_families_can_be_bound(host: str, begins: str) -> None:
 
 
 def children(running: Running) -> list[psutil.Process]:
-    workers: list[psutil.Process] = []
-    for child in psutil.Process(running.process.pid).children():
-        with suppress(psutil.NoSuchProcess):  # it has just ended, and its parent has not read that yet
-            workers += [child] if "spawn_main" in " ".join(child.cmdline()) else []
-    return workers
+    alive = [child for child in psutil.Process(running.process.pid).children() if child.status() != "zombie"]
+    return [child for child in alive if "spawn_main" in " ".join(child.cmdline())]
 
 
 async def test_a_worker_that_dies_is_replaced_and_all_drain_together(tmp_path: Path) -> None:

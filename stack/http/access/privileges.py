@@ -16,6 +16,7 @@ _RESPONSES: Final[frozenset[Scope]] = frozenset({"responses"})
 _FILES: Final[frozenset[Scope]] = frozenset({"files"})
 _READ: Final[frozenset[Scope]] = frozenset({"read"})
 RESOURCE_SCOPES: Final[Mapping[str, frozenset[Scope]]] = {
+    "batches": _RESPONSES,
     "chat": _RESPONSES,
     "completions": _RESPONSES,
     "containers": _RESPONSES,
@@ -25,6 +26,9 @@ RESOURCE_SCOPES: Final[Mapping[str, frozenset[Scope]]] = {
     "models": PROJECT_SCOPES,
     "organization": ADMIN_SCOPE,
     "responses": _RESPONSES,
+    "stack": _RESPONSES,
+    "traces": _RESPONSES,
+    "uploads": _FILES,
     "vector_stores": _FILES,
 }
 """Scopes of which one admits a request of any method. `read` admits GET of each resource that is a tenant's own."""
@@ -59,6 +63,15 @@ def require_request(caller: Caller, request: BaseModel) -> None:
             items: object = getattr(request, field, None)
             for index, item in enumerate(cast("list[object]", items) if isinstance(items, list) else ()):
                 _require_tools(caller, item, f"{field}[{index}].")
+
+
+def require_free_key(caller: Caller, resource: str) -> None:
+    """Raise PermissionDenied if the caller's key is bound to models or tools, or has limits: requests in a file are
+    executed later, without their key."""
+    if caller.grant.models is not None or caller.grant.tools is not None:
+        raise PermissionDenied(f"{resource} are for keys that are not bound to models or tools.", code="missing_scope")
+    if caller.limits:
+        raise PermissionDenied(f"{resource} are not counted under limits, and this project has limits.")
 
 
 def _require_tools(caller: Caller, owner: object, prefix: str) -> None:

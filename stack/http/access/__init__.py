@@ -1,0 +1,1 @@
+"""What a caller may do and how much: privileges of keys, and limits and usage of requests."""
