@@ -160,7 +160,7 @@ async def test_it_says_what_is_wired_and_then_where_it_listens(tmp_path: Path) -
             ["inference", "tests.stack.tiny:Silent", "model=m"],
             ["responses", "loop"],
             ["kv_store", "tests.stack.tiny:Bare"],
-            ["traces", "kv"],
+            *(["traces", "kv"], ["accounts", "config"]),
             ["fetcher", "safe"],
             ["reader", "child"],
         ]
