@@ -20,6 +20,8 @@ _MAX_ENTRIES: Final = 1000
 _MAX_PATH_BYTES: Final = 255
 _MAX_DEPTH: Final = 16
 _MAX_FRONT_MATTER_CHARS: Final = 16 * 1024
+_MAX_BRACKETS: Final = 200
+"""Opening brackets in front matter: the time that the parser needs grows with the square of their depth."""
 _MAX_NAME_CHARS: Final = 64
 _MAX_DESCRIPTION_CHARS: Final = 1024
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -125,6 +127,8 @@ def _parse_front_matter(data: bytes) -> Mapping[str, Any]:
     match = _FRONT_MATTER.match(text[:_MAX_FRONT_MATTER_CHARS])
     if match is None:
         raise InvalidBundle(f"{_INSTRUCTIONS} does not begin with front matter, YAML between two lines of `---`.")
+    if match[1].count("[") + match[1].count("{") > _MAX_BRACKETS:
+        raise InvalidBundle(f"The front matter of {_INSTRUCTIONS} has more than {_MAX_BRACKETS} brackets.")
     try:
         # without references, whose values can be far larger than their text
         events = cast(Iterator[object], yaml.parse(match[1], Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType] - untyped

@@ -121,9 +121,11 @@ class ClaimedRun:
         return self.lease.ref
 
     @property
-    def queued_at_s(self) -> float:
-        """The time at which the run was added, in seconds since the epoch."""
-        return int(self.run.queue_key.split("/")[-2]) / 1e6
+    def queued_at_s(self) -> float | None:
+        """The time at which the run was added, in seconds since the epoch; None where its key is of another form, as
+        the first edition's are."""
+        microseconds = self.run.queue_key.split("/")[-2:][0]
+        return int(microseconds) / 1e6 if microseconds.isdecimal() else None
 
 
 class Runs:
