@@ -139,8 +139,7 @@ def build_providers(
 
 
 def _collect_tenants(config: StackConfig) -> Tenants:
-    names = frozenset(entry.tenant for entry in config.server.api_keys)
-    return Tenants(names, may_grow=config.has_stored_tenants)
+    return Tenants(config.server.tenants, may_grow=config.has_stored_tenants)
 
 
 def _collect_keys(config: StackConfig) -> ConfiguredKeys:

@@ -87,6 +87,11 @@ class HttpServerConfig(BaseModel):
     console: bool | None = None
     dangerously_allow_unauthenticated: bool = False
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        """The tenants of the API keys; empty on a server without keys, which has one tenant."""
+        return frozenset(entry.tenant for entry in self.api_keys)
+
     @field_validator("api_keys")
     @classmethod
     def _reject_duplicate_keys(cls, keys: list[ApiKey]) -> list[ApiKey]:
@@ -168,6 +173,11 @@ class StackConfig(BaseModel):
         return self.has_stored_tenants or bool(self.server.api_keys)
 
     @property
+    def has_several_tenants(self) -> bool:
+        """True if there may be more than one tenant."""
+        return self.has_stored_tenants or len(self.server.tenants) > 1
+
+    @property
     def serves_console(self) -> bool:
         """True if the built-in page is served: as `server.console` says, else on a server without keys."""
         return not self.requires_keys if self.server.console is None else self.server.console
@@ -178,8 +188,7 @@ class StackConfig(BaseModel):
         `/metrics`."""
         server = self.server
         may_read_metrics = server.metrics == "open" or (server.metrics == "keyed" and server.metrics_key is None)
-        tenants = {entry.tenant for entry in server.api_keys}
-        return may_read_metrics and not self.has_stored_tenants and len(tenants) <= 1
+        return may_read_metrics and not self.has_several_tenants
 
     @field_validator("server")
     @classmethod

@@ -29,6 +29,16 @@ class RateLimit:
     month_tokens: int | None = None
 
 
+LIMIT_FIELDS: Final[Mapping[str, str]] = {
+    "max_requests_per_1_minute": "minute_requests",
+    "max_tokens_per_1_minute": "minute_tokens",
+    "max_requests_per_1_day": "day_requests",
+    "max_tokens_per_1_day": "day_tokens",
+    "max_tokens_per_1_month": "month_tokens",
+}
+"""The fields of RateLimit by their names in the API."""
+
+
 class UpdateRateLimit(Wire):
     """Body that sets a limit; absent fields stay as they are. The last two are extensions of OpenAI's API."""
 

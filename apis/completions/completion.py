@@ -2,35 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Final, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from apis.chat import Sampling
 from apis.deltas import Usage
+from apis.wire.text_or_tokens import TokenId, text_or_tokens_tag
 
 MAX_COMPLETIONS: Final = 128
 """Completions of one request: its prompts, each `n` times."""
 
 
-def _prompt_tag(value: Any) -> str:
-    """Return the tag of the prompt's form, so that validation reports the errors of that form only. The tags contain a
-    space because they must not equal a key of the prompt."""
-    first = cast("list[Any]", value)[:1] if isinstance(value, list) else None
-    if first is None:
-        return "a text"
-    if first and isinstance(first[0], list):
-        return "token lists"
-    return "some tokens" if first and type(first[0]) is int else "some texts"
-
-
-TokenList = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
+TokenList = Annotated[list[TokenId], Field(min_length=1)]
 CompletionPrompt = Annotated[
     Annotated[str, Tag("a text")]
     | Annotated[list[str], Field(min_length=1, max_length=MAX_COMPLETIONS), Tag("some texts")]
     | Annotated[TokenList, Tag("some tokens")]
     | Annotated[list[TokenList], Field(min_length=1, max_length=MAX_COMPLETIONS), Tag("token lists")],
-    Discriminator(_prompt_tag),
+    Discriminator(text_or_tokens_tag),
 ]
 
 

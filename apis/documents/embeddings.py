@@ -3,11 +3,12 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Final, Literal, cast
 
 from pydantic import Discriminator, Field, Tag
 
 from apis.wire.base import Wire
+from apis.wire.text_or_tokens import TokenId, text_or_tokens_tag
 
 MAX_INPUTS: Final = 2048
 MAX_INPUT_TOKENS: Final = 8192
@@ -15,26 +16,14 @@ MAX_REQUEST_TOKENS: Final = 300_000
 """OpenAI's limits: inputs per request, tokens per input, tokens per request."""
 
 
-def _input_tag(value: Any) -> str:
-    """Return the tag of the input's form, so that validation reports the errors of that form only. The tags contain a
-    space because they must not equal a key of the input."""
-    first = cast("list[Any]", value)[:1] if isinstance(value, list) else None
-    if first is None:
-        return "a text"
-    if first and isinstance(first[0], list):
-        return "token lists"
-    return "some tokens" if first and type(first[0]) is int else "some texts"
-
-
 TextInput = Annotated[str, Field(min_length=1)]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_INPUT_TOKENS)]
 EmbeddingInput = Annotated[
     Annotated[TextInput, Tag("a text")]
     | Annotated[list[TextInput], Field(min_length=1, max_length=MAX_INPUTS), Tag("some texts")]
     | Annotated[TokenIds, Tag("some tokens")]
     | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_INPUTS), Tag("token lists")],
-    Discriminator(_input_tag),
+    Discriminator(text_or_tokens_tag),
 ]
 
 

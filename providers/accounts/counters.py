@@ -39,7 +39,7 @@ class UseCounter:
     month_tokens: int = 0
 
     def advance(self, now: Windows) -> Self:
-        """Return the counter in the windows of now. A clock that is behind stays in the later window."""
+        """Return the counter in the windows of now. A clock that is slow stays in the later window."""
         windows = Windows(
             max(self.windows.minute, now.minute),
             max(self.windows.day, now.day),

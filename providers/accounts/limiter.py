@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from apis.accounts.limits import NO_LIMIT, Limiter, RateLimit, Reservation, UpdateRateLimit
+from apis.accounts.limits import LIMIT_FIELDS, NO_LIMIT, Limiter, RateLimit, Reservation, UpdateRateLimit
 from apis.errors import InvalidRequest, NotFound, Overloaded, StackError
 from apis.storage.keys import id_to_key_part, is_safe_id
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
@@ -165,14 +165,8 @@ def _read_counter(entry: Entry | None, now: Windows) -> UseCounter:
 
 
 def _apply(limit: RateLimit, update: UpdateRateLimit) -> RateLimit:
-    sent = {
-        "minute_requests": update.max_requests_per_1_minute,
-        "minute_tokens": update.max_tokens_per_1_minute,
-        "day_requests": update.max_requests_per_1_day,
-        "day_tokens": update.max_tokens_per_1_day,
-        "month_tokens": update.max_tokens_per_1_month,
-    }
-    changes = {name: None if value >= NO_LIMIT else value for name, value in sent.items() if value is not None}
+    sent: dict[str, int | None] = {field: getattr(update, name) for name, field in LIMIT_FIELDS.items()}
+    changes = {field: None if value >= NO_LIMIT else value for field, value in sent.items() if value is not None}
     return replace(limit, **changes)
 
 

@@ -89,7 +89,7 @@ def build_image(
 
 def error_of_answer(status: int, body: bytes) -> ToolFailed:
     """Return the error of an answer that is not a 200. The server's own words are passed on for a wrong request only:
-    others may show what is nobody's business."""
+    others may show private facts."""
     if status in (401, 403):
         return ToolFailed("The images server refused the key.")
     if status == 429:

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -76,30 +76,24 @@ class Router(Inference):
     async def chat(self, request: ChatRequest) -> AsyncGenerator[DeltaBatch]:
         """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
-        try:
+        with _public_name(request.model):
             async with aclosing(provider.chat(forwarded)) as batches:
                 async for batch in batches:
                     yield batch
-        except ModelNotFound as exc:
-            raise ModelNotFound(request.model) from exc
 
     async def complete(self, request: CompletionRequest) -> AsyncGenerator[CompletionBatch]:
         """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
-        try:
+        with _public_name(request.model):
             async with aclosing(provider.complete(forwarded)) as batches:
                 async for batch in batches:
                     yield batch
-        except ModelNotFound as exc:
-            raise ModelNotFound(request.model) from exc
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
-        try:
+        with _public_name(request.model):
             return await provider.count_tokens(forwarded)
-        except ModelNotFound as exc:
-            raise ModelNotFound(request.model) from exc
 
     async def used_effort(self, request: ChatRequest) -> Effort | None:
         """Forward to the provider of the request's model; None where there is none now, which `chat` reports."""
@@ -120,10 +114,8 @@ class Router(Inference):
     async def embed(self, request: EmbeddingRequest, *, tenant: str = "") -> Embeddings:
         """Forward to the provider of the request's model."""
         provider, forwarded = await self._route_request(request)
-        try:
+        with _public_name(request.model):
             return await provider.embed(forwarded, tenant=tenant)
-        except ModelNotFound as exc:
-            raise ModelNotFound(request.model) from exc
 
     async def _route_request(self, request: _RoutedRequest) -> tuple[Inference, _RoutedRequest]:
         route = await self._find_route(request.model)
@@ -189,3 +181,12 @@ class Router(Inference):
                 return await self._providers[name].models()
         except (StackError, TimeoutError):
             return None
+
+
+@contextmanager
+def _public_name(model: str) -> Generator[None]:
+    """Let the error of a model that its provider does not have name the model as the request does."""
+    try:
+        yield
+    except ModelNotFound as exc:
+        raise ModelNotFound(model) from exc

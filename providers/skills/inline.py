@@ -14,7 +14,7 @@ from providers.skills.bundle import MAX_BUNDLE_BYTES, MAX_FILES, InvalidBundle, 
 
 
 class Inline(Skills):
-    """Reads the archives of requests, each time anew from the request itself."""
+    """Reads the archives of requests, each time from the request itself."""
 
     class Config(Provider.Config):
         """It has no settings."""

@@ -139,11 +139,7 @@ def metadata_to_json(trace: IngestedTrace, position: int) -> bytes:
     """Return the metadata of a trace. Raises InvalidRequest if it is too large."""
     metadata_json = encode_record(trace.metadata)
     if len(metadata_json) > MAX_METADATA_BYTES:
-        raise InvalidRequest(
-            f"The metadata of a trace has at most {MAX_METADATA_BYTES} bytes, and this has {len(metadata_json)}.",
-            param=f"data[{position}].metadata",
-            code="string_above_max_length",
-        )
+        raise _too_large("The metadata of a trace", metadata_json, MAX_METADATA_BYTES, f"data[{position}].metadata")
     return metadata_json
 
 
@@ -157,12 +153,13 @@ def span_to_json(span: IngestedSpan, position: int) -> bytes:
         fields["span_data"] = {name: _truncate(value) for name, value in fields["span_data"].items()}
         span_json = encode_record(fields)
     if len(span_json) > MAX_SPAN_BYTES:
-        raise InvalidRequest(
-            f"A span has at most {MAX_SPAN_BYTES} bytes, and this has {len(span_json)}.",
-            param=f"data[{position}]",
-            code="string_above_max_length",
-        )
+        raise _too_large("A span", span_json, MAX_SPAN_BYTES, f"data[{position}]")
     return span_json
+
+
+def _too_large(name: str, value_json: bytes, limit_bytes: int, param: str) -> InvalidRequest:
+    message = f"{name} has at most {limit_bytes} bytes, and this has {len(value_json)}."
+    return InvalidRequest(message, param=param, code="string_above_max_length")
 
 
 def _truncate(value: Any) -> Any:

@@ -24,7 +24,7 @@ class CacheSalts:
         self._key: bytes | None = None
         if secret is not None:
             self._key = hashlib.sha256(b"responses-stack cache salt 2" + secret).digest()
-        elif len({entry.tenant for entry in config.api_keys}) > 1:
+        elif len(config.tenants) > 1:
             digests = sorted(
                 hashlib.sha256(entry.key.get_secret_value().encode()).digest() for entry in config.api_keys
             )

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from apis.accounts.accounts import NO_CALLER, Caller
 from apis.accounts.limits import Reservation
+from apis.errors import Unsupported
 from apis.fair_share import Place
 from stack.build import Stack
 from stack.http.answers import client_disconnected_response
@@ -22,6 +23,7 @@ from stack.http.request_record import RequestRecord
 from stack.http.shares import RequestShares
 from stack.http.streams import ClientDisconnected, EventStream, StreamMonitor
 
+ProviderT = TypeVar("ProviderT")
 _CONTEXT_KEY: Final = "stack.http_context"
 _METRICS_REFRESH_S: Final = 1.0
 
@@ -105,6 +107,14 @@ class Services:
         while True:
             await self.refresh_metrics()
             await asyncio.sleep(_METRICS_REFRESH_S)
+
+
+def require_section(provider: ProviderT | None, lack: str, section: str) -> ProviderT:
+    """Return the provider of a section of the run config. Raises Unsupported, which says what the server lacks, where
+    there is none."""
+    if provider is None:
+        raise Unsupported(f"This server {lack}: its config has no section `{section}`.", code="not_configured")
+    return provider
 
 
 def get_services(scope: Scope) -> Services:

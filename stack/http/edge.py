@@ -72,8 +72,8 @@ class Edge:
         self._logs_access = config.access_log
         self._metrics_access = config.metrics
         self._metrics_key = digest_key(config.metrics_key.get_secret_value().encode()) if config.metrics_key else None
-        several_tenants = stack_config.has_stored_tenants or len({entry.tenant for entry in config.api_keys}) > 1
-        self._hides_metrics = config.metrics == "keyed" and self._metrics_key is None and several_tenants
+        has_no_key = config.metrics == "keyed" and self._metrics_key is None
+        self._hides_metrics = has_no_key and stack_config.has_several_tenants
         self._cors = CorsPolicy(config.cors_origins) if config.cors_origins else None
         self._head_checks = HeadChecks(config, self._cors, requires_keys=self._requires_keys)
 

@@ -111,12 +111,12 @@ class StreamMonitor:
 class _OpenStream:
     """The connection of one open stream. `peer` is there where our own server runs the app."""
 
-    __slots__ = ("_peer", "_send", "_time", "is_writing", "last_write_at", "pushed_bytes")
+    __slots__ = ("_peer", "_record", "_send", "_time", "is_writing", "last_write_at")
 
-    def __init__(self, send: Send, peer: Peer | None) -> None:
+    def __init__(self, send: Send, peer: Peer | None, record: RequestRecord) -> None:
         self._send = send
         self._peer = peer
-        self.pushed_bytes = 0
+        self._record = record
         self._time = asyncio.get_running_loop().time
         self.last_write_at = self._time()
         self.is_writing = False
@@ -137,14 +137,15 @@ class _OpenStream:
         """Write without waiting, past the ASGI layers; return true if the client is ready for more."""
         assert self._peer is not None
         self.last_write_at = self._time()
-        self.pushed_bytes += len(body)
+        self._record.sent_bytes += len(body)
         return self._peer.write_body(body)
 
 
 class EventStream(Response):
     """ASGI response of framed batches of events. An error before the first batch is raised, for an HTTP status.
 
-    `request_record`, if the request creates a response, observes its first event, its first output and its last event.
+    `request_record` is that of the request. If the request creates a response, it observes the first event, the first
+    output and the last event.
     Batches after the first output are pushed where their source can do that: see `apis.live_batch`.
     """
 
@@ -153,13 +154,16 @@ class EventStream(Response):
         batches: AsyncGenerator[Sequence[Any]],
         frame: Callable[[Sequence[Any]], bytes],
         monitor: StreamMonitor,
-        request_record: RequestRecord | None = None,
+        request_record: RequestRecord,
+        *,
+        creates_response: bool = False,
     ) -> None:
         super().__init__()
         self._batches = batches
         self._frame = frame
         self._monitor = monitor
         self._request_record = request_record
+        self._creates_response = creates_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -172,15 +176,15 @@ class EventStream(Response):
         async with aclosing(self._batches) as batches:
             batch: Sequence[Any] = ()
             last = DONE_FRAME
-            waits = self._request_record is not None
+            waits = self._creates_response
             try:
                 async for batch in batches:
                     if stream is None:
                         await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-                        stream = _OpenStream(send, peer)
+                        stream = _OpenStream(send, peer, self._request_record)
                         self._monitor.add(stream)
-                    await stream.write(self._frame(batch))
                     waits = waits and self._awaits_first_output(batch)
+                    await stream.write(self._frame(batch))
                     if not waits:
                         self._request_pushes(batch, stream)
             except StackError as exc:
@@ -197,7 +201,8 @@ class EventStream(Response):
             finally:
                 if stream is not None:
                     self._monitor.discard(stream)
-                self._record_end(batch, stream)
+                if self._creates_response and batch:
+                    self._request_record.observe(batch[-1])
         if stream is not None:
             await stream.write(last, more_body=False)
 
@@ -207,17 +212,8 @@ class EventStream(Response):
             frame, push = self._frame, stream.push
             batch.push_to(lambda pushed: push(frame(pushed)))
 
-    def _record_end(self, last_batch: Sequence[Any], stream: _OpenStream | None) -> None:
-        if self._request_record is None:
-            return
-        if stream is not None:
-            self._request_record.sent_bytes += stream.pushed_bytes
-        if last_batch:
-            self._request_record.observe(last_batch[-1])
-
     def _awaits_first_output(self, batch: Sequence[Any]) -> bool:
         """Return true if neither this batch nor one before it has output; record the time of the first that has."""
-        assert self._request_record is not None
         if not batch:
             return True
         if batch[-1].type in INITIAL_EVENTS:

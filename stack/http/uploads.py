@@ -70,28 +70,28 @@ def _too_large_error(max_bytes: int, setting: str | None) -> PayloadTooLarge:
 async def read_model(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
     """Return the body as one of our models; no body is an empty object. Raises PayloadTooLarge, InvalidRequest, and
     PermissionDenied if the caller's key is bound to other models or tools."""
-    request = await read_request(await read_body(http, max_bytes) or b"{}", model)
-    require_request(get_context(http.scope).caller, request)
-    return request
+    return await _parse_granted(http, await read_body(http, max_bytes) or b"{}", model)
 
 
 async def read_granted(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
     """Return the body, which is not empty, as a request for a model. Raises PayloadTooLarge, InvalidRequest, and
     PermissionDenied if the caller's key is bound to other models or tools."""
-    request = await read_request(await read_body(http, max_bytes), model)
-    require_request(get_context(http.scope).caller, request)
-    return request
+    return await _parse_granted(http, await read_body(http, max_bytes), model)
 
 
 async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> ModelT:
     """Return the body as a request that a model will answer, after it was counted under the limits of its key. Raises
     RateLimited, and what `read_granted` raises."""
     body = await read_body(http, max_bytes)
-    request = await read_request(body, model)
-    context = get_context(http.scope)
-    require_request(context.caller, request)
-    accounts = get_services(http.scope).stack.accounts
+    request = await _parse_granted(http, body, model)
+    context, accounts = get_context(http.scope), get_services(http.scope).stack.accounts
     context.reservation = await reserve_tokens(accounts, context.caller, request, len(body))
+    return request
+
+
+async def _parse_granted(http: Request, body: bytes, model: type[ModelT]) -> ModelT:
+    request = await read_request(body, model)
+    require_request(get_context(http.scope).caller, request)
     return request
 
 

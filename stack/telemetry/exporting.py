@@ -136,24 +136,37 @@ class _CountingExporter:
         return getattr(self._exporter, name)
 
 
+class _QueueBound:
+    """Counts the records in the queue before an exporter, and drops those that it has no room for."""
+
+    def __init__(
+        self, exporter: _CountingExporter, signal: str, size_variable: str, count_dropped: CountDropped
+    ) -> None:
+        self._exporter = exporter
+        self._signal = signal
+        self._count_dropped = count_dropped
+        self._accepted = 0
+        self._max_queued = _read_queue_size(size_variable)
+
+    def accepts_record(self) -> bool:
+        """Return true if there is room for one more record, which is then in the queue; count it as dropped if not."""
+        if self._accepted - self._exporter.taken >= self._max_queued:
+            self._count_dropped(self._signal, 1)
+            return False
+        self._accepted += 1
+        return True
+
+
 class _BoundedSpanProcessor(BatchSpanProcessor):
     """Drops and counts spans that the queue has no room for."""
 
     def __init__(self, exporter: _CountingExporter, count_dropped: CountDropped) -> None:
         super().__init__(exporter)  # pyright: ignore[reportArgumentType]  # forwards all of a SpanExporter
-        self._counting_exporter = exporter
-        self._count_dropped = count_dropped
-        self._accepted = 0
-        self._max_queued = _read_queue_size("OTEL_BSP_MAX_QUEUE_SIZE")
+        self._bound = _QueueBound(exporter, "traces", "OTEL_BSP_MAX_QUEUE_SIZE", count_dropped)
 
     def on_end(self, span: ReadableSpan) -> None:
-        if not (span.context and span.context.trace_flags.sampled):
-            return
-        if self._accepted - self._counting_exporter.taken >= self._max_queued:
-            self._count_dropped("traces", 1)
-            return
-        self._accepted += 1
-        super().on_end(span)
+        if span.context and span.context.trace_flags.sampled and self._bound.accepts_record():
+            super().on_end(span)
 
 
 class _BoundedLogProcessor(BatchLogRecordProcessor):
@@ -161,14 +174,8 @@ class _BoundedLogProcessor(BatchLogRecordProcessor):
 
     def __init__(self, exporter: _CountingExporter, count_dropped: CountDropped) -> None:
         super().__init__(exporter)  # pyright: ignore[reportArgumentType]  # forwards all of a LogRecordExporter
-        self._counting_exporter = exporter
-        self._count_dropped = count_dropped
-        self._accepted = 0
-        self._max_queued = _read_queue_size("OTEL_BLRP_MAX_QUEUE_SIZE")
+        self._bound = _QueueBound(exporter, "logs", "OTEL_BLRP_MAX_QUEUE_SIZE", count_dropped)
 
     def on_emit(self, log_record: ReadWriteLogRecord) -> None:
-        if self._accepted - self._counting_exporter.taken >= self._max_queued:
-            self._count_dropped("logs", 1)
-            return
-        self._accepted += 1
-        super().on_emit(log_record)
+        if self._bound.accepts_record():
+            super().on_emit(log_record)

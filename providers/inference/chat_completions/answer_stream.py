@@ -4,7 +4,6 @@ arrive: see `apis.live_batch`."""
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Protocol
 
 from apis.deltas import Delta
 from apis.errors import StackError, UpstreamError, UpstreamTimeout
@@ -14,6 +13,7 @@ from providers.inference.chat_completions.answer_limits import (
     MIN_DELTA_BYTES,
     AnswerTooLarge,
 )
+from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.chat_completions.errors import UpstreamUnavailable
 from providers.inference.http.connection import HttpConnection, HttpError
 
@@ -29,25 +29,6 @@ class EndpointLimits:
     first_token_s: float = 120
     token_gap_s: float = 60
     max_answer_bytes: int = DEFAULT_MAX_ANSWER_BYTES
-
-
-class ChunkReader(Protocol):
-    """Reader of a response with the methods and fields of ChatChunkReader."""
-
-    failure: StackError | None
-    is_finished: bool
-    saw_activity: bool
-    was_cut: bool
-    answer_bytes: int
-    delta_count: int
-
-    def feed(self, data: bytes) -> list[Delta]:
-        """Return the deltas that `data` completed."""
-        ...
-
-    def end(self) -> list[Delta]:
-        """Return the last deltas after the body ended cleanly."""
-        ...
 
 
 class AnswerStream:

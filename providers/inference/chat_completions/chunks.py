@@ -29,6 +29,7 @@ from providers.inference.chat_completions.answer_limits import (
     text_bytes,
     tokens_with_slack,
 )
+from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.chat_completions.errors import failure_to_error
 from providers.inference.chat_completions.streamed_calls import StreamedCalls
 from providers.inference.chat_completions.text_repair import SurrogateJoiner, repair_surrogates
@@ -101,22 +102,12 @@ class _Chunk(msgspec.Struct, gc=False):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
-class ChatChunkReader:
-    """Incremental reader. Call `feed` with each chunk from the socket, then `end` when the body ended cleanly.
-
-    `failure` is set once the stream is invalid; deltas returned together with it are still valid. `is_finished` is set
-    with the Finish; no delta follows. `saw_activity` is set by every sign of generation; the caller's watchdog clears
-    it. `answer_bytes` and `delta_count` grow with the answer. An answer that goes on after its `max_completion_tokens`
-    ends here with a Finish, and `was_cut` is true.
-    """
+class ChatChunkReader(ChunkReader):
+    """Reader of chat completions. An answer that goes on after its `max_completion_tokens` ends here with a Finish, and
+    `was_cut` is true."""
 
     def __init__(self, request: ChatRequest) -> None:
-        self.failure: StackError | None = None
-        self.is_finished = False
-        self.saw_activity = False
-        self.was_cut = False
-        self.answer_bytes = 0
-        self.delta_count = 0
+        super().__init__()
         limit = request.max_completion_tokens
         self._max_deltas = sys.maxsize if limit is None else tokens_with_slack(limit)
         self._model = request.model

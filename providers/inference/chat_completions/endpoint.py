@@ -17,13 +17,9 @@ from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsuppor
 from apis.inference import CALL_ATTEMPTS, Modality, Model
 from apis.telemetry import TRACE_HEADERS, current_span
 from providers.inference.chat_completions.affinity import affinity_headers
-from providers.inference.chat_completions.answer_stream import (
-    AnswerStream,
-    ChunkReader,
-    EndpointLimits,
-    token_timeout_error,
-)
+from providers.inference.chat_completions.answer_stream import AnswerStream, EndpointLimits, token_timeout_error
 from providers.inference.chat_completions.body import ChatDialect, request_to_body, request_to_tokenize_body
+from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.chat_completions.chunks import ChatChunkReader
 from providers.inference.chat_completions.embeddings import parse_embeddings, request_to_embedding_body
 from providers.inference.chat_completions.errors import UpstreamUnavailable, response_to_error

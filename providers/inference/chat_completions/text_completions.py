@@ -17,6 +17,7 @@ from apis.deltas import Delta, TextDelta, Usage
 from apis.errors import StackError, Unsupported, UpstreamError
 from providers.inference.chat_completions.answer_limits import LOGPROB_BYTES, text_bytes
 from providers.inference.chat_completions.body import ENGINE_FIELDS, GUIDED_FIELDS, UpstreamEngine, body_to_json
+from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.chat_completions.errors import failure_to_error
 from providers.inference.chat_completions.text_repair import repair_surrogates
 from providers.inference.chat_completions.usage import parse_usage
@@ -75,17 +76,12 @@ def write_completion(
     return "/completions", body_to_json({**body, **(extra_body or {})})
 
 
-class CompletionReader:
-    """Incremental reader with the fields of `ChunkReader`. The deltas that `feed` returns only say that there is
-    output; `take_batch` returns the pieces themselves."""
+class CompletionReader(ChunkReader):
+    """Reader of text completions. The deltas that `feed` returns only say that there is output; `take_batch` returns
+    the pieces themselves."""
 
     def __init__(self, request: CompletionRequest) -> None:
-        self.failure: StackError | None = None
-        self.is_finished = False
-        self.saw_activity = False
-        self.was_cut = False
-        self.answer_bytes = 0
-        self.delta_count = 0
+        super().__init__()
         self._model = request.model
         self._open_indexes = set(range(request.completion_count))
         self._count = request.completion_count

@@ -13,6 +13,7 @@ from apis.chat import ChatRequest
 from apis.deltas import Delta, TokenLogprob, Usage
 from apis.errors import InvalidRequest, StackError, Unsupported, UpstreamError
 from providers.inference.chat_completions.answer_limits import deltas_bytes, tokens_with_slack
+from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.chat_completions.chunks import DECODE_ERRORS, DONE_PAYLOAD, MIN_LOGPROB
 from providers.inference.chat_completions.errors import failure_to_error
 from providers.inference.chat_completions.usage import parse_usage
@@ -137,9 +138,9 @@ class VLLMChunkDecoder:
         return self._harmony.build_token_logprob(_parse_token_id(token), clamp_logprob(logprob), top)
 
 
-class HarmonyChunkReader:
-    """Reader with the fields of ChatChunkReader. An answer that goes on after `max_tokens` is cut. Every token is
-    checked against the grammar: output that violates it is Unsupported and is never returned as valid."""
+class HarmonyChunkReader(ChunkReader):
+    """Reader of the tokens of gpt-oss. An answer that goes on after `max_tokens` is cut. Every token is checked against
+    the grammar: output that violates it is Unsupported and is never returned as valid."""
 
     def __init__(
         self,
@@ -151,12 +152,7 @@ class HarmonyChunkReader:
         max_tokens: int,
         enforced_grammar: EnforcedGrammar | None = None,
     ) -> None:
-        self.failure: StackError | None = None
-        self.is_finished = False
-        self.saw_activity = False
-        self.was_cut = False
-        self.answer_bytes = 0
-        self.delta_count = 0
+        super().__init__()
         self._max_tokens = tokens_with_slack(max_tokens)
         self._token_reader = harmony.build_reader(request)
         self._decoder = decoder

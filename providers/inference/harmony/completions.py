@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 from apis.chat import ChatRequest, refuse_engine_options
 from apis.errors import Unsupported
 from providers.inference.chat_completions.body import body_to_json
-from providers.inference.chat_completions.endpoint import ChunkReader
+from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.harmony.chunks import EnforcedGrammar, HarmonyChunkReader, VLLMChunkDecoder
 from providers.inference.harmony.grammar import TurnGrammar
 from providers.inference.harmony.harmony import Harmony, HarmonyPrompt

@@ -15,8 +15,8 @@ from apis.deltas import DeltaBatch, Finish
 from apis.errors import ContextLengthExceeded, Unsupported
 from apis.inference import ALL_CONSTRAINTS, Model
 from apis.wire.base import Effort
-from providers.inference.chat_completions.answer_stream import ChunkReader
 from providers.inference.chat_completions.body import body_to_json
+from providers.inference.chat_completions.chunk_reader import ChunkReader
 from providers.inference.harmony.chunks import EnforcedGrammar, HarmonyChunkReader
 from providers.inference.harmony.completions import grammar_param
 from providers.inference.harmony.grammar import TurnGrammar

@@ -44,10 +44,6 @@ _NO_WORKER_MESSAGE: Final = (
 _MAX_LISTED_RUNS: Final = 1000
 
 
-def _run_key(tenant: str, response_id: str) -> str:
-    return ResponseRef(tenant, response_id).run_key
-
-
 class BackgroundResponses:
     """All background responses of a store, as this process sees them, and the webhooks that are called at their
     ends."""
@@ -64,7 +60,7 @@ class BackgroundResponses:
         self._webhook_queue = WebhookQueue(kv, options.webhooks, fetcher, tenants)
         self._webhook_delivery: asyncio.Task[None] | None = None
         self._wakeups = LogWakeups()
-        self._event_log = EventLog(kv, self._wakeups, _run_key, ttl_s=config.event_ttl_s)
+        self._event_log = EventLog(kv, self._wakeups, ttl_s=config.event_ttl_s)
         self.registry = WorkerRegistry(kv, config.lease_s, config.max_running)
         self._runs = Runs(
             kv,

@@ -20,6 +20,7 @@ from apis.errors import InvalidRequest, Overloaded, StoreUnavailable
 from apis.events import TERMINAL_EVENTS, LoggedEvent, event_to_json
 from apis.storage.kv_store import KVStore, Put
 from apis.storage.records import PAGE_BYTES, delete_all, scan_all
+from providers.responses.store.run_key import run_key
 
 ResultT = TypeVar("ResultT")
 _PAGE_SIZE: Final = 64
@@ -99,13 +100,10 @@ class LogWakeups:
 class EventLog:
     """The logs of one store; events are deleted `ttl_s` after they were written."""
 
-    def __init__(self, kv: KVStore, wakeups: LogWakeups, run_key: Callable[[str, str], str], *, ttl_s: float) -> None:
-        """`run_key` returns, for a tenant and an id, the key of the record that exists while a response may still get
-        events."""
+    def __init__(self, kv: KVStore, wakeups: LogWakeups, *, ttl_s: float) -> None:
         self._kv = kv
         self.wakeups = wakeups
         self.ttl_s = ttl_s
-        self._run_key = run_key
         self.is_closing = False
         """Once true, the streams of readers end with Overloaded: they can continue on another server."""
 
@@ -155,7 +153,7 @@ class EventLog:
         """Return the number that the batch of this event begins with; that of the last batch for an event to come."""
         prefix = event_key(tenant, response_id, 0)[:-8]
         bound = event_key(tenant, response_id, sequence_number + 1)
-        run = await self._kv.get(self._run_key(tenant, response_id))
+        run = await self._kv.get(run_key(tenant, response_id))
         rows = await self._kv.scan(prefix, before=bound, limit=1, reverse=True)
         if not rows:
             raise InvalidRequest(
@@ -175,7 +173,7 @@ class EventLog:
 
     async def _tail(self, response_id: str, number: int, tenant: str) -> AsyncGenerator[list[LoggedEvent]]:
         """Yield batch after batch from `number` on, as they are written."""
-        run_key = self._run_key(tenant, response_id)
+        key_of_run = run_key(tenant, response_id)
         pause_s = _MIN_POLL_S
         try:
             while True:
@@ -184,7 +182,7 @@ class EventLog:
                 wakeup = self.wakeups.next_wakeup(response_id)
                 batch, run = self.wakeups.newest_batch(response_id, number), None
                 if batch is None:
-                    keys = (event_key(tenant, response_id, number), run_key)
+                    keys = (event_key(tenant, response_id, number), key_of_run)
                     entry, run = await self._retry_during_outage(partial(self._kv.get_many, keys))
                     batch = entry.value if entry is not None else None
                 if batch is not None:

@@ -80,11 +80,29 @@ class UnsolicitedFilter:
         return is_request
 
 
-class FilteredStream:
+class _WrappedStream:
+    """A stream of the SDK, closed with this one."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class FilteredStream(_WrappedStream):
     """A stream of the SDK that yields only messages that the filter accepts."""
 
     def __init__(self, stream: Any, unsolicited_filter: UnsolicitedFilter) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._unsolicited_filter = unsolicited_filter
 
     async def receive(self) -> SessionMessage | Exception:
@@ -92,9 +110,6 @@ class FilteredStream:
             item: SessionMessage | Exception = await self._stream.receive()
             if self._unsolicited_filter.accepts(item):
                 return item
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
     def __aiter__(self) -> Self:
         return self
@@ -106,36 +121,14 @@ class FilteredStream:
             self._unsolicited_filter.on_end()
             raise StopAsyncIteration from None
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-class NumberedStream:
+class NumberedStream(_WrappedStream):
     """A stream of the SDK that notes the id of each request that is written to it, which the SDK does not report."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
 
     async def send(self, item: SessionMessage) -> None:
         if isinstance(item.message, JSONRPCRequest):
             CURRENT_EXCHANGE.get().request_id = str(item.message.id)
         await self._stream.send(item)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 class FetcherTransport(httpx2.AsyncBaseTransport):

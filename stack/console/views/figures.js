@@ -69,7 +69,7 @@ export function Figures() {
   </div>`;
 }
 
-/** The theme now; charts are drawn anew when it changes. */
+/** The theme now; charts are redrawn when it changes. */
 function useTheme() {
   const dark = () => getComputedStyle(document.documentElement).getPropertyValue("color-scheme") + matchMedia("(prefers-color-scheme: dark)").matches;
   const [theme, setTheme] = useState(dark);

@@ -51,7 +51,7 @@ export function ResponseView({ route }) {
     };
   }, [id]);
 
-  // A replay is a stream of its own beside the first one, which has built the items.
+  // A replay is a second stream, next to the first one, which has built the items.
   useEffect(() => {
     if (after === undefined || !response?.background) return undefined;
     const again = new Run(null, redraw);

@@ -6,10 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from apis.batches.batches import Batches, BatchListParams, CreateBatch
-from apis.errors import Unsupported
 from stack.http.access.privileges import require_free_key
 from stack.http.answers import model_response, page_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Route, Services, require_section
 from stack.http.uploads import read_model, read_query
 
 
@@ -41,6 +40,4 @@ BATCH_ROUTES: Final = (
 
 
 def _require_batches(services: Services) -> Batches:
-    if services.stack.batches is None:
-        raise Unsupported("This server keeps no files: its config has no section `files`.", code="not_configured")
-    return services.stack.batches
+    return require_section(services.stack.batches, "keeps no files", "files")

@@ -79,7 +79,8 @@ async def create_chat_completion(http: Request, context: HttpContext, services: 
     batches = services.stack.inference.chat(services.cache_salts.add_salt(chat, context.tenant))
     if request.stream:
         wants_usage = bool(request.stream_options and request.stream_options.include_usage)
-        return EventStream(builder.stream_chunks(batches, wants_usage=wants_usage), encode_chunks, services.monitor)
+        chunks = builder.stream_chunks(batches, wants_usage=wants_usage)
+        return EventStream(chunks, encode_chunks, services.monitor, context.request_record)
     completion = await run_while_connected(http.receive, builder.build_completion(batches))
     return json_response(sdk_model_to_json(completion))
 

@@ -47,7 +47,7 @@ async def create_completion(http: Request, context: HttpContext, services: Servi
     builder = _TextCompletionBuilder(request, context.request_record)
     batches = services.stack.inference.complete(salted)
     if request.stream:
-        return EventStream(builder.stream_chunks(batches), encode_chunks, services.monitor)
+        return EventStream(builder.stream_chunks(batches), encode_chunks, services.monitor, context.request_record)
     completion = await run_while_connected(http.receive, builder.build_completion(batches))
     return json_response(orjson.dumps(completion))
 

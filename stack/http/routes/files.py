@@ -9,9 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from apis.documents.files import CreateFile, FileListParams, Files
-from apis.errors import Unsupported
 from stack.http.answers import deleted_response, model_response, page_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Route, Services, require_section
 from stack.http.parsing import to_invalid_request
 from stack.http.uploads import Upload, open_upload, read_query
 
@@ -66,9 +65,7 @@ FILE_ROUTES: Final = (
 
 
 def _require_files(services: Services) -> Files:
-    if services.stack.files is None:
-        raise Unsupported("This server keeps no files: its config has no section `files`.", code="not_configured")
-    return services.stack.files
+    return require_section(services.stack.files, "keeps no files", "files")
 
 
 def _parse_new_file(upload: Upload) -> CreateFile:

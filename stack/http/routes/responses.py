@@ -48,7 +48,7 @@ async def create_response(http: Request, context: HttpContext, services: Service
     )
     if request.stream:
         obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
-        return _stream_events(http, services, batches, record, obfuscate=obfuscate)
+        return _stream_events(http, services, batches, record, obfuscate=obfuscate, creates_response=True)
     response = await run_while_connected(http.receive, _read_final_response(batches, record))
     return _respond(http, services, response)
 
@@ -78,7 +78,7 @@ async def get_response(http: Request, context: HttpContext, services: Services) 
             parse_response_id(http), after, include=include, tenant=context.tenant
         )
         obfuscate = http.query_params.get("include_obfuscation") == "true"
-        return _stream_events(http, services, batches, None, obfuscate=obfuscate)
+        return _stream_events(http, services, batches, context.request_record, obfuscate=obfuscate)
     response = await services.stack.responses.get(parse_response_id(http), include=include, tenant=context.tenant)
     return _respond(http, services, response)
 
@@ -131,13 +131,18 @@ def _stream_events(
     http: Request,
     services: Services,
     batches: AsyncGenerator[Sequence[Any]],
-    request_record: RequestRecord | None,
+    request_record: RequestRecord,
     *,
     obfuscate: bool,
+    creates_response: bool = False,
 ) -> Response:
     dialect = read_dialect(http.headers, services.stack.config.server.dialect)
     return EventStream(
-        batches, lambda events: encode_frames(events, dialect, obfuscate=obfuscate), services.monitor, request_record
+        batches,
+        lambda events: encode_frames(events, dialect, obfuscate=obfuscate),
+        services.monitor,
+        request_record,
+        creates_response=creates_response,
     )
 
 

@@ -6,10 +6,9 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.errors import Unsupported
 from apis.uploads.parts import CompleteUpload, CreateUpload, Uploads
 from stack.http.answers import model_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Route, Services, require_section
 from stack.http.uploads import open_upload, read_model
 
 
@@ -44,6 +43,4 @@ UPLOAD_ROUTES: Final = (
 
 
 def _require_uploads(services: Services) -> Uploads:
-    if services.stack.uploads is None:
-        raise Unsupported("This server keeps no files: its config has no section `files`.", code="not_configured")
-    return services.stack.uploads
+    return require_section(services.stack.uploads, "keeps no files", "files")

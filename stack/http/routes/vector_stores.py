@@ -16,9 +16,8 @@ from apis.documents.vector_stores import (
     VectorStoreListParams,
     VectorStores,
 )
-from apis.errors import Unsupported
 from stack.http.answers import deleted_response, model_response, page_response, single_page_response
-from stack.http.context import HttpContext, Route, Services
+from stack.http.context import HttpContext, Route, Services, require_section
 from stack.http.streams import run_while_connected
 from stack.http.uploads import read_model, read_query
 
@@ -138,11 +137,7 @@ VECTOR_STORE_ROUTES: Final = (
 
 
 def _require_vector_stores(services: Services) -> VectorStores:
-    if services.stack.vector_stores is None:
-        raise Unsupported(
-            "This server has no vector stores: its config has no section `vector_stores`.", code="not_configured"
-        )
-    return services.stack.vector_stores
+    return require_section(services.stack.vector_stores, "has no vector stores", "vector_stores")
 
 
 def _file_ids(http: Request) -> tuple[str, str]:

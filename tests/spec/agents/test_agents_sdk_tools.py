@@ -51,7 +51,7 @@ keeping = pytest.mark.parametrize("settings", [ModelSettings(), SEALED], ids=["s
 
 
 class Librarian(Scripted):
-    """A scripted model beside one that embeds."""
+    """A scripted model and one that embeds."""
 
     async def models(self) -> Sequence[Model]:
         return [*await super().models(), Model("hashing", "tests", embedding_dimensions=DIMENSIONS)]

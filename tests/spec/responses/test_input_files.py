@@ -67,7 +67,7 @@ async def uploaded(served: Served, name: str = "report.pdf", data: bytes = PDF) 
 
 
 def given(**part: Any) -> list[Json]:
-    """A question and a file beside it."""
+    """A question and a file."""
     return [{"role": "user", "content": [{"type": "input_text", "text": "Sum up."}, {"type": "input_file", **part}]}]
 
 

@@ -112,13 +112,13 @@ async def test_another_version_is_chosen_by_name(served: Served) -> None:
 
 async def test_messages_begin_the_input_and_stay_in_the_chain(served: Served) -> None:
     first = await create(served, prompt=ask(), input="Now.")
-    told = ["Example?", "An example for Ann.", "Ann asks: why. Thanks.", "Now."]
-    assert [message["content"] for message in messages(served)] == told
+    contents_expected = ["Example?", "An example for Ann.", "Ann asks: why. Thanks.", "Now."]
+    assert [message["content"] for message in messages(served)] == contents_expected
     items = [item async for item in responses(served).input_items.list(first.id, order="asc")]
-    assert [item.content[0].text for item in items] == told
+    assert [item.content[0].text for item in items] == contents_expected
     await create(served, previous_response_id=first.id, input="And?")
     contents = [message["content"] for message in messages(served)]
-    assert contents[:4] == told
+    assert contents[:4] == contents_expected
     assert contents[-1] == "And?"
 
 
@@ -287,13 +287,13 @@ WRONG_FILES: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("name", WRONG_FILES)
 async def test_a_wrong_file_ends_the_start_with_its_path_and_the_remedy(name: str, tmp_path: Path) -> None:
-    text, told = WRONG_FILES[name]
+    text, message = WRONG_FILES[name]
     (tmp_path / "good.yaml").write_text("versions: {1: {instructions: Hi.}}")
     (tmp_path / "wrong.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         await _open(str(tmp_path))
     assert str(caught.value).startswith(f"config: responses: prompts: {tmp_path / 'wrong.yaml'}: ")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 async def test_a_folder_that_is_not_there_ends_the_start(tmp_path: Path) -> None:

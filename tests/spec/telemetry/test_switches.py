@@ -222,7 +222,7 @@ async def test_a_receiver_that_fails_costs_a_count_and_no_request(
 
 
 async def test_a_metric_has_a_bounded_number_of_series(otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenant that names its agents anew for each request fills no memory."""
+    """A tenant that gives its agents a new name in each request fills no memory."""
     monkeypatch.setattr("stack.telemetry.recorder.MAX_SERIES", 4)
     assert MAX_SERIES > 100
     async with serving() as served:

@@ -13,7 +13,7 @@ _MAX_SHARING_CHAINS: Final = 4
 """Chains that share a root for their common beginning; those after them spread over all replicas, which then each have
 that beginning in their caches."""
 _SHARING_S: Final = 600.0
-"""Seconds after which an engine may have evicted a beginning, and its chains are counted anew."""
+"""Seconds after which an engine may have evicted a beginning, and its chains are counted from zero."""
 _MAX_BEGINNINGS: Final = 1024
 
 

@@ -5,7 +5,15 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.accounts.limits import NO_LIMIT, WHOLE_PROJECT, Limiter, RateLimit, RateLimitPage, UpdateRateLimit
+from apis.accounts.limits import (
+    LIMIT_FIELDS,
+    NO_LIMIT,
+    WHOLE_PROJECT,
+    Limiter,
+    RateLimit,
+    RateLimitPage,
+    UpdateRateLimit,
+)
 from apis.errors import InvalidRequest
 from apis.storage.pages import page_between
 from stack.http.answers import list_response, value_response
@@ -57,12 +65,6 @@ def _require_limiter(services: Services) -> Limiter:
 
 def _limit_to_json(subject: str, limit: RateLimit) -> JsonObject:
     """Return a `project.rate_limit`. The last two fields are extensions; NO_LIMIT stands for no bound."""
-    values = {
-        "max_requests_per_1_minute": limit.minute_requests,
-        "max_tokens_per_1_minute": limit.minute_tokens,
-        "max_requests_per_1_day": limit.day_requests,
-        "max_tokens_per_1_day": limit.day_tokens,
-        "max_tokens_per_1_month": limit.month_tokens,
-    }
+    values: JsonObject = {name: getattr(limit, field) for name, field in LIMIT_FIELDS.items()}
     bounds = {name: NO_LIMIT if value is None else value for name, value in values.items()}
     return {"id": f"{_ID_PREFIX}{subject}", "object": "project.rate_limit", "model": subject, **bounds}
