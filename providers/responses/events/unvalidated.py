@@ -4,7 +4,7 @@ Validation is most of the time that such a model takes: an item's event tries ev
 and plain dicts that must become models, are validated by the constructor as ever.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from pydantic import BaseModel
@@ -27,6 +27,22 @@ def build_unvalidated(kind: type[ModelT], fields: dict[str, Any], names: set[str
     _set_extra(model, None)
     _set_private(model, None)
     return model
+
+
+def build_unvalidated_with_extra(kind: type[ModelT], fields: Mapping[str, Any]) -> ModelT:
+    """Return the model with `fields`, of which some may be extra; declared ones without a value have their default."""
+    declared = kind.model_fields
+    values = {name: fields.get(name, field.default) for name, field in declared.items()}
+    model = build_unvalidated(kind, values, {*fields})
+    _set_extra(model, {name: value for name, value in fields.items() if name not in declared})
+    return model
+
+
+def copy_with(model: ModelT, changes: Mapping[str, Any]) -> ModelT:
+    """Return a copy of the model with other values of some of its declared fields, which are not validated."""
+    copy = build_unvalidated(type(model), {**vars(model), **changes}, {*model.model_fields_set, *changes})
+    _set_extra(copy, model.model_extra)
+    return copy
 
 
 def unvalidated(kind: Callable[P, ModelT]) -> Callable[P, ModelT]:
