@@ -32,7 +32,7 @@ from apis.wire.tools import (
     WebSearchTool,
 )
 from providers.responses.events.tool_result import ToolResultRecord
-from providers.responses.events.unvalidated import build_unvalidated_with_extra, copy_with, unvalidated
+from providers.responses.events.unvalidated import add_extra, copy_with, unvalidated
 
 _CONNECTORS: Final = get_args(get_args(Mcp.model_fields["connector_id"].annotation)[0])
 _RANKED_TIERS: Final = {"flex": "flex", "fast": "priority", "priority": "priority", "ultrafast": "ultrafast"}
@@ -49,6 +49,7 @@ _ECHOED_OBJECTS: Final = frozenset(
 """Fields of a request whose echo is an object, which has to be validated."""
 _NO_REASONING: Final = Reasoning(effort=None, summary=None)
 _PLAIN_TEXT: Final = ResponseTextConfig(format=ResponseFormatText(type="text"), verbosity="medium")
+_build_response = unvalidated(Response)
 _build_usage = unvalidated(ResponseUsage)
 _build_input_details = unvalidated(InputTokensDetails)
 _build_output_details = unvalidated(OutputTokensDetails)
@@ -79,14 +80,11 @@ def begin_response(
         "model": request.model,
         "output": [],
         "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "presence_penalty": request.presence_penalty or 0.0,
-        "frequency_penalty": request.frequency_penalty or 0.0,
         "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
         "prompt_cache_retention": request.prompt_cache_retention,
         "safety_identifier": request.safety_identifier,
         "service_tier": _used_tier(request),
-        "store": request.store is not False,
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "top_logprobs": request.top_logprobs or 0,
         "top_p": 1.0 if request.top_p is None else request.top_p,
@@ -94,10 +92,17 @@ def begin_response(
         "usage": None,
         "user": request.user,
     }
+    extra = {  # which the SDK's class does not declare
+        "presence_penalty": request.presence_penalty or 0.0,
+        "frequency_penalty": request.frequency_penalty or 0.0,
+        "store": request.store is not False,
+    }
     if _ECHOED_OBJECTS.isdisjoint(request.model_fields_set) and isinstance(request.tool_choice, str | None):
-        objects = {"reasoning": _NO_REASONING, "text": _PLAIN_TEXT, "tool_choice": request.tool_choice or "auto"}
-        return build_unvalidated_with_extra(Response, {**fields, **objects, "tools": []})
-    return Response.model_validate({**fields, **_echo_objects(request)})
+        choice = request.tool_choice or "auto"
+        response = _build_response(**fields, reasoning=_NO_REASONING, text=_PLAIN_TEXT, tool_choice=choice, tools=[])
+        add_extra(response, extra)
+        return response
+    return Response.model_validate({**fields, **extra, **_echo_objects(request)})
 
 
 def _echo_objects(request: CreateResponse) -> dict[str, Any]:

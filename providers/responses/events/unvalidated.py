@@ -29,13 +29,10 @@ def build_unvalidated(kind: type[ModelT], fields: dict[str, Any], names: set[str
     return model
 
 
-def build_unvalidated_with_extra(kind: type[ModelT], fields: Mapping[str, Any]) -> ModelT:
-    """Return the model with `fields`, of which some may be extra; declared ones without a value have their default."""
-    declared = kind.model_fields
-    values = {name: fields.get(name, field.default) for name, field in declared.items()}
-    model = build_unvalidated(kind, values, {*fields})
-    _set_extra(model, {name: value for name, value in fields.items() if name not in declared})
-    return model
+def add_extra(model: BaseModel, extra: dict[str, Any]) -> None:
+    """Give the model, which has none yet, the fields that its class does not declare."""
+    _set_extra(model, extra)
+    model.model_fields_set.update(extra)
 
 
 def copy_with(model: ModelT, changes: Mapping[str, Any]) -> ModelT:
@@ -49,10 +46,9 @@ def unvalidated(kind: Callable[P, ModelT]) -> Callable[P, ModelT]:
     """Return a constructor of a model class that takes the same keyword arguments, none of them extra, and validates
     nothing."""
     model_class = cast(type[ModelT], kind)
-    defaults = [(name, field.default) for name, field in model_class.model_fields.items()]
+    defaults = {name: field.default for name, field in model_class.model_fields.items()}
 
     def build(*_: P.args, **fields: P.kwargs) -> ModelT:
-        values = {name: fields.get(name, default) for name, default in defaults}
-        return build_unvalidated(model_class, values, set(fields))
+        return build_unvalidated(model_class, {**defaults, **fields}, set(fields))
 
     return build
