@@ -1,8 +1,7 @@
 """Inference API: language and embedding models by id. A request goes in whole; its output streams back as deltas."""
 
-import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -54,12 +53,20 @@ ALL_CONSTRAINTS: Final[frozenset[Constraint]] = frozenset({"json_schema", "gramm
 
 
 class CallAttempts:
-    """Progress of one model call: `has_failed` after an attempt that is being repeated, `accepted` once a server has
-    taken the request and generates."""
+    """Progress of one model call: `has_failed` after an attempt that is being repeated, `is_accepted` once a server has
+    taken the request and generates. `on_accepted` is called then, if it is set."""
+
+    __slots__ = ("has_failed", "is_accepted", "on_accepted")
 
     def __init__(self) -> None:
-        self.has_failed = False
-        self.accepted = asyncio.Event()
+        self.has_failed = self.is_accepted = False
+        self.on_accepted: Callable[[], None] | None = None
+
+    def accept(self) -> None:
+        """Record that a server has taken the request."""
+        self.is_accepted = True
+        if self.on_accepted is not None:
+            self.on_accepted()
 
 
 CALL_ATTEMPTS: Final[ContextVar[CallAttempts | None]] = ContextVar("call_attempts", default=None)

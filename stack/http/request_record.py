@@ -18,6 +18,7 @@ OTHER: Final = "other"
 WEBSOCKET: Final = "WEBSOCKET"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", WEBSOCKET})
 _OUTCOMES: Final = frozenset({"completed", "incomplete", "failed", "cancelled", "queued"})
+_NO_CALLS: Final[Mapping[str, int]] = MappingProxyType({})
 _HOSTED_CALLS: Final = frozenset(
     {"code_interpreter_call", "file_search_call", "image_generation_call", "mcp_call", "web_search_call"}
 )
@@ -97,7 +98,7 @@ class RequestRecord:
         self.client_request_id = self.model = self.response_id = self.outcome = ""
         self.tenant = self.code = self.param = self._expected_response_id = ""
         self.tokens: TokenCounts | None = None
-        self.tool_calls: Counter[str] = Counter()
+        self.tool_calls: Mapping[str, int] = _NO_CALLS
 
     def elapsed_s(self) -> float:
         """Return the seconds since the request started."""

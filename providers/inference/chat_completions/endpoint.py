@@ -174,7 +174,7 @@ class ChatCompletions:
         try:
             await self._check_response(connection, model, unsupported_feature)
             if (attempts := CALL_ATTEMPTS.get()) is not None:
-                attempts.accepted.set()
+                attempts.accept()
             answer = AnswerStream(connection, reader, limits, self._server)
             async with aclosing(answer.read(deadline)) as batches:
                 async for batch in batches:

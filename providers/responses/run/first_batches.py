@@ -30,21 +30,17 @@ class FirstBatches:
         self._read: list[EventBatch] = []
         self._is_over = False
         self._attempts = CallAttempts()
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter: asyncio.Future[None] | None = None
         token = CALL_ATTEMPTS.set(self._attempts)
         self._task = _start(self._read_batches())
         CALL_ATTEMPTS.reset(token)
 
     async def __aenter__(self) -> Self:
         try:
-            if not self._task.done():
-                timer = asyncio.get_running_loop().call_later(_EARLY_FAILURE_WAIT_S, self._wake)
-                try:
-                    await self._waiter
-                finally:
-                    timer.cancel()
-            if self._attempts.has_failed and not self._task.done():
-                await self._wait_for_next_attempt()
+            await self._wait(_EARLY_FAILURE_WAIT_S)
+            if self._attempts.has_failed and not self._attempts.is_accepted:
+                self._attempts.on_accepted = self._wake
+                await self._wait(_RETRY_WAIT_S)
             if self._task.done():
                 self._task.result()
         except BaseException:
@@ -64,15 +60,20 @@ class FirstBatches:
         for events in self._read[early:]:
             yield events
 
-    async def _wait_for_next_attempt(self) -> None:
-        accepted = asyncio.create_task(self._attempts.accepted.wait())
+    async def _wait(self, seconds: float) -> None:
+        """Wait until the task is done, or for `seconds`, or until `_wake` is called."""
+        if self._task.done():
+            return
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(seconds, self._wake)
         try:
-            await asyncio.wait({self._task, accepted}, timeout=_RETRY_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            await self._waiter
         finally:
-            accepted.cancel()
+            timer.cancel()
 
     def _wake(self) -> None:
-        if not self._waiter.done():
+        if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def _read_batches(self) -> None:

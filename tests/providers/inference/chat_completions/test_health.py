@@ -149,7 +149,7 @@ async def test_a_call_whose_attempt_is_repeated_says_so() -> None:
         await drain(vllm, chat_request())
     CALL_ATTEMPTS.reset(token)
     assert attempts.has_failed
-    assert attempts.accepted.is_set()
+    assert attempts.is_accepted
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
