@@ -1,0 +1,157 @@
+"""OpenIDAccounts: callers by the tokens of an identity provider (OpenID Connect Discovery, RFC 7519, RFC 8725)."""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import jwt
+
+from apis.accounts.accounts import ADMIN_TENANT, Caller, digest_key
+from apis.accounts.directory import Project
+from apis.accounts.limits import KEY_SUBJECT_PREFIX, RateLimit
+from apis.documents.fetcher import Fetcher
+from apis.storage.kv_store import KVStore
+from apis.storage.records import decode_record
+from providers.accounts.key_cache import KeyCache
+from providers.accounts.limiter import read_limits
+from providers.accounts.oidc.claims import Identity, identify, tightest_limit
+from providers.accounts.oidc.issuer_keys import IssuerKeys
+from providers.accounts.oidc.settings import OpenIDConfig
+from providers.accounts.oidc.signing_keys import SigningKey
+from providers.accounts.oidc.token import TokenRefused, UnverifiedToken, parse_token
+from providers.accounts.projects import StoredProjects
+from providers.accounts.records import limits_key, project_key
+
+_log = logging.getLogger(__name__)
+_MAX_TOKENS: Final = 10_000
+"""Verified tokens in memory; the oldest are verified again."""
+_LOG_INTERVAL_S: Final = 60.0
+"""Seconds between two lines of the log about tokens that are refused for one reason."""
+_REQUIRED_CLAIMS: Final = ("iss", "aud", "exp", "sub")
+
+
+@dataclass(frozen=True, slots=True)
+class _VerifiedToken:
+    signing_key: SigningKey
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class _ProjectState:
+    """What the store has of a tenant; a tenant without a project has no limits and is not archived."""
+
+    is_admitted: bool
+    limits: dict[str, RateLimit]
+
+
+class OpenIDAccounts(StoredProjects):
+    """Tokens of an identity provider instead of keys. A token is verified once, then found in memory by its digest
+    until it expires or the issuer withdraws its key.
+
+    A token cannot be revoked one by one: it ends by its own expiry, with its key, and within a second with its project.
+    The limits of the project and of the person (`key:KEY_ID`) that the store has hold together with those of the roles.
+    A text that is no token of this issuer is none of its keys. Every reason for a refusal is for the log only.
+    """
+
+    Config = OpenIDConfig
+
+    def __init__(self, config: OpenIDConfig, kv_store: KVStore, fetcher: Fetcher) -> None:
+        super().__init__(kv_store, config.usage_retention_days)
+        self._config = config
+        self._issuer_keys = IssuerKeys(config, fetcher)
+        self._projects = KeyCache(self._read_project)
+        self._tokens: dict[bytes, _VerifiedToken] = {}
+        self._logged_at: dict[str, float] = {}
+
+    async def start(self) -> None:
+        """Begin to fetch the keys, so that the log says at once what is wrong with the issuer."""
+        await super().start()
+        self._issuer_keys.start_fetch()
+
+    async def close(self) -> None:
+        await self._issuer_keys.close()
+        await self._projects.close()
+        await super().close()
+
+    async def authenticate(self, key: bytes) -> Caller | None:
+        digest = digest_key(key)
+        verified = self._tokens.get(digest)
+        if verified is None:
+            try:
+                verified = await self._verify(key)
+            except TokenRefused as exc:
+                self._log_refusal(str(exc))
+                return None
+            if verified is None:
+                return None
+            if len(self._tokens) >= _MAX_TOKENS:
+                del self._tokens[next(iter(self._tokens))]
+            self._tokens[digest] = verified
+        else:
+            await self._issuer_keys.require_fresh()
+        if time.time() >= verified.identity.expires_at or not self._issuer_keys.holds(verified.signing_key):
+            self._tokens.pop(digest, None)
+            return None
+        return await self._find_caller(verified.identity)
+
+    async def _verify(self, key: bytes) -> _VerifiedToken | None:
+        """Return the token whose signature and claims are right, None if it is none of this issuer. Raises
+        TokenRefused and StoreUnavailable."""
+        config = self._config
+        token = parse_token(key)
+        if token is None or token.claims.get("iss") != config.issuer:
+            return None
+        if token.algorithm not in config.algorithms:
+            raise TokenRefused("its algorithm is none of those of the run config")
+        signing_key = await self._issuer_keys.find(token.algorithm, token.key_id)
+        if signing_key is None:
+            raise TokenRefused("the issuer has no key, or several keys, of its algorithm and kid")
+        claims = self._check_signature(token, signing_key)
+        if float(claims["exp"]) - time.time() > config.max_life_s + config.leeway_s:
+            raise TokenRefused("it expires later than max_life_s from now")
+        return _VerifiedToken(signing_key, identify(claims, config))
+
+    def _check_signature(self, token: UnverifiedToken, signing_key: SigningKey) -> dict[str, Any]:
+        config = self._config
+        try:
+            return jwt.decode(
+                token.text,
+                signing_key.public_key,
+                algorithms=[token.algorithm],
+                audience=config.audience,
+                issuer=config.issuer,
+                leeway=config.leeway_s,
+                options={"require": [*_REQUIRED_CLAIMS]},
+            )
+        except jwt.InvalidSignatureError:
+            raise TokenRefused("its signature is wrong") from None
+        except jwt.PyJWTError as exc:
+            raise TokenRefused(f"its claims are refused ({type(exc).__name__})") from None
+
+    async def _find_caller(self, identity: Identity) -> Caller | None:
+        limits: dict[str, RateLimit] = {}
+        if identity.tenant != ADMIN_TENANT:
+            project = await self._projects.load(identity.tenant.encode())
+            if project is None or not project.is_admitted:
+                return None
+            limits = project.limits
+        if identity.limits:
+            subject = f"{KEY_SUBJECT_PREFIX}{identity.key_id}"
+            stored = (limits[subject],) if subject in limits else ()
+            limits = {**limits, subject: tightest_limit((*identity.limits, *stored))}
+        return Caller(identity.tenant, identity.key_id, identity.grant, identity.expires_at, limits)
+
+    async def _read_project(self, project_id: bytes) -> _ProjectState:
+        names = (project_key(project_id.decode()), limits_key(project_id.decode()))
+        project_entry, limits_entry = await self._kv.get_many(names)
+        if project_entry is None:
+            return _ProjectState(not self._config.require_project, {})
+        is_active = decode_record(project_entry, Project).archived_at is None
+        return _ProjectState(is_active, read_limits(limits_entry))
+
+    def _log_refusal(self, reason: str) -> None:
+        now = time.monotonic()
+        if now - self._logged_at.get(reason, -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
+            self._logged_at[reason] = now
+            _log.warning("a token of the issuer %s is refused: %s", self._config.issuer, reason)
