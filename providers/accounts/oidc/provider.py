@@ -39,7 +39,7 @@ class _VerifiedToken:
 
 @dataclass(frozen=True, slots=True)
 class _ProjectState:
-    """What the store has of a tenant; a tenant without a project has no limits and is not archived."""
+    """A tenant by its project in the store; one without a project has no limits and is not archived."""
 
     is_admitted: bool
     limits: dict[str, RateLimit]
@@ -49,7 +49,7 @@ class OpenIDAccounts(StoredProjects):
     """Tokens of an identity provider instead of keys. A token is verified once, then found in memory by its digest
     until it expires or the issuer withdraws its key.
 
-    A token cannot be revoked one by one: it ends by its own expiry, with its key, and within a second with its project.
+    A token cannot be revoked by itself: it ends by its own expiry, with its key, and within a second with its project.
     The limits of the project and of the person (`key:KEY_ID`) that the store has hold together with those of the roles.
     A text that is no token of this issuer is none of its keys. Every reason for a refusal is for the log only.
     """

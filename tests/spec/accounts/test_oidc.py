@@ -63,6 +63,7 @@ async def say(client: Any, **fields: Any) -> Any:
 async def list_models_forever(client: Any) -> None:
     while True:
         await client.models.list()
+        await asyncio.sleep(0.05)
 
 
 async def test_a_token_is_the_key_of_its_team(served: Served, issuer: Issuer) -> None:

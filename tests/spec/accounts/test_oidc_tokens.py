@@ -95,7 +95,7 @@ async def test_a_token_of_the_issuer_admits_to_the_tenant_of_its_claim(
 
 @pytest.mark.parametrize("name", FORGED)
 async def test_a_forged_token_admits_no_one(issuer: Issuer, accounts: OpenIDAccounts, name: str) -> None:
-    issuer.answers["/evil"] = Answer({"keys": [jwk("rsa-evil", "evil"), jwk("rsa-evil", "rsa")]})
+    issuer.answers["/evil"] = Answer({"keys": [jwk("rsa-other", "evil"), jwk("rsa-other", "rsa")]})
     before = issuer.fetch_count
     assert await accounts.authenticate(FORGED[name](issuer)) is None
     assert "/evil" not in issuer.requests
@@ -149,13 +149,13 @@ async def test_a_token_ends_at_its_expiry_and_after_the_leeway(issuer: Issuer) -
 
 async def test_a_new_key_of_the_issuer_is_fetched_and_a_withdrawn_one_is_forgotten() -> None:
     async with issuing() as issuer, accounts_of(issuer, keys_max_age_s=0.05, min_fetch_interval_s=0.05) as accounts:
-        old, new = issuer.token(), issuer.token(key="rsa-2", kid="rsa-2")
+        old, new = issuer.token(), issuer.token(key="rsa-other", kid="rsa-other")
         await admitted(accounts, old)
         await asyncio.sleep(0.06)  # a fetch is allowed again
-        issuer.publish(jwk("rsa"), jwk("rsa-2"))
+        issuer.publish(jwk("rsa"), jwk("rsa-other"))
         assert (await admitted(accounts, new)).tenant == "alpha"
         await admitted(accounts, old)
-        issuer.publish(jwk("rsa-2"))
+        issuer.publish(jwk("rsa-other"))
         await until_refused(accounts, old)
         await admitted(accounts, new)
 
@@ -202,7 +202,7 @@ async def test_a_set_of_keys_that_is_none_replaces_nothing(name: str) -> None:
             pass
         issuer.answers["/jwks"] = BAD_SETS[name]
         await asyncio.sleep(0.02)
-        assert await accounts.authenticate(issuer.token(key="rsa-evil", kid="evil")) is None
+        assert await accounts.authenticate(issuer.token(key="rsa-other", kid="evil")) is None
         await admitted(accounts, token)
         assert "/evil" not in issuer.requests
 
@@ -239,11 +239,11 @@ async def test_keys_that_may_sign_no_tokens_are_skipped() -> None:
 
 async def test_a_key_id_that_several_keys_have_is_none_unless_their_types_differ() -> None:
     async with issuing() as issuer:
-        issuer.publish(jwk("rsa", "one"), jwk("ec", "one"), jwk("rsa-2", "two"), jwk("rsa-3", "two"))
+        issuer.publish(jwk("rsa", "one"), jwk("ec", "one"), jwk("rsa-other", "two"), jwk("rsa", "two"))
         async with accounts_of(issuer) as accounts:
             await admitted(accounts, issuer.token(kid="one"))
             await admitted(accounts, issuer.token(algorithm="ES256", kid="one"))
-            assert await accounts.authenticate(issuer.token(key="rsa-2", kid="two")) is None
+            assert await accounts.authenticate(issuer.token(key="rsa-other", kid="two")) is None
             assert await accounts.authenticate(issuer.token(kid=...)) is None
 
 

@@ -111,7 +111,7 @@ def signatures() -> Named:
             "one byte": lambda s: b"AA",
         }.items():
             yield f"{name} as {algorithm}", with_signature(change, algorithm)
-        stranger = f"{KIDS[algorithm]}-of-another"
+        stranger = f"{KIDS[algorithm]}-other"
         yield f"{algorithm} by another key", lambda i, a=algorithm, k=stranger: i.token(algorithm=a, key=k)
         yield f"{algorithm} of other claims", lambda i, a=algorithm: sign_other_claims(i, a)
     yield "a DER signature", sign_as_der
@@ -197,14 +197,14 @@ def heads() -> Named:
     for token_type in ("logout+jwt", "secevent+jwt", "dpop+jwt", "JWE", "", 5, [], None):
         yield f"the type {token_type!r}", with_head(typ=token_type)
     for kid in ("evil", "rsa", ...):
-        yield f"its own key, id {kid}", lambda i, k=kid: i.token(key="rsa-evil", kid=k, jwk=jwk("rsa-evil", "evil"))
+        yield f"its own key, id {kid}", lambda i, k=kid: i.token(key="rsa-other", kid=k, jwk=jwk("rsa-other", "evil"))
         for name in ("jku", "x5u"):
             yield (
                 f"{name} of its own keys, id {kid}",
-                lambda issuer, n=name, k=kid: issuer.token(key="rsa-evil", kid=k, **{n: f"{issuer.url}/evil"}),
+                lambda issuer, n=name, k=kid: issuer.token(key="rsa-other", kid=k, **{n: f"{issuer.url}/evil"}),
             )
-        yield f"its own certificate, id {kid}", with_head(key="rsa-evil", kid=kid, x5c=["MIIB"], x5t="AAAA")
-    yield "the URL of a key as its id", lambda issuer: issuer.token(key="rsa-evil", kid=f"{issuer.url}/evil")
+        yield f"its own certificate, id {kid}", with_head(key="rsa-other", kid=kid, x5c=["MIIB"], x5t="AAAA")
+    yield "the URL of a key as its id", lambda issuer: issuer.token(key="rsa-other", kid=f"{issuer.url}/evil")
 
 
 def rights() -> Named:
