@@ -1,14 +1,51 @@
 """StoredProjects: projects, their limits and usage in the KVStore, whichever provider recognizes their keys."""
 
 import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from apis.accounts.accounts import Accounts
+from apis.accounts.accounts import Accounts, Caller
+from apis.accounts.directory import Project
+from apis.accounts.limits import RateLimit
+from apis.accounts.scopes import Grant
 from apis.errors import StorageCorrupt
-from apis.storage.kv_store import ABSENT, KVStore, Put
+from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
+from apis.storage.records import decode_record
 from providers.accounts.directory import StoredDirectory
-from providers.accounts.limiter import StoredLimiter
-from providers.accounts.records import SALT_KEY
+from providers.accounts.limiter import StoredLimiter, read_limits
+from providers.accounts.records import SALT_KEY, limits_key, project_key
 from providers.accounts.usage_log import StoredUsageLog
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectState:
+    """All that the store has of a tenant and that each of its callers gets. `project` is None for a tenant without a
+    project, and for that of the administrators."""
+
+    id: str
+    project: Project | None
+    limits: Mapping[str, RateLimit]
+
+    @property
+    def is_active(self) -> bool:
+        """True if there is a project, and it is not archived."""
+        return self.project is not None and self.project.archived_at is None
+
+    def build_caller(self, key_id: str, grant: Grant, expires_at: float | None) -> Caller:
+        """Return the caller with a key, or a token, of this tenant."""
+        return Caller(self.id, key_id, grant, expires_at, self.limits)
+
+
+def project_record_keys(project_id: str) -> tuple[str, ...]:
+    """Return the keys of the records that `read_project` takes, for one read together with others."""
+    return project_key(project_id), limits_key(project_id)
+
+
+def read_project(project_id: str, entries: Sequence[Entry | None]) -> ProjectState:
+    """Return the state of a tenant from the records of `project_record_keys`. Raises StorageCorrupt."""
+    project_entry, limits_entry = entries
+    project = None if project_entry is None else decode_record(project_entry, Project)
+    return ProjectState(project_id, project, read_limits(limits_entry))
 
 
 class StoredProjects(Accounts):

@@ -7,16 +7,15 @@ from typing import Final
 from pydantic import Field
 
 from apis.accounts.accounts import ADMIN_TENANT, Caller, digest_key
-from apis.accounts.directory import Project, StoredKey
+from apis.accounts.directory import StoredKey
 from apis.accounts.scopes import ADMIN_SCOPE, Grant, parse_project_scopes
 from apis.errors import StoreUnavailable
 from apis.provider import Provider
 from apis.storage.kv_store import KVStore
 from apis.storage.records import decode_record, reading_stored
 from providers.accounts.key_cache import KeyCache
-from providers.accounts.limiter import read_limits
-from providers.accounts.projects import StoredProjects
-from providers.accounts.records import digest_reference_key, last_use_key, limits_key, project_key
+from providers.accounts.projects import StoredProjects, project_record_keys, read_project
+from providers.accounts.records import digest_reference_key, last_use_key
 
 _log = logging.getLogger(__name__)
 _USE_INTERVAL_S: Final = 300.0
@@ -55,15 +54,15 @@ class StoredAccounts(StoredProjects):
             return None
         record_key = reference.value.decode()
         project_id = record_key.split("/")[-2]
-        names = (record_key, project_key(project_id), limits_key(project_id))
-        key_entry, project_entry, limits_entry = await self._kv.get_many(names)
+        key_entry, *project_entries = await self._kv.get_many((record_key, *project_record_keys(project_id)))
         if key_entry is None:
             return None
         with reading_stored(record_key):
             key = decode_record(key_entry, StoredKey)
-        caller = Caller(project_id, key.id, _to_grant(key), key.expires_at, read_limits(limits_entry))
-        if project_id != ADMIN_TENANT and not (project_entry and _is_active(decode_record(project_entry, Project))):
+        project = read_project(project_id, project_entries)
+        if project_id != ADMIN_TENANT and not project.is_active:
             return None
+        caller = project.build_caller(key.id, _to_grant(key), key.expires_at)
         if not caller.has_expired:
             await self._write_use(key.id)
         return caller
@@ -79,10 +78,6 @@ class StoredAccounts(StoredProjects):
             await self._kv.put(last_use_key(key_id), b"%d" % time.time(), ttl_s=_USE_TTL_S, durable=False)
         except StoreUnavailable as exc:
             _log.warning("the last use of the API key %s was not stored: %s", key_id, exc.message)
-
-
-def _is_active(project: Project) -> bool:
-    return project.archived_at is None
 
 
 def _to_grant(key: StoredKey) -> Grant:

@@ -2,26 +2,22 @@
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jwt
 
 from apis.accounts.accounts import ADMIN_TENANT, Caller, digest_key
-from apis.accounts.directory import Project
-from apis.accounts.limits import KEY_SUBJECT_PREFIX, RateLimit
+from apis.accounts.limits import KEY_SUBJECT_PREFIX
 from apis.documents.fetcher import Fetcher
 from apis.storage.kv_store import KVStore
-from apis.storage.records import decode_record
 from providers.accounts.key_cache import KeyCache
-from providers.accounts.limiter import read_limits
 from providers.accounts.oidc.claims import Identity, identify, tightest_limit
 from providers.accounts.oidc.issuer_keys import IssuerKeys
 from providers.accounts.oidc.settings import OpenIDConfig
 from providers.accounts.oidc.signing_keys import SigningKey
 from providers.accounts.oidc.token import TokenRefused, UnverifiedToken, parse_token
-from providers.accounts.projects import StoredProjects
-from providers.accounts.records import limits_key, project_key
+from providers.accounts.projects import ProjectState, StoredProjects, project_record_keys, read_project
 
 _log = logging.getLogger(__name__)
 _MAX_TOKENS: Final = 10_000
@@ -35,14 +31,6 @@ _REQUIRED_CLAIMS: Final = ("iss", "aud", "exp", "sub")
 class _VerifiedToken:
     signing_key: SigningKey
     identity: Identity
-
-
-@dataclass(frozen=True, slots=True)
-class _ProjectState:
-    """A tenant by its project in the store; one without a project has no limits and is not archived."""
-
-    is_admitted: bool
-    limits: dict[str, RateLimit]
 
 
 class OpenIDAccounts(StoredProjects):
@@ -130,25 +118,23 @@ class OpenIDAccounts(StoredProjects):
             raise TokenRefused(f"its claims are refused ({type(exc).__name__})") from None
 
     async def _find_caller(self, identity: Identity) -> Caller | None:
-        limits: dict[str, RateLimit] = {}
-        if identity.tenant != ADMIN_TENANT:
-            project = await self._projects.load(identity.tenant.encode())
-            if project is None or not project.is_admitted:
-                return None
-            limits = project.limits
-        if identity.limits:
-            subject = f"{KEY_SUBJECT_PREFIX}{identity.key_id}"
-            stored = (limits[subject],) if subject in limits else ()
-            limits = {**limits, subject: tightest_limit((*identity.limits, *stored))}
-        return Caller(identity.tenant, identity.key_id, identity.grant, identity.expires_at, limits)
+        if identity.tenant == ADMIN_TENANT:
+            return Caller(ADMIN_TENANT, identity.key_id, identity.grant, identity.expires_at)
+        project = await self._projects.load(identity.tenant.encode())
+        if project is None:
+            return None
+        caller = project.build_caller(identity.key_id, identity.grant, identity.expires_at)
+        if not identity.limits:
+            return caller
+        subject = f"{KEY_SUBJECT_PREFIX}{identity.key_id}"
+        stored = (caller.limits[subject],) if subject in caller.limits else ()
+        return replace(caller, limits={**caller.limits, subject: tightest_limit((*identity.limits, *stored))})
 
-    async def _read_project(self, project_id: bytes) -> _ProjectState:
-        names = (project_key(project_id.decode()), limits_key(project_id.decode()))
-        project_entry, limits_entry = await self._kv.get_many(names)
-        if project_entry is None:
-            return _ProjectState(not self._config.require_project, {})
-        is_active = decode_record(project_entry, Project).archived_at is None
-        return _ProjectState(is_active, read_limits(limits_entry))
+    async def _read_project(self, project_id: bytes) -> ProjectState | None:
+        name = project_id.decode()
+        project = read_project(name, await self._kv.get_many(project_record_keys(name)))
+        is_absent = project.project is None and not self._config.require_project
+        return project if is_absent or project.is_active else None
 
     def _log_refusal(self, reason: str) -> None:
         now = time.monotonic()

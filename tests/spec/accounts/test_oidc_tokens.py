@@ -209,7 +209,7 @@ async def test_a_set_of_keys_that_is_none_replaces_nothing(name: str) -> None:
 
 async def test_keys_that_may_sign_no_tokens_are_skipped() -> None:
     rsa, curve = jwk("rsa"), jwk("ec")
-    keys = (
+    keys: tuple[Any, ...] = (
         {"kty": "oct", "k": "AAAA", "kid": "rsa", "alg": "HS256"},
         {**rsa, "use": "enc"},
         {**rsa, "key_ops": ["encrypt"]},
@@ -230,7 +230,7 @@ async def test_keys_that_may_sign_no_tokens_are_skipped() -> None:
         *(5, None, [], "rsa", {}),
     )
     async with issuing() as issuer:
-        issuer.publish(*keys)  # pyright: ignore[reportArgumentType] - wrong on purpose
+        issuer.publish(*keys)
         async with accounts_of(issuer) as accounts:
             for algorithm in ALGORITHMS:
                 assert await accounts.authenticate(issuer.token(algorithm=algorithm)) is None
@@ -258,7 +258,8 @@ async def test_a_discovery_document_leads_nowhere_else(case: str, caplog: pytest
         document: Any = {"issuer": issuer.url, "jwks_uri": uris.get(case, f"{issuer.url}/jwks")}
         if case == "another issuer":
             document["issuer"] = f"{issuer.url}/"
-        issuer.answers[DISCOVERY] = Answer({"a list": [], "nothing": b""}.get(case, document))
+        documents: dict[str, Any] = {"a list": [], "nothing": b""}
+        issuer.answers[DISCOVERY] = Answer(documents.get(case, document))
         async with accounts_of(issuer) as accounts:
             with pytest.raises(StoreUnavailable):
                 await accounts.authenticate(issuer.token())

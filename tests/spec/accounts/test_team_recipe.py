@@ -43,7 +43,7 @@ def program(name: str, url: str) -> str:
 
 async def run_program(name: str, url: str, **environment: str) -> str:
     """The output of a program of the page, in a process of its own."""
-    return (await output_of((sys.executable, "-c", program(name, url)), **environment)).strip()
+    return (await output_of((sys.executable, "-c", program(name, url)), None, **environment)).strip()
 
 
 async def sign_in(person: str, issuer: str) -> str:

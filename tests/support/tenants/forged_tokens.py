@@ -14,7 +14,9 @@ Forge = Callable[[Issuer], bytes]
 Named = Iterator[tuple[str, Forge]]
 ALGORITHMS: Final = ("RS256", "PS256", "ES256", "EdDSA")
 OWN_KEYS: Final = ("rsa", "ec", "ed")
-NO_TEXTS: Final = (None, 5, True, 0, {}, [], [5], [None], [["alpha"]], {"a": 1})
+NO_LIST: Final[list[Any]] = []
+NO_OBJECT: Final[dict[str, Any]] = {}
+NO_TEXTS: Final[tuple[Any, ...]] = (None, 5, True, 0, {}, [], [5], [None], [["alpha"]], {"a": 1})
 
 
 def with_claims(**changes: Any) -> Forge:
@@ -96,20 +98,35 @@ def algorithms() -> Named:
         yield f"{algorithm}, which is not listed", lambda i, a=algorithm: i.token(algorithm=a)
     for algorithm in ("ES384", "ES512", "ES256K"):
         yield f"{algorithm}, which is not listed", lambda i, a=algorithm: i.token(algorithm=a, key=a)
-    for value in ("RSA1_5", "dir", "A128KW", "HS1", "", "rs256", "RS256 ", "RS256\x00", None, 5, [], ["RS256"], {}):
+    for value in (
+        "RSA1_5",
+        "dir",
+        "A128KW",
+        "HS1",
+        "",
+        "rs256",
+        "RS256 ",
+        "RS256\x00",
+        None,
+        5,
+        NO_LIST,
+        ["RS256"],
+        NO_OBJECT,
+    ):
         yield f"the algorithm {value!r}", with_head(alg=value)
     yield "no algorithm", with_head(alg=...)
 
 
 def signatures() -> Named:
     for algorithm in ALGORITHMS:
-        for name, change in {
+        changes: dict[str, Callable[[bytes], bytes]] = {
             "a short signature": lambda s: s[:-4],
             "a long signature": lambda s: s + b"AAAA",
             "a signature that begins wrong": lambda s: (b"B" if s[:1] == b"A" else b"A") + s[1:],
             "zeros": lambda s: b"A" * len(s),
             "one byte": lambda s: b"AA",
-        }.items():
+        }
+        for name, change in changes.items():
             yield f"{name} as {algorithm}", with_signature(change, algorithm)
         stranger = f"{KIDS[algorithm]}-other"
         yield f"{algorithm} by another key", lambda i, a=algorithm, k=stranger: i.token(algorithm=a, key=k)
@@ -129,7 +146,7 @@ def sign_as_der(issuer: Issuer) -> bytes:
 
 
 def claims() -> Named:
-    for value in (..., None, "https://evil.example", "", 5, {}, ["x"]):
+    for value in (..., None, "https://evil.example", "", 5, NO_OBJECT, ["x"]):
         yield f"the issuer {value!r}", with_claims(iss=value)
     yield "the issuer in a list", lambda issuer: issuer.token(issuer.claims(iss=[issuer.url]))
     for text in ("{}/", "{}x", "x{}", "{}\n", "{}.evil.example", "{}\x00"):
@@ -139,7 +156,7 @@ def claims() -> Named:
         )
     for value in ("other", "", "stac", "stack ", "STACK", "*", ["other"], [[AUDIENCE]], [AUDIENCE, 5], ..., *NO_TEXTS):
         yield f"the audience {value!r}", with_claims(aud=value)
-    for value in (..., None, 0, -1, 2**60, True, [], {}, "2000000000", [2000000000]):
+    for value in (..., None, 0, -1, 2**60, True, NO_LIST, NO_OBJECT, "2000000000", [2000000000]):
         yield f"the expiry {value!r}", with_claims(exp=value)
     for offset_s in (-1, -1000, 10**6):
         yield f"the expiry {offset_s} s from now", with_times(exp=offset_s)
@@ -147,7 +164,7 @@ def claims() -> Named:
         for text in ("1e999", "NaN", "Infinity", "-Infinity", "9" * 5000, "1e1000000"):
             yield f"{name} {text[:10]}", with_text(name, text)
     for name in ("nbf", "iat"):
-        for value in ("1700000000", True, [], {}, -5):
+        for value in ("1700000000", True, NO_LIST, NO_OBJECT, -5):
             yield f"{name} {value!r}", with_claims(**{name: value})
         for offset_s in (60, 10**6):
             yield f"{name} {offset_s} s from now", with_times(**{name: offset_s})
@@ -157,20 +174,21 @@ def claims() -> Named:
     yield "a number as its id", with_claims(jti=5)
 
 
+def with_end(issuer: Issuer, place: int, end: bytes) -> bytes:
+    parts = issuer.token().split(b".")
+    parts[place] += end
+    return joined(*parts)
+
+
 def structures() -> Named:
     for text in (b"", b".", b"..", b"...", b"a.b", b"a.b.c", b"e30.e30.e30", b"\x00", b"\xff.\xff.\xff", b"null"):
         yield f"{text!r}", lambda _, t=text: t
     yield "two parts", with_parts(lambda head, body, _: joined(head, body))
-    yield "four parts", with_parts(lambda *parts: joined(*parts, b"e30"))
-    yield "five parts", with_parts(lambda *parts: joined(*parts, b"e30", b"e30"))
+    yield "four parts", with_parts(lambda head, body, signature: joined(head, body, signature, b"e30"))
+    yield "five parts", with_parts(lambda head, body, signature: joined(head, body, signature, b"e30", b"e30"))
     for place in range(3):
         for name, end in {"padding": b"=", "a line": b"\n", "a space": b" ", "other signs": b"+///"}.items():
-            yield (
-                f"{name} after part {place}",
-                with_parts(
-                    lambda *parts, p=place, e=end: joined(*(x + e if n == p else x for n, x in enumerate(parts)))
-                ),
-            )
+            yield f"{name} after part {place}", lambda i, p=place, e=end: with_end(i, p, e)
     for body in (b"[]", b"5", b"null", b'"x"', b"", b"{", b"{}x", b"\xff", b"{'a': 1}"):
         yield f"the claims {body!r}", with_body(lambda _, b=body: b)
         yield f"the head {body!r}", with_head_bytes(body)
@@ -189,12 +207,25 @@ def structures() -> Named:
 
 
 def heads() -> Named:
-    for kid in (5, True, [], {}, ["rsa"], "", "RSA", "rsa ", "x" * 257, "../../../dev/null", "' OR 1=1 --", "\x00"):
+    for kid in (
+        5,
+        True,
+        NO_LIST,
+        NO_OBJECT,
+        ["rsa"],
+        "",
+        "RSA",
+        "rsa ",
+        "x" * 257,
+        "../../../dev/null",
+        "' OR 1=1 --",
+        "\x00",
+    ):
         yield f"the key id {kid!r:.20}", with_head(kid=kid)
-    for head in ({"crit": ["exp"], "exp": 1}, {"crit": []}, {"crit": ["b64"], "b64": True}, {"b64": False}):
+    for head in ({"crit": ["exp"], "exp": 1}, {"crit": NO_LIST}, {"crit": ["b64"], "b64": True}, {"b64": False}):
         yield f"the head {head}", with_head(**head)
     yield "a compressed body", with_head(zip="DEF")
-    for token_type in ("logout+jwt", "secevent+jwt", "dpop+jwt", "JWE", "", 5, [], None):
+    for token_type in ("logout+jwt", "secevent+jwt", "dpop+jwt", "JWE", "", 5, NO_LIST, None):
         yield f"the type {token_type!r}", with_head(typ=token_type)
     for kid in ("evil", "rsa", ...):
         yield f"its own key, id {kid}", lambda i, k=kid: i.token(key="rsa-other", kid=k, jwk=jwk("rsa-other", "evil"))
@@ -232,7 +263,7 @@ def rights() -> Named:
     lists = (["admin"], ["guest"], ["engineer", 5], [["engineer"]], ["engineer"] * 1001, ["guest", None])
     for roles in (*texts, *lists, {"engineer": True}, *NO_TEXTS):
         yield f"the roles {roles!r:.30}", with_claims(realm={"roles": roles})
-    for realm in (..., None, {}, "engineer", ["engineer"], [{"roles": ["engineer"]}], 5):
+    for realm in (..., None, NO_OBJECT, "engineer", ["engineer"], [{"roles": ["engineer"]}], 5):
         yield f"the realm {realm!r:.30}", with_claims(realm=realm)
 
 
