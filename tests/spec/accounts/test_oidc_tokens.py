@@ -52,6 +52,9 @@ async def accounts(issuer: Issuer) -> AsyncGenerator[OpenIDAccounts]:
         yield running
 
 
+HEADS_REFUSED_UNREAD: tuple[dict[str, Any], ...] = ({"typ": "logout+jwt"}, {"alg": "HS256"}, {"alg": "none"})
+
+
 async def admitted(accounts: OpenIDAccounts, token: bytes) -> Caller:
     caller = await accounts.authenticate(token)
     assert caller is not None
@@ -114,6 +117,19 @@ async def test_two_hundred_forged_tokens_cause_one_fetch_and_no_flood_of_the_log
         assert issuer.fetch_count <= before + 1
         assert len(caplog.records) == 1
         assert "made-up" not in caplog.text
+
+
+async def test_a_token_of_another_issuer_and_one_that_is_refused_unread_cause_no_fetch(issuer: Issuer) -> None:
+    async with accounts_of(issuer, min_fetch_interval_s=0.01) as accounts:
+        await admitted(accounts, issuer.token())
+        await asyncio.sleep(0.02)
+        before = issuer.fetch_count
+        claims = issuer.claims(iss="https://other.example")
+        for token in (issuer.token(claims, kid="x"), *(issuer.token(kid="x", **head) for head in HEADS_REFUSED_UNREAD)):
+            assert await accounts.authenticate(token) is None
+        assert issuer.fetch_count == before
+        assert await accounts.authenticate(issuer.token(kid="x")) is None
+        assert issuer.fetch_count == before + 1
 
 
 async def test_a_token_is_verified_once(issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
