@@ -6,6 +6,7 @@ PROVIDERS: Final[dict[str, dict[str, str]]] = {
     "accounts": {
         "chain": "providers.accounts.chain:ChainedAccounts",
         "config": "providers.accounts.config:ConfigAccounts",
+        "oidc": "providers.accounts.oidc.provider:OpenIDAccounts",
         "stored": "providers.accounts.stored:StoredAccounts",
     },
     "batches": {

@@ -11,6 +11,7 @@ from typing import Any, cast
 from apis.accounts.accounts import ADMIN_TENANT, Accounts
 from apis.accounts.directory import AccountDirectory, AccountPage, KeyOptions, NewKey, ProjectPage, StoredKey
 from apis.accounts.scopes import parse_project_scopes
+from apis.documents.fetcher import Fetcher
 from apis.errors import ConfigError, InvalidRequest, NotFound
 from apis.storage.kv_store import KVStore
 from stack.build import build_providers, locate_errors
@@ -131,12 +132,13 @@ async def _open_directory(loaded: LoadedConfig) -> AsyncGenerator[AccountDirecto
 
 @asynccontextmanager
 async def open_accounts(loaded: LoadedConfig) -> AsyncGenerator[Accounts]:
-    """Start the accounts and the store of the run config, and nothing else of it. Raises ConfigError."""
+    """Start the accounts of the run config, with the store and the fetcher that they need, and nothing else of it.
+    Raises ConfigError."""
     config, specs = loaded
     live, order = build_providers(config, specs, ("accounts",))
     async with AsyncExitStack() as entered:
         for part, provider in order:
-            if isinstance(provider, Accounts | KVStore):
+            if isinstance(provider, Accounts | Fetcher | KVStore):
                 entered.push_async_callback(provider.close)
                 with locate_errors(config, part.path):
                     await provider.start()

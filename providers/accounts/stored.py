@@ -1,24 +1,21 @@
 """StoredAccounts: keys in the KVStore, shared by all workers and machines, changed while the server runs."""
 
 import logging
-import secrets
 import time
 from typing import Final
 
 from pydantic import Field
 
-from apis.accounts.accounts import ADMIN_TENANT, Accounts, Caller, digest_key
-from apis.accounts.directory import Project, StoredKey
+from apis.accounts.accounts import ADMIN_TENANT, Caller, digest_key
+from apis.accounts.directory import StoredKey
 from apis.accounts.scopes import ADMIN_SCOPE, Grant, parse_project_scopes
-from apis.errors import StorageCorrupt, StoreUnavailable
+from apis.errors import StoreUnavailable
 from apis.provider import Provider
-from apis.storage.kv_store import ABSENT, KVStore, Put
+from apis.storage.kv_store import KVStore
 from apis.storage.records import decode_record, reading_stored
-from providers.accounts.directory import StoredDirectory
 from providers.accounts.key_cache import KeyCache
-from providers.accounts.limiter import StoredLimiter, read_limits
-from providers.accounts.records import SALT_KEY, digest_reference_key, last_use_key, limits_key, project_key
-from providers.accounts.usage_log import StoredUsageLog
+from providers.accounts.projects import StoredProjects, project_record_keys, read_project
+from providers.accounts.records import digest_reference_key, last_use_key
 
 _log = logging.getLogger(__name__)
 _USE_INTERVAL_S: Final = 300.0
@@ -27,7 +24,7 @@ _USE_TTL_S: Final = 400 * 24 * 3600.0
 _MAX_USES: Final = 10_000
 
 
-class StoredAccounts(Accounts):
+class StoredAccounts(StoredProjects):
     """Projects and keys in the KVStore, managed by `stack keys` and OpenAI's routes below /v1/organization. A key is
     stored as a hash, may expire and be bound to scopes, and is refused everywhere within a second once revoked."""
 
@@ -37,26 +34,13 @@ class StoredAccounts(Accounts):
         usage_retention_days: float = Field(default=400, gt=0)
 
     def __init__(self, config: Config, kv_store: KVStore) -> None:
-        self._kv = kv_store
+        super().__init__(kv_store, config.usage_retention_days)
         self._cache = KeyCache(self._read_caller)
-        self._directory = StoredDirectory(kv_store)
-        self._limiter = StoredLimiter(kv_store)
-        self._usage_log = StoredUsageLog(kv_store, config.usage_retention_days)
-        self._salt_secret: bytes | None = None
         self._uses_written_at: dict[str, float] = {}
-
-    async def start(self) -> None:
-        """Load the secret of the cache salts, which the first process of all creates."""
-        await self._kv.write([Put(SALT_KEY, secrets.token_bytes(32), expect=ABSENT)])
-        entry = await self._kv.get(SALT_KEY)
-        if entry is None:
-            raise StorageCorrupt
-        self._salt_secret = entry.value
 
     async def close(self) -> None:
         await self._cache.close()
-        await self._limiter.close()
-        await self._usage_log.close()
+        await super().close()
 
     async def authenticate(self, key: bytes) -> Caller | None:
         if not key:
@@ -64,33 +48,21 @@ class StoredAccounts(Accounts):
         caller = await self._cache.load(digest_key(key))
         return None if caller is None or caller.has_expired else caller
 
-    def directory(self) -> StoredDirectory:
-        return self._directory
-
-    def limiter(self) -> StoredLimiter:
-        return self._limiter
-
-    def usage_log(self) -> StoredUsageLog:
-        return self._usage_log
-
-    def cache_salt_secret(self) -> bytes | None:
-        return self._salt_secret
-
     async def _read_caller(self, digest: bytes) -> Caller | None:
         reference = await self._kv.get(digest_reference_key(digest.hex()))
         if reference is None:
             return None
         record_key = reference.value.decode()
         project_id = record_key.split("/")[-2]
-        names = (record_key, project_key(project_id), limits_key(project_id))
-        key_entry, project_entry, limits_entry = await self._kv.get_many(names)
+        key_entry, *project_entries = await self._kv.get_many((record_key, *project_record_keys(project_id)))
         if key_entry is None:
             return None
         with reading_stored(record_key):
             key = decode_record(key_entry, StoredKey)
-        caller = Caller(project_id, key.id, _to_grant(key), key.expires_at, read_limits(limits_entry))
-        if project_id != ADMIN_TENANT and not (project_entry and _is_active(decode_record(project_entry, Project))):
+        project = read_project(project_id, project_entries)
+        if project_id != ADMIN_TENANT and not project.is_active:
             return None
+        caller = project.build_caller(key.id, _to_grant(key), key.expires_at)
         if not caller.has_expired:
             await self._write_use(key.id)
         return caller
@@ -106,10 +78,6 @@ class StoredAccounts(Accounts):
             await self._kv.put(last_use_key(key_id), b"%d" % time.time(), ttl_s=_USE_TTL_S, durable=False)
         except StoreUnavailable as exc:
             _log.warning("the last use of the API key %s was not stored: %s", key_id, exc.message)
-
-
-def _is_active(project: Project) -> bool:
-    return project.archived_at is None
 
 
 def _to_grant(key: StoredKey) -> Grant:

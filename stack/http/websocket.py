@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from apis.responses import CreateResponse, Session
 from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, telemetry
 from stack.http.access.metering import reserve_tokens, settle_tokens
 from stack.http.access.privileges import require_request
+from stack.http.admission import unauthorized_error
 from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, parse_large, read_object, validate_request
 from stack.http.request_record import WEBSOCKET, RequestRecord
@@ -119,10 +121,8 @@ class _SocketHandler:
         self._trace = current_span().headers
 
     async def run(self, receive: Receive) -> None:
-        """Respond until either side closes, the connection reaches its maximum age, or the server drains."""
-        age = asyncio.get_running_loop().call_later(
-            self._max_age_s, self._begin_close, _age_limit_error(self._max_age_s), _CLOSE_NORMAL
-        )
+        """Respond until either side closes, its key expires, it reaches its maximum age, or the server drains."""
+        end = self._schedule_end()
         try:
             while (message := await receive())["type"] != "websocket.disconnect":
                 if message["type"] == DRAIN_MESSAGE_TYPE:
@@ -138,8 +138,16 @@ class _SocketHandler:
                 await self._asgi_send({"type": "websocket.close", "code": _CLOSE_SERVICE_RESTART})
             raise
         finally:
-            age.cancel()
+            end.cancel()
             await self._cancel_tasks()
+
+    def _schedule_end(self) -> asyncio.TimerHandle:
+        """Close the connection at its maximum age, or when the key expires with which it was opened."""
+        age_s, reason, code = self._max_age_s, _age_limit_error(self._max_age_s), _CLOSE_NORMAL
+        expires_at = self._caller.expires_at
+        if expires_at is not None and expires_at - time.time() < age_s:
+            age_s, reason, code = expires_at - time.time(), unauthorized_error(), _CLOSE_POLICY
+        return asyncio.get_running_loop().call_later(age_s, partial(self._begin_close, reason, code, is_announced=True))
 
     async def _cancel_tasks(self) -> None:
         for create_message in self._queue:
@@ -269,20 +277,21 @@ class _SocketHandler:
         _log.error("a response on the WebSocket of request %s failed on a bug", self._request_id, exc_info=exc)
         return internal_error(self._request_id)
 
-    def _begin_close(self, reason: StackError, code: int) -> None:
-        """Refuse new messages, and close the connection when the running responses have ended."""
+    def _begin_close(self, reason: StackError, code: int, *, is_announced: bool = False) -> None:
+        """Refuse new messages, and close the connection when the running responses have ended, after an error event
+        with the reason where `is_announced`."""
         if self._close_reason is None:
             self._close_reason = reason
-            self._closing_tasks.add(asyncio.create_task(self._drain_and_close(reason, code)))
+            self._closing_tasks.add(asyncio.create_task(self._drain_and_close(reason, code, is_announced=is_announced)))
 
-    async def _drain_and_close(self, reason: StackError, code: int) -> None:
+    async def _drain_and_close(self, reason: StackError, code: int, *, is_announced: bool) -> None:
         waiting, self._queue = self._queue, []
         for create_message in waiting:
             _release(create_message.places)
             await self._send_error(reason, create_message.stream_id)
         while self._running_tasks:
             await asyncio.wait(self._running_tasks.values())
-        if code == _CLOSE_NORMAL:
+        if is_announced:
             await self._send_error(reason, "")
         with suppress(OSError):
             await self._asgi_send({"type": "websocket.close", "code": code})

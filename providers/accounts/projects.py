@@ -1,0 +1,84 @@
+"""StoredProjects: projects, their limits and usage in the KVStore, whichever provider recognizes their keys."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from apis.accounts.accounts import Accounts, Caller
+from apis.accounts.directory import Project
+from apis.accounts.limits import RateLimit
+from apis.accounts.scopes import Grant
+from apis.errors import StorageCorrupt
+from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
+from apis.storage.records import decode_record
+from providers.accounts.directory import StoredDirectory
+from providers.accounts.limiter import StoredLimiter, read_limits
+from providers.accounts.records import SALT_KEY, limits_key, project_key
+from providers.accounts.usage_log import StoredUsageLog
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectState:
+    """All that the store has of a tenant and that each of its callers gets. `project` is None for a tenant without a
+    project, and for that of the administrators."""
+
+    id: str
+    project: Project | None
+    limits: Mapping[str, RateLimit]
+
+    @property
+    def is_active(self) -> bool:
+        """True if there is a project, and it is not archived."""
+        return self.project is not None and self.project.archived_at is None
+
+    def build_caller(self, key_id: str, grant: Grant, expires_at: float | None) -> Caller:
+        """Return the caller with a key, or a token, of this tenant."""
+        return Caller(self.id, key_id, grant, expires_at, self.limits)
+
+
+def project_record_keys(project_id: str) -> tuple[str, ...]:
+    """Return the keys of the records that `read_project` takes, for one read together with others."""
+    return project_key(project_id), limits_key(project_id)
+
+
+def read_project(project_id: str, entries: Sequence[Entry | None]) -> ProjectState:
+    """Return the state of a tenant from the records of `project_record_keys`. Raises StorageCorrupt."""
+    project_entry, limits_entry = entries
+    project = None if project_entry is None else decode_record(project_entry, Project)
+    return ProjectState(project_id, project, read_limits(limits_entry))
+
+
+class StoredProjects(Accounts):
+    """Accounts whose projects are in the KVStore; a subclass recognizes the keys. Several of one store, as in a chain,
+    have the same directory, limits, usage and secret."""
+
+    def __init__(self, kv_store: KVStore, usage_retention_days: float) -> None:
+        self._kv = kv_store
+        self._directory = StoredDirectory(kv_store)
+        self._limiter = StoredLimiter(kv_store)
+        self._usage_log = StoredUsageLog(kv_store, usage_retention_days)
+        self._salt_secret: bytes | None = None
+
+    async def start(self) -> None:
+        """Load the secret of the cache salts, which the first process of all creates."""
+        await self._kv.write([Put(SALT_KEY, secrets.token_bytes(32), expect=ABSENT)])
+        entry = await self._kv.get(SALT_KEY)
+        if entry is None:
+            raise StorageCorrupt
+        self._salt_secret = entry.value
+
+    async def close(self) -> None:
+        await self._limiter.close()
+        await self._usage_log.close()
+
+    def directory(self) -> StoredDirectory:
+        return self._directory
+
+    def limiter(self) -> StoredLimiter:
+        return self._limiter
+
+    def usage_log(self) -> StoredUsageLog:
+        return self._usage_log
+
+    def cache_salt_secret(self) -> bytes | None:
+        return self._salt_secret
