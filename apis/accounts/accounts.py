@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from apis.accounts.audit import AuditLog
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import KEY_SUBJECT_PREFIX, WHOLE_PROJECT, Limiter, RateLimit
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
@@ -125,6 +126,10 @@ class Accounts(Provider, ABC):
 
     def usage_log(self) -> UsageLog | None:
         """Return the log of what callers use, None where it is not stored."""
+        return None
+
+    def audit_log(self) -> AuditLog | None:
+        """Return the log of administrative acts, None where nothing is administered."""
         return None
 
     def cache_salt_secret(self) -> bytes | None:

@@ -46,3 +46,8 @@ def usage_key(hour: int | None, subject: str, process_name: str) -> str:
 def last_use_key(key_id: str) -> str:
     """Return the key of the time at which an API key was last used; the value is seconds of Unix time."""
     return f"{ROOT}/last_uses/{key_id}"
+
+
+def audit_key(record_id: str) -> str:
+    """Return the key of a record of the audit log, ordered by time; with an empty id, the prefix of all."""
+    return f"{ROOT}/audit/{record_id}"

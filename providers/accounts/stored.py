@@ -14,6 +14,7 @@ from apis.errors import StorageCorrupt, StoreUnavailable
 from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.storage.records import decode_record, reading_stored
+from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.directory import StoredDirectory
 from providers.accounts.key_cache import KeyCache
 from providers.accounts.limiter import StoredLimiter, read_limits
@@ -32,15 +33,18 @@ class StoredAccounts(Accounts):
     stored as a hash, may expire and be bound to scopes, and is refused everywhere within a second once revoked."""
 
     class Config(Provider.Config):
-        """`usage_retention_days` is how long the sums of each hour are stored."""
+        """`usage_retention_days` is how long the sums of each hour are stored, and `audit_retention_days` the records
+        of administrative acts."""
 
         usage_retention_days: float = Field(default=400, gt=0)
+        audit_retention_days: float = Field(default=400, gt=0)
 
     def __init__(self, config: Config, kv_store: KVStore) -> None:
         self._kv = kv_store
         self._cache = KeyCache(self._read_caller)
-        self._directory = StoredDirectory(kv_store)
-        self._limiter = StoredLimiter(kv_store)
+        self._audit_log = StoredAuditLog(kv_store, config.audit_retention_days)
+        self._directory = StoredDirectory(kv_store, self._audit_log)
+        self._limiter = StoredLimiter(kv_store, self._audit_log)
         self._usage_log = StoredUsageLog(kv_store, config.usage_retention_days)
         self._salt_secret: bytes | None = None
         self._uses_written_at: dict[str, float] = {}
@@ -72,6 +76,9 @@ class StoredAccounts(Accounts):
 
     def usage_log(self) -> StoredUsageLog:
         return self._usage_log
+
+    def audit_log(self) -> StoredAuditLog:
+        return self._audit_log
 
     def cache_salt_secret(self) -> bytes | None:
         return self._salt_secret

@@ -106,12 +106,21 @@ def read_query(http: Request, model: type[ModelT]) -> ModelT:
             query.setdefault(key, http.query_params[key])
         if values := http.query_params.getlist(f"{key}[]"):
             query[key] = values
+        if fields := _nested_fields(http, key):
+            query[key] = fields
     if "include" in model.model_fields:
         query["include"] = http.query_params.getlist("include") + http.query_params.getlist("include[]")
     try:
         return model.model_validate(query)
     except ValidationError as exc:
         raise to_invalid_request(exc.errors(include_url=False)[0], query) from None
+
+
+def _nested_fields(http: Request, name: str) -> dict[str, str]:
+    """Return the fields of an object in the query, which are sent as `name[field]`."""
+    prefix = f"{name}["
+    keys = [key for key in http.query_params if key.startswith(prefix) and key.endswith("]")]
+    return {key[len(prefix) : -1]: http.query_params[key] for key in keys if key != f"{prefix}]"}
 
 
 @cache

@@ -16,6 +16,7 @@ from openai.types.admin.organization import projects
 from openai.types.admin.organization.projects import service_accounts
 from pydantic import BaseModel
 
+from apis.accounts.audit import AuditLogQuery
 from apis.accounts.directory import (
     AccountPage,
     AdminKeyPage,
@@ -25,6 +26,7 @@ from apis.accounts.directory import (
     CreateServiceAccountKey,
     KeyPage,
     ProjectPage,
+    UpdateKey,
     UpdateProject,
     UpdateServiceAccount,
 )
@@ -118,6 +120,8 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
         (CreateServiceAccountKey,),
     ),
     "GET /organization/projects/{project_id}/api_keys": (projects.APIKeyListParams, (KeyPage,)),
+    "POST /organization/projects/{project_id}/api_keys/{api_key_id}": (projects.APIKeyUpdateParams, (UpdateKey,)),
+    "GET /organization/audit_logs": (organization.AuditLogListParams, (AuditLogQuery,)),
     "GET /organization/projects/{project_id}/rate_limits": (projects.RateLimitListRateLimitsParams, (RateLimitPage,)),
     "POST /organization/projects/{project_id}/rate_limits/{rate_limit_id:path}": (
         projects.RateLimitUpdateRateLimitParams,

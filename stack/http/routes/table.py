@@ -11,6 +11,7 @@ from stack.http.routes.embeddings import EMBEDDING_ROUTES
 from stack.http.routes.files import FILE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
+from stack.http.routes.organization.audit_logs import AUDIT_LOG_ROUTES, with_actor
 from stack.http.routes.organization.keys import KEY_ROUTES
 from stack.http.routes.organization.projects import PROJECT_ROUTES
 from stack.http.routes.organization.rate_limits import RATE_LIMIT_ROUTES
@@ -36,10 +37,9 @@ API_ROUTES: Final = (
     *CONTAINER_ROUTES,
     *UPLOAD_ROUTES,
     *BATCH_ROUTES,
-    *PROJECT_ROUTES,
-    *KEY_ROUTES,
-    *RATE_LIMIT_ROUTES,
+    *with_actor((*PROJECT_ROUTES, *KEY_ROUTES, *RATE_LIMIT_ROUTES)),
     *USAGE_ROUTES,
+    *AUDIT_LOG_ROUTES,
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
 EXTENSION_ROUTES: Final = (*LISTING_ROUTES, *RESPONSE_DETAIL_ROUTES, *OVERVIEW_ROUTES, *TRACE_ROUTES)

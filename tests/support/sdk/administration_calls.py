@@ -22,6 +22,9 @@ ADMINISTRATION_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] 
     "archive a project": lambda client: _projects(client).archive("proj_1"),
     "list the keys of a project": lambda client: _projects(client).api_keys.list("proj_1", limit=3),
     "retrieve a key": lambda client: _projects(client).api_keys.retrieve("key_1", project_id="proj_1"),
+    "update a key": lambda client: _projects(client).api_keys.update(
+        "key_1", project_id="proj_1", scopes=["read"], expires_in_seconds=60
+    ),
     "delete a key": lambda client: _projects(client).api_keys.delete("key_1", project_id="proj_1"),
     "create a service account": lambda client: _projects(client).service_accounts.create(
         "proj_1", name="a", expires_in_seconds=60
@@ -45,6 +48,9 @@ ADMINISTRATION_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] 
     ),
     "list usage": lambda client: _organization(client).usage.completions(
         start_time=1, end_time=100_000, bucket_width="1h", limit=3
+    ),
+    "list audit logs": lambda client: _organization(client).audit_logs.list(
+        limit=3, event_types=["project.created"], effective_at={"gte": 1}
     ),
     "create an administrator's key": lambda client: _organization(client).admin_api_keys.create(name="k"),
     "list administrators' keys": lambda client: _organization(client).admin_api_keys.list(limit=3, order="desc"),
