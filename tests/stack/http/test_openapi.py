@@ -247,7 +247,8 @@ class Document:
             value: Any = text
             with suppress(ValueError):
                 value = json.loads(text)
-            self.validate(parameters[name.removesuffix("[]")], value)
+            base, bracket, inner = name.removesuffix("]").partition("[")
+            self.validate(parameters[base], {inner: value} if inner else [value] if bracket else value)
         if kind.startswith("multipart/form-data"):
             schema = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
             names = {name.decode() for name in re.findall(rb' name="([a-z_]+)[\["]', body)}

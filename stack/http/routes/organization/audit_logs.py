@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import wraps
 from typing import Final
 
 from starlette.requests import Request
@@ -35,6 +36,7 @@ def with_actor(routes: Iterable[Route]) -> tuple[Route, ...]:
 
 
 def _act(handler: Handler) -> Handler:
+    @wraps(handler)  # the OpenAPI document shows its name
     async def handle(http: Request, context: HttpContext, services: Services) -> Response:
         address = http.client.host if http.client else ""
         token = CURRENT_ACTOR.set(AuditActor("api_key", context.caller.key_id, address))
