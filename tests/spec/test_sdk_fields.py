@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 from openai import resources, types
-from openai.types import chat, containers, conversations, responses, uploads, vector_stores
+from openai.types import chat, containers, conversations, responses, uploads, vector_stores, webhooks
 from openai.types.admin import organization
 from openai.types.admin.organization import projects
 from openai.types.admin.organization.projects import service_accounts
@@ -49,6 +49,13 @@ from apis.documents.vector_stores import (
 )
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
 from apis.uploads.parts import CompleteUpload, CreateUpload
+from apis.webhooks.endpoints import (
+    CreateWebhookEndpoint,
+    RotateWebhookSecret,
+    SendTestEvent,
+    UpdateWebhookEndpoint,
+    WebhookEndpointPage,
+)
 from apis.wire.field_rows import FIELD_ROWS, UNSUPPORTED_TYPES
 from stack.http.routes.absences import ABSENT_RESOURCES
 from stack.http.routes.chat import CreateChatCompletion
@@ -103,6 +110,14 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /uploads/{upload_id}/complete": (types.UploadCompleteParams, (CompleteUpload,)),
     "POST /batches": (types.BatchCreateParams, (CreateBatch,)),
     "GET /batches": (types.BatchListParams, (BatchListParams,)),
+    "POST /webhook_endpoints": (webhooks.WebhookCreateParams, (CreateWebhookEndpoint,)),
+    "GET /webhook_endpoints": (webhooks.WebhookListParams, (WebhookEndpointPage,)),
+    "POST /webhook_endpoints/{webhook_endpoint_id}": (webhooks.WebhookUpdateParams, (UpdateWebhookEndpoint,)),
+    "POST /webhook_endpoints/{webhook_endpoint_id}/rotate_secret": (
+        webhooks.WebhookRotateSecretParams,
+        (RotateWebhookSecret,),
+    ),
+    "POST /webhook_endpoints/{webhook_endpoint_id}/test": (webhooks.WebhookTestParams, (SendTestEvent,)),
     "POST /organization/projects": (organization.ProjectCreateParams, (CreateProject,)),
     "GET /organization/projects": (organization.ProjectListParams, (ProjectPage,)),
     "POST /organization/projects/{project_id}": (organization.ProjectUpdateParams, (UpdateProject,)),

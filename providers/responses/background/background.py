@@ -21,6 +21,7 @@ from apis.responses import CreateResponse, ResponseListParams
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
 from apis.storage.records import reading_stored
+from apis.webhooks.endpoints import WebhookEndpoints
 from providers.responses.background.deployment import BackgroundDeployment
 from providers.responses.background.event_log import EventLog, LogWakeups, encode_event_line
 from providers.responses.background.execution import RunExecutor
@@ -57,7 +58,7 @@ class BackgroundResponses:
         options: BackgroundDeployment,
     ) -> None:
         config, tenants = options.config, options.tenants
-        self._webhook_queue = WebhookQueue(kv, options.webhooks, fetcher, tenants)
+        self._webhook_queue = WebhookQueue(kv, options.webhooks, fetcher, tenants, options.webhook_endpoints)
         self._webhook_delivery: asyncio.Task[None] | None = None
         self._wakeups = LogWakeups()
         self._event_log = EventLog(kv, self._wakeups, ttl_s=config.event_ttl_s)
@@ -77,6 +78,11 @@ class BackgroundResponses:
     def event_queue(self) -> EventQueue:
         """The webhooks of this process, for events of other APIs."""
         return self._webhook_queue
+
+    @property
+    def webhook_endpoints(self) -> WebhookEndpoints:
+        """The webhooks that tenants manage."""
+        return self._webhook_queue.endpoints
 
     def start(self) -> None:
         self._workers.start()

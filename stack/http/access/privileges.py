@@ -30,6 +30,8 @@ RESOURCE_SCOPES: Final[Mapping[str, frozenset[Scope]]] = {
     "traces": _RESPONSES,
     "uploads": _FILES,
     "vector_stores": _FILES,
+    "webhook_endpoints": _RESPONSES,
+    "webhook_event_types": _RESPONSES,
 }
 """Scopes of which one admits a request of any method. `read` admits GET of each resource that is a tenant's own."""
 SERVER_RESOURCES: Final = frozenset({"version", "openapi.json", "metrics"})

@@ -26,8 +26,6 @@ ABSENT_RESOURCES: Final[Mapping[str, str]] = {
     "threads": "Use responses and conversations.",
     "vaults": "Secrets are a matter of the client and of the run config.",
     "videos": _TEXT_ONLY,
-    "webhook_endpoints": "Webhooks are a setting of the run config.",
-    "webhook_event_types": "Webhooks are a setting of the run config.",
 }
 """By the first part of the path below /v1."""
 

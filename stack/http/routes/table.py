@@ -22,6 +22,7 @@ from stack.http.routes.responses import RESPONSE_ROUTES
 from stack.http.routes.traces import TRACE_ROUTES
 from stack.http.routes.uploads import UPLOAD_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
+from stack.http.routes.webhooks.endpoints import WEBHOOK_ENDPOINT_ROUTES
 
 __all__ = ["API_ROUTES", "EXTENSION_ROUTES", "STORED_COMPLETION_ROUTES"]
 
@@ -37,6 +38,7 @@ API_ROUTES: Final = (
     *CONTAINER_ROUTES,
     *UPLOAD_ROUTES,
     *BATCH_ROUTES,
+    *WEBHOOK_ENDPOINT_ROUTES,
     *with_actor((*PROJECT_ROUTES, *KEY_ROUTES, *RATE_LIMIT_ROUTES)),
     *USAGE_ROUTES,
     *AUDIT_LOG_ROUTES,

@@ -1,4 +1,4 @@
-"""Every call of the SDK's `admin.organization` that the stack serves, by name, to record its requests."""
+"""Every call of the SDK's `admin.organization` and `webhooks` that the stack serves, by name, to record requests."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -56,4 +56,20 @@ ADMINISTRATION_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] 
     "list administrators' keys": lambda client: _organization(client).admin_api_keys.list(limit=3, order="desc"),
     "retrieve an administrator's key": lambda client: _organization(client).admin_api_keys.retrieve("key_1"),
     "delete an administrator's key": lambda client: _organization(client).admin_api_keys.delete("key_1"),
+}
+
+
+WEBHOOK_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] = {
+    "create a webhook endpoint": lambda client: client.webhooks.create(
+        name="n", url="https://example.com/hook", event_types=["response.completed"]
+    ),
+    "list webhook endpoints": lambda client: client.webhooks.list(limit=3, after="we_1"),
+    "retrieve a webhook endpoint": lambda client: client.webhooks.retrieve("we_1"),
+    "update a webhook endpoint": lambda client: client.webhooks.update("we_1", name="m"),
+    "delete a webhook endpoint": lambda client: client.webhooks.delete("we_1"),
+    "rotate a webhook secret": lambda client: client.webhooks.rotate_secret(
+        "we_1", keep_old_secret_active_for_24_hours=True
+    ),
+    "send a test event": lambda client: client.webhooks.test("we_1", event_type="batch.completed"),
+    "list webhook event types": lambda client: client.webhooks.event_types.list(),
 }
