@@ -10,6 +10,7 @@ from typing import Final
 from apis.accounts.audit import AuditLog
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import KEY_SUBJECT_PREFIX, WHOLE_PROJECT, Limiter, RateLimit
+from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings, ProjectSettingsStore
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
 from apis.accounts.usage import UsageLog
 from apis.errors import PermissionDenied
@@ -34,6 +35,7 @@ class Caller:
     expires_at: float | None = None
     limits: Mapping[str, RateLimit] = field(default_factory=dict[str, RateLimit])
     """The limits of the project by subject: WHOLE_PROJECT, `key:KEY_ID` or a model."""
+    settings: ProjectSettings = OPEN_SETTINGS
 
     def find_limits(self, model: str | None) -> Mapping[str, RateLimit]:
         """Return the limits that apply to a request for the model, by subject."""
@@ -126,6 +128,10 @@ class Accounts(Provider, ABC):
 
     def usage_log(self) -> UsageLog | None:
         """Return the log of what callers use, None where it is not stored."""
+        return None
+
+    def project_settings(self) -> ProjectSettingsStore | None:
+        """Return the settings of projects, None where no project has any."""
         return None
 
     def audit_log(self) -> AuditLog | None:

@@ -9,6 +9,7 @@ from apis.accounts.accounts import Accounts, Caller
 from apis.accounts.audit import AuditLog
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import Limiter
+from apis.accounts.project_settings import ProjectSettingsStore
 from apis.accounts.usage import UsageLog
 from apis.provider import Provider
 
@@ -42,6 +43,10 @@ class ChainedAccounts(Accounts):
     def usage_log(self) -> UsageLog | None:
         """Return the log of the first provider that has one, for the callers of all."""
         return next((own for provider in self._providers if (own := provider.usage_log())), None)
+
+    def project_settings(self) -> ProjectSettingsStore | None:
+        """Return the settings of the first provider that has them."""
+        return next((own for provider in self._providers if (own := provider.project_settings())), None)
 
     def audit_log(self) -> AuditLog | None:
         """Return the log of the first provider that has one."""

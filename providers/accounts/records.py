@@ -31,6 +31,11 @@ def limits_key(project_id: str) -> str:
     return f"{ROOT}/limits/{project_id}"
 
 
+def settings_key(project_id: str) -> str:
+    """Return the key of the record of a project's settings."""
+    return f"{ROOT}/settings/{project_id}"
+
+
 def counter_key(project_id: str, subject: str) -> str:
     """Return the key of the counter of one subject's requests and tokens."""
     return f"{ROOT}/counters/{project_id}/{subject}"

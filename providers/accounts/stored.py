@@ -3,6 +3,7 @@
 import logging
 import secrets
 import time
+from dataclasses import replace
 from typing import Final
 
 from pydantic import Field
@@ -18,7 +19,15 @@ from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.directory import StoredDirectory
 from providers.accounts.key_cache import KeyCache
 from providers.accounts.limiter import StoredLimiter, read_limits
-from providers.accounts.records import SALT_KEY, digest_reference_key, last_use_key, limits_key, project_key
+from providers.accounts.project_settings import StoredProjectSettings, read_settings
+from providers.accounts.records import (
+    SALT_KEY,
+    digest_reference_key,
+    last_use_key,
+    limits_key,
+    project_key,
+    settings_key,
+)
 from providers.accounts.usage_log import StoredUsageLog
 
 _log = logging.getLogger(__name__)
@@ -44,6 +53,7 @@ class StoredAccounts(Accounts):
         self._cache = KeyCache(self._read_caller)
         self._audit_log = StoredAuditLog(kv_store, config.audit_retention_days)
         self._directory = StoredDirectory(kv_store, self._audit_log)
+        self._settings = StoredProjectSettings(kv_store, self._audit_log)
         self._limiter = StoredLimiter(kv_store, self._audit_log)
         self._usage_log = StoredUsageLog(kv_store, config.usage_retention_days)
         self._salt_secret: bytes | None = None
@@ -77,6 +87,9 @@ class StoredAccounts(Accounts):
     def usage_log(self) -> StoredUsageLog:
         return self._usage_log
 
+    def project_settings(self) -> StoredProjectSettings:
+        return self._settings
+
     def audit_log(self) -> StoredAuditLog:
         return self._audit_log
 
@@ -89,13 +102,14 @@ class StoredAccounts(Accounts):
             return None
         record_key = reference.value.decode()
         project_id = record_key.split("/")[-2]
-        names = (record_key, project_key(project_id), limits_key(project_id))
-        key_entry, project_entry, limits_entry = await self._kv.get_many(names)
+        names = (record_key, project_key(project_id), limits_key(project_id), settings_key(project_id))
+        key_entry, project_entry, limits_entry, settings_entry = await self._kv.get_many(names)
         if key_entry is None:
             return None
         with reading_stored(record_key):
             key = decode_record(key_entry, StoredKey)
         caller = Caller(project_id, key.id, _to_grant(key), key.expires_at, read_limits(limits_entry))
+        caller = replace(caller, settings=read_settings(settings_entry))
         if project_id != ADMIN_TENANT and not (project_entry and _is_active(decode_record(project_entry, Project))):
             return None
         if not caller.has_expired:

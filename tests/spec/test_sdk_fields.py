@@ -31,6 +31,12 @@ from apis.accounts.directory import (
     UpdateServiceAccount,
 )
 from apis.accounts.limits import RateLimitPage, UpdateRateLimit
+from apis.accounts.project_settings import (
+    UpdateDataRetention,
+    UpdateHostedToolPermissions,
+    UpdateModelPermissions,
+    UpdateServiceTierSettings,
+)
 from apis.accounts.usage import UsageQuery
 from apis.batches.batches import BatchListParams, CreateBatch
 from apis.containers import ContainerListParams, CopyFile, CreateContainer
@@ -136,6 +142,22 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     ),
     "GET /organization/projects/{project_id}/api_keys": (projects.APIKeyListParams, (KeyPage,)),
     "POST /organization/projects/{project_id}/api_keys/{api_key_id}": (projects.APIKeyUpdateParams, (UpdateKey,)),
+    "POST /organization/projects/{project_id}/model_permissions": (
+        projects.ModelPermissionUpdateParams,
+        (UpdateModelPermissions,),
+    ),
+    "POST /organization/projects/{project_id}/hosted_tool_permissions": (
+        projects.HostedToolPermissionUpdateParams,
+        (UpdateHostedToolPermissions,),
+    ),
+    "POST /organization/projects/{project_id}/service_tier_settings": (
+        projects.ServiceTierSettingUpdateParams,
+        (UpdateServiceTierSettings,),
+    ),
+    "POST /organization/projects/{project_id}/data_retention": (
+        projects.DataRetentionUpdateParams,
+        (UpdateDataRetention,),
+    ),
     "GET /organization/audit_logs": (organization.AuditLogListParams, (AuditLogQuery,)),
     "GET /organization/projects/{project_id}/rate_limits": (projects.RateLimitListRateLimitsParams, (RateLimitPage,)),
     "POST /organization/projects/{project_id}/rate_limits/{rate_limit_id:path}": (

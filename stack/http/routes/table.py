@@ -13,6 +13,7 @@ from stack.http.routes.listings import LISTING_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
 from stack.http.routes.organization.audit_logs import AUDIT_LOG_ROUTES, with_actor
 from stack.http.routes.organization.keys import KEY_ROUTES
+from stack.http.routes.organization.permissions import PERMISSION_ROUTES
 from stack.http.routes.organization.projects import PROJECT_ROUTES
 from stack.http.routes.organization.rate_limits import RATE_LIMIT_ROUTES
 from stack.http.routes.organization.usage import USAGE_ROUTES
@@ -39,7 +40,7 @@ API_ROUTES: Final = (
     *UPLOAD_ROUTES,
     *BATCH_ROUTES,
     *WEBHOOK_ENDPOINT_ROUTES,
-    *with_actor((*PROJECT_ROUTES, *KEY_ROUTES, *RATE_LIMIT_ROUTES)),
+    *with_actor((*PROJECT_ROUTES, *KEY_ROUTES, *RATE_LIMIT_ROUTES, *PERMISSION_ROUTES)),
     *USAGE_ROUTES,
     *AUDIT_LOG_ROUTES,
 )

@@ -49,6 +49,21 @@ ADMINISTRATION_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] 
     "list usage": lambda client: _organization(client).usage.completions(
         start_time=1, end_time=100_000, bucket_width="1h", limit=3
     ),
+    "retrieve model permissions": lambda client: _projects(client).model_permissions.retrieve("proj_1"),
+    "update model permissions": lambda client: _projects(client).model_permissions.update(
+        "proj_1", mode="allow_list", model_ids=["m"]
+    ),
+    "delete model permissions": lambda client: _projects(client).model_permissions.delete("proj_1"),
+    "retrieve tool permissions": lambda client: _projects(client).hosted_tool_permissions.retrieve("proj_1"),
+    "update tool permissions": lambda client: _projects(client).hosted_tool_permissions.update(
+        "proj_1", mcp={"enabled": False}
+    ),
+    "retrieve tier settings": lambda client: _projects(client).service_tier_settings.retrieve("proj_1"),
+    "update tier settings": lambda client: _projects(client).service_tier_settings.update(
+        "proj_1", default="fast", enabled_tiers=["fast"]
+    ),
+    "retrieve data retention": lambda client: _projects(client).data_retention.retrieve("proj_1"),
+    "update data retention": lambda client: _projects(client).data_retention.update("proj_1", retention_type="none"),
     "list audit logs": lambda client: _organization(client).audit_logs.list(
         limit=3, event_types=["project.created"], effective_at={"gte": 1}
     ),
