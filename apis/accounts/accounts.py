@@ -9,6 +9,7 @@ from typing import Final
 
 from apis.accounts.audit import AuditLog
 from apis.accounts.directory import AccountDirectory
+from apis.accounts.erasure import ProjectErasure
 from apis.accounts.limits import KEY_SUBJECT_PREFIX, WHOLE_PROJECT, Limiter, RateLimit
 from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings, ProjectSettingsStore
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
@@ -132,6 +133,10 @@ class Accounts(Provider, ABC):
 
     def project_settings(self) -> ProjectSettingsStore | None:
         """Return the settings of projects, None where no project has any."""
+        return None
+
+    def project_erasure(self) -> ProjectErasure | None:
+        """Return the deletion of projects, None where no project is stored."""
         return None
 
     def audit_log(self) -> AuditLog | None:

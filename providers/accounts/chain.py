@@ -8,6 +8,7 @@ from pydantic import Field
 from apis.accounts.accounts import Accounts, Caller
 from apis.accounts.audit import AuditLog
 from apis.accounts.directory import AccountDirectory
+from apis.accounts.erasure import ProjectErasure
 from apis.accounts.limits import Limiter
 from apis.accounts.project_settings import ProjectSettingsStore
 from apis.accounts.usage import UsageLog
@@ -47,6 +48,10 @@ class ChainedAccounts(Accounts):
     def project_settings(self) -> ProjectSettingsStore | None:
         """Return the settings of the first provider that has them."""
         return next((own for provider in self._providers if (own := provider.project_settings())), None)
+
+    def project_erasure(self) -> ProjectErasure | None:
+        """Return the erasure of the first provider that has one."""
+        return next((own for provider in self._providers if (own := provider.project_erasure())), None)
 
     def audit_log(self) -> AuditLog | None:
         """Return the log of the first provider that has one."""

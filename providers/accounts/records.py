@@ -36,6 +36,11 @@ def settings_key(project_id: str) -> str:
     return f"{ROOT}/settings/{project_id}"
 
 
+def tombstone_key(project_id: str) -> str:
+    """Return the key that remembers a deleted project; with an empty id, the prefix of all."""
+    return f"{ROOT}/deleted/{project_id}"
+
+
 def counter_key(project_id: str, subject: str) -> str:
     """Return the key of the counter of one subject's requests and tokens."""
     return f"{ROOT}/counters/{project_id}/{subject}"

@@ -17,6 +17,7 @@ from apis.storage.kv_store import ABSENT, KVStore, Put
 from apis.storage.records import decode_record, reading_stored
 from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.directory import StoredDirectory
+from providers.accounts.erasure import StoredProjectErasure
 from providers.accounts.key_cache import KeyCache
 from providers.accounts.limiter import StoredLimiter, read_limits
 from providers.accounts.project_settings import StoredProjectSettings, read_settings
@@ -54,6 +55,7 @@ class StoredAccounts(Accounts):
         self._audit_log = StoredAuditLog(kv_store, config.audit_retention_days)
         self._directory = StoredDirectory(kv_store, self._audit_log)
         self._settings = StoredProjectSettings(kv_store, self._audit_log)
+        self._erasure = StoredProjectErasure(kv_store, self._audit_log)
         self._limiter = StoredLimiter(kv_store, self._audit_log)
         self._usage_log = StoredUsageLog(kv_store, config.usage_retention_days)
         self._salt_secret: bytes | None = None
@@ -89,6 +91,9 @@ class StoredAccounts(Accounts):
 
     def project_settings(self) -> StoredProjectSettings:
         return self._settings
+
+    def project_erasure(self) -> StoredProjectErasure:
+        return self._erasure
 
     def audit_log(self) -> StoredAuditLog:
         return self._audit_log

@@ -12,6 +12,7 @@ from stack.http.routes.files import FILE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
 from stack.http.routes.organization.audit_logs import AUDIT_LOG_ROUTES, with_actor
+from stack.http.routes.organization.erasure import ERASURE_ROUTES
 from stack.http.routes.organization.keys import KEY_ROUTES
 from stack.http.routes.organization.permissions import PERMISSION_ROUTES
 from stack.http.routes.organization.projects import PROJECT_ROUTES
@@ -45,5 +46,11 @@ API_ROUTES: Final = (
     *AUDIT_LOG_ROUTES,
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
-EXTENSION_ROUTES: Final = (*LISTING_ROUTES, *RESPONSE_DETAIL_ROUTES, *OVERVIEW_ROUTES, *TRACE_ROUTES)
+EXTENSION_ROUTES: Final = (
+    *LISTING_ROUTES,
+    *RESPONSE_DETAIL_ROUTES,
+    *OVERVIEW_ROUTES,
+    *TRACE_ROUTES,
+    *with_actor(ERASURE_ROUTES),
+)
 """Routes that OpenAI's API does not have."""
