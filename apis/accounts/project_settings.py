@@ -1,7 +1,7 @@
 """ProjectSettings: the models, hosted tools and service tiers that a project may use, and how long its data lives."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -135,7 +135,8 @@ class ProjectSettingsStore(ABC):
 
     @abstractmethod
     async def change_settings(
-        self, project_id: str, changes: Mapping[str, Any], requested: Mapping[str, Any]
+        self, project_id: str, change: Callable[[ProjectSettings], ProjectSettings], requested: Mapping[str, Any]
     ) -> ProjectSettings:
-        """Set fields of ProjectSettings; `requested` is the change as the audit log shows it. Raises NotFound,
-        InvalidRequest if the project is archived, and StoreUnavailable."""
+        """Replace the settings by those that `change` returns, without losing another change that happens at the same
+        time; `requested` is the change as the audit log shows it. Raises NotFound, InvalidRequest if the project is
+        archived, and StoreUnavailable."""

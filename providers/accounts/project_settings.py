@@ -1,7 +1,6 @@
 """StoredProjectSettings: one record for each project that has settings, in the KVStore."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from apis.accounts.directory import Project
@@ -27,7 +26,7 @@ class StoredProjectSettings(ProjectSettingsStore):
         return read_settings((await self._load(project_id))[1])
 
     async def change_settings(
-        self, project_id: str, changes: Mapping[str, Any], requested: Mapping[str, Any]
+        self, project_id: str, change: Callable[[ProjectSettings], ProjectSettings], requested: Mapping[str, Any]
     ) -> ProjectSettings:
         for _ in range(_ATTEMPTS):
             project, entry = await self._load(project_id)
@@ -35,7 +34,7 @@ class StoredProjectSettings(ProjectSettingsStore):
                 raise InvalidRequest(
                     f"The project '{project.id}' is archived.", param="project_id", code="project_archived"
                 )
-            changed = replace(read_settings(entry), **changes)
+            changed = change(read_settings(entry))
             version = ABSENT if entry is None else entry.version
             put = Put(settings_key(project.id), encode_record(changed), expect=version)
             record = self._audit.put("project.updated", project.id, project, {"changes_requested": {**requested}})

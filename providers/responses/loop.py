@@ -32,11 +32,11 @@ from apis.responses import (
     Responses,
     ResponseTreeParams,
     Session,
+    WebhookEndpoints,
 )
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
 from apis.tool_servers import ToolServers
-from apis.webhooks.endpoints import WebhookEndpoints
 from providers.responses.background.background import BackgroundResponses
 from providers.responses.background.observation import BackgroundObservation
 from providers.responses.context.conversations import StoredConversations, page_input_items
@@ -223,7 +223,7 @@ class Loop(Responses):
         return self._background.event_queue
 
     def webhook_endpoints(self) -> WebhookEndpoints | None:
-        return self._background.webhook_endpoints if self._config.webhook_endpoints.max_per_tenant else None
+        return self._background.event_queue.endpoints if self._config.webhook_endpoints.max_per_tenant else None
 
     def conversations(self) -> StoredConversations:
         return self._conversations

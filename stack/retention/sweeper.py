@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from apis.accounts.accounts import ADMIN_TENANT
 from apis.accounts.audit import CURRENT_ACTOR, SERVER_ACTOR
@@ -27,7 +27,8 @@ _LEASE_KEY: Final = "/retention_lease"
 _PAGE_OBJECTS: Final = 100
 _DAY_S: Final = 86_400
 _RUNNING: Final = frozenset({"queued", "in_progress"})
-_ListPage = Callable[[], Awaitable[Sequence[Any]]]
+_ListPage = Callable[[], Awaitable[Sequence[tuple[str, float]]]]
+"""Returns the ids and the times of creation (Unix time) of the oldest objects of one kind."""
 _DeleteObject = Callable[[str], Awaitable[None]]
 
 
@@ -87,13 +88,14 @@ class RetentionSweeper:
         responses, files, stores = self._stack.responses, self._stack.files, self._stack.vector_stores
         conversations = responses.conversations()
 
-        async def list_responses() -> Sequence[Any]:
-            page = await responses.list_responses(ResponseListParams(order="asc", limit=_PAGE_OBJECTS), tenant=tenant)
-            return [row for row in page.data if row["status"] not in _RUNNING]
+        async def list_responses() -> Sequence[tuple[str, float]]:
+            params = ResponseListParams.model_validate({"order": "asc", "limit": _PAGE_OBJECTS})
+            page = await responses.list_responses(params, tenant=tenant)
+            return [(row["id"], row["created_at"]) for row in page.data if row["status"] not in _RUNNING]
 
-        async def list_conversations() -> Sequence[Any]:
-            params = ConversationListParams(order="asc", limit=_PAGE_OBJECTS)
-            return (await conversations.list(params, tenant=tenant)).data
+        async def list_conversations() -> Sequence[tuple[str, float]]:
+            params = ConversationListParams.model_validate({"order": "asc", "limit": _PAGE_OBJECTS})
+            return [(row.id, row.created_at) for row in (await conversations.list(params, tenant=tenant)).data]
 
         kinds: list[tuple[_ListPage, _DeleteObject]] = [
             (list_responses, lambda name: responses.delete(name, tenant=tenant)),
@@ -101,15 +103,16 @@ class RetentionSweeper:
         ]
         if stores is not None:
 
-            async def list_stores() -> Sequence[Any]:
+            async def list_stores() -> Sequence[tuple[str, float]]:
                 params = VectorStoreListParams(order="asc", limit=_PAGE_OBJECTS)
-                return (await stores.list(params, tenant=tenant)).data
+                return [(row.id, row.created_at) for row in (await stores.list(params, tenant=tenant)).data]
 
             kinds.append((list_stores, lambda name: stores.delete(name, tenant=tenant)))
         if files is not None:
 
-            async def list_files() -> Sequence[Any]:
-                return (await files.list(FileListParams(order="asc", limit=_PAGE_OBJECTS), tenant=tenant)).data
+            async def list_files() -> Sequence[tuple[str, float]]:
+                params = FileListParams(order="asc", limit=_PAGE_OBJECTS)
+                return [(row.id, row.created_at) for row in (await files.list(params, tenant=tenant)).data]
 
             async def delete_file(name: str) -> None:
                 await files.delete(name, tenant=tenant)
@@ -135,8 +138,7 @@ async def _delete_older(cutoff: float, list_page: _ListPage, delete: _DeleteObje
     begin with the oldest, so a page in which nothing could be deleted ends it."""
     count = 0
     while True:
-        rows = [row if isinstance(row, dict) else row.to_dict() for row in await list_page()]
-        old_ids: list[str] = [row["id"] for row in rows if row["created_at"] < cutoff]
+        old_ids = [name for name, created_at in await list_page() if created_at < cutoff]
         for name in old_ids:
             try:
                 await delete(name)

@@ -15,13 +15,12 @@ from openai.types.responses import Response, ResponseCreatedEvent, ResponseQueue
 
 from apis.documents.fetcher import Fetcher
 from apis.errors import RateLimited
-from apis.events import EventQueue, LoggedEvent, ResponseEventBatch
+from apis.events import LoggedEvent, ResponseEventBatch
 from apis.observation.details import DeliverySummary
 from apis.responses import CreateResponse, ResponseListParams
 from apis.storage.kv_store import KVStore
 from apis.storage.lease import LeaseLost
 from apis.storage.records import reading_stored
-from apis.webhooks.endpoints import WebhookEndpoints
 from providers.responses.background.deployment import BackgroundDeployment
 from providers.responses.background.event_log import EventLog, LogWakeups, encode_event_line
 from providers.responses.background.execution import RunExecutor
@@ -75,14 +74,9 @@ class BackgroundResponses:
         self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants, self.registry)
 
     @property
-    def event_queue(self) -> EventQueue:
-        """The webhooks of this process, for events of other APIs."""
+    def event_queue(self) -> WebhookQueue:
+        """The webhooks of this process, for events of other APIs, and the endpoints that tenants manage."""
         return self._webhook_queue
-
-    @property
-    def webhook_endpoints(self) -> WebhookEndpoints:
-        """The webhooks that tenants manage."""
-        return self._webhook_queue.endpoints
 
     def start(self) -> None:
         self._workers.start()

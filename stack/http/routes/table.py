@@ -11,13 +11,7 @@ from stack.http.routes.embeddings import EMBEDDING_ROUTES
 from stack.http.routes.files import FILE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
-from stack.http.routes.organization.audit_logs import AUDIT_LOG_ROUTES, with_actor
-from stack.http.routes.organization.erasure import ERASURE_ROUTES
-from stack.http.routes.organization.keys import KEY_ROUTES
-from stack.http.routes.organization.permissions import PERMISSION_ROUTES
-from stack.http.routes.organization.projects import PROJECT_ROUTES
-from stack.http.routes.organization.rate_limits import RATE_LIMIT_ROUTES
-from stack.http.routes.organization.usage import USAGE_ROUTES
+from stack.http.routes.organization.table import ORGANIZATION_EXTENSION_ROUTES, ORGANIZATION_ROUTES
 from stack.http.routes.overview import OVERVIEW_ROUTES
 from stack.http.routes.response_details import RESPONSE_DETAIL_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
@@ -41,9 +35,7 @@ API_ROUTES: Final = (
     *UPLOAD_ROUTES,
     *BATCH_ROUTES,
     *WEBHOOK_ENDPOINT_ROUTES,
-    *with_actor((*PROJECT_ROUTES, *KEY_ROUTES, *RATE_LIMIT_ROUTES, *PERMISSION_ROUTES)),
-    *USAGE_ROUTES,
-    *AUDIT_LOG_ROUTES,
+    *ORGANIZATION_ROUTES,
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
 EXTENSION_ROUTES: Final = (
@@ -51,6 +43,6 @@ EXTENSION_ROUTES: Final = (
     *RESPONSE_DETAIL_ROUTES,
     *OVERVIEW_ROUTES,
     *TRACE_ROUTES,
-    *with_actor(ERASURE_ROUTES),
+    *ORGANIZATION_EXTENSION_ROUTES,
 )
 """Routes that OpenAI's API does not have."""

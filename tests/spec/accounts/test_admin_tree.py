@@ -4,7 +4,7 @@ A failure here after an upgrade of the SDK shows the new methods: serve each, or
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from openai import APIStatusError, AsyncOpenAI
@@ -28,7 +28,7 @@ FEWEST_METHODS: Final = 120
 REFUSED_AS_ABSENT: Final = "is not offered by this server. "
 
 
-def methods_of(resource: AsyncAPIResource, path: str) -> Iterator[tuple[str, Callable[..., Awaitable[Any]]]]:
+def methods_of(resource: AsyncAPIResource, path: str) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield the methods that send requests, of the resource and of those below it."""
     for name in sorted(vars(type(resource))):
         if name.startswith(("_", "with_")):

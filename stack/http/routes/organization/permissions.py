@@ -1,5 +1,6 @@
 """Below /v1/organization/projects/{project_id}: model, hosted tool and service tier permissions, and data retention."""
 
+from dataclasses import replace
 from typing import Final
 
 from starlette.requests import Request
@@ -34,15 +35,14 @@ async def get_model_permissions(http: Request, _context: HttpContext, services: 
 async def update_model_permissions(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, UpdateModelPermissions)
     models = tuple(dict.fromkeys(request.model_ids))
-    changes = {"model_mode": request.mode, "model_ids": models}
     requested = {"model_permissions": {"mode": request.mode, "model_ids": models}}
-    settings = await _require_settings(services).change_settings(_project_id(http), changes, requested)
+    settings = await _set_fields(http, services, {"model_mode": request.mode, "model_ids": models}, requested)
     return value_response(_models_to_json(settings))
 
 
 async def delete_model_permissions(http: Request, _context: HttpContext, services: Services) -> Response:
-    changes = {"model_mode": OPEN_SETTINGS.model_mode, "model_ids": OPEN_SETTINGS.model_ids}
-    await _require_settings(services).change_settings(_project_id(http), changes, {"model_permissions": None})
+    fields = {"model_mode": OPEN_SETTINGS.model_mode, "model_ids": OPEN_SETTINGS.model_ids}
+    await _set_fields(http, services, fields, {"model_permissions": None})
     return value_response({"object": "project.model_permissions.deleted", "deleted": True})
 
 
@@ -52,12 +52,15 @@ async def get_hosted_tool_permissions(http: Request, _context: HttpContext, serv
 
 async def update_hosted_tool_permissions(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, UpdateHostedToolPermissions)
-    store, requested = _require_settings(services), request.model_dump(exclude_none=True)
-    disabled = set((await store.get_settings(_project_id(http))).disabled_tools)
-    for name, permission in requested.items():
-        (disabled.discard if permission["enabled"] else disabled.add)(name)
-    settings = await store.change_settings(
-        _project_id(http), {"disabled_tools": tuple(sorted(disabled))}, {"hosted_tool_permissions": requested}
+    requested = request.model_dump(exclude_none=True)
+
+    def change(settings: ProjectSettings) -> ProjectSettings:
+        disabled = {name for name, permission in requested.items() if not permission["enabled"]}
+        disabled |= set(settings.disabled_tools) - requested.keys()
+        return replace(settings, disabled_tools=tuple(name for name in HOSTED_TOOLS if name in disabled))
+
+    settings = await _require_settings(services).change_settings(
+        _project_id(http), change, {"hosted_tool_permissions": requested}
     )
     return value_response(_tools_to_json(settings))
 
@@ -74,8 +77,7 @@ async def update_service_tier_settings(http: Request, _context: HttpContext, ser
     if request.enabled_tiers is not None:
         changes["enabled_tiers"] = None if request.enabled_tiers == "all" else tuple(request.enabled_tiers)
     requested = {"service_tier_settings": request.model_dump(exclude_none=True)}
-    settings = await _require_settings(services).change_settings(_project_id(http), changes, requested)
-    return value_response(_tiers_to_json(settings))
+    return value_response(_tiers_to_json(await _set_fields(http, services, changes, requested)))
 
 
 async def get_data_retention(http: Request, _context: HttpContext, services: Services) -> Response:
@@ -85,9 +87,7 @@ async def get_data_retention(http: Request, _context: HttpContext, services: Ser
 async def update_data_retention(http: Request, _context: HttpContext, services: Services) -> Response:
     request = await read_model(http, services.max_body_bytes, UpdateDataRetention)
     changes = request.model_dump()
-    settings = await _require_settings(services).change_settings(
-        _project_id(http), changes, {"data_retention": changes}
-    )
+    settings = await _set_fields(http, services, changes, {"data_retention": changes})
     return value_response(_retention_to_json(settings))
 
 
@@ -113,6 +113,15 @@ def _require_settings(services: Services) -> ProjectSettingsStore:
     settings = services.stack.accounts.project_settings()
     assert settings is not None  # a provider with a directory has them
     return settings
+
+
+async def _set_fields(http: Request, services: Services, fields: JsonObject, requested: JsonObject) -> ProjectSettings:
+    """Set fields of the project's settings, and return the settings."""
+
+    def change(settings: ProjectSettings) -> ProjectSettings:
+        return replace(settings, **fields)
+
+    return await _require_settings(services).change_settings(_project_id(http), change, requested)
 
 
 async def _load_settings(http: Request, services: Services) -> ProjectSettings:
