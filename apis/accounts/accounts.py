@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from apis.accounts.audit import AuditLog
+from apis.accounts.administration import Administration
 from apis.accounts.directory import AccountDirectory
-from apis.accounts.erasure import ProjectErasure
 from apis.accounts.limits import KEY_SUBJECT_PREFIX, WHOLE_PROJECT, Limiter, RateLimit
-from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings, ProjectSettingsStore
+from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
 from apis.accounts.usage import UsageLog
 from apis.errors import PermissionDenied
@@ -131,16 +130,8 @@ class Accounts(Provider, ABC):
         """Return the log of what callers use, None where it is not stored."""
         return None
 
-    def project_settings(self) -> ProjectSettingsStore | None:
-        """Return the settings of projects, None where no project has any."""
-        return None
-
-    def project_erasure(self) -> ProjectErasure | None:
-        """Return the deletion of projects, None where no project is stored."""
-        return None
-
-    def audit_log(self) -> AuditLog | None:
-        """Return the log of administrative acts, None where nothing is administered."""
+    def administration(self) -> Administration | None:
+        """Return the log of acts and the settings of projects, None where nothing is administered."""
         return None
 
     def cache_salt_secret(self) -> bytes | None:

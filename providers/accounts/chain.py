@@ -6,11 +6,9 @@ from typing import Any
 from pydantic import Field
 
 from apis.accounts.accounts import Accounts, Caller
-from apis.accounts.audit import AuditLog
+from apis.accounts.administration import Administration
 from apis.accounts.directory import AccountDirectory
-from apis.accounts.erasure import ProjectErasure
 from apis.accounts.limits import Limiter
-from apis.accounts.project_settings import ProjectSettingsStore
 from apis.accounts.usage import UsageLog
 from apis.provider import Provider
 
@@ -45,17 +43,9 @@ class ChainedAccounts(Accounts):
         """Return the log of the first provider that has one, for the callers of all."""
         return next((own for provider in self._providers if (own := provider.usage_log())), None)
 
-    def project_settings(self) -> ProjectSettingsStore | None:
-        """Return the settings of the first provider that has them."""
-        return next((own for provider in self._providers if (own := provider.project_settings())), None)
-
-    def project_erasure(self) -> ProjectErasure | None:
-        """Return the erasure of the first provider that has one."""
-        return next((own for provider in self._providers if (own := provider.project_erasure())), None)
-
-    def audit_log(self) -> AuditLog | None:
-        """Return the log of the first provider that has one."""
-        return next((own for provider in self._providers if (own := provider.audit_log())), None)
+    def administration(self) -> Administration | None:
+        """Return that of the first provider that has one."""
+        return next((own for provider in self._providers if (own := provider.administration())), None)
 
     def cache_salt_secret(self) -> bytes | None:
         """Return the secret of the first provider that has one."""

@@ -9,6 +9,7 @@ from typing import Final
 from pydantic import Field
 
 from apis.accounts.accounts import ADMIN_TENANT, Accounts, Caller, digest_key
+from apis.accounts.administration import Administration
 from apis.accounts.directory import Project, StoredKey
 from apis.accounts.scopes import ADMIN_SCOPE, Grant, parse_project_scopes
 from apis.errors import StorageCorrupt, StoreUnavailable
@@ -52,11 +53,12 @@ class StoredAccounts(Accounts):
     def __init__(self, config: Config, kv_store: KVStore) -> None:
         self._kv = kv_store
         self._cache = KeyCache(self._read_caller)
-        self._audit_log = StoredAuditLog(kv_store, config.audit_retention_days)
-        self._directory = StoredDirectory(kv_store, self._audit_log)
-        self._settings = StoredProjectSettings(kv_store, self._audit_log)
-        self._erasure = StoredProjectErasure(kv_store, self._audit_log)
-        self._limiter = StoredLimiter(kv_store, self._audit_log)
+        audit_log = StoredAuditLog(kv_store, config.audit_retention_days)
+        self._directory = StoredDirectory(kv_store, audit_log)
+        self._administration = Administration(
+            audit_log, StoredProjectSettings(kv_store, audit_log), StoredProjectErasure(kv_store, audit_log)
+        )
+        self._limiter = StoredLimiter(kv_store, audit_log)
         self._usage_log = StoredUsageLog(kv_store, config.usage_retention_days)
         self._salt_secret: bytes | None = None
         self._uses_written_at: dict[str, float] = {}
@@ -89,14 +91,8 @@ class StoredAccounts(Accounts):
     def usage_log(self) -> StoredUsageLog:
         return self._usage_log
 
-    def project_settings(self) -> StoredProjectSettings:
-        return self._settings
-
-    def project_erasure(self) -> StoredProjectErasure:
-        return self._erasure
-
-    def audit_log(self) -> StoredAuditLog:
-        return self._audit_log
+    def administration(self) -> Administration:
+        return self._administration
 
     def cache_salt_secret(self) -> bytes | None:
         return self._salt_secret

@@ -52,7 +52,7 @@ def create_app(config: StackConfig) -> Starlette:
             app.state.end_running = services.end_running
             build_sdk_schemas()
             tasks = {asyncio.create_task(services.monitor.run())}
-            if stack.accounts.project_settings() is not None:
+            if stack.accounts.administration() is not None:
                 tasks.add(asyncio.create_task(RetentionSweeper(stack).run()))
             if metrics.is_shared:
                 tasks.add(asyncio.create_task(services.keep_metrics_fresh()))

@@ -53,13 +53,13 @@ class RetentionSweeper:
     async def sweep(self) -> None:
         """Delete all that is too old now. A failure in one project does not stop the others."""
         accounts = self._stack.accounts
-        directory, settings, erasure = accounts.directory(), accounts.project_settings(), accounts.project_erasure()
-        if directory is None or settings is None or erasure is None:
+        directory, administration = accounts.directory(), accounts.administration()
+        if directory is None or administration is None:
             return
-        await self._erase_remnants(erasure)
+        await self._erase_remnants(administration.erasure)
         for project_id in await _list_project_ids(directory):
             try:
-                await self._sweep_project(project_id, settings)
+                await self._sweep_project(project_id, administration.settings)
             except StackError as exc:
                 _log.warning("what is too old of the project %s stays for now: %s", project_id, exc.message)
 
@@ -67,8 +67,11 @@ class RetentionSweeper:
         """Delete what requests that were under way have stored after the deletion of their project."""
         eraser = ProjectEraser(self._stack, erasure)
         for project_id in await erasure.list_ended():
-            if await eraser.list_remaining(project_id):
-                await eraser.erase_tenant(project_id)
+            try:
+                if await eraser.list_remaining(project_id):
+                    await eraser.erase_tenant(project_id)
+            except StackError as exc:
+                _log.warning("remnants of the deleted project %s stay for now: %s", project_id, exc.message)
 
     async def _sweep_project(self, project_id: str, settings: ProjectSettingsStore) -> None:
         try:
@@ -135,8 +138,8 @@ async def _list_project_ids(directory: AccountDirectory) -> list[str]:
 
 async def _delete_older(cutoff: float, list_page: _ListPage, delete: _DeleteObject) -> int:
     """Delete the objects that were created before `cutoff`, in seconds of Unix time; return their number. The listings
-    begin with the oldest, so a page in which nothing could be deleted ends it."""
-    count = 0
+    begin with the oldest, so a page without an old one ends it, and so does one that deletions have not changed."""
+    count, handled_ids = 0, list[str]()
     while True:
         old_ids = [name for name, created_at in await list_page() if created_at < cutoff]
         for name in old_ids:
@@ -145,5 +148,6 @@ async def _delete_older(cutoff: float, list_page: _ListPage, delete: _DeleteObje
             except NotFound:
                 continue
             count += 1
-        if not old_ids:
+        if not old_ids or old_ids == handled_ids:
             return count
+        handled_ids = old_ids

@@ -9,7 +9,7 @@ from typing import Final, TypeVar, cast
 from pydantic import BaseModel
 
 from apis.accounts.accounts import Caller
-from apis.accounts.project_settings import STORING_RESOURCES
+from apis.accounts.project_settings import OPEN_SETTINGS, STORING_RESOURCES
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Scope
 from apis.errors import PermissionDenied
 
@@ -82,7 +82,10 @@ def require_request(caller: Caller, request: BaseModel) -> None:
 def apply_settings(caller: Caller, request: RequestT) -> RequestT:
     """Return the request as the settings of its project have it: with their default tier where it names none, and
     without storing where nothing may be stored. Raises PermissionDenied if it cannot do without."""
-    settings, fields = caller.settings, type(request).model_fields
+    settings = caller.settings
+    if settings is OPEN_SETTINGS:
+        return request
+    fields = type(request).model_fields
     changes: dict[str, object] = {}
     if settings.default_tier != "standard" and getattr(request, "service_tier", None) in (None, "auto"):
         changes["service_tier"] = settings.default_tier

@@ -161,9 +161,9 @@ def test_acts_on_the_command_line_are_recorded_too(tmp_path: Path) -> None:
 
     async def read() -> list[Any]:
         async with open_accounts(loaded) as accounts:
-            audit_log = accounts.audit_log()
-            assert audit_log is not None
-            return [*(await audit_log.list_records(AuditLogQuery())).data]
+            administration = accounts.administration()
+            assert administration is not None
+            return [*(await administration.audit_log.list_records(AuditLogQuery())).data]
 
     records = asyncio.run(read())
     assert [record.type for record in records] == [

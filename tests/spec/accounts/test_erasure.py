@@ -151,6 +151,18 @@ def count_index_rows(folder: Path, project_id: str) -> int:
     return count
 
 
+async def test_a_project_with_a_key_in_the_run_config_is_not_deleted() -> None:
+    keys = [ROOT, {"key": "sk-old", "tenant": "legacy"}]
+    async with serving(more=CHAINED, server={"api_keys": keys}) as served:
+        directory = served.stack.accounts.directory()
+        assert directory is not None
+        await directory.create_project("legacy", project_id="legacy")
+        await projects_of(served).archive("legacy")
+        with pytest.raises(BadRequestError, match=r"server\.api_keys") as refusal:
+            await delete_project(served, "legacy")
+        assert refusal.value.code == "project_in_config"
+
+
 async def test_a_background_response_that_runs_ends_with_its_project(tmp_path: Path) -> None:
     async with administered(tmp_path, [{"text": WORD}, {"wait_s": 30}]) as served:
         project_id, key = await new_project(served)

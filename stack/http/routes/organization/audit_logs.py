@@ -11,17 +11,14 @@ from starlette.responses import Response
 from apis.accounts.audit import CURRENT_ACTOR, AuditActor, AuditLogQuery, AuditRecord
 from stack.http.answers import list_response
 from stack.http.context import Handler, HttpContext, Route, Services
-from stack.http.routes.organization.objects import JsonObject, require_directory
+from stack.http.routes.organization.objects import JsonObject, require_administration
 from stack.http.uploads import read_query
 
 _READ_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
 async def list_audit_logs(http: Request, _context: HttpContext, services: Services) -> Response:
-    require_directory(services)
-    audit_log = services.stack.accounts.audit_log()
-    assert audit_log is not None  # a provider with a directory has one
-    page = await audit_log.list_records(read_query(http, AuditLogQuery))
+    page = await require_administration(services).audit_log.list_records(read_query(http, AuditLogQuery))
     return list_response([_record_to_json(record) for record in page.data], has_more=page.has_more)
 
 

@@ -5,16 +5,22 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
+from apis.errors import InvalidRequest
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Route, Services
-from stack.http.routes.organization.objects import require_directory
+from stack.http.routes.organization.objects import require_administration, require_directory
 from stack.retention.erasure import ProjectEraser
 
 
 async def delete_project(http: Request, _context: HttpContext, services: Services) -> Response:
-    directory, erasure = require_directory(services), services.stack.accounts.project_erasure()
-    assert erasure is not None  # a provider with a directory has it
-    project = await directory.get_project(http.path_params["project_id"])
+    project = await require_directory(services).get_project(http.path_params["project_id"])
+    erasure = require_administration(services).erasure
+    if any(key.tenant == project.id for key in services.stack.config.server.api_keys):
+        raise InvalidRequest(
+            "A key of `server.api_keys` in the run config belongs to this project: remove it and restart the workers.",
+            param="project_id",
+            code="project_in_config",
+        )
     erased = await ProjectEraser(services.stack, erasure).delete_project(project)
     fields = {"erased_entries": erased.entry_count, "remaining_entries": 0}
     return value_response({"id": project.id, "object": "organization.project.deleted", "deleted": True, **fields})

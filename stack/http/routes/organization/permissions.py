@@ -10,7 +10,6 @@ from apis.accounts.project_settings import (
     HOSTED_TOOLS,
     OPEN_SETTINGS,
     ProjectSettings,
-    ProjectSettingsStore,
     UpdateDataRetention,
     UpdateHostedToolPermissions,
     UpdateModelPermissions,
@@ -18,7 +17,7 @@ from apis.accounts.project_settings import (
 )
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Route, Services
-from stack.http.routes.organization.objects import JsonObject, require_directory
+from stack.http.routes.organization.objects import JsonObject, require_administration
 from stack.http.uploads import read_model
 
 _PROJECT: Final = "/organization/projects/{project_id}"
@@ -59,7 +58,7 @@ async def update_hosted_tool_permissions(http: Request, _context: HttpContext, s
         disabled |= set(settings.disabled_tools) - requested.keys()
         return replace(settings, disabled_tools=tuple(name for name in HOSTED_TOOLS if name in disabled))
 
-    settings = await _require_settings(services).change_settings(
+    settings = await require_administration(services).settings.change_settings(
         _project_id(http), change, {"hosted_tool_permissions": requested}
     )
     return value_response(_tools_to_json(settings))
@@ -108,24 +107,17 @@ def _project_id(http: Request) -> str:
     return http.path_params["project_id"]
 
 
-def _require_settings(services: Services) -> ProjectSettingsStore:
-    require_directory(services)
-    settings = services.stack.accounts.project_settings()
-    assert settings is not None  # a provider with a directory has them
-    return settings
-
-
 async def _set_fields(http: Request, services: Services, fields: JsonObject, requested: JsonObject) -> ProjectSettings:
     """Set fields of the project's settings, and return the settings."""
 
     def change(settings: ProjectSettings) -> ProjectSettings:
         return replace(settings, **fields)
 
-    return await _require_settings(services).change_settings(_project_id(http), change, requested)
+    return await require_administration(services).settings.change_settings(_project_id(http), change, requested)
 
 
 async def _load_settings(http: Request, services: Services) -> ProjectSettings:
-    return await _require_settings(services).get_settings(_project_id(http))
+    return await require_administration(services).settings.get_settings(_project_id(http))
 
 
 def _models_to_json(settings: ProjectSettings) -> JsonObject:
