@@ -26,6 +26,12 @@ KEPT = ("/accounts/audit/", "/accounts/usage/", "/accounts/deleted/")
 """What a deletion leaves: the log of acts, the sums of usage, and the id of the deleted project for a day."""
 
 
+def lasting(project_id: str) -> tuple[str, ...]:
+    """Return the prefixes of a project's keys that stay until the project deletes them."""
+    kinds = ("turn", "response", "conversation", "file", "file_piece", "upload", "vs", "vs_file", "webhook_endpoint")
+    return (*(f"{project_id}/{kind}/" for kind in kinds), "/accounts/keys/", "/accounts/service_accounts/")
+
+
 @asynccontextmanager
 async def administered(folder: Path, *turns: Script, **more: Any) -> AsyncGenerator[Served]:
     sections: dict[str, Any] = {
@@ -102,7 +108,7 @@ async def test_a_deleted_project_leaves_nothing_in_any_store(tmp_path: Path) -> 
         kv = served.stack.kv_store
         async with sdk_client(served.url, own_key) as own, sdk_client(served.url, other_key) as other:
             await store_one_of_everything(other, "scripted")
-            others = [key for key in await remnants(kv, other_id, "none") if "idempotency_lease" not in key]
+            others = [key for key in await remnants(kv, other_id, "none") if key.startswith(lasting(other_id))]
             await store_one_of_everything(own, "scripted")
             await own.containers.create(name=WORD)
             await projects_of(served).rate_limits.update_rate_limit(
