@@ -44,9 +44,9 @@ ResponseEventBatch = Sequence[ResponseEvent]
 class EventQueue(Protocol):
     """The webhooks of a stack, for every API that reports an event to them."""
 
-    def event_ops(self, event: str, object_id: str, tenant: str) -> list[Op]:
+    async def event_ops(self, event: str, object_id: str, tenant: str) -> list[Op]:
         """Return the operations that queue the event for the tenant's webhooks: to be written with the change that it
-        reports."""
+        reports. Raises StoreUnavailable."""
         ...
 
     def wake(self) -> None:

@@ -24,6 +24,7 @@ from apis.events import EventQueue, ResponseEventBatch
 from apis.observation.background import Observation
 from apis.observation.details import DeliverySummary, ResponseTreeParams
 from apis.provider import Provider
+from apis.webhooks.endpoints import WebhookEndpoints
 from apis.wire.base import Effort, Includable, Metadata, Wire
 from apis.wire.item_parts import text_or_list
 from apis.wire.items import Item
@@ -384,6 +385,10 @@ class Responses(Provider, ABC):
     @abstractmethod
     def event_queue(self) -> EventQueue:
         """Return the webhooks that other APIs report events to."""
+
+    def webhook_endpoints(self) -> WebhookEndpoints | None:
+        """Return the webhooks that tenants manage, None where the run config names all webhooks."""
+        return None
 
     @abstractmethod
     def conversations(self) -> Conversations:

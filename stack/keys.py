@@ -1,7 +1,9 @@
 """The command `stack keys`: create, list and revoke keys in the store of a run config, whether or not a server runs."""
 
 import asyncio
+import getpass
 import json
+import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from apis.accounts.accounts import ADMIN_TENANT, Accounts
+from apis.accounts.audit import CURRENT_ACTOR, AuditActor
 from apis.accounts.directory import AccountDirectory, AccountPage, KeyOptions, NewKey, ProjectPage, StoredKey
 from apis.accounts.scopes import parse_project_scopes
 from apis.documents.fetcher import Fetcher
@@ -126,8 +129,16 @@ async def _all_keys(directory: AccountDirectory) -> AsyncGenerator[tuple[StoredK
 
 @asynccontextmanager
 async def _open_directory(loaded: LoadedConfig) -> AsyncGenerator[AccountDirectory]:
+    CURRENT_ACTOR.set(AuditActor("session", f"command-line:{_user_name()}"))
     async with open_accounts(loaded) as accounts:
         yield require_directory(loaded, accounts)
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return str(os.getuid())
 
 
 @asynccontextmanager

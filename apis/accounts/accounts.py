@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from apis.accounts.administration import Administration
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import KEY_SUBJECT_PREFIX, WHOLE_PROJECT, Limiter, RateLimit
+from apis.accounts.project_settings import OPEN_SETTINGS, ProjectSettings
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Grant, Scope
 from apis.accounts.usage import UsageLog
 from apis.errors import PermissionDenied
@@ -33,6 +35,7 @@ class Caller:
     expires_at: float | None = None
     limits: Mapping[str, RateLimit] = field(default_factory=dict[str, RateLimit])
     """The limits of the project by subject: WHOLE_PROJECT, `key:KEY_ID` or a model."""
+    settings: ProjectSettings = OPEN_SETTINGS
 
     def find_limits(self, model: str | None) -> Mapping[str, RateLimit]:
         """Return the limits that apply to a request for the model, by subject."""
@@ -125,6 +128,10 @@ class Accounts(Provider, ABC):
 
     def usage_log(self) -> UsageLog | None:
         """Return the log of what callers use, None where it is not stored."""
+        return None
+
+    def administration(self) -> Administration | None:
+        """Return the log of acts and the settings of projects, None where nothing is administered."""
         return None
 
     def cache_salt_secret(self) -> bytes | None:

@@ -129,6 +129,13 @@ class CreateServiceAccountKey(Wire):
     expires_in_seconds: int | None = Field(default=None, ge=1, le=MAX_KEY_LIFE_S)
 
 
+class UpdateKey(Wire):
+    """Body that changes a key of a project: fields that are absent stay, and no scopes stand for all of them."""
+
+    scopes: list[str] | None = Field(default=None, max_length=128)
+    expires_in_seconds: int | None = Field(default=None, ge=1, le=MAX_KEY_LIFE_S)
+
+
 class CreateAdminKey(Wire):
     """Body that creates a key of an administrator."""
 
@@ -195,6 +202,11 @@ class AccountDirectory(ABC):
     @abstractmethod
     async def list_keys(self, project_id: str, page: AccountPage, *, newest_first: bool = False) -> Page[StoredKey]:
         """Return a page of the keys of the project, or of administrators' keys for ADMIN_TENANT, oldest first."""
+
+    @abstractmethod
+    async def update_key(self, project_id: str, key_id: str, update: UpdateKey) -> StoredKey:
+        """Change the scopes and the expiry of a project's key. Raises InvalidRequest for unknown scopes and for a key
+        that has expired."""
 
     @abstractmethod
     async def revoke_key(self, project_id: str, key_id: str) -> None:

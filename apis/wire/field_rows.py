@@ -227,6 +227,16 @@ FIELD_ROWS: Final = (
         for value in ("user_id", "batch", "service_tier", "api_source")
     ),
     FieldRow("bucket_width", ("UsageQuery",), "refused", "The finest sums are those of hours.", value="1m"),
+    *(
+        FieldRow("retention_type", ("UpdateDataRetention",), "refused", "No abuse is monitored here.", value=value)
+        for value in (
+            *("modified_abuse_monitoring", "enhanced_zero_data_retention"),
+            "enhanced_modified_abuse_monitoring",
+        )
+    ),
+    FieldRow(
+        "default", ("UpdateServiceTierSettings",), "refused", "No capacity is reserved in advance here.", value="scale"
+    ),
     FieldRow("role", ("UpdateServiceAccount",), "refused", "Scopes of a key are its rights.", ("member",)),
 )
 

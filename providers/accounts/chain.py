@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from apis.accounts.accounts import Accounts, Caller
+from apis.accounts.administration import Administration
 from apis.accounts.directory import AccountDirectory
 from apis.accounts.limits import Limiter
 from apis.accounts.usage import UsageLog
@@ -41,6 +42,10 @@ class ChainedAccounts(Accounts):
     def usage_log(self) -> UsageLog | None:
         """Return the log of the first provider that has one, for the callers of all."""
         return next((own for provider in self._providers if (own := provider.usage_log())), None)
+
+    def administration(self) -> Administration | None:
+        """Return that of the first provider that has one."""
+        return next((own for provider in self._providers if (own := provider.administration())), None)
 
     def cache_salt_secret(self) -> bytes | None:
         """Return the secret of the first provider that has one."""

@@ -17,6 +17,7 @@ from apis.accounts.directory import (
     ProjectPage,
     ServiceAccount,
     StoredKey,
+    UpdateKey,
 )
 from apis.accounts.scopes import parse_project_scopes
 from apis.errors import InvalidRequest, NotFound, Overloaded
@@ -24,6 +25,7 @@ from apis.storage.keys import is_safe_id, new_id_key
 from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
 from apis.storage.pages import Page, first_page
 from apis.storage.records import decode_record, encode_record, scan_all
+from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.records import (
     digest_reference_key,
     last_use_key,
@@ -44,8 +46,9 @@ RecordT = TypeVar("RecordT", Project, ServiceAccount, StoredKey)
 class StoredDirectory(AccountDirectory):
     """Records of all projects. Ids begin with the time of creation, so a listing by key is one by age."""
 
-    def __init__(self, kv_store: KVStore) -> None:
+    def __init__(self, kv_store: KVStore, audit_log: StoredAuditLog) -> None:
         self._kv = kv_store
+        self._audit = audit_log
 
     async def create_project(self, name: str, *, project_id: str | None = None) -> Project:
         if project_id is not None and not _PROJECT_ID.fullmatch(project_id):
@@ -55,7 +58,8 @@ class StoredDirectory(AccountDirectory):
                 code="invalid_value",
             )
         project = Project(project_id or f"proj_{new_id_key()}", name, int(time.time()))
-        versions = await self._kv.write([Put(project_key(project.id), encode_record(project), expect=ABSENT)])
+        record = self._audit.put("project.created", project.id, project, {"data": {"name": name, "title": name}})
+        versions = await self._kv.write([Put(project_key(project.id), encode_record(project), expect=ABSENT), record])
         if versions is None:
             raise InvalidRequest(f"The project '{project.id}' exists already.", param="project_id", code="exists")
         return project
@@ -76,8 +80,11 @@ class StoredDirectory(AccountDirectory):
         for _ in range(_ATTEMPTS):
             entry = await self._load_project(project_id)
             project = _require_active(decode_record(entry, Project))
-            renamed = project if name is None else replace(project, name=name)
-            if await self._replace(project_key(project_id), renamed, entry):
+            if name is None:
+                return project
+            renamed = replace(project, name=name)
+            record = self._audit.put("project.updated", project.id, renamed, {"changes_requested": {"title": name}})
+            if await self._replace(project_key(project_id), renamed, entry, record):
                 return renamed
         raise _busy_error()
 
@@ -88,14 +95,16 @@ class StoredDirectory(AccountDirectory):
             if project.archived_at is not None:
                 return project
             archived = replace(project, archived_at=int(time.time()))
-            if await self._replace(project_key(project_id), archived, entry):
+            record = self._audit.put("project.archived", project.id, project, {})
+            if await self._replace(project_key(project_id), archived, entry, record):
                 return archived
         raise _busy_error()
 
     async def create_service_account(self, project_id: str, name: str, *, role: str = "member") -> ServiceAccount:
-        _require_active(await self.get_project(project_id))
+        project = _require_active(await self.get_project(project_id))
         account = ServiceAccount(f"svc_acct_{new_id_key()}", project_id, name, int(time.time()), role)
-        await self._kv.put(service_account_key(project_id, account.id), encode_record(account))
+        record = self._audit.put("service_account.created", account.id, project, {"data": {"role": role}})
+        await self._kv.write([Put(service_account_key(project_id, account.id), encode_record(account)), record])
         return account
 
     async def get_service_account(self, project_id: str, account_id: str) -> ServiceAccount:
@@ -109,15 +118,20 @@ class StoredDirectory(AccountDirectory):
         for _ in range(_ATTEMPTS):
             entry = await self._load_account(project_id, account_id)
             account = decode_record(entry, ServiceAccount)
-            renamed = account if name is None else replace(account, name=name)
-            if await self._replace(service_account_key(project_id, account_id), renamed, entry):
+            if name is None:
+                return account
+            renamed = replace(account, name=name)
+            changes = {"changes_requested": {"name": name}}
+            record = self._audit.put("service_account.updated", account_id, project_id, changes)
+            if await self._replace(service_account_key(project_id, account_id), renamed, entry, record):
                 return renamed
         raise _busy_error()
 
     async def delete_service_account(self, project_id: str, account_id: str) -> None:
         await self._load_account(project_id, account_id)
         # The account goes first: a key is only created together with a check that its account exists.
-        await self._kv.write([Delete(service_account_key(project_id, account_id))])
+        record = self._audit.put("service_account.deleted", account_id, project_id, {})
+        await self._kv.write([Delete(service_account_key(project_id, account_id)), record])
         async for _, entry in scan_all(self._kv, stored_key_key(project_id, "")):
             key = decode_record(entry, StoredKey)
             if key.service_account_id == account_id:
@@ -126,7 +140,7 @@ class StoredDirectory(AccountDirectory):
     async def create_key(self, account: ServiceAccount | None, options: KeyOptions) -> NewKey:
         if account is None:
             new_key = _generate_key(ADMIN_TENANT, None, options)
-            await self._kv.write(_put_key(new_key.key))
+            await self._kv.write(self._key_ops(new_key.key))
             return new_key
         parse_project_scopes(options.scopes)
         _require_active(await self.get_project(account.project_id))
@@ -135,20 +149,33 @@ class StoredDirectory(AccountDirectory):
             owner = await self._load_account(account.project_id, account.id)
             # In one atomic step with the owner, so that no key outlives the deletion of its account.
             condition = Put(service_account_key(account.project_id, account.id), owner.value, expect=owner.version)
-            if await self._kv.write([condition, *_put_key(new_key.key)]) is not None:
+            if await self._kv.write([condition, *self._key_ops(new_key.key)]) is not None:
                 return new_key
         raise _busy_error()
 
     async def get_key(self, project_id: str, key_id: str) -> StoredKey:
-        entry = await self._kv.get(stored_key_key(_safe(project_id), _safe(key_id)))
-        if entry is None:
-            raise NotFound(f"No API key found with id '{key_id[:_MAX_ID_CHARS]}'.")
-        return decode_record(entry, StoredKey)
+        return decode_record(await self._load_key(project_id, key_id), StoredKey)
 
     async def list_keys(self, project_id: str, page: AccountPage, *, newest_first: bool = False) -> Page[StoredKey]:
         if project_id != ADMIN_TENANT:
             await self._load_project(project_id)
         return await self._list(stored_key_key(project_id, ""), page, StoredKey, reverse=newest_first)
+
+    async def update_key(self, project_id: str, key_id: str, update: UpdateKey) -> StoredKey:
+        parse_project_scopes(update.scopes or ())
+        for _ in range(_ATTEMPTS):
+            entry, now = await self._load_key(project_id, key_id), int(time.time())
+            key = decode_record(entry, StoredKey)
+            if key.expires_at is not None and key.expires_at <= now:
+                raise InvalidRequest("The API key has expired: create another one.", param="api_key_id")
+            scopes = key.scopes if update.scopes is None else tuple(update.scopes)
+            life_s = update.expires_in_seconds
+            updated = replace(key, scopes=scopes, expires_at=key.expires_at if life_s is None else now + life_s)
+            changes = {"changes_requested": update.model_dump(exclude_none=True)}
+            record = self._audit.put("api_key.updated", key.id, project_id, changes)
+            if await self._replace(stored_key_key(project_id, key_id), updated, entry, record):
+                return updated
+        raise _busy_error()
 
     async def revoke_key(self, project_id: str, key_id: str) -> None:
         await self._delete_key(await self.get_key(project_id, key_id))
@@ -161,12 +188,27 @@ class StoredDirectory(AccountDirectory):
 
     async def _delete_key(self, key: StoredKey) -> None:
         keys = (digest_reference_key(key.digest), stored_key_key(key.project_id, key.id), last_use_key(key.id))
-        await self._kv.write([Delete(name) for name in keys])
+        record = self._audit.put("api_key.deleted", key.id, _project_of(key), {})
+        await self._kv.write([*(Delete(name) for name in keys), record])
+
+    def _key_ops(self, key: StoredKey) -> list[Put]:
+        record_key = stored_key_key(key.project_id, key.id)
+        return [
+            Put(record_key, encode_record(key), expect=ABSENT),
+            Put(digest_reference_key(key.digest), record_key.encode(), expect=ABSENT),
+            self._audit.put("api_key.created", key.id, _project_of(key), {"data": {"scopes": [*key.scopes]}}),
+        ]
 
     async def _load_project(self, project_id: str) -> Entry:
         entry = await self._kv.get(project_key(_safe(project_id)))
         if entry is None:
             raise NotFound(f"No project found with id '{project_id[:_MAX_ID_CHARS]}'.")
+        return entry
+
+    async def _load_key(self, project_id: str, key_id: str) -> Entry:
+        entry = await self._kv.get(stored_key_key(_safe(project_id), _safe(key_id)))
+        if entry is None:
+            raise NotFound(f"No API key found with id '{key_id[:_MAX_ID_CHARS]}'.")
         return entry
 
     async def _load_account(self, project_id: str, account_id: str) -> Entry:
@@ -175,8 +217,9 @@ class StoredDirectory(AccountDirectory):
             raise NotFound(f"No service account found with id '{account_id[:_MAX_ID_CHARS]}'.")
         return entry
 
-    async def _replace(self, key: str, record: Project | ServiceAccount, entry: Entry) -> bool:
-        return await self._kv.write([Put(key, encode_record(record), expect=entry.version)]) is not None
+    async def _replace(self, key: str, value: Project | ServiceAccount | StoredKey, entry: Entry, record: Put) -> bool:
+        """Replace what is stored if it is still `entry`, together with the record of the audit log."""
+        return await self._kv.write([Put(key, encode_record(value), expect=entry.version), record]) is not None
 
     async def _list(
         self, prefix: str, page: AccountPage, record_type: type[RecordT], *, reverse: bool = False
@@ -205,12 +248,8 @@ def _generate_key(project_id: str, account_id: str | None, options: KeyOptions) 
     return NewKey(key, value)
 
 
-def _put_key(key: StoredKey) -> list[Put]:
-    record_key = stored_key_key(key.project_id, key.id)
-    return [
-        Put(record_key, encode_record(key), expect=ABSENT),
-        Put(digest_reference_key(key.digest), record_key.encode(), expect=ABSENT),
-    ]
+def _project_of(key: StoredKey) -> str | None:
+    return None if key.project_id == ADMIN_TENANT else key.project_id
 
 
 def _safe(client_id: str) -> str:

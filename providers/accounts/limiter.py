@@ -13,6 +13,7 @@ from apis.errors import InvalidRequest, NotFound, Overloaded, StackError
 from apis.storage.keys import id_to_key_part, is_safe_id
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
 from apis.storage.records import decode_record, encode_record
+from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.counters import UseCounter, Windows, cap_tokens
 from providers.accounts.records import counter_key, limits_key, project_key
 
@@ -69,8 +70,9 @@ class StoredLimiter(Limiter):
     in one step on the condition that none has changed meanwhile. Requests of one process to one project take turns, so
     only other processes can be in the way. While the store is down nothing is admitted."""
 
-    def __init__(self, kv_store: KVStore) -> None:
+    def __init__(self, kv_store: KVStore, audit_log: StoredAuditLog) -> None:
         self._kv = kv_store
+        self._audit = audit_log
         self._locks: dict[str, asyncio.Lock] = {}
         self._settlements: set[asyncio.Task[None]] = set()
 
@@ -143,7 +145,9 @@ class StoredLimiter(Limiter):
             if len(limits) > _MAX_LIMITS:
                 raise InvalidRequest(f"A project has at most {_MAX_LIMITS} limits.", param="rate_limit_id")
             version = ABSENT if entry is None else entry.version
-            if await self._kv.write([Put(key, encode_record(limits), expect=version)]) is not None:
+            changes = {"changes_requested": update.model_dump(exclude_none=True)}
+            record = self._audit.put("rate_limit.updated", f"rl-{subject}", project_id, changes)
+            if await self._kv.write([Put(key, encode_record(limits), expect=version), record]) is not None:
                 return limit
         raise Overloaded("Others are changing the same limits. Try again.", retry_after_s=1)
 

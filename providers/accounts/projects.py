@@ -4,16 +4,24 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from apis.accounts.accounts import Accounts, Caller
+from apis.accounts.administration import Administration
 from apis.accounts.directory import Project
 from apis.accounts.limits import RateLimit
+from apis.accounts.project_settings import ProjectSettings
 from apis.accounts.scopes import Grant
 from apis.errors import StorageCorrupt
+from apis.provider import Provider
 from apis.storage.kv_store import ABSENT, Entry, KVStore, Put
 from apis.storage.records import decode_record
+from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.directory import StoredDirectory
+from providers.accounts.erasure import StoredProjectErasure
 from providers.accounts.limiter import StoredLimiter, read_limits
-from providers.accounts.records import SALT_KEY, limits_key, project_key
+from providers.accounts.project_settings import StoredProjectSettings, read_settings
+from providers.accounts.records import SALT_KEY, limits_key, project_key, settings_key
 from providers.accounts.usage_log import StoredUsageLog
 
 
@@ -25,6 +33,7 @@ class ProjectState:
     id: str
     project: Project | None
     limits: Mapping[str, RateLimit]
+    settings: ProjectSettings
 
     @property
     def is_active(self) -> bool:
@@ -33,30 +42,42 @@ class ProjectState:
 
     def build_caller(self, key_id: str, grant: Grant, expires_at: float | None) -> Caller:
         """Return the caller with a key, or a token, of this tenant."""
-        return Caller(self.id, key_id, grant, expires_at, self.limits)
+        return Caller(self.id, key_id, grant, expires_at, self.limits, self.settings)
 
 
 def project_record_keys(project_id: str) -> tuple[str, ...]:
     """Return the keys of the records that `read_project` takes, for one read together with others."""
-    return project_key(project_id), limits_key(project_id)
+    return project_key(project_id), limits_key(project_id), settings_key(project_id)
 
 
 def read_project(project_id: str, entries: Sequence[Entry | None]) -> ProjectState:
     """Return the state of a tenant from the records of `project_record_keys`. Raises StorageCorrupt."""
-    project_entry, limits_entry = entries
+    project_entry, limits_entry, settings_entry = entries
     project = None if project_entry is None else decode_record(project_entry, Project)
-    return ProjectState(project_id, project, read_limits(limits_entry))
+    return ProjectState(project_id, project, read_limits(limits_entry), read_settings(settings_entry))
+
+
+class StoredProjectsConfig(Provider.Config):
+    """`usage_retention_days` is how long the sums of each hour are stored, and `audit_retention_days` the records of
+    administrative acts."""
+
+    usage_retention_days: float = Field(default=400, gt=0)
+    audit_retention_days: float = Field(default=400, gt=0)
 
 
 class StoredProjects(Accounts):
     """Accounts whose projects are in the KVStore; a subclass recognizes the keys. Several of one store, as in a chain,
     have the same directory, limits, usage and secret."""
 
-    def __init__(self, kv_store: KVStore, usage_retention_days: float) -> None:
+    def __init__(self, config: StoredProjectsConfig, kv_store: KVStore) -> None:
         self._kv = kv_store
-        self._directory = StoredDirectory(kv_store)
-        self._limiter = StoredLimiter(kv_store)
-        self._usage_log = StoredUsageLog(kv_store, usage_retention_days)
+        audit_log = StoredAuditLog(kv_store, config.audit_retention_days)
+        self._directory = StoredDirectory(kv_store, audit_log)
+        self._administration = Administration(
+            audit_log, StoredProjectSettings(kv_store, audit_log), StoredProjectErasure(kv_store, audit_log)
+        )
+        self._limiter = StoredLimiter(kv_store, audit_log)
+        self._usage_log = StoredUsageLog(kv_store, config.usage_retention_days)
         self._salt_secret: bytes | None = None
 
     async def start(self) -> None:
@@ -79,6 +100,9 @@ class StoredProjects(Accounts):
 
     def usage_log(self) -> StoredUsageLog:
         return self._usage_log
+
+    def administration(self) -> Administration:
+        return self._administration
 
     def cache_salt_secret(self) -> bytes | None:
         return self._salt_secret

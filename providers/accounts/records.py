@@ -31,6 +31,16 @@ def limits_key(project_id: str) -> str:
     return f"{ROOT}/limits/{project_id}"
 
 
+def settings_key(project_id: str) -> str:
+    """Return the key of the record of a project's settings."""
+    return f"{ROOT}/settings/{project_id}"
+
+
+def tombstone_key(project_id: str) -> str:
+    """Return the key that remembers a deleted project; with an empty id, the prefix of all."""
+    return f"{ROOT}/deleted/{project_id}"
+
+
 def counter_key(project_id: str, subject: str) -> str:
     """Return the key of the counter of one subject's requests and tokens."""
     return f"{ROOT}/counters/{project_id}/{subject}"
@@ -46,3 +56,8 @@ def usage_key(hour: int | None, subject: str, process_name: str) -> str:
 def last_use_key(key_id: str) -> str:
     """Return the key of the time at which an API key was last used; the value is seconds of Unix time."""
     return f"{ROOT}/last_uses/{key_id}"
+
+
+def audit_key(record_id: str) -> str:
+    """Return the key of a record of the audit log, ordered by time; with an empty id, the prefix of all."""
+    return f"{ROOT}/audit/{record_id}"

@@ -4,17 +4,14 @@ import logging
 import time
 from typing import Final
 
-from pydantic import Field
-
 from apis.accounts.accounts import ADMIN_TENANT, Caller, digest_key
 from apis.accounts.directory import StoredKey
 from apis.accounts.scopes import ADMIN_SCOPE, Grant, parse_project_scopes
 from apis.errors import StoreUnavailable
-from apis.provider import Provider
 from apis.storage.kv_store import KVStore
 from apis.storage.records import decode_record, reading_stored
 from providers.accounts.key_cache import KeyCache
-from providers.accounts.projects import StoredProjects, project_record_keys, read_project
+from providers.accounts.projects import StoredProjects, StoredProjectsConfig, project_record_keys, read_project
 from providers.accounts.records import digest_reference_key, last_use_key
 
 _log = logging.getLogger(__name__)
@@ -28,13 +25,10 @@ class StoredAccounts(StoredProjects):
     """Projects and keys in the KVStore, managed by `stack keys` and OpenAI's routes below /v1/organization. A key is
     stored as a hash, may expire and be bound to scopes, and is refused everywhere within a second once revoked."""
 
-    class Config(Provider.Config):
-        """`usage_retention_days` is how long the sums of each hour are stored."""
+    Config = StoredProjectsConfig
 
-        usage_retention_days: float = Field(default=400, gt=0)
-
-    def __init__(self, config: Config, kv_store: KVStore) -> None:
-        super().__init__(kv_store, config.usage_retention_days)
+    def __init__(self, config: StoredProjectsConfig, kv_store: KVStore) -> None:
+        super().__init__(config, kv_store)
         self._cache = KeyCache(self._read_caller)
         self._uses_written_at: dict[str, float] = {}
 

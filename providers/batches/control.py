@@ -67,7 +67,7 @@ class BatchControl:
             record.enter(status)
             return True
 
-        ops = [Delete(ref.active_key), *self._events.event_ops(f"batch.{status}", ref.id, ref.tenant)]
+        ops = [Delete(ref.active_key), *await self._events.event_ops(f"batch.{status}", ref.id, ref.tenant)]
         record = await self.change(ref, enter, ops)
         self._events.wake()
         return record
@@ -134,7 +134,7 @@ class BatchControl:
             record.enter("failed")
             return True
 
-        ops = [Delete(ref.active_key), *self._events.event_ops("batch.failed", ref.id, ref.tenant)]
+        ops = [Delete(ref.active_key), *await self._events.event_ops("batch.failed", ref.id, ref.tenant)]
         await self.change(ref, add_errors, ops)
         self._events.wake()
 

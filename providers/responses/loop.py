@@ -32,6 +32,7 @@ from apis.responses import (
     Responses,
     ResponseTreeParams,
     Session,
+    WebhookEndpoints,
 )
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
@@ -220,6 +221,9 @@ class Loop(Responses):
 
     def event_queue(self) -> EventQueue:
         return self._background.event_queue
+
+    def webhook_endpoints(self) -> WebhookEndpoints | None:
+        return self._background.event_queue.endpoints if self._config.webhook_endpoints.max_per_tenant else None
 
     def conversations(self) -> StoredConversations:
         return self._conversations

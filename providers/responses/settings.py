@@ -10,6 +10,7 @@ from apis.provider import UserPath
 from apis.responses import Responses
 from apis.storage.kv_store import KVStore
 from providers.responses.background.deployment import BackgroundDeployment
+from providers.responses.background.webhook_endpoints import DEFAULT_OPTIONS, WebhookEndpointOptions
 from providers.responses.background.webhooks import Webhook
 from providers.responses.background.workers import BackgroundConfig
 from providers.responses.prompts.library import PromptLibrary
@@ -29,7 +30,8 @@ class LoopSettings(Responses.Config):
     them. One response may run `max_tool_calls` hosted calls, `parallel_tool_calls` of them at a time, each for
     `tool_timeout_s`; the model reads `max_tool_output_chars` of a result. `reasoning_keys` seal the reasoning that
     clients store: the first seals, all open; without any, the workers on one store share a key that is stored
-    there. `webhooks` are called when background responses end. An MCP server that cannot list its tools fails the
+    there. `webhooks` are called when background responses end, as are those that tenants create, within
+    `webhook_endpoints`. An MCP server that cannot list its tools fails the
     response before a model is called, unless `continue_without_mcp_servers`. `summary_model` writes the summaries
     of reasoning that requests ask for; without it they repeat the reasoning. `prompts` are the templates that
     requests refer to by id: a mapping, or a folder of YAML files."""
@@ -50,6 +52,7 @@ class LoopSettings(Responses.Config):
     reasoning_keys: tuple[Annotated[SecretStr, Field(min_length=32)], ...] = ()
     background: BackgroundConfig = BackgroundConfig()
     webhooks: list[Webhook] = Field(default_factory=list[Webhook])
+    webhook_endpoints: WebhookEndpointOptions = DEFAULT_OPTIONS
     prompts: (
         Annotated[
             Annotated[UserPath, Tag("a folder")] | Annotated[dict[PromptId, StoredPrompt], Tag("a mapping")],
@@ -70,7 +73,7 @@ class LoopSettings(Responses.Config):
 
     def build_deployment(self, tenants: Tenants) -> BackgroundDeployment:
         """Return the limits and webhooks of the background responses of `tenants`."""
-        return BackgroundDeployment(self.background, self.webhooks, tenants)
+        return BackgroundDeployment(self.background, self.webhooks, self.webhook_endpoints, tenants)
 
     def prompt_library(self) -> PromptLibrary:
         """Return the library of `prompts`, which a folder's files are not loaded into yet."""

@@ -28,6 +28,7 @@ from stack.http.routes.table import API_ROUTES, EXTENSION_ROUTES, STORED_COMPLET
 from stack.http.shares import RequestShares
 from stack.http.streams import StreamMonitor
 from stack.http.websocket import WebSocketEndpoint
+from stack.retention.sweeper import RetentionSweeper
 from stack.telemetry.setup import observe_inference, running_telemetry
 
 
@@ -51,6 +52,8 @@ def create_app(config: StackConfig) -> Starlette:
             app.state.end_running = services.end_running
             build_sdk_schemas()
             tasks = {asyncio.create_task(services.monitor.run())}
+            if stack.accounts.administration() is not None:
+                tasks.add(asyncio.create_task(RetentionSweeper(stack).run()))
             if metrics.is_shared:
                 tasks.add(asyncio.create_task(services.keep_metrics_fresh()))
             try:

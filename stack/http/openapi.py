@@ -43,6 +43,7 @@ def render_document(routes: Sequence[tuple[str, Route]]) -> bytes:
         # FastAPI ignores this warning where it builds a model; ours defer that until they are first used, which is here
         warnings.simplefilter("ignore", UnsupportedFieldAttributeWarning)
         document = get_openapi(title="Responses Stack", version=__version__, routes=api_routes)
+    _mark_query_objects(document)
     document["components"]["securitySchemes"] = {"api_key": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"api_key": []}, {}]  # a server without keys takes requests without one
     return orjson.dumps(_relax_unions(document))
@@ -74,6 +75,17 @@ def _to_api_route(path: str, route: Route) -> APIRoute:
         openapi_extra=extra or None,
         responses={"4XX": {"model": ErrorBody}, "5XX": {"model": ErrorBody}},
     )
+
+
+def _mark_query_objects(document: dict[str, Any]) -> None:
+    """Say of each query parameter that is an object that its fields are sent as `name[field]`."""
+    schemas = document["components"]["schemas"]
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                name = str(parameter["schema"].get("$ref", "")).rpartition("/")[2]
+                if parameter["in"] == "query" and schemas.get(name, {}).get("type") == "object":
+                    parameter |= {"style": "deepObject", "explode": True}
 
 
 def _parameter(name: str, annotation: Any) -> Parameter:

@@ -11,10 +11,10 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
-from apis.errors import InvalidRequest, PayloadTooLarge
+from apis.errors import InvalidRequest, PayloadTooLarge, PermissionDenied
 from apis.wire.field_rows import refused_fields
 from stack.http.access.metering import reserve_tokens
-from stack.http.access.privileges import require_request
+from stack.http.access.privileges import apply_settings, require_request
 from stack.http.context import get_context, get_services
 from stack.http.parsing import ModelT, read_request, to_invalid_request
 
@@ -91,8 +91,11 @@ async def read_metered(http: Request, max_bytes: int, model: type[ModelT]) -> Mo
 
 async def _parse_granted(http: Request, body: bytes, model: type[ModelT]) -> ModelT:
     request = await read_request(body, model)
-    require_request(get_context(http.scope).caller, request)
-    return request
+    caller = get_context(http.scope).caller
+    require_request(caller, request)
+    if caller.settings.stores_nothing and "idempotency-key" in http.headers:
+        raise PermissionDenied("This project stores nothing, also no answer under an Idempotency-Key.")
+    return apply_settings(caller, request)
 
 
 def read_query(http: Request, model: type[ModelT]) -> ModelT:
@@ -106,12 +109,21 @@ def read_query(http: Request, model: type[ModelT]) -> ModelT:
             query.setdefault(key, http.query_params[key])
         if values := http.query_params.getlist(f"{key}[]"):
             query[key] = values
+        if fields := _nested_fields(http, key):
+            query[key] = fields
     if "include" in model.model_fields:
         query["include"] = http.query_params.getlist("include") + http.query_params.getlist("include[]")
     try:
         return model.model_validate(query)
     except ValidationError as exc:
         raise to_invalid_request(exc.errors(include_url=False)[0], query) from None
+
+
+def _nested_fields(http: Request, name: str) -> dict[str, str]:
+    """Return the fields of an object in the query, which are sent as `name[field]`."""
+    prefix = f"{name}["
+    keys = [key for key in http.query_params if key.startswith(prefix) and key.endswith("]")]
+    return {key[len(prefix) : -1]: http.query_params[key] for key in keys if key != f"{prefix}]"}
 
 
 @cache

@@ -31,7 +31,7 @@ from apis.fair_share import Place
 from apis.responses import CreateResponse, Session
 from apis.telemetry import NO_TRACE, SpanType, current_span, error_type_of, telemetry
 from stack.http.access.metering import reserve_tokens, settle_tokens
-from stack.http.access.privileges import require_request
+from stack.http.access.privileges import apply_settings, require_request
 from stack.http.admission import unauthorized_error
 from stack.http.context import HttpContext, Services, get_context, get_services
 from stack.http.parsing import BLOCKING_BYTES, parse_large, read_object, validate_request
@@ -233,6 +233,7 @@ class _SocketHandler:
         try:
             request, generate = await _parse_create(create_message)
             require_request(self._caller, request)
+            request = apply_settings(self._caller, request)
             reservation = await self._reserve_tokens(self._caller, request, create_message.size_bytes)
             obfuscate = bool(request.stream_options and request.stream_options.include_obfuscation)
             created = self._session.create(

@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import pytest
 from openai import resources, types
-from openai.types import chat, containers, conversations, responses, uploads, vector_stores
+from openai.types import chat, containers, conversations, responses, uploads, vector_stores, webhooks
 from openai.types.admin import organization
 from openai.types.admin.organization import projects
 from openai.types.admin.organization.projects import service_accounts
 from pydantic import BaseModel
 
+from apis.accounts.audit import AuditLogQuery
 from apis.accounts.directory import (
     AccountPage,
     AdminKeyPage,
@@ -25,10 +26,17 @@ from apis.accounts.directory import (
     CreateServiceAccountKey,
     KeyPage,
     ProjectPage,
+    UpdateKey,
     UpdateProject,
     UpdateServiceAccount,
 )
 from apis.accounts.limits import RateLimitPage, UpdateRateLimit
+from apis.accounts.project_settings import (
+    UpdateDataRetention,
+    UpdateHostedToolPermissions,
+    UpdateModelPermissions,
+    UpdateServiceTierSettings,
+)
 from apis.accounts.usage import UsageQuery
 from apis.batches.batches import BatchListParams, CreateBatch
 from apis.containers import ContainerListParams, CopyFile, CreateContainer
@@ -47,6 +55,13 @@ from apis.documents.vector_stores import (
 )
 from apis.responses import CompactConversation, CreateResponse, InputItemListParams
 from apis.uploads.parts import CompleteUpload, CreateUpload
+from apis.webhooks.endpoints import (
+    CreateWebhookEndpoint,
+    RotateWebhookSecret,
+    SendTestEvent,
+    UpdateWebhookEndpoint,
+    WebhookEndpointPage,
+)
 from apis.wire.field_rows import FIELD_ROWS, UNSUPPORTED_TYPES
 from stack.http.routes.absences import ABSENT_RESOURCES
 from stack.http.routes.chat import CreateChatCompletion
@@ -101,6 +116,14 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
     "POST /uploads/{upload_id}/complete": (types.UploadCompleteParams, (CompleteUpload,)),
     "POST /batches": (types.BatchCreateParams, (CreateBatch,)),
     "GET /batches": (types.BatchListParams, (BatchListParams,)),
+    "POST /webhook_endpoints": (webhooks.WebhookCreateParams, (CreateWebhookEndpoint,)),
+    "GET /webhook_endpoints": (webhooks.WebhookListParams, (WebhookEndpointPage,)),
+    "POST /webhook_endpoints/{webhook_endpoint_id}": (webhooks.WebhookUpdateParams, (UpdateWebhookEndpoint,)),
+    "POST /webhook_endpoints/{webhook_endpoint_id}/rotate_secret": (
+        webhooks.WebhookRotateSecretParams,
+        (RotateWebhookSecret,),
+    ),
+    "POST /webhook_endpoints/{webhook_endpoint_id}/test": (webhooks.WebhookTestParams, (SendTestEvent,)),
     "POST /organization/projects": (organization.ProjectCreateParams, (CreateProject,)),
     "GET /organization/projects": (organization.ProjectListParams, (ProjectPage,)),
     "POST /organization/projects/{project_id}": (organization.ProjectUpdateParams, (UpdateProject,)),
@@ -118,6 +141,24 @@ PAIRS: Final[dict[str, tuple[Any, tuple[type[BaseModel], ...]]]] = {
         (CreateServiceAccountKey,),
     ),
     "GET /organization/projects/{project_id}/api_keys": (projects.APIKeyListParams, (KeyPage,)),
+    "POST /organization/projects/{project_id}/api_keys/{api_key_id}": (projects.APIKeyUpdateParams, (UpdateKey,)),
+    "POST /organization/projects/{project_id}/model_permissions": (
+        projects.ModelPermissionUpdateParams,
+        (UpdateModelPermissions,),
+    ),
+    "POST /organization/projects/{project_id}/hosted_tool_permissions": (
+        projects.HostedToolPermissionUpdateParams,
+        (UpdateHostedToolPermissions,),
+    ),
+    "POST /organization/projects/{project_id}/service_tier_settings": (
+        projects.ServiceTierSettingUpdateParams,
+        (UpdateServiceTierSettings,),
+    ),
+    "POST /organization/projects/{project_id}/data_retention": (
+        projects.DataRetentionUpdateParams,
+        (UpdateDataRetention,),
+    ),
+    "GET /organization/audit_logs": (organization.AuditLogListParams, (AuditLogQuery,)),
     "GET /organization/projects/{project_id}/rate_limits": (projects.RateLimitListRateLimitsParams, (RateLimitPage,)),
     "POST /organization/projects/{project_id}/rate_limits/{rate_limit_id:path}": (
         projects.RateLimitUpdateRateLimitParams,

@@ -45,7 +45,7 @@ class OpenIDAccounts(StoredProjects):
     Config = OpenIDConfig
 
     def __init__(self, config: OpenIDConfig, kv_store: KVStore, fetcher: Fetcher) -> None:
-        super().__init__(kv_store, config.usage_retention_days)
+        super().__init__(config, kv_store)
         self._config = config
         self._issuer_keys = IssuerKeys(config, fetcher)
         self._projects = KeyCache(self._read_project)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from apis.accounts.limits import LIMIT_FIELDS, NO_LIMIT, RateLimit
 from apis.accounts.scopes import parse_project_scopes
 from apis.errors import InvalidRequest
-from apis.provider import Provider
+from providers.accounts.projects import StoredProjectsConfig
 
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
@@ -94,7 +94,7 @@ class RoleRule(_Section):
     values: dict[str, RoleRights] = Field(min_length=1)
 
 
-class OpenIDConfig(Provider.Config):
+class OpenIDConfig(StoredProjectsConfig):
     """Tokens of `issuer` for `audience`, signed with one of `algorithms` by a key of its JWKS, which is at `jwks_url`,
     or where the issuer's `/.well-known/openid-configuration` says. `leeway_s` is how far clocks may differ; a token
     whose end is more than `max_life_s` away is refused, because it cannot be revoked.
@@ -122,7 +122,6 @@ class OpenIDConfig(Provider.Config):
     keys_max_stale_s: float = Field(default=3600, gt=0)
     min_fetch_interval_s: float = Field(default=10, gt=0)
     fetch_timeout_s: float = Field(default=5, gt=0, le=60)
-    usage_retention_days: float = Field(default=400, gt=0)
     dangerously_allow_http: bool = False
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from openai.types.responses import Response, ResponseCreatedEvent, ResponseQueue
 
 from apis.documents.fetcher import Fetcher
 from apis.errors import RateLimited
-from apis.events import EventQueue, LoggedEvent, ResponseEventBatch
+from apis.events import LoggedEvent, ResponseEventBatch
 from apis.observation.details import DeliverySummary
 from apis.responses import CreateResponse, ResponseListParams
 from apis.storage.kv_store import KVStore
@@ -57,7 +57,7 @@ class BackgroundResponses:
         options: BackgroundDeployment,
     ) -> None:
         config, tenants = options.config, options.tenants
-        self._webhook_queue = WebhookQueue(kv, options.webhooks, fetcher, tenants)
+        self._webhook_queue = WebhookQueue(kv, options.webhooks, fetcher, tenants, options.webhook_endpoints)
         self._webhook_delivery: asyncio.Task[None] | None = None
         self._wakeups = LogWakeups()
         self._event_log = EventLog(kv, self._wakeups, ttl_s=config.event_ttl_s)
@@ -74,8 +74,8 @@ class BackgroundResponses:
         self._workers = BackgroundWorkers(self._runs, self._executor.execute, config, tenants, self.registry)
 
     @property
-    def event_queue(self) -> EventQueue:
-        """The webhooks of this process, for events of other APIs."""
+    def event_queue(self) -> WebhookQueue:
+        """The webhooks of this process, for events of other APIs, and the endpoints that tenants manage."""
         return self._webhook_queue
 
     def start(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from apis.fair_share import Tenants
+from providers.responses.background.webhook_endpoints import WebhookEndpointOptions
 from providers.responses.background.webhooks import Webhook
 from providers.responses.background.workers import BackgroundConfig
 
@@ -14,4 +15,5 @@ class BackgroundDeployment:
 
     config: BackgroundConfig
     webhooks: Sequence[Webhook]
+    webhook_endpoints: WebhookEndpointOptions
     tenants: Tenants

@@ -11,6 +11,8 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Final
 
+from openai.types.responses import Response
+
 from apis.errors import (
     InvalidRequest,
     RateLimited,
@@ -170,7 +172,7 @@ class RunExecutor:
             last = terminal_event(final)
             assign_sequence_numbers([last], closed.next_sequence_number)
             lines.append(encode_event_line(last))
-        ops: list[Op] = [*claimed_run.lease.end_ops(), *self._webhook_queue.delivery_ops(final, ref.tenant)]
+        ops: list[Op] = [*claimed_run.lease.end_ops(), *await self._build_webhook_ops(final, ref.tenant)]
         ops += [Delete(checkpoint_key(ref.tenant, ref.id, number)) for number in range(len(checkpoints))]
         if lines:
             number = closed.next_sequence_number - len(closed.closing_events)
@@ -301,7 +303,7 @@ class RunExecutor:
         ops = [
             *journal.final_ops([*events, terminal_event(final)]),
             *await pending.build_conversation_ops(final, input_json),
-            *self._webhook_queue.delivery_ops(final, claimed_run.ref.tenant),
+            *await self._build_webhook_ops(final, claimed_run.ref.tenant),
         ]
         state, root = pending.agent_loop.state, pending.conversation.root
         finished = FinishedResponse(final, input_json, state.tool_results, ops, root)
@@ -341,6 +343,18 @@ class RunExecutor:
         journal.add_checkpoint(checkpoint)
         if self.is_draining and not checkpoint.running_indexes:
             raise asyncio.CancelledError  # another worker resumes from here
+
+    async def _build_webhook_ops(self, final: Response, tenant: str) -> list[Op]:
+        """Return the operations that report the end to webhooks. An outage of the store is waited out as in
+        `_store_final`."""
+        deadline = time.monotonic() + self._config.lease_s
+        while True:
+            try:
+                return await self._webhook_queue.delivery_ops(final, tenant)
+            except StoreUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _store_final(
         self, claimed_run: ClaimedRun, finished_response: FinishedResponse, history: LoadedHistory

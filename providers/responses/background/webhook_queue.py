@@ -1,6 +1,7 @@
 """Webhook queue: the events that webhooks have not received yet, in a KVStore, and their delivery by any worker.
 
-    /webhook/QUEUE/TIME/ID    the event ID, to be sent to the webhook of that queue from TIME on (ms since the epoch)
+    /webhook/QUEUE/TIME/ID    the event ID, to be sent to the webhook of that queue from TIME on (ms since the epoch);
+                              QUEUE is a hash for a webhook of the run config, TENANT~ID for an endpoint
     /webhook_hold/ID          held by the worker that sends the event; gone when the worker has not finished in time
 
 A delivery is stored in the same write as the final response that it reports. It is sent at least once, always under
@@ -22,15 +23,23 @@ from typing import Final
 import msgspec
 from openai.types.responses import Response
 
-from apis.documents.fetcher import Fetcher, FetchRequest
-from apis.errors import FetchFailed, StackError
+from apis.documents.fetcher import Fetcher
+from apis.errors import StackError, StorageCorrupt
 from apis.fair_share import ONE_TENANT, FairShare, Place, Tenants
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
-from apis.storage.records import decode_record, encode_record
-from apis.telemetry import SpanType, continued_trace, current_span, open_span
+from apis.storage.records import decode_record, delete_all, encode_record, scan_groups
+from apis.telemetry import continued_trace, current_span
+from apis.webhooks.endpoints import WEBHOOK_EVENTS
+from providers.responses.background.webhook_endpoints import (
+    DEFAULT_OPTIONS,
+    EndpointQueue,
+    StoredWebhookEndpoints,
+    WebhookEndpointOptions,
+)
 from providers.responses.background.webhook_log import AttemptRecord, DeliveryRecord, WebhookLog
-from providers.responses.background.webhooks import WEBHOOK_EVENTS, Webhook, build_event_json, build_signed_headers
+from providers.responses.background.webhook_sending import post_event
+from providers.responses.background.webhooks import Webhook, build_event_json, webhook_queue_prefix
 
 _log = logging.getLogger(__name__)
 
@@ -83,31 +92,43 @@ class _ClaimedDelivery:
 
 
 class WebhookQueue:
-    """The queues of all webhooks of a config, and the deliveries of this process."""
+    """The queues of the webhooks of the run config and of all endpoints, and the deliveries of this process."""
 
     def __init__(
-        self, kv: KVStore, webhooks: Sequence[Webhook], fetcher: Fetcher, tenants: Tenants = ONE_TENANT
+        self,
+        kv: KVStore,
+        webhooks: Sequence[Webhook],
+        fetcher: Fetcher,
+        tenants: Tenants = ONE_TENANT,
+        endpoint_options: WebhookEndpointOptions = DEFAULT_OPTIONS,
     ) -> None:
         self._kv = kv
         self._fetcher = fetcher
         self.log = WebhookLog(kv)
         self._places = FairShare("deliveries", _MAX_DELIVERIES, several_tenants=tenants.are_several)
-        self._queues = [_Queue(hook, f"/webhook/{hook.queue_name}/") for hook in webhooks]
+        self.endpoints = StoredWebhookEndpoints(kv, fetcher, self._places, endpoint_options)
+        self._configured = {hook.queue_name: _Queue(hook, webhook_queue_prefix(hook.queue_name)) for hook in webhooks}
+        self._of_endpoints: dict[str, _Queue] = {}
         self._wakeup = asyncio.Event()
 
-    def delivery_ops(self, response: Response, tenant: str) -> list[Op]:
+    async def delivery_ops(self, response: Response, tenant: str) -> list[Op]:
         """Return the operations that queue the event for the tenant's webhooks: to be written with the final
         response."""
-        return self.event_ops(f"response.{response.status}", response.id, tenant)
+        return await self.event_ops(f"response.{response.status}", response.id, tenant)
 
-    def event_ops(self, event: str, object_id: str, tenant: str) -> list[Op]:
-        """Return the operations that queue an event for the tenant's webhooks: to be written with what it reports."""
+    async def event_ops(self, event: str, object_id: str, tenant: str) -> list[Op]:
+        """Return the operations that queue an event for the tenant's webhooks: to be written with what it reports.
+        Raises StoreUnavailable."""
+        if event not in WEBHOOK_EVENTS:
+            return []
         now = time.time()
         ops: list[Op] = []
         trace = dict(current_span().headers)
-        for queue in self._queues:
+        queues = [queue for queue in self._configured.values() if queue.webhook.tenant == tenant]
+        queues += [self._open_queue(each) for each in await self.endpoints.list_queues(tenant)]
+        for queue in queues:
             hook = queue.webhook
-            if event in WEBHOOK_EVENTS and event in hook.events and tenant == hook.tenant and not queue.is_full:
+            if event in hook.events and not queue.is_full:
                 body = build_event_json(event, object_id, int(now)).decode()
                 delivery_id = f"wh_{secrets.token_hex(16)}"
                 delivery = WebhookDelivery(delivery_id, body, now, response_id=object_id, trace=trace)
@@ -121,32 +142,75 @@ class WebhookQueue:
         self._wakeup.set()
 
     async def run(self) -> None:
-        """Send due deliveries until cancelled; unfinished ones are then released to other workers. Returns at once if
-        there are no webhooks."""
+        """Send due deliveries until cancelled; unfinished ones are then released to other workers."""
         try:
-            while self._queues:
+            while True:
                 self._wakeup.clear()
-                for queue in sorted(self._queues, key=lambda each: self._places.used_by(each.webhook.tenant)):
+                try:
+                    waiting = await self._load_waiting()
+                except StackError as exc:
+                    _log.warning("all webhooks wait: %s", exc.message)
+                    waiting = []
+                for queue, rows in sorted(waiting, key=lambda each: self._places.used_by(each[0].webhook.tenant)):
                     try:
-                        await self._start_deliveries(queue)
+                        await self._start_deliveries(queue, rows)
                     except StackError as exc:
                         _log.warning("the webhook at %s waits: %s", queue.webhook, exc.message)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_S):
                         await self._wakeup.wait()
         finally:
-            tasks = [task for queue in self._queues for task in queue.tasks]
+            tasks = [task for queue in self._all_queues() for task in queue.tasks]
             for task in tasks:
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks, timeout=_CLOSE_TIMEOUT_S)
 
-    async def _start_deliveries(self, queue: _Queue) -> None:
+    def _all_queues(self) -> list[_Queue]:
+        return [*self._configured.values(), *self._of_endpoints.values()]
+
+    def _open_queue(self, endpoint: EndpointQueue) -> _Queue:
+        """Return the queue of an endpoint, whose webhook is as it was just read."""
+        queue = self._of_endpoints.get(endpoint.name)
+        if queue is None:
+            queue = self._of_endpoints[endpoint.name] = _Queue(endpoint.webhook, webhook_queue_prefix(endpoint.name))
+        queue.webhook = endpoint.webhook
+        return queue
+
+    async def _find_endpoint_queue(self, name: str) -> _Queue | None:
+        try:
+            endpoint = await self.endpoints.find_queue(name)
+        except StorageCorrupt:
+            _log.error("the webhook endpoint of the queue %s cannot be read", name)
+            return None
+        if endpoint is not None:
+            return self._open_queue(endpoint)
+        if "~" in name:  # the endpoint was deleted while an event was added
+            await delete_all(self._kv, webhook_queue_prefix(name))
+        return None
+
+    async def _load_waiting(self) -> list[tuple[_Queue, list[tuple[str, Entry]]]]:
+        """Return the due deliveries of each queue, up to _SCAN_LIMIT: one read where nothing waits, and one more for
+        each queue that holds anything."""
+        waiting: list[tuple[_Queue, list[tuple[str, Entry]]]] = []
+        due = f"{_format_milliseconds(time.time())}~"
+        async for name, rows in scan_groups(self._kv, webhook_queue_prefix(""), limit=_SCAN_LIMIT):
+            queue = self._configured.get(name)
+            if queue is None:
+                queue = await self._find_endpoint_queue(name)
+                if queue is None:
+                    continue
+            waiting.append((queue, [row for row in rows if row[0] < queue.key_prefix + due]))
+        names = {queue.key_prefix for queue, _ in waiting}
+        self._of_endpoints = {
+            name: queue for name, queue in self._of_endpoints.items() if queue.tasks or queue.key_prefix in names
+        }
+        return waiting
+
+    async def _start_deliveries(self, queue: _Queue, rows: Sequence[tuple[str, Entry]]) -> None:
         """Start due deliveries, up to the limits."""
         if self._places.used >= _MAX_DELIVERIES:
             return
-        due = f"{queue.key_prefix}{_format_milliseconds(time.time())}~"
-        rows = await self._kv.scan(queue.key_prefix, before=due, limit=_SCAN_LIMIT)
         await self._check_backlog(queue, len(rows))
         holds = await self._kv.get_many([_hold_key(_delivery_id(key)) for key, _ in rows]) if rows else ()
         for (key, entry), hold in zip(rows, holds, strict=True):
@@ -194,7 +258,11 @@ class WebhookQueue:
     async def _send(self, claim: _ClaimedDelivery) -> None:
         try:
             with continued_trace(claim.delivery.trace):
-                attempt = await _post(claim, self._fetcher)
+                delivery = claim.delivery
+                attempt = await post_event(
+                    *(self._fetcher, claim.queue.webhook, delivery.id, delivery.body.encode()),
+                    resend_count=delivery.attempts - 1,
+                )
             await self._record(claim, attempt)
         except StackError as exc:
             _log.warning("an event for the webhook at %s will be sent again: %s", claim.queue.webhook, exc.message)
@@ -226,34 +294,6 @@ class WebhookQueue:
         due_s = time.time() + delay_s
         put = Put(_delivery_key(queue, due_s, delivery), encode_record(delivery), remaining_s)
         await claim.finish(put, *await self.log.attempt_ops(place, attempt, "pending", due_s))
-
-
-async def _post(claim: _ClaimedDelivery, fetcher: Fetcher) -> AttemptRecord:
-    """Send the event once. Each attempt has a new signature, because receivers refuse old ones."""
-    hook, delivery = claim.queue.webhook, claim.delivery
-    body, began_at, began_s = delivery.body.encode(), time.time(), time.monotonic()
-    outgoing = FetchRequest(
-        hook.url,
-        "POST",
-        build_signed_headers(hook.secret, delivery.id, int(began_at), body),
-        body,
-        follow_redirects=False,
-        timeout_s=hook.timeout_s,
-        allow_private=hook.private,
-    )
-    code = error = None
-    try:
-        # the host alone: other parts of the URL may be secret
-        with open_span(SpanType.WEBHOOK, "POST", {"http.request.method": "POST", "server.address": str(hook)}) as span:
-            span.set({"http.request.resend_count": delivery.attempts - 1} if delivery.attempts > 1 else {})
-            async with fetcher.open(outgoing) as incoming:
-                code = incoming.status
-            span.set({"http.response.status_code": code})
-            if code >= 400:
-                span.fail(str(code))
-    except FetchFailed as exc:
-        error = exc.message
-    return AttemptRecord(began_at, round((time.monotonic() - began_s) * 1000), code, error)
 
 
 def _delivery_key(queue: _Queue, due_s: float, delivery: WebhookDelivery) -> str:

@@ -7,24 +7,16 @@ import binascii
 import hashlib
 import hmac
 import secrets
-from typing import Annotated, Final, Literal, get_args
+from collections.abc import Sequence
+from typing import Annotated, Final, get_args
 from urllib.parse import urlsplit
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
+from apis.webhooks.endpoints import WebhookEvent
+
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix, not a password
-WebhookEvent = Literal[
-    "response.completed",
-    "response.failed",
-    "response.cancelled",
-    "response.incomplete",
-    "batch.completed",
-    "batch.failed",
-    "batch.expired",
-    "batch.cancelled",
-]
-WEBHOOK_EVENTS: Final[frozenset[str]] = frozenset(get_args(WebhookEvent))
 
 
 def _check_secret(secret: SecretStr) -> SecretStr:
@@ -37,15 +29,20 @@ def _check_secret(secret: SecretStr) -> SecretStr:
     return secret
 
 
+_Secret = Annotated[SecretStr, AfterValidator(_check_secret)]
+
+
 class Webhook(BaseModel):
     """A URL that gets an event by POST when a background response or a batch of the tenant ends. With `private`, the
     host may be in a private network, with any port. A POST may take `timeout_s`; it is repeated, first after `retry_s`,
-    then with growing delays, until `max_age_s` after that end."""
+    then with growing delays, until `max_age_s` after that end. Where `old_secret` is set, events have a second
+    signature by it, until every receiver knows `secret`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     url: str = Field(pattern=r"^https?://[!-~]+$", max_length=2048, repr=False)
-    secret: Annotated[SecretStr, AfterValidator(_check_secret)]
+    secret: _Secret
+    old_secret: _Secret | None = None
     events: tuple[WebhookEvent, ...] = Field(default=get_args(WebhookEvent), min_length=1)
     tenant: str = Field(default="default", min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")
     private: bool = False
@@ -56,6 +53,11 @@ class Webhook(BaseModel):
     def __str__(self) -> str:
         # the other parts of a URL may be secret
         return urlsplit(self.url).hostname or ""
+
+    @property
+    def signing_secrets(self) -> Sequence[SecretStr]:
+        """The secrets of which each signs every event."""
+        return (self.secret,) if self.old_secret is None else (self.secret, self.old_secret)
 
     @property
     def queue_name(self) -> str:
@@ -69,15 +71,23 @@ def build_event_json(event: str, object_id: str, created_at: int) -> bytes:
     return orjson.dumps({**fields, "data": {"id": object_id}})
 
 
-def build_signed_headers(secret: SecretStr, webhook_id: str, timestamp_s: int, body: bytes) -> dict[str, str]:
-    """Return the headers by which a receiver verifies the body. Receivers refuse timestamps older than five minutes."""
+def webhook_queue_prefix(queue_name: str) -> str:
+    """Return the prefix of the keys of a queue's deliveries; with an empty name, of all queues."""
+    return f"/webhook/{queue_name and f'{queue_name}/'}"
+
+
+def build_signed_headers(
+    signing_secrets: Sequence[SecretStr], webhook_id: str, timestamp_s: int, body: bytes
+) -> dict[str, str]:
+    """Return the headers by which a receiver verifies the body: one signature by each secret, of which it needs one.
+    Receivers refuse timestamps older than five minutes."""
     signed = b"%b.%d.%b" % (webhook_id.encode(), timestamp_s, body)
-    signature = base64.b64encode(hmac.new(_secret_bytes(secret), signed, hashlib.sha256).digest()).decode()
+    digests = [hmac.new(_secret_bytes(secret), signed, hashlib.sha256).digest() for secret in signing_secrets]
     return {
         "content-type": "application/json",
         "webhook-id": webhook_id,
         "webhook-timestamp": str(timestamp_s),
-        "webhook-signature": f"v1,{signature}",
+        "webhook-signature": " ".join(f"v1,{base64.b64encode(digest).decode()}" for digest in digests),
     }
 
 

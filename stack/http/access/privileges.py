@@ -4,14 +4,16 @@ The edge asks here before anything else sees the request: what has no row needs 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 from pydantic import BaseModel
 
 from apis.accounts.accounts import Caller
+from apis.accounts.project_settings import OPEN_SETTINGS, STORING_RESOURCES
 from apis.accounts.scopes import ADMIN_SCOPE, PROJECT_SCOPES, Scope
 from apis.errors import PermissionDenied
 
+RequestT = TypeVar("RequestT", bound=BaseModel)
 _RESPONSES: Final[frozenset[Scope]] = frozenset({"responses"})
 _FILES: Final[frozenset[Scope]] = frozenset({"files"})
 _READ: Final[frozenset[Scope]] = frozenset({"read"})
@@ -25,11 +27,14 @@ RESOURCE_SCOPES: Final[Mapping[str, frozenset[Scope]]] = {
     "files": _FILES,
     "models": PROJECT_SCOPES,
     "organization": ADMIN_SCOPE,
+    "projects": ADMIN_SCOPE,
     "responses": _RESPONSES,
     "stack": _RESPONSES,
     "traces": _RESPONSES,
     "uploads": _FILES,
     "vector_stores": _FILES,
+    "webhook_endpoints": _RESPONSES,
+    "webhook_event_types": _RESPONSES,
 }
 """Scopes of which one admits a request of any method. `read` admits GET of each resource that is a tenant's own."""
 SERVER_RESOURCES: Final = frozenset({"version", "openapi.json", "metrics"})
@@ -45,6 +50,8 @@ def require_privilege(caller: Caller, method: str, path: str) -> None:
         if resource in SERVER_RESOURCES or caller.grant.scopes >= PROJECT_SCOPES:
             return
         raise PermissionDenied("This API key may not use this path: its scopes are for others.", code="missing_scope")
+    if method == "POST" and caller.settings.stores_nothing and resource in STORING_RESOURCES:
+        raise PermissionDenied(f"This project stores nothing: /v1/{resource} is closed to it.", code="zero_retention")
     if not scopes.isdisjoint(caller.grant.scopes):
         return
     if scopes is not ADMIN_SCOPE and method in _READ_METHODS:
@@ -53,11 +60,18 @@ def require_privilege(caller: Caller, method: str, path: str) -> None:
 
 
 def require_request(caller: Caller, request: BaseModel) -> None:
-    """Raise PermissionDenied if the caller's key is bound to other models or tools than the request names."""
-    grant = caller.grant
+    """Raise PermissionDenied if the caller's key or project is bound to other models or tools than the request names,
+    or the project to other service tiers."""
+    grant, settings = caller.grant, caller.settings
+    if grant.models is None and grant.tools is None and settings.are_open:
+        return
     if grant.models is not None:
         caller.require_model(getattr(request, "model", None))
-    if grant.tools is not None:
+    if "model" in type(request).model_fields:
+        settings.require_model(getattr(request, "model", None))
+    if "service_tier" in type(request).model_fields:
+        settings.require_tier(getattr(request, "service_tier", None))
+    if grant.tools is not None or settings.disabled_tools:
         _require_tools(caller, request, "")
         for field in ("input", "items"):
             items: object = getattr(request, field, None)
@@ -65,11 +79,32 @@ def require_request(caller: Caller, request: BaseModel) -> None:
                 _require_tools(caller, item, f"{field}[{index}].")
 
 
+def apply_settings(caller: Caller, request: RequestT) -> RequestT:
+    """Return the request as the settings of its project have it: with their default tier where it names none, and
+    without storing where nothing may be stored. Raises PermissionDenied if it cannot do without."""
+    settings = caller.settings
+    if settings is OPEN_SETTINGS:
+        return request
+    fields = type(request).model_fields
+    changes: dict[str, object] = {}
+    if settings.default_tier != "standard" and getattr(request, "service_tier", None) in (None, "auto"):
+        changes["service_tier"] = settings.default_tier
+    if settings.stores_nothing:
+        for name in ("background", "conversation"):
+            if getattr(request, name, None):
+                raise PermissionDenied(f"This project stores nothing: '{name}' needs that.", param=name)
+        changes["store"] = False
+    changes = {name: value for name, value in changes.items() if name in fields}
+    return request.model_copy(update=changes) if changes else request
+
+
 def require_free_key(caller: Caller, resource: str) -> None:
-    """Raise PermissionDenied if the caller's key is bound to models or tools, or has limits: requests in a file are
-    executed later, without their key."""
+    """Raise PermissionDenied if the caller's key or project is bound to models or tools, or has limits: requests in a
+    file are executed later, without their key."""
     if caller.grant.models is not None or caller.grant.tools is not None:
         raise PermissionDenied(f"{resource} are for keys that are not bound to models or tools.", code="missing_scope")
+    if not caller.settings.are_open:
+        raise PermissionDenied(f"{resource} are for projects without permissions of models, tools and service tiers.")
     if caller.limits:
         raise PermissionDenied(f"{resource} are not counted under limits, and this project has limits.")
 
@@ -80,4 +115,7 @@ def _require_tools(caller: Caller, owner: object, prefix: str) -> None:
     for index, tool in enumerate(tools):
         tool_type = getattr(tool, "type", None)
         if isinstance(tool_type, str):
-            caller.require_tool(tool_type, f"{prefix}tools[{index}]")
+            param = f"{prefix}tools[{index}]"
+            caller.require_tool(tool_type, param)
+            environment = getattr(tool, "environment", None)
+            caller.settings.require_tool(tool_type, getattr(environment, "type", None), param)

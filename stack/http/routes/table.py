@@ -11,16 +11,14 @@ from stack.http.routes.embeddings import EMBEDDING_ROUTES
 from stack.http.routes.files import FILE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
-from stack.http.routes.organization.keys import KEY_ROUTES
-from stack.http.routes.organization.projects import PROJECT_ROUTES
-from stack.http.routes.organization.rate_limits import RATE_LIMIT_ROUTES
-from stack.http.routes.organization.usage import USAGE_ROUTES
+from stack.http.routes.organization.table import ORGANIZATION_EXTENSION_ROUTES, ORGANIZATION_ROUTES
 from stack.http.routes.overview import OVERVIEW_ROUTES
 from stack.http.routes.response_details import RESPONSE_DETAIL_ROUTES
 from stack.http.routes.responses import RESPONSE_ROUTES
 from stack.http.routes.traces import TRACE_ROUTES
 from stack.http.routes.uploads import UPLOAD_ROUTES
 from stack.http.routes.vector_stores import VECTOR_STORE_ROUTES
+from stack.http.routes.webhooks.endpoints import WEBHOOK_ENDPOINT_ROUTES
 
 __all__ = ["API_ROUTES", "EXTENSION_ROUTES", "STORED_COMPLETION_ROUTES"]
 
@@ -36,11 +34,15 @@ API_ROUTES: Final = (
     *CONTAINER_ROUTES,
     *UPLOAD_ROUTES,
     *BATCH_ROUTES,
-    *PROJECT_ROUTES,
-    *KEY_ROUTES,
-    *RATE_LIMIT_ROUTES,
-    *USAGE_ROUTES,
+    *WEBHOOK_ENDPOINT_ROUTES,
+    *ORGANIZATION_ROUTES,
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
-EXTENSION_ROUTES: Final = (*LISTING_ROUTES, *RESPONSE_DETAIL_ROUTES, *OVERVIEW_ROUTES, *TRACE_ROUTES)
+EXTENSION_ROUTES: Final = (
+    *LISTING_ROUTES,
+    *RESPONSE_DETAIL_ROUTES,
+    *OVERVIEW_ROUTES,
+    *TRACE_ROUTES,
+    *ORGANIZATION_EXTENSION_ROUTES,
+)
 """Routes that OpenAI's API does not have."""

@@ -13,6 +13,7 @@ from apis.accounts.accounts import MAX_KEY_AGE_S, Caller
 from apis.accounts.limits import RateLimit
 from apis.errors import QuotaExceeded, RateLimited, TokenRateLimited
 from apis.storage.records import decode_record
+from providers.accounts.audit_log import StoredAuditLog
 from providers.accounts.counters import UseCounter, Windows
 from providers.accounts.limiter import StoredLimiter
 from providers.kv_store.memory import Memory
@@ -180,7 +181,7 @@ async def count_tokens(served: Served, project_id: str) -> int:
 
 async def test_two_workers_admit_exactly_as_many_requests_as_the_limit() -> None:
     store = Memory(Memory.Config())
-    workers = [StoredLimiter(store), StoredLimiter(store)]
+    workers = [StoredLimiter(store, StoredAuditLog(store, 1)), StoredLimiter(store, StoredAuditLog(store, 1))]
     limits = {"*": RateLimit(day_requests=40), "scripted": RateLimit(day_tokens=3000)}
 
     async def attempt(number: int) -> bool:

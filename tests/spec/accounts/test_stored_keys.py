@@ -198,7 +198,7 @@ def admitted(route: Route, scope: str) -> bool:
     own = {
         "responses": {
             *("responses", "chat", "completions", "conversations", "containers", "embeddings"),
-            *("batches", "stack", "traces"),
+            *("batches", "stack", "traces", "webhook_endpoints", "webhook_event_types"),
         },
         "files": {"files", "uploads", "vector_stores"},
         "read": set[str](),

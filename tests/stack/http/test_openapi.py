@@ -15,7 +15,7 @@ from openai import APIStatusError, AsyncOpenAI
 from stack.http.routes.table import API_ROUTES
 from tests.stack.http.raw import ask, check_error
 from tests.support.models.images import PIXEL_URL
-from tests.support.sdk.administration_calls import ADMINISTRATION_CALLS
+from tests.support.sdk.administration_calls import ADMINISTRATION_CALLS, WEBHOOK_CALLS
 from tests.support.servers.serving import serving
 
 FUNCTION: Any = {
@@ -84,6 +84,7 @@ async def respond(client: AsyncOpenAI) -> None:
 EXPIRY: Any = {"anchor": "created_at", "seconds": 3600}
 CALLS: dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]] = {
     **ADMINISTRATION_CALLS,
+    **WEBHOOK_CALLS,
     "create a response": respond,
     "create from text": lambda client: client.responses.create(model="m", input="hi", previous_response_id="resp_1"),
     "parse": lambda client: client.responses.parse(model="m", input="hi", conversation="conv_1", background=True),
@@ -247,7 +248,8 @@ class Document:
             value: Any = text
             with suppress(ValueError):
                 value = json.loads(text)
-            self.validate(parameters[name.removesuffix("[]")], value)
+            base, bracket, inner = name.removesuffix("]").partition("[")
+            self.validate(parameters[base], {inner: value} if inner else [value] if bracket else value)
         if kind.startswith("multipart/form-data"):
             schema = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
             names = {name.decode() for name in re.findall(rb' name="([a-z_]+)[\["]', body)}

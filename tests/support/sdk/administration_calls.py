@@ -1,4 +1,4 @@
-"""Every call of the SDK's `admin.organization` that the stack serves, by name, to record its requests."""
+"""Every call of the SDK's `admin.organization` and `webhooks` that the stack serves, by name, to record requests."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -22,6 +22,9 @@ ADMINISTRATION_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] 
     "archive a project": lambda client: _projects(client).archive("proj_1"),
     "list the keys of a project": lambda client: _projects(client).api_keys.list("proj_1", limit=3),
     "retrieve a key": lambda client: _projects(client).api_keys.retrieve("key_1", project_id="proj_1"),
+    "update a key": lambda client: _projects(client).api_keys.update(
+        "key_1", project_id="proj_1", scopes=["read"], expires_in_seconds=60
+    ),
     "delete a key": lambda client: _projects(client).api_keys.delete("key_1", project_id="proj_1"),
     "create a service account": lambda client: _projects(client).service_accounts.create(
         "proj_1", name="a", expires_in_seconds=60
@@ -46,8 +49,42 @@ ADMINISTRATION_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] 
     "list usage": lambda client: _organization(client).usage.completions(
         start_time=1, end_time=100_000, bucket_width="1h", limit=3
     ),
+    "retrieve model permissions": lambda client: _projects(client).model_permissions.retrieve("proj_1"),
+    "update model permissions": lambda client: _projects(client).model_permissions.update(
+        "proj_1", mode="allow_list", model_ids=["m"]
+    ),
+    "delete model permissions": lambda client: _projects(client).model_permissions.delete("proj_1"),
+    "retrieve tool permissions": lambda client: _projects(client).hosted_tool_permissions.retrieve("proj_1"),
+    "update tool permissions": lambda client: _projects(client).hosted_tool_permissions.update(
+        "proj_1", mcp={"enabled": False}
+    ),
+    "retrieve tier settings": lambda client: _projects(client).service_tier_settings.retrieve("proj_1"),
+    "update tier settings": lambda client: _projects(client).service_tier_settings.update(
+        "proj_1", default="fast", enabled_tiers=["fast"]
+    ),
+    "retrieve data retention": lambda client: _projects(client).data_retention.retrieve("proj_1"),
+    "update data retention": lambda client: _projects(client).data_retention.update("proj_1", retention_type="none"),
+    "list audit logs": lambda client: _organization(client).audit_logs.list(
+        limit=3, event_types=["project.created"], effective_at={"gte": 1}
+    ),
     "create an administrator's key": lambda client: _organization(client).admin_api_keys.create(name="k"),
     "list administrators' keys": lambda client: _organization(client).admin_api_keys.list(limit=3, order="desc"),
     "retrieve an administrator's key": lambda client: _organization(client).admin_api_keys.retrieve("key_1"),
     "delete an administrator's key": lambda client: _organization(client).admin_api_keys.delete("key_1"),
+}
+
+
+WEBHOOK_CALLS: Final[dict[str, Callable[[AsyncOpenAI], Awaitable[Any]]]] = {
+    "create a webhook endpoint": lambda client: client.webhooks.create(
+        name="n", url="https://example.com/hook", event_types=["response.completed"]
+    ),
+    "list webhook endpoints": lambda client: client.webhooks.list(limit=3, after="we_1"),
+    "retrieve a webhook endpoint": lambda client: client.webhooks.retrieve("we_1"),
+    "update a webhook endpoint": lambda client: client.webhooks.update("we_1", name="m"),
+    "delete a webhook endpoint": lambda client: client.webhooks.delete("we_1"),
+    "rotate a webhook secret": lambda client: client.webhooks.rotate_secret(
+        "we_1", keep_old_secret_active_for_24_hours=True
+    ),
+    "send a test event": lambda client: client.webhooks.test("we_1", event_type="batch.completed"),
+    "list webhook event types": lambda client: client.webhooks.event_types.list(),
 }

@@ -15,6 +15,8 @@ _COMPACT = {
     "UpdateRateLimit": "rate limit: ",
     "UsageQuery": "usage: ",
     "UpdateServiceAccount": "service account: ",
+    "UpdateDataRetention": "data retention: ",
+    "UpdateServiceTierSettings": "service tiers: ",
 }
 
 

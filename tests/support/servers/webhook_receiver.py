@@ -35,9 +35,13 @@ class Receiver:
 
     async def come(self, count: int, within_s: float = 10) -> list[Any]:
         """That many requests, as the SDK reads and checks them."""
+        await self.arrival(count, within_s)
+        return [self.unwrap(*each) for each in self.requests]
+
+    async def arrival(self, count: int, within_s: float = 10) -> None:
+        """Wait for that many requests, whichever secret signs them."""
         async with asyncio.timeout(within_s), self._came:
             await self._came.wait_for(lambda: len(self.requests) >= count)
-        return [self.unwrap(*each) for each in self.requests]
 
     async def hear_of(self, ids: Iterable[str], within_s: float) -> None:
         """Until each of these responses has been told of, at least once."""

@@ -15,6 +15,7 @@ from apis.accounts.directory import (
     KeyPage,
     ServiceAccount,
     StoredKey,
+    UpdateKey,
 )
 from apis.errors import NotFound
 from stack.http.answers import deleted_response, list_response, value_response
@@ -40,6 +41,15 @@ async def get_key(http: Request, _context: HttpContext, services: Services) -> R
     directory, project_id = require_directory(services), http.path_params["project_id"]
     access = await _project_access(directory, project_id)
     key = await directory.get_key(project_id, http.path_params["api_key_id"])
+    (rendered,) = await _render_keys(directory, [key], access)
+    return value_response(rendered)
+
+
+async def update_key(http: Request, _context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, UpdateKey)
+    directory, project_id = require_directory(services), http.path_params["project_id"]
+    access = await _project_access(directory, project_id)
+    key = await directory.update_key(project_id, http.path_params["api_key_id"], request)
     (rendered,) = await _render_keys(directory, [key], access)
     return value_response(rendered)
 
@@ -82,6 +92,7 @@ async def revoke_admin_key(http: Request, _context: HttpContext, services: Servi
 KEY_ROUTES: Final = (
     Route("GET", _KEYS, list_keys, query=KeyPage),
     Route("GET", f"{_KEYS}/{{api_key_id}}", get_key),
+    Route("POST", f"{_KEYS}/{{api_key_id}}", update_key, body=UpdateKey),
     Route("DELETE", f"{_KEYS}/{{api_key_id}}", revoke_key),
     Route("POST", _ADMIN_KEYS, create_admin_key, body=CreateAdminKey),
     Route("GET", _ADMIN_KEYS, list_admin_keys, query=AdminKeyPage),

@@ -6,6 +6,7 @@ them with the SDK's types.
 
 from typing import Any
 
+from apis.accounts.administration import Administration
 from apis.accounts.directory import AccountDirectory, NewKey, Project, ServiceAccount, StoredKey
 from apis.errors import Unsupported
 from stack.http.context import Services
@@ -22,6 +23,14 @@ def require_directory(services: Services) -> AccountDirectory:
             code="not_configured",
         )
     return directory
+
+
+def require_administration(services: Services) -> Administration:
+    """Return the log of acts and the settings of projects. Raises Unsupported where the run config has none."""
+    require_directory(services)
+    administration = services.stack.accounts.administration()
+    assert administration is not None  # a provider with a directory has it
+    return administration
 
 
 def project_to_json(project: Project) -> JsonObject:

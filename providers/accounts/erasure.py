@@ -1,0 +1,52 @@
+"""StoredProjectErasure: deletion of the accounts of archived projects in the KVStore."""
+
+from apis.accounts.directory import Project, StoredKey
+from apis.accounts.erasure import TOMBSTONE_LIFE_S, ProjectErasure
+from apis.errors import InvalidRequest, NotFound
+from apis.storage.keys import is_safe_id
+from apis.storage.kv_store import Delete, KVStore, Put
+from apis.storage.records import decode_record, scan_all
+from providers.accounts.audit_log import StoredAuditLog
+from providers.accounts.records import (
+    digest_reference_key,
+    last_use_key,
+    project_key,
+    stored_key_key,
+    tombstone_key,
+)
+
+
+class StoredProjectErasure(ProjectErasure):
+    """Deletes keys before their project, so that a deletion that broke off can be repeated."""
+
+    def __init__(self, kv_store: KVStore, audit_log: StoredAuditLog) -> None:
+        self._kv = kv_store
+        self._audit = audit_log
+
+    async def delete_keys(self, project_id: str) -> int:
+        count = 0
+        async for name, entry in scan_all(self._kv, stored_key_key(project_id, "")):
+            key = decode_record(entry, StoredKey)
+            record = self._audit.put("api_key.deleted", key.id, project_id, {})
+            names = (name, digest_reference_key(key.digest), last_use_key(key.id))
+            await self._kv.write([*(Delete(each) for each in names), record])
+            count += 1
+        return count
+
+    async def end_project(self, project_id: str) -> None:
+        key = project_key(project_id if is_safe_id(project_id) and "/" not in project_id else ".")
+        entry = await self._kv.get(key)
+        if entry is None:
+            raise NotFound(f"No project found with id '{project_id[:128]}'.")
+        project = decode_record(entry, Project)
+        if project.archived_at is None:
+            raise InvalidRequest("Only an archived project can be deleted.", param="project_id")
+        tombstone = Put(tombstone_key(project_id), b"", TOMBSTONE_LIFE_S)
+        record = self._audit.put("project.deleted", project_id, project, {})
+        await self._kv.write([Delete(key), tombstone, record])
+
+    async def list_ended(self) -> list[str]:
+        prefix = tombstone_key("")
+        ids = [name.removeprefix(prefix) async for name, _ in scan_all(self._kv, prefix)]
+        projects = await self._kv.get_many([project_key(project_id) for project_id in ids]) if ids else ()
+        return [project_id for project_id, project in zip(ids, projects, strict=True) if project is None]

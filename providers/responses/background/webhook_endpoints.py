@@ -1,0 +1,228 @@
+"""StoredWebhookEndpoints: the webhooks that tenants create while the server runs, in a KVStore.
+
+    TENANT/webhook_endpoint/ID    the endpoint with its secret, by which its events are signed
+
+The events of an endpoint wait in the queue `TENANT~ID` (`webhook_queue.py`); no tenant's name contains a tilde.
+"""
+
+import base64
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from apis.documents.fetcher import Fetcher
+from apis.errors import InvalidRequest, NotFound, Overloaded, RateLimited
+from apis.fair_share import FairShare
+from apis.storage.keys import is_safe_id, new_id_key
+from apis.storage.kv_store import ABSENT, Delete, Entry, KVStore, Put
+from apis.storage.pages import Page, first_page
+from apis.storage.records import decode_record, delete_all, encode_record
+from apis.webhooks.endpoints import (
+    OLD_SECRET_LIFE_S,
+    CreateWebhookEndpoint,
+    UpdateWebhookEndpoint,
+    WebhookEndpoint,
+    WebhookEndpointPage,
+    WebhookEndpoints,
+    check_event_types,
+)
+from providers.responses.background.webhook_sending import post_event
+from providers.responses.background.webhooks import SECRET_PREFIX, Webhook, build_event_json, webhook_queue_prefix
+
+_ATTEMPTS: Final = 8
+_SECRET_BYTES: Final = 32
+_SHOWN_CHARS: Final = 4
+_SAMPLE_IDS: Final = {"response": "resp_sample", "batch": "batch_sample"}
+
+
+class WebhookEndpointOptions(BaseModel):
+    """Webhooks that tenants create at `/v1/webhook_endpoints`: at most `max_per_tenant` each, no route with 0. With
+    `private`, their hosts may be in private networks, with any port, and URLs may begin with http://; that lets every
+    tenant send requests into the network of the server. The other fields are as in `webhooks`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_per_tenant: int = Field(default=20, ge=0, le=1000)
+    private: bool = False
+    timeout_s: float = Field(default=10, gt=0, le=60)
+    retry_s: float = Field(default=5, gt=0, le=3600)
+    max_age_s: float = Field(default=3 * 86_400, gt=0, le=30 * 86_400)
+
+
+DEFAULT_OPTIONS: Final = WebhookEndpointOptions()
+
+
+class EndpointRecord(msgspec.Struct, frozen=True):
+    """A stored endpoint. Until `old_secret_until`, in seconds of Unix time, `old_secret` signs too."""
+
+    id: str
+    name: str
+    url: str
+    event_types: tuple[str, ...]
+    secret: str
+    created_at: int
+    updated_at: int
+    old_secret: str = ""
+    old_secret_until: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointQueue:
+    """The webhook of an endpoint, and the name of the queue of its events."""
+
+    name: str
+    webhook: Webhook
+
+
+class StoredWebhookEndpoints(WebhookEndpoints):
+    """Endpoints as records of their tenants. `places` bounds the requests that are sent at a time."""
+
+    def __init__(self, kv: KVStore, fetcher: Fetcher, places: FairShare, options: WebhookEndpointOptions) -> None:
+        self._kv = kv
+        self._fetcher = fetcher
+        self._places = places
+        self._options = options
+
+    async def create(self, request: CreateWebhookEndpoint, *, tenant: str) -> tuple[WebhookEndpoint, str]:
+        self._check_url(request.url)
+        event_types, now = check_event_types(request.event_types), int(time.time())
+        await self._kv.require_room(tenant)
+        bound = self._options.max_per_tenant
+        if len(await self._kv.scan(_key(tenant, ""), limit=bound + 1)) >= bound:
+            raise InvalidRequest(f"A project has at most {bound} webhook endpoints.", code="too_many_webhook_endpoints")
+        secret = _new_secret()
+        record = EndpointRecord(f"we_{new_id_key()}", request.name, request.url, event_types, secret, now, now)
+        await self._kv.write([Put(_key(tenant, record.id), encode_record(record), expect=ABSENT)])
+        return _summarize(record), secret
+
+    async def get(self, endpoint_id: str, *, tenant: str) -> WebhookEndpoint:
+        return _summarize((await self._load(endpoint_id, tenant))[0])
+
+    async def list_endpoints(self, page: WebhookEndpointPage, *, tenant: str) -> Page[WebhookEndpoint]:
+        prefix = _key(tenant, "")
+        before = f"{prefix}{_safe(page.after)}" if page.after else ""
+        rows = await self._kv.scan(prefix, before=before, limit=page.limit + 1, reverse=True)
+        return first_page([_summarize(decode_record(entry, EndpointRecord)) for _, entry in rows], page.limit)
+
+    async def update(self, endpoint_id: str, update: UpdateWebhookEndpoint, *, tenant: str) -> WebhookEndpoint:
+        changes = update.model_dump(exclude_none=True)
+        if update.url is not None:
+            self._check_url(update.url)
+        if update.event_types is not None:
+            changes["event_types"] = check_event_types(update.event_types)
+
+        def change(record: EndpointRecord) -> EndpointRecord:
+            changed = msgspec.structs.replace(record, **changes)
+            return record if changed == record else msgspec.structs.replace(changed, updated_at=int(time.time()))
+
+        return _summarize(await self._change(endpoint_id, tenant, change))
+
+    async def delete(self, endpoint_id: str, *, tenant: str) -> None:
+        await self._load(endpoint_id, tenant)
+        await self._kv.write([Delete(_key(tenant, endpoint_id))])
+        await delete_all(self._kv, webhook_queue_prefix(_queue_name(tenant, endpoint_id)))
+
+    async def rotate_secret(self, endpoint_id: str, *, keep_old: bool, tenant: str) -> tuple[WebhookEndpoint, str]:
+        secret, now = _new_secret(), time.time()
+
+        def change(record: EndpointRecord) -> EndpointRecord:
+            old, until = (record.secret, now + OLD_SECRET_LIFE_S) if keep_old else ("", 0.0)
+            return msgspec.structs.replace(
+                record, secret=secret, old_secret=old, old_secret_until=until, updated_at=int(now)
+            )
+
+        return _summarize(await self._change(endpoint_id, tenant, change)), secret
+
+    async def send_test(self, endpoint_id: str, event_type: str, *, tenant: str) -> int:
+        check_event_types([event_type], "event_type")
+        record, _ = await self._load(endpoint_id, tenant)
+        place = self._places.try_acquire(tenant)
+        if place is None:
+            raise RateLimited("Too many webhook deliveries are under way.", retry_after_s=1)
+        with place:
+            sample_id = _SAMPLE_IDS[event_type.partition(".")[0]]
+            body = build_event_json(event_type, sample_id, int(time.time()))
+            hook = self._to_webhook(tenant, record)
+            attempt = await post_event(self._fetcher, hook, f"wh_{secrets.token_hex(16)}", body)
+        if attempt.status_code is None:
+            raise InvalidRequest(
+                f"The endpoint did not answer: {attempt.error}", param="webhook_endpoint_id", code="no_answer"
+            )
+        return attempt.status_code
+
+    async def list_queues(self, tenant: str) -> list[EndpointQueue]:
+        """Return the queues of all endpoints of the tenant."""
+        rows = await self._kv.scan(_key(tenant, ""), limit=self._options.max_per_tenant + 1)
+        return [self._to_queue(tenant, entry) for _, entry in rows]
+
+    async def find_queue(self, name: str) -> EndpointQueue | None:
+        """Return the queue of that name; None if no endpoint has it, or no longer."""
+        tenant, _, endpoint_id = name.partition("~")
+        entry = await self._kv.get(_key(tenant, endpoint_id)) if endpoint_id else None
+        return None if entry is None else self._to_queue(tenant, entry)
+
+    def _to_queue(self, tenant: str, entry: Entry) -> EndpointQueue:
+        record = decode_record(entry, EndpointRecord)
+        return EndpointQueue(_queue_name(tenant, record.id), self._to_webhook(tenant, record))
+
+    def _to_webhook(self, tenant: str, record: EndpointRecord) -> Webhook:
+        old_secret = record.old_secret if time.time() < record.old_secret_until else None
+        fields = self._options.model_dump(exclude={"max_per_tenant"})
+        return Webhook.model_validate(
+            {
+                **fields,
+                "url": record.url,
+                "secret": record.secret,
+                "old_secret": old_secret or None,
+                "events": record.event_types,
+                "tenant": tenant,
+            }
+        )
+
+    def _check_url(self, url: str) -> None:
+        if not self._options.private and not url.startswith("https://"):
+            raise InvalidRequest("The URL of a webhook begins with https://.", param="url", code="invalid_value")
+
+    async def _load(self, endpoint_id: str, tenant: str) -> tuple[EndpointRecord, int]:
+        entry = await self._kv.get(_key(tenant, _safe(endpoint_id)))
+        if entry is None:
+            raise NotFound(f"No webhook endpoint found with id '{endpoint_id[:128]}'.")
+        return decode_record(entry, EndpointRecord), entry.version
+
+    async def _change(
+        self, endpoint_id: str, tenant: str, change: Callable[[EndpointRecord], EndpointRecord]
+    ) -> EndpointRecord:
+        for _ in range(_ATTEMPTS):
+            record, version = await self._load(endpoint_id, tenant)
+            changed = change(record)
+            put = Put(_key(tenant, record.id), encode_record(changed), expect=version)
+            if changed is record or await self._kv.write([put]) is not None:
+                return changed
+        raise Overloaded("Others are changing the same webhook endpoint. Try again.", retry_after_s=1)
+
+
+def _summarize(record: EndpointRecord) -> WebhookEndpoint:
+    hint = f"{SECRET_PREFIX}...{record.secret[-_SHOWN_CHARS:]}"
+    types: Sequence[str] = record.event_types
+    return WebhookEndpoint(record.id, record.name, record.url, tuple(types), hint, record.created_at, record.updated_at)
+
+
+def _new_secret() -> str:
+    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(_SECRET_BYTES)).decode()
+
+
+def _safe(client_id: str) -> str:
+    return client_id if is_safe_id(client_id, 128) and "/" not in client_id else "."
+
+
+def _key(tenant: str, endpoint_id: str) -> str:
+    return f"{tenant}/webhook_endpoint/{endpoint_id}"
+
+
+def _queue_name(tenant: str, endpoint_id: str) -> str:
+    return f"{tenant}~{endpoint_id}"

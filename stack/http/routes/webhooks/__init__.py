@@ -1,0 +1,1 @@
+"""Routes below /v1/webhook_endpoints: the webhooks that tenants manage."""

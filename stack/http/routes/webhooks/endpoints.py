@@ -1,0 +1,108 @@
+"""/v1/webhook_endpoints and /v1/webhook_event_types."""
+
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from apis.webhooks.endpoints import (
+    WEBHOOK_EVENTS,
+    CreateWebhookEndpoint,
+    RotateWebhookSecret,
+    SendTestEvent,
+    UpdateWebhookEndpoint,
+    WebhookEndpoint,
+    WebhookEndpointPage,
+    WebhookEndpoints,
+)
+from stack.http.answers import deleted_response, list_response, value_response
+from stack.http.context import HttpContext, Route, Services, require_section
+from stack.http.uploads import read_model, read_query
+
+_ENDPOINTS: Final = "/webhook_endpoints"
+_ENDPOINT: Final = f"{_ENDPOINTS}/{{webhook_endpoint_id}}"
+
+
+async def create_webhook_endpoint(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, CreateWebhookEndpoint)
+    endpoint, secret = await _require_endpoints(services).create(request, tenant=context.tenant)
+    return value_response(_endpoint_to_json(endpoint, signing_secret=secret))
+
+
+async def list_webhook_endpoints(http: Request, context: HttpContext, services: Services) -> Response:
+    query = read_query(http, WebhookEndpointPage)
+    page = await _require_endpoints(services).list_endpoints(query, tenant=context.tenant)
+    return list_response([_endpoint_to_json(endpoint) for endpoint in page.data], has_more=page.has_more)
+
+
+async def get_webhook_endpoint(http: Request, context: HttpContext, services: Services) -> Response:
+    endpoint = await _require_endpoints(services).get(_endpoint_id(http), tenant=context.tenant)
+    return value_response(_endpoint_to_json(endpoint))
+
+
+async def update_webhook_endpoint(http: Request, context: HttpContext, services: Services) -> Response:
+    update = await read_model(http, services.max_body_bytes, UpdateWebhookEndpoint)
+    endpoint = await _require_endpoints(services).update(_endpoint_id(http), update, tenant=context.tenant)
+    return value_response(_endpoint_to_json(endpoint))
+
+
+async def delete_webhook_endpoint(http: Request, context: HttpContext, services: Services) -> Response:
+    await _require_endpoints(services).delete(_endpoint_id(http), tenant=context.tenant)
+    return deleted_response(_endpoint_id(http), "webhook_endpoint.deleted")
+
+
+async def rotate_webhook_secret(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, RotateWebhookSecret)
+    endpoint, secret = await _require_endpoints(services).rotate_secret(
+        _endpoint_id(http), keep_old=bool(request.keep_old_secret_active_for_24_hours), tenant=context.tenant
+    )
+    return value_response(_endpoint_to_json(endpoint, signing_secret=secret))
+
+
+async def send_test_event(http: Request, context: HttpContext, services: Services) -> Response:
+    request = await read_model(http, services.max_body_bytes, SendTestEvent)
+    endpoint_id = _endpoint_id(http)
+    status_code = await _require_endpoints(services).send_test(endpoint_id, request.event_type, tenant=context.tenant)
+    fields = {"event_type": request.event_type, "status_code": status_code, "webhook_endpoint_id": endpoint_id}
+    return value_response({"object": "webhook_endpoint.test", **fields, "success": True})
+
+
+async def list_webhook_event_types(_http: Request, _context: HttpContext, services: Services) -> Response:
+    _require_endpoints(services)
+    return value_response({"object": "list", "data": WEBHOOK_EVENTS})
+
+
+WEBHOOK_ENDPOINT_ROUTES: Final = (
+    Route("POST", _ENDPOINTS, create_webhook_endpoint, body=CreateWebhookEndpoint),
+    Route("GET", _ENDPOINTS, list_webhook_endpoints, query=WebhookEndpointPage),
+    Route("GET", _ENDPOINT, get_webhook_endpoint),
+    Route("POST", _ENDPOINT, update_webhook_endpoint, body=UpdateWebhookEndpoint),
+    Route("DELETE", _ENDPOINT, delete_webhook_endpoint),
+    Route("POST", f"{_ENDPOINT}/rotate_secret", rotate_webhook_secret, body=RotateWebhookSecret),
+    Route("POST", f"{_ENDPOINT}/test", send_test_event, body=SendTestEvent),
+    Route("GET", "/webhook_event_types", list_webhook_event_types),
+)
+
+
+def _require_endpoints(services: Services) -> WebhookEndpoints:
+    endpoints = services.stack.responses.webhook_endpoints()
+    return require_section(endpoints, "has the webhooks of its run config only", "responses.webhook_endpoints")
+
+
+def _endpoint_id(http: Request) -> str:
+    return http.path_params["webhook_endpoint_id"]
+
+
+def _endpoint_to_json(endpoint: WebhookEndpoint, **secret: str) -> dict[str, Any]:
+    """Return a `webhook_endpoint`. Importing the SDK's type would cost every start the types of all events."""
+    return {
+        "id": endpoint.id,
+        "object": "webhook_endpoint",
+        "name": endpoint.name,
+        "url": endpoint.url,
+        "event_types": endpoint.event_types,
+        "signing_secret_hint": endpoint.secret_hint,
+        "created_at": endpoint.created_at,
+        "updated_at": endpoint.updated_at,
+        **secret,
+    }

@@ -1,0 +1,153 @@
+"""RetentionSweeper: deletes what projects have stored for longer than their retention, and remnants of deleted ones."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from apis.accounts.accounts import ADMIN_TENANT
+from apis.accounts.audit import CURRENT_ACTOR, SERVER_ACTOR
+from apis.accounts.directory import AccountDirectory, ProjectPage
+from apis.accounts.erasure import ProjectErasure
+from apis.accounts.project_settings import ProjectSettingsStore
+from apis.conversations import ConversationListParams
+from apis.documents.files import FileListParams
+from apis.documents.vector_stores import VectorStoreListParams
+from apis.errors import NotFound, StackError
+from apis.responses import ResponseListParams
+from apis.storage.lease import Lease
+from stack.build import Stack
+from stack.retention.erasure import ProjectEraser
+
+_log = logging.getLogger(__name__)
+SWEEP_INTERVAL_S: Final = 600.0
+"""Seconds between two sweeps, of all workers together: data lives that much longer at most."""
+_LEASE_KEY: Final = "/retention_lease"
+_PAGE_OBJECTS: Final = 100
+_DAY_S: Final = 86_400
+_RUNNING: Final = frozenset({"queued", "in_progress"})
+_ListPage = Callable[[], Awaitable[Sequence[tuple[str, float]]]]
+"""Returns the ids and the times of creation (Unix time) of the oldest objects of one kind."""
+_DeleteObject = Callable[[str], Awaitable[None]]
+
+
+class RetentionSweeper:
+    """Sweeps the projects of a stack whose accounts are stored, in one worker at a time."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+
+    async def run(self) -> None:
+        """Sweep at each interval until cancelled."""
+        CURRENT_ACTOR.set(SERVER_ACTOR)
+        while True:
+            try:
+                # the lease is not released: no other worker sweeps within the interval
+                if await Lease(self._stack.kv_store, _LEASE_KEY, SWEEP_INTERVAL_S - 1).acquire() is not None:
+                    await self.sweep()
+            except StackError as exc:
+                _log.warning("the retention of projects waits: %s", exc.message)
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+
+    async def sweep(self) -> None:
+        """Delete all that is too old now. A failure in one project does not stop the others."""
+        accounts = self._stack.accounts
+        directory, administration = accounts.directory(), accounts.administration()
+        if directory is None or administration is None:
+            return
+        await self._erase_remnants(administration.erasure)
+        for project_id in await _list_project_ids(directory):
+            try:
+                await self._sweep_project(project_id, administration.settings)
+            except StackError as exc:
+                _log.warning("what is too old of the project %s stays for now: %s", project_id, exc.message)
+
+    async def _erase_remnants(self, erasure: ProjectErasure) -> None:
+        """Delete what requests that were under way have stored after the deletion of their project."""
+        eraser = ProjectEraser(self._stack, erasure)
+        for project_id in await erasure.list_ended():
+            try:
+                if await eraser.list_remaining(project_id):
+                    await eraser.erase_tenant(project_id)
+            except StackError as exc:
+                _log.warning("remnants of the deleted project %s stay for now: %s", project_id, exc.message)
+
+    async def _sweep_project(self, project_id: str, settings: ProjectSettingsStore) -> None:
+        try:
+            days = (await settings.get_settings(project_id)).retention_days
+        except NotFound:  # deleted meanwhile
+            return
+        if days is None:
+            return
+        count = 0
+        for list_page, delete in self._kinds(project_id):
+            count += await _delete_older(time.time() - days * _DAY_S, list_page, delete)
+        if count:
+            _log.info("%d objects of the project %s were older than %g days", count, project_id, days)
+
+    def _kinds(self, tenant: str) -> list[tuple[_ListPage, _DeleteObject]]:
+        """Return, for each kind of object, the functions that list the oldest ones and delete one."""
+        responses, files, stores = self._stack.responses, self._stack.files, self._stack.vector_stores
+        conversations = responses.conversations()
+
+        async def list_responses() -> Sequence[tuple[str, float]]:
+            params = ResponseListParams.model_validate({"order": "asc", "limit": _PAGE_OBJECTS})
+            page = await responses.list_responses(params, tenant=tenant)
+            return [(row["id"], row["created_at"]) for row in page.data if row["status"] not in _RUNNING]
+
+        async def list_conversations() -> Sequence[tuple[str, float]]:
+            params = ConversationListParams.model_validate({"order": "asc", "limit": _PAGE_OBJECTS})
+            return [(row.id, row.created_at) for row in (await conversations.list(params, tenant=tenant)).data]
+
+        kinds: list[tuple[_ListPage, _DeleteObject]] = [
+            (list_responses, lambda name: responses.delete(name, tenant=tenant)),
+            (list_conversations, lambda name: conversations.delete(name, tenant=tenant)),
+        ]
+        if stores is not None:
+
+            async def list_stores() -> Sequence[tuple[str, float]]:
+                params = VectorStoreListParams(order="asc", limit=_PAGE_OBJECTS)
+                return [(row.id, row.created_at) for row in (await stores.list(params, tenant=tenant)).data]
+
+            kinds.append((list_stores, lambda name: stores.delete(name, tenant=tenant)))
+        if files is not None:
+
+            async def list_files() -> Sequence[tuple[str, float]]:
+                params = FileListParams(order="asc", limit=_PAGE_OBJECTS)
+                return [(row.id, row.created_at) for row in (await files.list(params, tenant=tenant)).data]
+
+            async def delete_file(name: str) -> None:
+                await files.delete(name, tenant=tenant)
+                if stores is not None:
+                    await stores.forget_file(name, tenant=tenant)
+
+            kinds.append((list_files, delete_file))
+        return kinds
+
+
+async def _list_project_ids(directory: AccountDirectory) -> list[str]:
+    ids: list[str] = []
+    while True:
+        after = ids[-1] if ids else None
+        page = await directory.list_projects(ProjectPage(after=after, limit=100, include_archived=True))
+        ids += [project.id for project in page.data if project.id != ADMIN_TENANT]
+        if not page.has_more:
+            return ids
+
+
+async def _delete_older(cutoff: float, list_page: _ListPage, delete: _DeleteObject) -> int:
+    """Delete the objects that were created before `cutoff`, in seconds of Unix time; return their number. The listings
+    begin with the oldest, so a page without an old one ends it, and so does one that deletions have not changed."""
+    count, handled_ids = 0, list[str]()
+    while True:
+        old_ids = [name for name, created_at in await list_page() if created_at < cutoff]
+        for name in old_ids:
+            try:
+                await delete(name)
+            except NotFound:
+                continue
+            count += 1
+        if not old_ids or old_ids == handled_ids:
+            return count
+        handled_ids = old_ids
