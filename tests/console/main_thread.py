@@ -50,14 +50,17 @@ class Tasks:
 async def traced(page: Page) -> AsyncGenerator[Tasks]:
     """Trace the page's main thread, and run the fixed work before and after."""
     assert page.context.browser is not None
-    session = await page.context.browser.new_browser_cdp_session()
+    session: Any = await page.context.browser.new_browser_cdp_session()
     events: list[dict[str, Any]] = []
     ended: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+    def on_part(part: dict[str, Any]) -> None:
+        events.extend(part["value"])
 
     def on_end(end: dict[str, Any]) -> None:
         ended.set_result(end)
 
-    session.on("Tracing.dataCollected", lambda part: events.extend(part["value"]))
+    session.on("Tracing.dataCollected", on_part)
     session.on("Tracing.tracingComplete", on_end)
     config = {"includedCategories": _CATEGORIES, "recordMode": "recordUntilFull"}
     for _ in range(3):  # the work is compiled before it is timed

@@ -12,6 +12,7 @@ from stack.http.routes.files import FILE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
 from stack.http.routes.organization.keys import KEY_ROUTES
+from stack.http.routes.organization.own_key import OWN_KEY_ROUTES
 from stack.http.routes.organization.projects import PROJECT_ROUTES
 from stack.http.routes.organization.rate_limits import RATE_LIMIT_ROUTES
 from stack.http.routes.organization.usage import USAGE_ROUTES
@@ -42,5 +43,5 @@ API_ROUTES: Final = (
     *USAGE_ROUTES,
 )
 """The routes of OpenAI's API, each served with and without the prefix /v1."""
-EXTENSION_ROUTES: Final = (*LISTING_ROUTES, *RESPONSE_DETAIL_ROUTES, *OVERVIEW_ROUTES, *TRACE_ROUTES)
+EXTENSION_ROUTES: Final = (*LISTING_ROUTES, *RESPONSE_DETAIL_ROUTES, *OVERVIEW_ROUTES, *TRACE_ROUTES, *OWN_KEY_ROUTES)
 """Routes that OpenAI's API does not have."""
