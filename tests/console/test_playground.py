@@ -143,6 +143,38 @@ async def test_a_server_with_keys_asks_for_one_and_keeps_it_in_the_tab_alone(ope
         assert await page.evaluate("document.cookie") == ""
 
 
+MARKDOWN = "".join(
+    [
+        *(f"Paragraph {number} with **weight**.\n\n" for number in range(120)),
+        *(f"1. step {number}\n\n   more of it\n\n" for number in range(200)),
+        "```python\n\n- no list\n\n" + "x = 1\n\n" * 600 + "```\n\n",
+        *(f"- item {number}\n" for number in range(600)),
+        "\n> quoted\n\n| a |\n|---|\n| b |\n\nThe end.",
+    ]
+)
+GROW = """
+async ([text, step]) => {
+  const { chunksOf, growChunks } = await import("/console/parts/markdown.js");
+  let grown = { head: "", chunks: [] };
+  for (let end = step; end < text.length; end += step) grown = growChunks(grown, text.slice(0, end));
+  grown = growChunks(grown, text);
+  const other = growChunks(grown, "Another text.");
+  return { whole: chunksOf(text), grown: grown.chunks, other: other.chunks };
+}
+"""
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+async def test_markdown_that_grows_is_cut_where_the_whole_text_is(open_page: OpenPage, step: int) -> None:
+    async with serving() as served, open_page(f"{served.url}/") as page:
+        cut = await page.evaluate(GROW, [MARKDOWN, step])
+    assert cut["grown"] == cut["whole"]
+    assert "".join(cut["whole"]) == MARKDOWN
+    assert len(cut["whole"]) > 5
+    assert max(map(len, cut["whole"])) < 6000
+    assert cut["other"] == ["Another text."]
+
+
 LONG_TEXTS = {
     "paragraphs": ("word ", 40),
     "one paragraph": ("word ", 10_000),

@@ -54,7 +54,8 @@ const MOST_PARSED_AGAIN = 5000;
 const MOST_LAID_OUT = 24_000;
 
 /** Cut a text into chunks of whole blocks, so that a stream parses only its last one again: cuts stay where they are
- * while the text grows. A fence and a quotation are kept together, a list until it is twice too long: it is then cut between items. */
+ * while the text grows. A fence and a quotation are kept together, a list until it is twice too long: it is then cut between items.
+ * The last line never begins a chunk: what has come of it may not show yet what it is. */
 export function chunksOf(text) {
   const chunks = [];
   let fence = false;
@@ -65,7 +66,8 @@ export function chunksOf(text) {
     if (/^\s*(?:```|~~~)/.test(line)) fence = !fence;
     const begins = afterBlank && (!fence || /^(?:```|~~~)/.test(line)) && /^(?![\s>]|[-*+] |\d+[.)] )/.test(line);
     const isLongList = !fence && position - start > 2 * CHUNK_CHARS && /^(?:[-*+]|\d+[.)]) /.test(line);
-    if (isLongList || (begins && line && position - start > CHUNK_CHARS)) {
+    const isWhole = position + line.length < text.length;
+    if (isWhole && (isLongList || (begins && line && position - start > CHUNK_CHARS))) {
       chunks.push(text.slice(start, position));
       start = position;
     }
@@ -76,15 +78,18 @@ export function chunksOf(text) {
   return [...chunks, text.slice(start)];
 }
 
-/** Chunks of a text that grows: no line before the last cut is looked at again. */
+/** The chunks of `text` after those of an earlier text, {head, chunks}, which it mostly begins with: no line before the
+ * last cut is looked at again. Return the same for the next text. */
+export function growChunks({ head, chunks }, text) {
+  const ended = chunks.slice(0, -1);
+  const all = text.startsWith(head) ? [...ended, ...chunksOf(text.slice(head.length))] : chunksOf(text);
+  return { head: text.slice(0, text.length - all.at(-1).length), chunks: all };
+}
+
 function useChunks(text) {
-  const before = useRef({ head: "", chunks: [] });
-  return useMemo(() => {
-    const { head, chunks } = before.current;
-    const all = text.startsWith(head) ? [...chunks, ...chunksOf(text.slice(head.length))] : chunksOf(text);
-    before.current = { head: text.slice(0, text.length - all.at(-1).length), chunks: all.slice(0, -1) };
-    return all;
-  }, [text]);
+  const grown = useRef({ head: "", chunks: [] });
+  useMemo(() => (grown.current = growChunks(grown.current, text)), [text]);
+  return grown.current.chunks;
 }
 
 /** One chunk. It is parsed where this task has time, else in a task of its own; until then it shows as it was before. */
