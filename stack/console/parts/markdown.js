@@ -49,8 +49,8 @@ export const clean = (markdown) => purify.sanitize(marked.parse(markdown, { asyn
 // The expressions of the parser are compiled by their first use: before an answer, not with its first frame.
 later(() => clean("# a\n\n- **b** `c` [d](e)\n\n| f |\n|---|\n| g |\n\n```\nh\n```\n"));
 
-const CHUNK_CHARS = 2000;
-const MOST_PARSED_AGAIN = 5000;
+const CHUNK_CHARS = 1500;
+const MOST_PARSED_AGAIN = 4000;
 const MOST_LAID_OUT = 24_000;
 
 /** Cut a text into chunks of whole blocks, so that a stream parses only its last one again: cuts stay where they are
