@@ -74,8 +74,9 @@ class Span:
     def fail(self, error_type: str) -> None:
         """Mark the operation as failed. `error_type` is one of few values and never holds text of a client."""
 
-    def record(self, values: Mapping[str, float]) -> None:
-        """Record values of metrics, with those of the span's attributes that belong on metrics."""
+    def record(self, values: Mapping[str, float | Sequence[float]]) -> None:
+        """Record values of metrics, one or several of each, with those of the span's attributes that belong on
+        metrics."""
 
     def make_current(self) -> None:
         """Let spans that are opened from now on in this context be children of this one, until it ends."""

@@ -70,6 +70,10 @@ class UsageQuery(Wire):
     limit: int | None = Field(default=None, ge=1, le=168)
     page: str | None = Field(default=None, max_length=20, pattern=r"^\d+$")
 
+    def of_key(self, project_id: str, key_id: str) -> Self:
+        """Return the query for the usage of one key in place of those that it names."""
+        return self.model_copy(update={"project_ids": [project_id], "api_key_ids": [key_id]})
+
     def admits(self, subject: UsageSubject) -> bool:
         """Return true if the filters admit the subject."""
         return (

@@ -58,6 +58,17 @@ export async function call(method, path, options) {
 }
 
 export const get = (path, query, signal) => call("GET", path, { query, signal });
+/** Return the rows of all pages of a listing, of 10,000 rows at most. */
+export async function getAll(path, query) {
+  const rows = [];
+  for (let after, turn = 0; turn < 100; turn += 1) {
+    const page = await get(path, { limit: 100, ...query, after });
+    rows.push(...page.data);
+    if (!page.has_more) break;
+    after = page.last_id || page.data.at(-1)?.id;
+  }
+  return rows;
+}
 export const post = (path, body) => call("POST", path, { body });
 export const cancelResponse = (id) => post(`responses/${id}/cancel`, {});
 export const remove = (path) => call("DELETE", path);

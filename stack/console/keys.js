@@ -11,9 +11,11 @@ export const SHORTCUTS = [
   ["g f", "Files"],
   ["g t", "Traces"],
   ["g s", "Figures"],
+  ["g a", "Usage of the key"],
+  ["g m", "Team, for administrators"],
   ["?", "this list"],
 ];
-const VIEWS = { p: "playground", r: "responses", u: "runs", c: "conversations", f: "files", t: "traces", s: "figures" };
+const VIEWS = { p: "playground", r: "responses", u: "runs", c: "conversations", f: "files", t: "traces", s: "figures", a: "usage", m: "team" };
 
 /** Listen to the page's shortcuts; `onHelp` shows the list. Return the function that stops it. */
 export function listenToKeys(onHelp) {

@@ -1,11 +1,12 @@
 // The frame of the page: rail, view of the current route, key dialog, list of shortcuts.
 
+import { UNKNOWN, loadKey, mayListModels, mayShow } from "./access.js";
 import { get, readKey, saveKey } from "./api.js";
 import { SHORTCUTS, listenToKeys } from "./keys.js";
 import { Icon } from "./parts/icons.js";
 import { Failure } from "./parts/states.js";
 import { hashOf, useRoute } from "./route.js";
-import { html, render, useCallback, useEffect, useErrorBoundary, useState } from "./vendor/preact.js";
+import { html, render, useCallback, useEffect, useErrorBoundary, useRef, useState } from "./vendor/preact.js";
 import { Conversations } from "./views/conversations.js";
 import { Figures } from "./views/figures.js";
 import { Files } from "./views/files.js";
@@ -13,8 +14,12 @@ import { Playground } from "./views/playground.js";
 import { ResponseView } from "./views/response.js";
 import { Responses } from "./views/responses.js";
 import { Runs } from "./views/runs.js";
+import { Team } from "./views/team.js";
 import { Traces } from "./views/traces.js";
+import { Usage } from "./views/usage.js";
 
+/** Views that show another tab, and nothing else, for another id. */
+const KEEPS = new Set(["team"]);
 const VIEWS = [
   ["playground", "Play", "Playground", Playground],
   ["responses", "Responses", "Responses", Responses],
@@ -23,11 +28,16 @@ const VIEWS = [
   ["files", "Files", "Files and vector stores", Files],
   ["traces", "Traces", "Traces", Traces],
   ["figures", "Figures", "Figures", Figures],
+  ["usage", "Usage", "Usage of this key", Usage],
+  ["team", "Team", "Team", Team],
 ];
 
-function Rail({ current, onKey, onTheme, needsKey }) {
-  return html`<nav class="rail" aria-label="Views">
-    ${VIEWS.map(
+function Rail({ views, current, onKey, onTheme, needsKey }) {
+  const rail = useRef(null);
+  // a narrow rail scrolls
+  useEffect(() => rail.current.querySelector(".on")?.scrollIntoView({ block: "nearest", inline: "nearest" }), [current, views.length]);
+  return html`<nav class="rail" aria-label="Views" ref=${rail}>
+    ${views.map(
       ([view, label, title]) => html`<a
         key=${view}
         href=${hashOf({ view })}
@@ -72,6 +82,9 @@ function Help({ onClose }) {
   </div>`;
 }
 
+/** The view of an empty hash: the Playground, or the first that a key of fewer rights may use. */
+const firstOf = (views) => (views.find(([name]) => name !== "figures") || views[0])[0];
+
 function applyTheme(theme) {
   if (theme) document.documentElement.dataset.theme = theme;
   else delete document.documentElement.dataset.theme;
@@ -83,19 +96,22 @@ function nextTheme() {
     : matchMedia("(prefers-color-scheme: dark)").matches;
   localStorage.setItem("stack.theme", dark ? "light" : "dark");
   applyTheme(dark ? "light" : "dark");
-  dispatchEvent(new Event("stack:theme"));
 }
 
 function App() {
   const route = useRoute();
   const [models, setModels] = useState([]);
+  const [access, setAccess] = useState(null);
   const [dialog, setDialog] = useState(null);
   const [error, setError] = useState(null);
+  const [reloads, setReloads] = useState(0);
   const [broken, retry] = useErrorBoundary((bug) => console.error(bug));
 
   const loadModels = useCallback(async () => {
     try {
-      setModels((await get("models")).data);
+      const key = await loadKey();
+      setAccess(key);
+      setModels(mayListModels(key) ? (await get("models")).data : []);
       setError(null);
     } catch (failure) {
       setError(failure);
@@ -110,17 +126,19 @@ function App() {
     return () => removeEventListener("keydown", close);
   }, []);
 
-  const [view, , title, View] = VIEWS.find(([name]) => name === route.view) || VIEWS[0];
+  const views = VIEWS.filter(([name]) => mayShow(access || UNKNOWN, name));
+  // a view that is not among those of the key is shown by its link still: its API says what the key lacks
+  const [view, , title, View] = VIEWS.find(([name]) => name === (route.isDefault ? firstOf(views) : route.view)) || views[0];
   useEffect(() => {
     document.title = `${route.id ? `${route.id} · ` : ""}${title} · Responses Stack`;
   }, [title, route.id]);
   const Current = view === "responses" && route.id ? ResponseView : View;
-  return html`<${Rail} current=${view} needsKey=${error?.status === 401} onTheme=${nextTheme} onKey=${() => setDialog({ kind: "key" })} />
+  return html`<${Rail} views=${views} current=${view} needsKey=${error?.status === 401} onTheme=${nextTheme} onKey=${() => setDialog({ kind: "key" })} />
     <main class="view" id="main">
       ${error && html`<${Failure} error=${error} onRetry=${loadModels} />`}
       ${broken
         ? html`<${Failure} error=${broken} onRetry=${retry} />`
-        : html`<${Current} key=${view === "playground" ? `${view} ${route.params.from || ""}` : `${view} ${route.id}`} route=${route} models=${models} />`}
+        : html`<${Current} key=${view === "playground" ? `${view} ${route.params.from || ""}` : `${reloads} ${view} ${KEEPS.has(view) ? "" : route.id}`} route=${route} models=${models} access=${access || UNKNOWN} />`}
     </main>
     ${dialog?.kind === "key" &&
     html`<${KeyDialog}
@@ -128,6 +146,8 @@ function App() {
       onClose=${() => setDialog(null)}
       onSaved=${() => {
         setDialog(null);
+        setAccess(null);
+        setReloads(reloads + 1);
         loadModels();
       }}
     />`}

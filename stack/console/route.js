@@ -5,7 +5,7 @@ import { useEffect, useState } from "./vendor/preact.js";
 export function parseHash(hash = location.hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
   const [view = "", id = "", tab = ""] = path.split("/").map(decodeURIComponent);
-  return { view: view || "playground", id, tab, params: Object.fromEntries(new URLSearchParams(query)) };
+  return { view: view || "playground", isDefault: !view, id, tab, params: Object.fromEntries(new URLSearchParams(query)) };
 }
 
 /** Return the hash of a view; empty params are left out. */

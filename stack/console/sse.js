@@ -1,6 +1,9 @@
 // Server-sent events from the body of a fetch: https://html.spec.whatwg.org/multipage/server-sent-events.html
 
-/** Yield {event, size, at} for each event of `body` but the last, `[DONE]`. `size` is the number of characters. */
+import { hasTime, nextTask } from "./slices.js";
+
+/** Yield {event, size, at} for each event of `body` but the last, `[DONE]`. `size` is the number of characters.
+ * A chunk of many events is read in slices, its consumer's work included. */
 export async function* readEvents(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let pending = "";
@@ -16,6 +19,7 @@ export async function* readEvents(body) {
         start = end + 2;
         if (data === "[DONE]") return;
         if (data) yield { event: JSON.parse(data), size: data.length, at };
+        if (!hasTime()) await nextTask();
       }
       pending = pending.slice(start);
     }

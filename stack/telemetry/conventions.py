@@ -117,8 +117,10 @@ UP_DOWN_COUNTERS: Final[Mapping[str, str]] = {
 }
 """Counts that go up and down, by name, with their units."""
 
-CLIENT_KEYS: Final = frozenset({"gen_ai.agent.name", "gen_ai.request.model", "gen_ai.tool.name", "server.address"})
-"""Attributes of metrics whose values a client may choose."""
+CLIENT_KEYS: Final = frozenset(
+    {"gen_ai.agent.name", "gen_ai.request.model", "gen_ai.response.model", "gen_ai.tool.name", "server.address"}
+)
+"""Attributes of metrics whose values a client or an upstream may choose."""
 OTHER_VALUE: Final = "_OTHER"
 """The value of such an attribute once a metric has MAX_SERIES sets of values, and of a model that does not exist."""
 MAX_SERIES: Final = 512

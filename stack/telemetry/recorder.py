@@ -117,21 +117,23 @@ class SpanRecorder(Telemetry):
     def add(self, metric: str, value: int, attributes: Attributes = MappingProxyType({})) -> None:
         self._sums.add(metric, value, attributes)
 
-    def record(self, metric: str, value: float, attributes: Attributes) -> None:
-        """Record a value of a histogram, or add it to a counter, by each name that the switches ask for."""
+    def record(self, metric: str, values: Sequence[float], attributes: Attributes) -> None:
+        """Record values of a histogram, or add them to a counter, by each name that the switches ask for."""
         series, key = self._series.setdefault(metric, set()), tuple(attributes.items())
         if key not in series:
             if len(series) < MAX_SERIES:
                 series.add(key)
             else:
                 attributes = {name: OTHER_VALUE if name in CLIENT_KEYS else value for name, value in attributes.items()}
-        if (histogram := self._histograms.get(metric)) is not None:
-            histogram.record(value, attributes)
+        if (histogram := self._histograms.get(metric)) is None:
+            self._sums.add(metric, sum(values), attributes)
         else:
-            self._sums.add(metric, value, attributes)
+            for value in values:
+                histogram.record(value, attributes)
         older_name, older_attributes = OLDER_METRICS.get(metric, ("", {}))
         if (older := self._histograms.get(older_name)) is not None:
-            older.record(value, {**attributes, **older_attributes})
+            for value in values:
+                older.record(value, {**attributes, **older_attributes})
 
     def adopt_trace(self, headers: TraceHeaders) -> None:
         attach(_PROPAGATOR.extract(headers, context=Context()))
@@ -218,14 +220,15 @@ class _RecordedSpan(Span):
         self.set({"error.type": error_type})
         self._traced.set_status(Status(StatusCode.ERROR))
 
-    def record(self, values: Mapping[str, float]) -> None:
+    def record(self, values: Mapping[str, float | Sequence[float]]) -> None:
         attributes = {key: self._attributes[key] for key in self._form.metric_keys if key in self._attributes}
         error_type = self._attributes.get("error.type")
         if error_type == "model_not_found" and "gen_ai.request.model" in attributes:
             attributes["gen_ai.request.model"] = OTHER_VALUE
         with_error = attributes if error_type is None else {**attributes, "error.type": error_type}
         for metric, value in values.items():
-            self._recorder.record(metric, value, with_error if metric in ERROR_METRICS else attributes)
+            series = value if isinstance(value, Sequence) else (value,)
+            self._recorder.record(metric, series, with_error if metric in ERROR_METRICS else attributes)
 
     def make_current(self) -> None:
         self._before = (CURRENT_SPAN.get(), get_current(), TRACE_HEADERS.get())

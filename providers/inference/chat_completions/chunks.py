@@ -130,6 +130,7 @@ class ChatChunkReader(ChunkReader):
         try:
             payloads = self._event_reader.feed(data)
             if payloads:
+                self.first_payload = self.first_payload or payloads[0]
                 self._handle_payloads(payloads)
                 self.delta_count += len(out)
                 if self.delta_count > self._max_deltas and self.answer_bytes > self._max_deltas * BYTES_PER_TOKEN:

@@ -15,7 +15,7 @@ from apis.deltas import DeltaBatch
 from apis.documents.embeddings import EmbeddingRequest, Embeddings
 from apis.errors import CountingUnsupported, ModelNotFound, StackError, Unsupported, UpstreamError, UpstreamTimeout
 from apis.inference import CALL_ATTEMPTS, Modality, Model
-from apis.telemetry import TRACE_HEADERS, current_span
+from apis.telemetry import NO_SPAN, TRACE_HEADERS, AttributeValue, current_span
 from providers.inference.chat_completions.affinity import affinity_headers
 from providers.inference.chat_completions.answer_stream import AnswerStream, EndpointLimits, token_timeout_error
 from providers.inference.chat_completions.body import ChatDialect, request_to_body, request_to_tokenize_body
@@ -115,10 +115,14 @@ class ChatCompletions:
         self.base_url = base_url.rstrip("/")
         self._http = http
         origin = parse_url(base_url)[0]
-        self._server_attributes = {"server.address": origin.host, "server.port": origin.port}
         proxy = http.find_proxy(origin)
         self._server = "inference server" if proxy is None else f"inference server through the proxy {proxy.name}"
         self._dialect = dialect or ChatDialect()
+        self._is_openai = self._dialect.engine == "openai"
+        self._server_attributes: dict[str, AttributeValue] = {"server.address": origin.host, "server.port": origin.port}
+        tier = self._dialect.extra_body.get("service_tier")
+        if self._is_openai and isinstance(tier, str) and tier != "auto":
+            self._server_attributes["openai.request.service_tier"] = tier
         self._template = template or ServerPromptTemplate(self._dialect)
         self._context_tokens: dict[str, int | None] = {}
         self._listed_models: frozenset[str] = frozenset()
@@ -162,7 +166,8 @@ class ChatCompletions:
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> AsyncGenerator[DeltaBatch]:
         """Yield the deltas of one streamed answer. `unsupported_feature` as in `_request_json`."""
-        current_span().set(self._server_attributes)
+        span = current_span()
+        span.set(self._server_attributes)
         await self._check_model(model)
         path, request_body, reader = await build_request()
         body = [request_body]
@@ -183,6 +188,8 @@ class ChatCompletions:
                 await _drain_body(connection)
         finally:
             self._http.release(connection)
+            if span is not NO_SPAN:
+                span.set(reader.describe(is_openai=self._is_openai))
 
     async def models(self, modalities: frozenset[Modality] | None = None) -> Sequence[Model]:
         """Return the models that the server lists. Raises UpstreamError when it does not respond."""

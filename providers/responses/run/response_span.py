@@ -54,6 +54,8 @@ class ResponseSpan:
             shared["gen_ai.request.previous_response.id"] = request.previous_response_id
         if any(isinstance(item, CompactionItem) for item in pending.conversation.items):
             shared["gen_ai.conversation.compacted"] = True
+        if request.service_tier not in (None, "auto"):
+            attributes["stack.request.service_tier"] = request.service_tier
         if attempt > 1:
             attributes["stack.run.attempt"] = attempt
         previous = {"traceparent": pending.previous_history.traceparent} if pending.previous_history.traceparent else {}
@@ -73,6 +75,8 @@ class ResponseSpan:
             "gen_ai.response.finish_reasons": [reason or response.status or ""],
             **telemetry().describe_output(response.output),
         }
+        if response.service_tier is not None:
+            attributes["stack.response.service_tier"] = response.service_tier
         if response.usage is not None:
             attributes["gen_ai.usage.input_tokens"] = response.usage.input_tokens
             attributes["gen_ai.usage.output_tokens"] = response.usage.output_tokens

@@ -8,6 +8,8 @@ from apis.telemetry import NO_SPAN, AttributeValue, Span, SpanType, current_agen
 from providers.responses.tools.call import HostedCall
 
 _LIST_TOOLS_TYPE: Final = "mcp_list_tools"
+_MAX_DESCRIPTION_CHARS: Final = 1024
+"""Length at which the description of a tool is cut: that of an MCP tool is its server's text."""
 _DATASTORE_TYPES: Final = frozenset({"file_search_call"})
 
 
@@ -25,6 +27,8 @@ def tool_span(call: HostedCall) -> Generator[Span]:
         "gen_ai.tool.name": name,
         "gen_ai.tool.type": "datastore" if call.item_type in _DATASTORE_TYPES else "extension",
     }
+    if call.tool is not None and (description := call.tool.find_description(call.name)):
+        attributes["gen_ai.tool.description"] = description[:_MAX_DESCRIPTION_CHARS]
     if call.call_id:
         attributes["gen_ai.tool.call.id"] = call.call_id
     with open_span(SpanType.EXECUTE_TOOL, name, attributes) as span:

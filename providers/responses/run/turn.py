@@ -256,6 +256,7 @@ class TurnStream:
                 return tool
             return GrammarCall(start, tool.grammar, tool.name, tool.namespace)
         call = tool.create_call(start)
+        call.tool = tool
         is_beyond_limit = self._hosted_calls_left is not None and len(self.hosted_calls) >= self._hosted_calls_left
         return (
             RejectedCall(start, f"Not run: {NO_CALLS_LEFT}")

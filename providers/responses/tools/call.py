@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, cast
 import orjson
 from openai.types.responses import ResponseOutputItem
 
-from apis.chat import ChatTool, NativeTool, NativeToolName
+from apis.chat import ChatFunctionTool, ChatTool, NativeTool, NativeToolName
 from apis.deltas import ToolCallStart
 from apis.errors import ToolFailed
 from apis.events import EventList
@@ -45,6 +45,8 @@ class TypedCall(ABC):
     tool_result: ToolResultRecord | None = None
     output: ResponseOutput | None = None
     """The output that it is placed in."""
+    tool: "TypedTool | None" = None
+    """The tool that it calls, once the turn has resolved its name."""
 
     def __init__(self, start: ToolCallStart) -> None:
         self.call_id = start.id
@@ -193,6 +195,11 @@ class TypedTool(ABC):
     @abstractmethod
     def offered_tools(self) -> Sequence[ChatTool]:
         """The tools that the model is offered. They may change after `calls_before_turn`."""
+
+    def find_description(self, name: str) -> str:
+        """Return the description by which the model is offered a tool; empty for one that it was trained on."""
+        offered = next((tool for tool in self.offered_tools if tool.name == name), None)
+        return (offered.function.description or "") if isinstance(offered, ChatFunctionTool) else ""
 
     @abstractmethod
     def create_call(self, start: ToolCallStart) -> HostedCall | ClientCall:

@@ -1,25 +1,38 @@
 // Every event of a stream: number, time offset, type, size. Only the rows in sight are in the page.
 
 import { bytes, count, ms } from "../format.js";
-import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js";
+import { html, useEffect, useRef, useState } from "../vendor/preact.js";
+import { useFollowEnd } from "./follow_end.js";
 import { JsonTree } from "./json_tree.js";
 import { EventViolations } from "./schema_report.js";
 
 const ROW = 22;
 const isDelta = (type) => type.endsWith(".delta");
 
-/** Join deltas of one item and type that follow each other into one row. */
-function joined(rows, bad) {
-  const lines = [];
-  for (const row of rows) {
-    const last = lines.at(-1);
-    const { event } = row;
-    if (last && isDelta(event.type) && last.event.type === event.type && last.event.item_id === event.item_id && !bad.has(event) && !bad.has(last.event)) {
-      last.more += 1;
-      last.size += row.size;
-    } else lines.push({ event, at: row.at, size: row.size, more: 0 });
+/** The lines of a list of events: rows are read once as they come, and all of them again when the wish changes.
+ * `join` puts deltas of one item and type that follow each other into one line. */
+class Lines {
+  constructor() {
+    this.rows = null;
+    this.wish = "";
   }
-  return lines;
+
+  advance(rows, { filter, itemId, join, bad }) {
+    const wish = JSON.stringify([filter, itemId, join, bad.size]);
+    if (rows !== this.rows || wish !== this.wish) Object.assign(this, { rows, wish, next: 0, lines: [] });
+    for (; this.next < rows.length; this.next += 1) {
+      const row = rows[this.next];
+      const { event } = row;
+      if (filter && !event.type.includes(filter)) continue;
+      if (itemId && (event.item_id || event.item?.id) !== itemId) continue;
+      const last = this.lines.at(-1);
+      if (join && last && isDelta(event.type) && last.event.type === event.type && last.event.item_id === event.item_id && !bad.has(event) && !bad.has(last.event)) {
+        last.more += 1;
+        last.size += row.size;
+      } else this.lines.push({ event, at: row.at, size: row.size, more: 0 });
+    }
+    return this.lines;
+  }
 }
 
 export function EventList({ rows, startedAt, itemId, onItem, selected, onEvent, bad, replay }) {
@@ -27,27 +40,18 @@ export function EventList({ rows, startedAt, itemId, onItem, selected, onEvent, 
   const [join, setJoin] = useState(true);
   const [top, setTop] = useState(0);
   const [height, setHeight] = useState(400);
-  const box = useRef(null);
-  const follows = useRef(true);
-  const lines = useMemo(() => {
-    const wanted =
-      filter || itemId
-        ? rows.filter(({ event }) => (!filter || event.type.includes(filter)) && (!itemId || (event.item_id || event.item?.id) === itemId))
-        : rows;
-    return join ? joined(wanted, bad) : wanted.slice();
-  }, [rows, rows.length, filter, join, itemId, bad.size]);
+  const { box, content, follows, scrolled } = useFollowEnd(ROW);
+  const reader = useRef(null);
+  reader.current ||= new Lines();
+  const lines = reader.current.advance(rows, { filter, itemId, join, bad });
   useEffect(() => {
     const observer = new ResizeObserver(([entry]) => setHeight(entry.contentRect.height));
     observer.observe(box.current);
     return () => observer.disconnect();
   }, []);
-  useEffect(() => {
-    if (follows.current) box.current.scrollTop = box.current.scrollHeight;
-  }, [lines.length]);
-  const scrolled = () => {
-    const { scrollTop, scrollHeight, clientHeight } = box.current;
-    follows.current = scrollHeight - scrollTop - clientHeight < ROW;
-    setTop(scrollTop);
+  const onScroll = () => {
+    scrolled();
+    setTop(box.current.scrollTop);
   };
   const first = Math.max(0, Math.floor(top / ROW) - 10);
   const shown = lines.slice(first, first + Math.ceil(height / ROW) + 20);
@@ -77,8 +81,8 @@ export function EventList({ rows, startedAt, itemId, onItem, selected, onEvent, 
     </div>
     ${replay && html`<${Replay} ...${replay} />`}
     ${itemId && html`<p class="row small quiet">of one item <button type="button" class="plain" onClick=${() => onItem?.(null)}>show all</button></p>`}
-    <div class="list mono" ref=${box} onScroll=${scrolled} onKeyDown=${moved} tabindex="0" role="group" aria-label="Events, arrow keys select">
-      <div style=${{ height: `${lines.length * ROW}px` }}>
+    <div class="list mono" ref=${box} onScroll=${onScroll} onKeyDown=${moved} tabindex="0" role="group" aria-label="Events, arrow keys select">
+      <div ref=${content} style=${{ height: `${lines.length * ROW}px` }}>
         <div style=${{ transform: `translateY(${first * ROW}px)` }}>
           ${shown.map(
             (line, index) => html`<button

@@ -10,6 +10,8 @@ const PATHS = {
   files: "M4 2h5l3 3v9H4zM9 2v3h3",
   traces: "M2 4h6M5 8h7M9 12h5",
   figures: "M2 13l3-5 3 2 5-7M2 14h12",
+  usage: "M3 13V8h2v5zM7 13V3h2v10zM11 13V6h2v7z",
+  team: "M6 7.5a2.5 2.5 0 1 0 0-5 2.5 2.5 0 0 0 0 5M2 13c0-2.5 1.8-4 4-4s4 1.5 4 4M10.5 3a2.3 2.3 0 0 1 0 4.4M12 9.3c1.3.6 2 1.9 2 3.7",
   key: "M9 7a3 3 0 1 0-2.2 2.9L8 11h2v2h3v-2.5L9 7zM5.5 6.5h.01",
   theme: "M8 2a6 6 0 1 0 0 12zM8 2a6 6 0 0 1 0 12",
   close: "M4 4l8 8M12 4l-8 8",

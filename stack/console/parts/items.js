@@ -2,6 +2,7 @@
 
 import { ms } from "../format.js";
 import { html, useState } from "../vendor/preact.js";
+import { Growing } from "./growing.js";
 import { Icon } from "./icons.js";
 import { JsonTree } from "./json_tree.js";
 import { Lane } from "./lane.js";
@@ -79,8 +80,8 @@ function Reasoning({ item, running, elapsed }) {
     </summary>
     ${open &&
     html`<div class="thought">
-      ${summary && html`<${Markdown} text=${summary} />`}
-      ${text && summary && html`<h4 class="quiet">Reasoning text</h4>`}${text && html`<pre class="wrap">${text}</pre>`}
+      ${summary && html`<${Markdown} text=${summary} grows=${running} />`}
+      ${text && summary && html`<h4 class="quiet">Reasoning text</h4>`}${text && html`<div class="mono"><${Growing} text=${text} /></div>`}
       ${!shown && html`<p class="quiet">${item.encrypted_content ? "Sealed: only the server can read it." : "Hidden."}</p>`}
     </div>`}
   </details>`;

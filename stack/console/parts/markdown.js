@@ -3,7 +3,9 @@
 // Model output is data. Links show their host and open elsewhere; pictures from outside load only after a click.
 
 import { marked } from "../vendor/marked.js";
-import { html, useMemo } from "../vendor/preact.js";
+import { hasTime, later } from "../slices.js";
+import { html, useEffect, useMemo, useReducer, useRef, useState } from "../vendor/preact.js";
+import { Growing } from "./growing.js";
 
 const ALLOWED_URI = /^(?:https?:|mailto:|blob:|#)/i;
 const purify = globalThis.DOMPurify;
@@ -44,11 +46,16 @@ const CLEAN = {
 
 export const clean = (markdown) => purify.sanitize(marked.parse(markdown, { async: false, gfm: true, breaks: true }), CLEAN);
 
-const CHUNK_CHARS = 2000;
-const MOST_PARSED_AGAIN = 6000;
+// The expressions of the parser are compiled by their first use: before an answer, not with its first frame.
+later(() => clean("# a\n\n- **b** `c` [d](e)\n\n| f |\n|---|\n| g |\n\n```\nh\n```\n"));
+
+const CHUNK_CHARS = 1500;
+const MOST_PARSED_AGAIN = 4000;
+const MOST_LAID_OUT = 24_000;
 
 /** Cut a text into chunks of whole blocks, so that a stream parses only its last one again: cuts stay where they are
- * while the text grows. A fence, a list and a quotation are kept together. */
+ * while the text grows. A fence and a quotation are kept together, a list until it is twice too long: it is then cut between items.
+ * The last line never begins a chunk: what has come of it may not show yet what it is. */
 export function chunksOf(text) {
   const chunks = [];
   let fence = false;
@@ -58,7 +65,9 @@ export function chunksOf(text) {
   for (const line of text.split("\n")) {
     if (/^\s*(?:```|~~~)/.test(line)) fence = !fence;
     const begins = afterBlank && (!fence || /^(?:```|~~~)/.test(line)) && /^(?![\s>]|[-*+] |\d+[.)] )/.test(line);
-    if (begins && line && position - start > CHUNK_CHARS) {
+    const isLongList = !fence && position - start > 2 * CHUNK_CHARS && /^(?:[-*+]|\d+[.)]) /.test(line);
+    const isWhole = position + line.length < text.length;
+    if (isWhole && (isLongList || (begins && line && position - start > CHUNK_CHARS))) {
       chunks.push(text.slice(start, position));
       start = position;
     }
@@ -69,9 +78,36 @@ export function chunksOf(text) {
   return [...chunks, text.slice(start)];
 }
 
+/** The chunks of `text` after those of an earlier text, {head, chunks}, which it mostly begins with: no line before the
+ * last cut is looked at again. Return the same for the next text. */
+export function growChunks({ head, chunks }, text) {
+  const ended = chunks.slice(0, -1);
+  const all = text.startsWith(head) ? [...ended, ...chunksOf(text.slice(head.length))] : chunksOf(text);
+  return { head: text.slice(0, text.length - all.at(-1).length), chunks: all };
+}
+
+function useChunks(text) {
+  const grown = useRef({ head: "", chunks: [] });
+  useMemo(() => (grown.current = growChunks(grown.current, text)), [text]);
+  return grown.current.chunks;
+}
+
+/** One chunk. It is parsed where this task has time, else in a task of its own; until then it shows as it was before. */
 function Block({ text }) {
-  const cleaned = useMemo(() => clean(text), [text]);
-  return html`<div class="markdown" dangerouslySetInnerHTML=${{ __html: cleaned }} onClick=${showImage}></div>`;
+  const parsed = useRef({ text: null, cleaned: null });
+  const [, redraw] = useReducer((count) => count + 1, 0);
+  if (parsed.current.text !== text && hasTime()) parsed.current = { text, cleaned: clean(text) };
+  const isLate = parsed.current.text !== text;
+  useEffect(() => (isLate ? later(redraw) : undefined), [isLate, text]);
+  if (parsed.current.cleaned === null) return html`<${Growing} text=${text} />`;
+  return html`<div class="markdown" dangerouslySetInnerHTML=${{ __html: parsed.current.cleaned }} onClick=${showImage}></div>`;
+}
+
+/** A block that cannot be cut, and so long that laying it out would hold up the page: text, until its reader wants more. */
+function LongBlock({ text }) {
+  const [isWanted, setWanted] = useState(false);
+  if (isWanted) return html`<${Block} text=${text} />`;
+  return html`<${Growing} text=${text} /><button class="plain" onClick=${() => setWanted(true)}>show ${text.length} characters as Markdown</button>`;
 }
 
 /** A picture from outside is fetched when its reader asks for it, by opening it elsewhere. */
@@ -83,14 +119,13 @@ function showImage(event) {
 /** Markdown as it grows: finished chunks stay as they are. While it grows, a block that is too long to be parsed with
  * every frame shows as the text that it is. */
 export function Markdown({ text, grows = false }) {
-  const chunks = useMemo(() => chunksOf(text), [text]);
+  const chunks = useChunks(text);
   const last = chunks.length - 1;
   return html`<div>
-    ${chunks.map((chunk, index) =>
-      grows && index === last && chunk.length > MOST_PARSED_AGAIN
-        ? html`<p class="wrap" key=${index}>${chunk}</p>`
-        : html`<${Block} key=${index} text=${chunk} />`,
-    )}
+    ${chunks.map((chunk, index) => {
+      if (grows && index === last && chunk.length > MOST_PARSED_AGAIN) return html`<${Growing} key=${index} text=${chunk} />`;
+      return chunk.length > MOST_LAID_OUT ? html`<${LongBlock} key=${index} text=${chunk} />` : html`<${Block} key=${index} text=${chunk} />`;
+    })}
   </div>`;
 }
 

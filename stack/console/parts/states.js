@@ -73,27 +73,29 @@ export function Download({ path, name }) {
   return html`<button type="button" class="plain" aria-label="Download ${name}" onClick=${() => download(path, name).catch(setError)}>Download</button>`;
 }
 
-/** A button that deletes: the first press asks, naming the object, the second does it. */
-export function DeleteButton({ what, onDelete }) {
+/** A button that cannot be undone: the first press asks, naming the object, the second does it. */
+export function ConfirmButton({ verb, what, onConfirm }) {
   const [asks, setAsks] = useState(false);
   const [error, setError] = useState(null);
   const keep = useRef(null);
   useEffect(() => void keep.current?.focus(), [asks]);
   const confirm = async () => {
     try {
-      await onDelete();
+      await onConfirm();
     } catch (failure) {
       setError(failure);
     }
   };
   if (error) return html`<span class="bad small" role="alert">${error.message}</span>`;
-  if (!asks) return html`<button type="button" class="plain danger" onClick=${() => setAsks(true)}>Delete</button>`;
-  return html`<span class="row ask" role="group" aria-label="Delete ${what}?">
-    <span>Delete ${what}?</span>
-    <button type="button" class="danger" onClick=${confirm}>Delete</button>
+  if (!asks) return html`<button type="button" class="plain danger" onClick=${() => setAsks(true)}>${verb}</button>`;
+  return html`<span class="row ask" role="group" aria-label="${verb} ${what}?">
+    <span>${verb} ${what}?</span>
+    <button type="button" class="danger" onClick=${confirm}>${verb}</button>
     <button type="button" ref=${keep} onClick=${() => setAsks(false)}>Keep</button>
   </span>`;
 }
+
+export const DeleteButton = ({ what, onDelete }) => html`<${ConfirmButton} verb="Delete" what=${what} onConfirm=${onDelete} />`;
 
 /** Tabs by name; `children` is the content of the current one. `labels` are shown instead of names; arrow keys move. */
 export function Tabs({ names, labels = {}, current, onChange, children, label }) {

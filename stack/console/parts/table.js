@@ -32,13 +32,14 @@ export function usePages(path, query = {}) {
   };
 }
 
-export function Table({ pages, columns, empty, label }) {
+/** With `labelled`, narrow windows show the names of columns in each row. */
+export function Table({ pages, columns, empty, label, labelled }) {
   const { rows, error, more, reload } = pages;
   if (error?.code === "not_configured") return html`<${Empty} title=${error.message} />`;
   if (error) return html`<${Failure} error=${error} onRetry=${reload} />`;
   if (!rows) return html`<${Skeleton} />`;
   if (!rows.length) return empty || html`<${Empty} title="There is nothing here yet." />`;
-  return html`<div class="scroll"><table class="list" aria-label=${label}>
+  return html`<div class="scroll"><table class="list ${labelled ? "labelled" : ""}" aria-label=${label}>
       <thead><tr>${columns.map(([name]) => html`<th key=${name} scope="col">${name || html`<span class="hidden">Actions</span>`}</th>`)}</tr></thead>
       <tbody>${rows.map((row) => html`<tr key=${row.id}>${columns.map(([name, cell]) => html`<td key=${name} data-label=${name}>${cell(row)}</td>`)}</tr>`)}</tbody>
     </table></div>

@@ -2,8 +2,9 @@
 
 import { call } from "../api.js";
 import { count } from "../format.js";
+import { Plot, roundUp } from "../parts/plot.js";
 import { Empty, Failure } from "../parts/states.js";
-import { html, useEffect, useRef, useState } from "../vendor/preact.js";
+import { html, useEffect, useState } from "../vendor/preact.js";
 
 const EVERY_MS = 2000;
 const MOST_POINTS = 300;
@@ -38,7 +39,6 @@ const sum = (samples, test) => samples.reduce((total, sample) => (test(sample) ?
 export function Figures() {
   const [points, setPoints] = useState([]);
   const [error, setError] = useState(null);
-  const theme = useTheme();
   useEffect(() => {
     let stopped = false;
     const load = async () => {
@@ -64,29 +64,10 @@ export function Figures() {
     ${!error && points.length < 2 && html`<${Empty} title="The first figures come in a moment." />`}
     <div class="charts">
       ${points.length > 1 &&
-      CHARTS.map(([title, unit, , isRate], index) => html`<${Chart} key=${`${title} ${theme}`} title=${title} unit=${unit} values=${series(points, index, isRate)} />`)}
+      CHARTS.map(([title, unit, , isRate], index) => html`<${Chart} key=${title} title=${title} unit=${unit} values=${series(points, index, isRate)} />`)}
     </div>
   </div>`;
 }
-
-/** The theme now; charts are redrawn when it changes. */
-function useTheme() {
-  const dark = () => getComputedStyle(document.documentElement).getPropertyValue("color-scheme") + matchMedia("(prefers-color-scheme: dark)").matches;
-  const [theme, setTheme] = useState(dark);
-  useEffect(() => {
-    const changed = () => setTheme(dark());
-    const media = matchMedia("(prefers-color-scheme: dark)");
-    media.addEventListener("change", changed);
-    addEventListener("stack:theme", changed);
-    return () => {
-      media.removeEventListener("change", changed);
-      removeEventListener("stack:theme", changed);
-    };
-  }, []);
-  return theme;
-}
-
-const clock = (_, times) => times.map((at) => new Date(at * 1000).toLocaleTimeString());
 
 function series(points, chart, isRate) {
   const times = points.map((point) => point.at);
@@ -95,42 +76,18 @@ function series(points, chart, isRate) {
   return [times.slice(1), values.slice(1).map((value, index) => Math.max(0, value - values[index]) / (times[index + 1] - times[index]))];
 }
 
-function Chart({ title, unit, values }) {
-  const box = useRef(null);
-  const plot = useRef(null);
-  useEffect(() => {
-    // a canvas needs the colour itself, not the variable
-    const colour = (name) => {
-      box.current.style.color = `var(${name})`;
-      return getComputedStyle(box.current).color;
-    };
-    plot.current = new globalThis.uPlot(
-      {
-        width: box.current.clientWidth,
-        height: 140,
-        cursor: { show: false },
-        legend: { show: false },
-        axes: [
-          { stroke: colour("--quiet"), grid: { show: false }, ticks: { show: false }, values: clock, space: 90 },
-          { stroke: colour("--quiet"), grid: { stroke: colour("--line") }, ticks: { show: false }, size: 44 },
-        ],
-        scales: { y: { range: (_, __, top) => [0, Math.max(1, top * 1.1)] } },
-        series: [{}, { stroke: colour("--accent"), width: 1.5, fill: colour("--accent-soft"), points: { show: false } }],
-      },
-      values,
-      box.current,
-    );
-    const observer = new ResizeObserver(() => plot.current.setSize({ width: box.current.clientWidth, height: 140 }));
-    observer.observe(box.current);
-    return () => {
-      observer.disconnect();
-      plot.current.destroy();
-    };
-  }, []);
-  useEffect(() => plot.current?.setData(values), [values]);
-  const now = values[1].at(-1) ?? 0;
+const clock = (at) => new Date(at * 1000).toLocaleTimeString();
+
+/** A line over what it fills; its values are read out by its caption, which is the latest of them. */
+function Chart({ title, unit, values: [times, values] }) {
+  const now = values.at(-1) ?? 0;
+  const top = roundUp(Math.max(1, ...values));
+  const span = times.at(-1) - times[0] || 1;
+  const points = values.map((value, index) => `${((100 * (times[index] - times[0])) / span).toFixed(2)},${(100 - (100 * value) / top).toFixed(2)}`).join(" ");
   return html`<figure class="chart">
     <figcaption><span>${title}</span> <b class="tabular">${count(Math.round(now * 10) / 10)}</b> <span class="quiet">${unit}</span></figcaption>
-    <div ref=${box} aria-hidden="true"></div>
+    <div aria-hidden="true"><${Plot} top=${top} width=${100} from=${clock(times[0])} to=${clock(times.at(-1))}>
+      <polygon points="0,100 ${points} 100,100" /><polyline points=${points} />
+    <//></div>
   </figure>`;
 }

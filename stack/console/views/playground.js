@@ -2,6 +2,7 @@
 
 import { get } from "../api.js";
 import { Composer } from "../parts/composer.js";
+import { useFollowEnd } from "../parts/follow_end.js";
 import { Inspector } from "../parts/inspector.js";
 import { Item, Items } from "../parts/items.js";
 import { Settings } from "../parts/settings_panel.js";
@@ -11,7 +12,7 @@ import { openCalls } from "../reducer.js";
 import { hashOf, parseHash } from "../route.js";
 import { Run, storedRun } from "../run.js";
 import { bodyOf, loadSettings, saveSettings } from "../settings.js";
-import { html, useEffect, useLayoutEffect, useReducer, useRef, useState } from "../vendor/preact.js";
+import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact.js";
 
 const NO_ROWS = [];
 const EXAMPLES = ["Name three rivers of France.", "Explain a mutex to a child.", "Write a haiku about caches."];
@@ -57,8 +58,7 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
   const [selected, setSelected] = useState(null);
   const [draft, setDraft] = useState({ text: "", parts: [] });
   const [inspects, setInspects] = useState(!matchMedia("(max-width: 1023px)").matches);
-  const box = useRef(null);
-  const follows = useRef(true);
+  const { box, content, follows, scrolled } = useFollowEnd(60);
   const last = turns.current.at(-1);
 
   useEffect(() => {
@@ -74,13 +74,6 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
       }
     })();
   }, [from]);
-  // The end stays in sight while the answer grows, unless its reader has scrolled up.
-  useLayoutEffect(() => {
-    if (follows.current && box.current) box.current.scrollTop = box.current.scrollHeight;
-  });
-  const scrolled = () => {
-    follows.current = box.current.scrollHeight - box.current.scrollTop - box.current.clientHeight < 60;
-  };
   useEffect(() => () => turns.current.forEach((turn) => turn.run.close()), []);
   useEffect(() => {
     if (shared) send(shared.input, false);
@@ -162,7 +155,7 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
         <button aria-pressed=${inspects} onClick=${() => setInspects(!inspects)}>Inspect</button>
       </header>
       ${open && html`<${Settings} settings=${settings} onChange=${onSettings} />`}
-      <div class="turns" ref=${box} onScroll=${scrolled}>
+      <div class="turns" ref=${box} onScroll=${scrolled}><div ref=${content}>
         ${!turns.current.length &&
         !failure &&
         html`<${Empty} title="Ask the model something, or start with one of these.">
@@ -180,7 +173,7 @@ function Pane({ models, settings, onSettings, from, onCompare, compare, onSent, 
           />`,
         )}
         ${failure && html`<${Failure} error=${failure} />`}
-      </div>
+      </div></div>
       <${Composer}
         draft=${draft}
         onDraft=${setDraft}

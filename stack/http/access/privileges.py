@@ -30,13 +30,16 @@ RESOURCE_SCOPES: Final[Mapping[str, frozenset[Scope]]] = {
     "projects": ADMIN_SCOPE,
     "responses": _RESPONSES,
     "stack": _RESPONSES,
+    "stack/key": PROJECT_SCOPES | ADMIN_SCOPE,
+    "stack/usage": PROJECT_SCOPES | ADMIN_SCOPE,
     "traces": _RESPONSES,
     "uploads": _FILES,
     "vector_stores": _FILES,
     "webhook_endpoints": _RESPONSES,
     "webhook_event_types": _RESPONSES,
 }
-"""Scopes of which one admits a request of any method. `read` admits GET of each resource that is a tenant's own."""
+"""Scopes of which one admits a request of any method. `read` admits GET of each resource that is a tenant's own. A row
+of two parts is for what every key may read about itself."""
 SERVER_RESOURCES: Final = frozenset({"version", "openapi.json", "metrics"})
 """Resources of the server itself, which every key may read."""
 _READ_METHODS: Final = frozenset({"GET", "HEAD"})
@@ -44,8 +47,9 @@ _READ_METHODS: Final = frozenset({"GET", "HEAD"})
 
 def require_privilege(caller: Caller, method: str, path: str) -> None:
     """Raise PermissionDenied if the caller's key has no scope for the request."""
-    resource = path.removeprefix("/v1").removeprefix("/").partition("/")[0]
-    scopes = RESOURCE_SCOPES.get(resource)
+    below = path.removeprefix("/v1").removeprefix("/")
+    resource = below.partition("/")[0]
+    scopes = RESOURCE_SCOPES.get(below) or RESOURCE_SCOPES.get(resource)
     if scopes is None:
         if resource in SERVER_RESOURCES or caller.grant.scopes >= PROJECT_SCOPES:
             return

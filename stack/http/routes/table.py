@@ -11,6 +11,7 @@ from stack.http.routes.embeddings import EMBEDDING_ROUTES
 from stack.http.routes.files import FILE_ROUTES
 from stack.http.routes.listings import LISTING_ROUTES
 from stack.http.routes.models import MODEL_ROUTES
+from stack.http.routes.organization.own_key import OWN_KEY_ROUTES
 from stack.http.routes.organization.table import ORGANIZATION_EXTENSION_ROUTES, ORGANIZATION_ROUTES
 from stack.http.routes.overview import OVERVIEW_ROUTES
 from stack.http.routes.response_details import RESPONSE_DETAIL_ROUTES
@@ -44,5 +45,6 @@ EXTENSION_ROUTES: Final = (
     *OVERVIEW_ROUTES,
     *TRACE_ROUTES,
     *ORGANIZATION_EXTENSION_ROUTES,
+    *OWN_KEY_ROUTES,
 )
 """Routes that OpenAI's API does not have."""

@@ -31,7 +31,7 @@ async def list_rate_limits(http: Request, _context: HttpContext, services: Servi
     limits = dict(await _require_limiter(services).list_limits(http.path_params["project_id"]))
     for subject in (WHOLE_PROJECT, *(model.id for model in await services.stack.inference.models())):
         limits.setdefault(subject, RateLimit())
-    rows = [_limit_to_json(subject, limits[subject]) for subject in sorted(limits)]
+    rows = [limit_to_json(subject, limits[subject]) for subject in sorted(limits)]
     page = page_between(rows, query, query.before, lambda row: str(row["id"]))
     return list_response(page.data, has_more=page.has_more)
 
@@ -47,7 +47,7 @@ async def update_rate_limit(http: Request, _context: HttpContext, services: Serv
             code="invalid_value",
         )
     limit = await _require_limiter(services).set_limit(http.path_params["project_id"], subject, request)
-    return value_response(_limit_to_json(subject, limit))
+    return value_response(limit_to_json(subject, limit))
 
 
 RATE_LIMIT_ROUTES: Final = (
@@ -63,7 +63,7 @@ def _require_limiter(services: Services) -> Limiter:
     return limiter
 
 
-def _limit_to_json(subject: str, limit: RateLimit) -> JsonObject:
+def limit_to_json(subject: str, limit: RateLimit) -> JsonObject:
     """Return a `project.rate_limit`. The last two fields are extensions; NO_LIMIT stands for no bound."""
     values: JsonObject = {name: getattr(limit, field) for name, field in LIMIT_FIELDS.items()}
     bounds = {name: NO_LIMIT if value is None else value for name, value in values.items()}

@@ -6,7 +6,16 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from apis.accounts.usage import HOUR_S, MAX_BUCKETS, UsageCounts, UsageEntry, UsageQuery, UsageSubject, sum_by_group
+from apis.accounts.usage import (
+    HOUR_S,
+    MAX_BUCKETS,
+    UsageCounts,
+    UsageEntry,
+    UsageLog,
+    UsageQuery,
+    UsageSubject,
+    sum_by_group,
+)
 from apis.errors import InvalidRequest
 from stack.http.answers import value_response
 from stack.http.context import HttpContext, Route, Services
@@ -20,7 +29,13 @@ _WIDTHS_S: Final = {"1h": HOUR_S, "1d": 24 * HOUR_S}
 async def list_completions_usage(http: Request, _context: HttpContext, services: Services) -> Response:
     """Return one page of buckets. The cursor is the time at which the next page begins."""
     require_directory(services)
-    query = read_query(http, UsageQuery)
+    usage_log = services.stack.accounts.usage_log()
+    assert usage_log is not None  # a provider with a directory has one
+    return value_response(await read_usage_page(usage_log, read_query(http, UsageQuery)))
+
+
+async def read_usage_page(usage_log: UsageLog, query: UsageQuery) -> JsonObject:
+    """Return the page of buckets for which the query asks. Raises InvalidRequest and StoreUnavailable."""
     width_s, most = _WIDTHS_S[query.bucket_width], MAX_BUCKETS[query.bucket_width]
     count = query.limit or _DEFAULT_BUCKETS[query.bucket_width]
     if count > most:
@@ -31,15 +46,13 @@ async def list_completions_usage(http: Request, _context: HttpContext, services:
     start = int(query.page) if query.page else query.start_time
     start -= start % width_s
     end = min(start + count * width_s, -(-range_end // width_s) * width_s)
-    usage_log = services.stack.accounts.usage_log()
-    assert usage_log is not None  # a provider with a directory has one
     # a range that begins within an hour begins with the next one: hours are the finest there is
     entries = await usage_log.read(max(start, query.start_time), min(end, range_end))
     starts = range(start, max(start, end), width_s)
     buckets = [_bucket_to_json(bucket_start, width_s, entries, query) for bucket_start in starts]
     has_more = end < range_end
     next_page = str(end) if has_more else None
-    return value_response({"object": "page", "data": buckets, "has_more": has_more, "next_page": next_page})
+    return {"object": "page", "data": buckets, "has_more": has_more, "next_page": next_page}
 
 
 USAGE_ROUTES: Final = (Route("GET", "/organization/usage/completions", list_completions_usage, query=UsageQuery),)
