@@ -32,6 +32,7 @@ from apis.responses import (
     Responses,
     ResponseTreeParams,
     Session,
+    SpareCapacity,
 )
 from apis.storage.kv_store import KVStore
 from apis.tool_runtime import ToolRuntime
@@ -101,6 +102,9 @@ class Loop(Responses):
         await self._prompts.load()
         self._sweeper = asyncio.create_task(self._sweep())
         self._background.start()
+
+    def execute_deferred_with(self, capacity: SpareCapacity) -> None:
+        self._background.execute_deferred_with(capacity)
 
     async def drain(self) -> None:
         await self._background.drain()

@@ -193,6 +193,8 @@ def _echo_options(request: CreateResponse) -> dict[str, Any]:
             options["prompt_cache_options"]["comparison_response_id"] = cache.comparison_response_id
     if programs is not None and programs.cyber is not None:
         options["access_programs"] = {"cyber": programs.cyber}
+    if request.background and request.background_options is not None:
+        options["background_options"] = {"completion_window": request.completion_window}
     if image is not None:
         options["image"] = {"context_compression": "disabled"}
     return options

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from apis.batches.batches import MAX_LINES, LineAnswer
+from apis.batches.spare_capacity import SpareCapacity
 from apis.errors import InvalidRequest
 from apis.fair_share import FairShare
 from apis.storage.kv_store import Delete, KVStore, Put
@@ -21,7 +22,7 @@ from providers.batches.validation import MAX_ERRORS, BatchValidator, splice_fiel
 from providers.kv_store.memory import Memory
 from tests.support.sdk.batch_files import batch_line
 
-LIMITS = LineLimits(busy_lines=2, max_attempts=3, retry_s=0.01, engine_priority=None)
+LIMITS = LineLimits(max_attempts=3, retry_s=0.01)
 
 
 @dataclass
@@ -47,6 +48,19 @@ class Executor:
 
     def interactive_requests(self) -> int:
         return self.clients
+
+
+def line_gate(
+    executor: Executor, places: int, *, several_tenants: bool = False, engine_priority: int | None = None
+) -> LineGate:
+    """Return a gate of that many places, of which two are for the time while clients are answered."""
+    capacity = SpareCapacity(
+        FairShare("lines", places, several_tenants=several_tenants),
+        executor.interactive_requests,
+        busy_places=2,
+        engine_priority=engine_priority,
+    )
+    return LineGate(capacity, executor)
 
 
 @pytest.fixture
@@ -91,7 +105,7 @@ async def results(kv: KVStore, ref: BatchRef) -> tuple[list[str], list[str]]:
 
 async def execute(kv: KVStore, claimed: ClaimedBlock | None, executor: Executor, limits: LineLimits = LIMITS) -> None:
     assert claimed is not None
-    await BlockExecution(kv, claimed, LineGate(FairShare("lines", 8), executor, limits), limits).run()
+    await BlockExecution(kv, claimed, line_gate(executor, 8), limits).run()
 
 
 async def test_clients_requests_leave_lines_a_share_only(kv: Memory) -> None:
@@ -105,7 +119,7 @@ async def test_clients_requests_leave_lines_a_share_only(kv: Memory) -> None:
 
 async def test_places_go_round_the_tenants(kv: Memory) -> None:
     executor = Executor(wait_s=0.002)
-    gate = LineGate(FairShare("lines", 2, several_tenants=True), executor, LIMITS)
+    gate = line_gate(executor, 2, several_tenants=True)
     executions: list[BlockExecution] = []
     for tenant in ("loud", "loud", "loud", "quiet"):
         ref, batch = await store_block(kv, tenant, 16)
@@ -123,7 +137,7 @@ async def test_a_block_goes_on_where_its_worker_was_killed(kv: Memory) -> None:
     assert await claim(kv, ref, batch) is None
     executor = Executor()
     executor.answer = lambda count: LineAnswer(200, "req", b"{}")
-    gate = LineGate(FairShare("lines", 1), executor, LIMITS)
+    gate = line_gate(executor, 1)
     assert first is not None
     execution = BlockExecution(kv, first, gate, LIMITS)
     lines = await execution._load_lines()  # pyright: ignore[reportPrivateUsage]  # as much as the killed worker did
@@ -169,7 +183,7 @@ async def test_a_drained_block_ends_what_it_began_and_returns_the_rest(kv: Memor
     claimed = await claim(kv, ref, batch)
     assert claimed is not None
     executor = Executor(wait_s=0.05)
-    execution = BlockExecution(kv, claimed, LineGate(FairShare("lines", 4), executor, LIMITS), LIMITS)
+    execution = BlockExecution(kv, claimed, line_gate(executor, 4), LIMITS)
     running = asyncio.create_task(execution.run())
     async with asyncio.timeout(5):
         while executor.running < 4:  # noqa: ASYNC110 - the executor sets no event
@@ -189,7 +203,7 @@ async def test_a_cancelled_block_names_every_line_once(kv: Memory) -> None:
     claimed = await claim(kv, ref, batch)
     assert claimed is not None
     executor = Executor(wait_s=0.01)
-    execution = BlockExecution(kv, claimed, LineGate(FairShare("lines", 3), executor, LIMITS), LIMITS)
+    execution = BlockExecution(kv, claimed, line_gate(executor, 3), LIMITS)
     running = asyncio.create_task(execution.run())
     await asyncio.sleep(0.025)
     execution.stop("batch_cancelled")
@@ -225,8 +239,9 @@ async def test_the_engines_priority_is_added_to_bodies_without_one(kv: Memory) -
     assert json.loads(splice_fields(b" { } ", {"priority": 7})) == {"priority": 7}
     ref, batch = await store_block(kv, "t", 1)
     executor = Executor()
-    limits = LineLimits(2, 3, 0.01, engine_priority=9)
-    await execute(kv, await claim(kv, ref, batch), executor, limits)
+    claimed = await claim(kv, ref, batch)
+    assert claimed is not None
+    await BlockExecution(kv, claimed, line_gate(executor, 8, engine_priority=9), LIMITS).run()
     assert executor.executed[0][1]["priority"] == 9
 
 
