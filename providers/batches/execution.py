@@ -117,7 +117,9 @@ async def claim_block(
     name, block = key.removeprefix(ref.block_prefix), decode_record(entry, BlockRecord)
     block.lost_claims += 1
     lease = Lease(kv, f"{ref.lease_prefix}{name}", lease_s)
-    if await lease.acquire([Put(key, encode_record(block), _block_ttl_s(batch), entry.version)]) is None:
+    put_block = Put(key, encode_record(block), _block_ttl_s(batch), entry.version)
+    # durable, so that no store that fails over forgets who executes it
+    if await lease.acquire([put_block], durable=True) is None:
         return None
     return ClaimedBlock(ref, batch, name, block, lease)
 

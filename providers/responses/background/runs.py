@@ -299,7 +299,8 @@ class Runs:
             *(Delete(key) for key in (run.queue_key, slot_key) if key),
         ]
         lease = self._new_lease(ref)
-        if await lease.acquire(ops, expect=expect) is None:
+        # durable, so that no store that fails over forgets who runs it
+        if await lease.acquire(ops, expect=expect, durable=True) is None:
             return None
         return ClaimedRun(run, stored_request, lease)
 

@@ -14,8 +14,8 @@ from apis.batches.spare_capacity import SpareCapacity
 from apis.errors import InvalidRequest
 from apis.fair_share import FairShare
 from apis.storage.kv_store import Delete, KVStore, Put
-from apis.storage.lease import Lease
-from apis.storage.records import decode_record, encode_record, scan_all
+from apis.storage.lease import Lease, LeaseLost
+from apis.storage.records import decode_record, delete_all, encode_record, scan_all
 from providers.batches.execution import BlockExecution, ClaimedBlock, LineGate, LineLimits, claim_block
 from providers.batches.records import BatchRef, BatchState, BlockCounts, BlockRecord, new_batch_ref
 from providers.batches.validation import MAX_ERRORS, BatchValidator, splice_fields
@@ -152,6 +152,27 @@ async def test_a_block_goes_on_where_its_worker_was_killed(kv: Memory) -> None:
     assert await kv.scan(ref.data_prefix("input")) == []
     [(_, progress)] = await kv.scan(ref.data_prefix("progress"))
     assert decode_record(progress, BlockCounts).completed == 16
+
+
+async def test_a_line_whose_result_the_store_has_lost_is_executed_again(kv: Memory) -> None:
+    """A fail-over to a replica that misses the last writes: no line is counted as done without its result."""
+    ref, batch = await store_block(kv, "t", 3)
+    claimed = await claim(kv, ref, batch)
+    assert claimed is not None
+    [(lease_key, lease)] = await kv.scan(ref.lease_prefix)
+    executor = Executor()
+    execution = BlockExecution(kv, claimed, line_gate(executor, 1), LIMITS)
+    lines = await execution._load_lines()  # pyright: ignore[reportPrivateUsage]  # as much as it did before the fail-over
+    await execution._run_line(1, lines[1])  # pyright: ignore[reportPrivateUsage]  # the same
+    for kind in ("output", "progress"):
+        await delete_all(kv, ref.data_prefix(kind))
+    await kv.put(lease_key, lease.value)
+    with pytest.raises(LeaseLost):
+        await execution._run_line(2, lines[2])  # pyright: ignore[reportPrivateUsage]  # the same
+    assert await results(kv, ref) == ([], [])
+    await kv.write([Delete(lease_key)])  # it expires
+    await execute(kv, await claim(kv, ref, batch), Executor())
+    assert await results(kv, ref) == (["1", "2", "3"], [])
 
 
 async def test_lines_that_end_every_worker_fail_in_the_end(kv: Memory) -> None:
