@@ -64,7 +64,7 @@ class LineExecutor(Protocol):
 
     async def execute(self, endpoint: str, body: bytes, *, tenant: str, response_id: str) -> LineAnswer:
         """Return the answer; an error is one, too. A response has the id `response_id`, and one that is stored under it
-        already is returned without another call of the model."""
+        already is returned without another call of the model. Raises StoreUnavailable: the line has no result yet."""
         ...
 
     def interactive_requests(self) -> int:

@@ -17,7 +17,7 @@ import msgspec
 
 from apis.batches.batches import LineAnswer, LineExecutor
 from apis.batches.spare_capacity import SpareCapacity
-from apis.errors import StackError, StorageCorrupt, StoredValueTooLarge
+from apis.errors import InvalidRequest, StorageCorrupt, StoredValueTooLarge
 from apis.storage.keys import new_id_key
 from apis.storage.kv_store import Delete, Entry, KVStore, Op, Put
 from apis.storage.lease import Lease, LeaseLost
@@ -210,11 +210,12 @@ class BlockExecution:
         return {number: line for number, line in numbered.items() if number not in self._counts.done}
 
     async def _run_line(self, number: int, line: bytes) -> None:
-        """Execute a line until it has a result, and store that."""
+        """Execute a line until it has a result, and store that. Raises StoreUnavailable: an outage of the store fails
+        no line."""
         claim = self._claim
         try:
             await self._kv.require_room(claim.ref.tenant)
-        except StackError as exc:
+        except InvalidRequest as exc:
             await self._store_error(number, line, {"code": exc.code or exc.type, "message": exc.message})
             return
         body = bytes(decode_line(line).body)

@@ -1,6 +1,7 @@
 """The execution of batches without HTTP: turns of tenants, clients first, lost claims, validation of large files."""
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -11,7 +12,7 @@ import pytest
 
 from apis.batches.batches import MAX_LINES, LineAnswer
 from apis.batches.spare_capacity import SpareCapacity
-from apis.errors import InvalidRequest
+from apis.errors import InvalidRequest, StoreUnavailable
 from apis.fair_share import FairShare
 from apis.storage.kv_store import Delete, KVStore, Put
 from apis.storage.lease import Lease, LeaseLost
@@ -197,6 +198,21 @@ async def test_want_of_capacity_is_retried_under_other_ids(kv: Memory) -> None:
     assert len(executor.executed) == 3
     [(_, entry)] = await kv.scan(ref.data_prefix("error"))
     assert json.loads(entry.value)["response"]["status_code"] == 503
+
+
+async def test_an_outage_of_the_store_fails_no_line(kv: Memory) -> None:
+    answers = itertools.count(1)
+
+    def raise_second(_: int) -> LineAnswer:
+        if next(answers) == 2:
+            raise StoreUnavailable("away")
+        return LineAnswer(200, "req", b"{}")
+
+    ref, batch = await store_block(kv, "t", 3)
+    with pytest.raises(StoreUnavailable):
+        await execute(kv, await claim(kv, ref, batch), Executor(answer=raise_second))
+    await execute(kv, await claim(kv, ref, batch), Executor())
+    assert await results(kv, ref) == (["1", "2", "3"], [])
 
 
 async def test_a_drained_block_ends_what_it_began_and_returns_the_rest(kv: Memory) -> None:
