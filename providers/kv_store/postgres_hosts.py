@@ -5,11 +5,13 @@ others. Here each host has a url and an attempt of its own, all at the same time
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 import asyncpg
 from asyncpg.connect_utils import SessionAttribute
+
+from providers.kv_store.hosts import first_success, split_hosts
 
 LOGIN_ERRORS: Final = (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)
 
@@ -43,7 +45,7 @@ class PostgresHosts:
             attempts[asyncio.create_task(self._open_after([*others], timeout_s))] = self._avoided_url
         first = None
         try:
-            first = await _first_connected(attempts)
+            first = await first_success(attempts, fatal=LOGIN_ERRORS)
         finally:
             for attempt in attempts:
                 attempt.cancel()
@@ -70,26 +72,3 @@ class PostgresHosts:
             server_settings=self._settings,
             target_session_attrs=SessionAttribute.read_write,
         )
-
-
-async def _first_connected(
-    attempts: "Iterable[asyncio.Task[PostgresConnection]]",
-) -> "asyncio.Task[PostgresConnection]":
-    """Return the first attempt that succeeds."""
-    pending, errors = set(attempts), list[BaseException]()
-    while pending:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        for attempt in done:
-            error = attempt.exception()
-            if error is None:
-                return attempt
-            errors.append(error)
-    raise next((error for error in errors if isinstance(error, LOGIN_ERRORS)), errors[0])
-
-
-def split_hosts(url: str) -> list[str]:
-    """Return a url for each host of a url that names several."""
-    scheme, separator, rest = url.partition("://")
-    end = min((place for mark in "/?" if (place := rest.find(mark)) >= 0), default=len(rest))
-    user, at, hosts = rest[:end].rpartition("@")
-    return [f"{scheme}{separator}{user}{at}{host}{rest[end:]}" for host in hosts.split(",")]

@@ -21,6 +21,7 @@ from openai import AsyncOpenAI
 from tests.conformance.test_batch_kills import ask_until_answered
 from tests.support.sdk.batch_files import ENDED, batch_line, create_batch, read_results
 from tests.support.servers.postgres_server import PostgresServer, StandbyServer
+from tests.support.servers.redis_group import RedisGroup, redis_cluster, redis_sentinels
 from tests.support.servers.worker_processes import Workers, check_log, worker_processes
 
 FAIL_OVERS = int(os.environ.get("STACK_FAIL_OVERS", "1"))
@@ -125,11 +126,34 @@ async def test_a_promoted_standby_has_everything_that_was_acknowledged(tmp_path:
             store = {"provider": "postgres", "url": url}
 
             async def switch(primary: PostgresServer = primary, standby: StandbyServer = standby) -> None:
-                primary.kill()
+                await asyncio.to_thread(primary.kill)
                 await asyncio.sleep(1)  # as long as a watcher needs to notice
                 await asyncio.to_thread(standby.promote)
 
             async with worker_processes(tmp_path, store, more=SECTIONS) as workers:
                 load = await fail_over_under_load(workers, switch)
             print(f"postgres: {load}")
+            assert load.statuses[503]
+
+
+@pytest.mark.parametrize("kind", ["sentinels", "cluster"])
+async def test_a_promoted_replica_of_redis_has_everything_that_was_acknowledged(kind: str, tmp_path: Path) -> None:
+    """Sentinels or the cluster promote a replica by themselves; `min_replicas` is the number of them all."""
+    for number in range(FAIL_OVERS):
+        folder = tmp_path / f"{kind}{number}"
+        folder.mkdir()
+        with redis_sentinels(folder) if kind == "sentinels" else redis_cluster(folder) as group:
+            min_replicas = 2 if kind == "sentinels" else 1
+            store = {"provider": "redis", "min_replicas": min_replicas, "timeout_s": 2, **group.fields}
+
+            # a fail-over leaves too few replicas until the killed server is back, as a replica of the promoted one
+            async def switch_and_return(group: RedisGroup = group) -> None:
+                master = group.find_master("{stack:}version")
+                await asyncio.to_thread(master.kill)
+                await asyncio.sleep(5)
+                await asyncio.to_thread(master.start)
+
+            async with worker_processes(tmp_path, store, more=SECTIONS) as workers:
+                load = await fail_over_under_load(workers, switch_and_return)
+            print(f"redis {kind}: {load}")
             assert load.statuses[503]

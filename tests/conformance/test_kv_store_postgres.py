@@ -12,8 +12,8 @@ import pytest
 
 from apis.errors import ConfigError, StoreUnavailable
 from apis.storage.kv_store import ABSENT, Delete, Put
+from providers.kv_store.hosts import split_hosts
 from providers.kv_store.postgres import Postgres
-from providers.kv_store.postgres_hosts import split_hosts
 from tests.support.servers.postgres_server import PASSWORD, PostgresServer
 
 BOUND_S = 30
@@ -23,8 +23,8 @@ INCREMENTS = 40
 COUNTERS = f"""
 import asyncio, sys
 from apis.storage.kv_store import ABSENT, Put
+from providers.kv_store.hosts import split_hosts
 from providers.kv_store.postgres import Postgres
-from providers.kv_store.postgres_hosts import split_hosts
 
 async def increment(store, names):
     while True:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import psutil
 
@@ -34,7 +34,7 @@ class PostgresServer:
         self._port = _free_port()
         self._user = "postgres" if os.geteuid() == 0 else None
 
-    def __enter__(self) -> "PostgresServer":
+    def __enter__(self) -> Self:
         if self._user is not None:
             shutil.chown(self._folder.name, self._user, self._user)
         self._create_data()
